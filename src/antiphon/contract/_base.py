@@ -1,0 +1,60 @@
+"""What all value types of the contract share: frozen, strict, camelCase on the wire."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from antiphon.errors import ContractError
+
+__all__ = ["UNSET", "Id", "Millis", "Name", "UnsetType", "Value", "decode", "given"]
+
+Id = Annotated[str, Meta(min_length=1, max_length=256)]
+"""Any non-empty id of up to 256 characters (ours are UUIDv7)."""
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+Millis = Annotated[int, Meta(ge=0, le=2**53 - 1)]
+
+T = TypeVar("T")
+_PATH = re.compile(r" - at `(?P<path>.+)`$")
+_FIELD = re.compile(r"(?:field|missing required field) `(?P<name>[^`]+)`")
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """A frozen value with a camelCase wire form; absent stays absent, unknown fields are refused."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form as plain Python data."""
+        wire: dict[str, Any] = msgspec.to_builtins(self)
+        return wire
+
+    @classmethod
+    def from_wire(cls, document: Any) -> Self:
+        """Read the JSON form (plain data, ``str`` or ``bytes``); an error names the field's path."""
+        return decode(document, cls)
+
+
+def decode(document: Any, kind: type[T]) -> T:
+    """Convert *document* to *kind*; every failure is one :class:`ContractError` with a path."""
+    try:
+        if isinstance(document, (bytes, bytearray, str)):
+            return msgspec.json.decode(document, type=kind)
+        return msgspec.convert(document, kind)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        text = str(error)
+        found = _PATH.search(text)
+        path = found["path"] if found else "$"
+        field = _FIELD.search(text)
+        if field and not path.endswith("]") and not path.endswith("." + field["name"]):
+            path = f"{path}.{field['name']}"
+        raise ContractError(f"{_PATH.sub('', text)} (at {path}).", path=path) from None
+    except RecursionError:
+        raise ContractError("The document is nested too deeply.", path="$") from None
+
+
+def given(value: T | UnsetType) -> T | None:
+    """``None`` where an optional field is absent."""
+    return None if value is UNSET else value  # type: ignore[return-value]

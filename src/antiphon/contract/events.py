@@ -1,0 +1,92 @@
+"""Run events and the run manifest: the run log's lines, and the artifact's (K1, L5).
+
+``payload`` holds what is observable and is compared by a replay. Times, durations, attempts, cache
+marks and ids are ``meta``: they may differ between two runs that did the same.
+
+| type                | payload                                                                       |
+|---------------------|-------------------------------------------------------------------------------|
+| run.started         | name, entry?, input?                                                          |
+| run.finished        | status (completed, failed, interrupted), output?, error?                      |
+| interaction.started | input                                                                         |
+| interaction.finished| output? or error?                                                             |
+| call.started        | kind (tool, llm, mcp), name, namespace?, arguments or request, digest, nth    |
+| call.finished       | outcome (ok, error, denied, refusal), value? or error? {class, code, message} |
+| call.chunk          | n, data (one piece of a stream; meta.gapMs is the pause before it)            |
+| decision            | what (reused, retry, blocked, breaker, loop, orphan, ambiguous), detail       |
+| draw                | what (now, random, uuid4 …), value                                            |
+| prompt              | name, template, variables, text                                               |
+| replay.diverged     | index, field differences                                                      |
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from antiphon.contract._base import UNSET, Millis, UnsetType, Value
+
+EVENT_VERSION = 1
+RunStatus = Literal["running", "completed", "failed", "interrupted", "cancelled"]
+
+
+class Event(Value, frozen=True):
+    """One line of a run log. ``seq`` is gap-free storage order; ``lane`` and ``index`` are logical order."""
+
+    run: str
+    seq: int
+    type: str
+    at_ms: Millis
+    lane: str = "0"
+    index: int = 0
+    call: str | None = None
+    parent: str | None = None
+    payload: dict[str, Any] = {}
+    meta: dict[str, Any] = {}
+    v: int = EVENT_VERSION
+
+
+class EventBody(Value, frozen=True):
+    """An event before the store has given it a place: what :class:`~antiphon.ports.Row` carries as bytes."""
+
+    lane: str = "0"
+    index: int = 0
+    call: str | None = None
+    parent: str | None = None
+    payload: msgspec.Raw | dict[str, Any] = {}
+    meta: msgspec.Raw | dict[str, Any] = {}
+    v: int = EVENT_VERSION
+
+
+class CodeVersion(Value, frozen=True):
+    """Which code ran: git commit, whether the tree had changes, digest of the entry point's source."""
+
+    commit: str | None = None
+    dirty: bool | None = None
+    source_digest: str | None = None
+
+
+class RunManifest(Value, frozen=True):
+    """The head of a run: who, what, when, under which code and configuration."""
+
+    id: str
+    name: str
+    status: RunStatus
+    started_at_ms: Millis
+    tenant: str = "default"
+    workspace: str = "default"
+    finished_at_ms: Millis | None = None
+    session: str | None = None
+    entry: str | None = None
+    salt: str = ""
+    code: CodeVersion = CodeVersion()
+    packages: dict[str, str] = {}
+    config_digest: str = ""
+    graph_digest: str = ""
+    tool_schemas: dict[str, Any] = {}
+    llm_config: dict[str, Any] = {}
+    source_run: str | None = None
+    replay: dict[str, Any] | UnsetType = UNSET
+    tags: dict[str, str] = {}
+    events: int = 0
+    v: int = EVENT_VERSION

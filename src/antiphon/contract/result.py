@@ -1,0 +1,96 @@
+"""The result envelope, and the denial that turn control answers with (R1, T5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from antiphon.contract._base import UNSET, UnsetType, Value
+
+Status = Literal["success", "error", "retriable_error", "retry_exhausted", "circuit_open", "timeout"]
+BreakerStateName = Literal["CLOSED", "OPEN", "HALF_OPEN", "FORCED_OPEN"]
+Count = Annotated[int, Meta(ge=0)]
+Duration = Annotated[float, Meta(ge=0)]
+
+
+class CacheInfo(Value, frozen=True):
+    """Which earlier execution answered."""
+
+    matched_on: Literal["inflight", "completed"]
+    age_ms: Count
+    key_fingerprint: str
+
+
+class Output(Value, frozen=True):
+    """What the tool returned."""
+
+    content: Any
+    metadata: dict[str, Any] | UnsetType = UNSET
+
+
+class CallError(Value, frozen=True):
+    """Why there is no output; ``code`` is stable."""
+
+    code: str
+    message: str
+    retriable: bool
+    terminal: bool
+    breaker_state: BreakerStateName | UnsetType = UNSET
+
+
+class Retried(Value, frozen=True):
+    """One failed attempt that was tried again."""
+
+    attempt: Count
+    delay_ms: Duration
+    reason_code: str
+    latency_ms: Duration
+
+
+class ToolResultEnvelope(Value, frozen=True):
+    """What came of one tool call."""
+
+    request_id: str
+    status: Status
+    from_cache: bool
+    tool_name: str
+    duration_ms: Duration
+    attempts: Count
+    cache: CacheInfo | UnsetType = UNSET
+    output: Output | UnsetType = UNSET
+    error: CallError | UnsetType = UNSET
+    retried_by: list[Retried] | UnsetType = UNSET
+
+    @property
+    def ok(self) -> bool:
+        """Whether the call has an output."""
+        return self.status == "success"
+
+    @property
+    def content(self) -> Any:
+        """The tool's return value, or ``None``."""
+        return None if self.output is UNSET else self.output.content
+
+    @property
+    def code(self) -> str:
+        """The error code, or ``""``."""
+        return "" if self.error is UNSET else self.error.code
+
+
+class ToolDenied(msgspec.Struct, frozen=True):
+    """Turn control's answer to a call that was already made in this turn (T5)."""
+
+    call_id: str
+    tool_name: str
+    reason: str = "duplicate"
+    details: str = ""
+
+    ok: ClassVar[bool] = False
+    status: ClassVar[Status] = "error"
+    code: ClassVar[str] = "denied"
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form a model can be given."""
+        return {"callId": self.call_id, "toolName": self.tool_name, "reason": self.reason, "details": self.details}

@@ -1,0 +1,103 @@
+"""What a tool declares about itself (D30). ``idempotent`` has no default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from antiphon.contract._base import Millis, Name, Value
+
+Effect = Literal["read", "write"]
+Reuse = Literal["turn", "session", "never"]
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+Positive = Annotated[int, Meta(ge=1)]
+
+
+class RetryPolicy(Value, frozen=True):
+    """How failed attempts are tried again (R8)."""
+
+    max_attempts: Positive = 4
+    base_ms: Millis = 200
+    max_delay_ms: Millis = 4_000
+    max_elapsed_ms: Millis = 30_000
+    retry_after_cap_ms: Millis = 30_000
+    retriable_codes: tuple[str, ...] = ()
+    terminal_codes: tuple[str, ...] = ()
+
+
+class BreakerPolicy(Value, frozen=True):
+    """When a dependency counts as sick, and how it is tried again (R9)."""
+
+    consecutive: Positive = 5
+    rate: Ratio = 0.5
+    window_calls: Positive = 20
+    min_calls: Positive = 10
+    window_ms: Millis = 120_000
+    cooldown_ms: Millis = 30_000
+    probes: Positive = 1
+    close_after: Positive = 2
+    probe_lease_ms: Millis = 60_000
+    forced_open: bool = False
+
+
+DEFAULT_BREAKER = BreakerPolicy()
+READ_BREAKER = BreakerPolicy(consecutive=8, cooldown_ms=20_000)
+WRITE_BREAKER = BreakerPolicy(consecutive=5, rate=0.3, cooldown_ms=15_000)
+
+
+class Ttls(Value, frozen=True):
+    """How long a claim record is kept, by state (R6)."""
+
+    done_ms: Millis = 86_400_000
+    failed_ms: Millis = 300_000
+    lease_ms: Millis = 120_000
+
+
+class ToolSpec(Value, frozen=True):
+    """What a tool is: whether repeating it is harmless, what it touches, how it may be retried.
+
+    >>> ToolSpec(name="send_email", idempotent=False, effect="write").idempotent
+    False
+    """
+
+    name: Name
+    idempotent: bool
+    namespace: Name = "tools"
+    effect: Effect | None = None
+    description: str = ""
+    nondeterministic: bool = False
+    dependency: str | None = None
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+    scope: Literal["session", "global"] = "session"
+    reuse: Reuse | Annotated[float, Meta(ge=0)] | None = None
+    exact: tuple[str, ...] = ()
+    insensitive: tuple[str, ...] = ()
+    volatile: tuple[str, ...] = ()
+    on_conflict: Literal["conflict", "independent"] = "conflict"
+    on_store_outage: Literal["closed", "open"] | None = None
+    forward_key: bool = False
+    poll: bool = False
+    cost: Annotated[float, Meta(ge=0)] = 0.0
+    retry: RetryPolicy | None = None
+    breaker: BreakerPolicy | None = None
+    ttl: Ttls = Ttls()
+    reconcile: Callable[..., Any] | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form; ``reconcile`` is code and stays behind."""
+        import msgspec
+
+        wire: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, reconcile=None))
+        del wire["reconcile"]
+        return wire
+
+    @property
+    def breaker_policy(self) -> BreakerPolicy:
+        """The declared policy, else the preset of ``effect`` (never of ``idempotent``)."""
+        if self.breaker is not None:
+            return self.breaker
+        if self.effect == "read":
+            return READ_BREAKER
+        return WRITE_BREAKER if self.effect == "write" else DEFAULT_BREAKER

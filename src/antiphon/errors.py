@@ -1,0 +1,207 @@
+"""Every error Antiphon raises, drawn as a tree.
+
+    AntiphonError
+    ├── InvalidInput            the caller gave something that cannot be used
+    │   ├── CanonicalError      a value has no canonical JSON form
+    │   ├── ContractError       a document does not have the published shape
+    │   ├── ConfigError         a setting is wrong
+    │   └── ArtifactError       a recording cannot be read
+    ├── Refused                 we decided not to dispatch the call
+    │   ├── InFlight            an equal call is running
+    │   ├── IdempotencyConflict the key is in use for other parameters
+    │   ├── CircuitOpen         the dependency is fenced off
+    │   ├── LoopBlocked         the loop guard or a cap stopped the call
+    │   ├── ReplayBlocked       a replay may not run this side effect
+    │   └── ToolDeniedError     turn control answered instead of the tool
+    ├── CallFailed              the call was dispatched and did not succeed
+    │   ├── OutcomeUnknown      it may have happened; verify, do not try again
+    │   ├── RetryExhausted      attempts, seconds or budget are used up
+    │   └── CallTimeout         an attempt ran out of time
+    ├── StoreError              the store could not do its part
+    │   ├── StoreUnavailable    it cannot be reached, is locked, full or read-only
+    │   ├── StoreVersionError   a record was written by a newer release
+    │   └── Fenced              somebody else owns the claim by now
+    ├── Divergence              a replay did not do what the recording did
+    │   └── ReplayMiss          the recording has no answer for a call
+    ├── NotFound                no such run, claim or artifact
+    └── MissingExtra            an optional package is not installed
+
+Each error has ``code`` (stable, for machines), ``message`` and ``hint`` (what to do next).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class AntiphonError(Exception):
+    """Base of every error of this package."""
+
+    code = "antiphon_error"
+
+    def __init__(self, message: str, *, hint: str = "", code: str | None = None, **data: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.data: Mapping[str, Any] = data
+        if code is not None:
+            self.code = code
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}".rstrip() if self.hint else self.message
+
+
+class InvalidInput(AntiphonError, ValueError):
+    """The caller gave something that cannot be used; ``path`` says where."""
+
+    code = "validation_error"
+
+    def __init__(self, message: str, *, path: str = "$", hint: str = "", **data: Any) -> None:
+        super().__init__(message, hint=hint, **data)
+        self.path = path
+
+
+class CanonicalError(InvalidInput):
+    """A value has no canonical JSON form (RFC 8785)."""
+
+    code = "not_canonical"
+
+
+class ContractError(InvalidInput):
+    """A document does not have the published shape."""
+
+
+class ConfigError(InvalidInput):
+    """A setting is wrong; ``path`` names file, line or environment variable."""
+
+    code = "config_error"
+
+
+class ArtifactError(InvalidInput):
+    """A recording cannot be read."""
+
+    code = "artifact_error"
+
+
+class Refused(AntiphonError):
+    """We decided not to dispatch the call."""
+
+    code = "refused"
+
+
+class InFlight(Refused):
+    """An equal call is running."""
+
+    code = "in_flight"
+
+
+class IdempotencyConflict(Refused):
+    """The key is in use for other parameters."""
+
+    code = "idempotency_conflict"
+
+
+class CircuitOpen(Refused):
+    """The dependency is fenced off."""
+
+    code = "circuit_open"
+
+
+class LoopBlocked(Refused):
+    """The loop guard or a cap stopped the call."""
+
+    code = "loop_blocked"
+
+
+class ReplayBlocked(Refused):
+    """A replay may not run this side effect."""
+
+    code = "replay_blocked"
+
+
+class ToolDeniedError(Refused):
+    """Turn control answered instead of the tool."""
+
+    code = "denied"
+
+
+class CallFailed(AntiphonError):
+    """The call was dispatched and did not succeed."""
+
+    code = "call_failed"
+
+
+class OutcomeUnknown(CallFailed):
+    """It may have happened: verify, do not try again."""
+
+    code = "outcome_unknown"
+
+
+class RetryExhausted(CallFailed):
+    """Attempts, seconds or budget are used up."""
+
+    code = "retry_exhausted"
+
+
+class CallTimeout(CallFailed):
+    """An attempt ran out of time."""
+
+    code = "timeout"
+
+
+class StoreError(AntiphonError):
+    """The store could not do its part."""
+
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, is locked, full or read-only."""
+
+    code = "store_unavailable"
+
+
+class StoreVersionError(StoreError):
+    """A record was written by a newer release of Antiphon."""
+
+    code = "store_version"
+
+
+class Fenced(StoreError):
+    """Somebody else owns the claim by now."""
+
+    code = "fenced"
+
+
+class Divergence(AntiphonError):
+    """A replay did not do what the recording did."""
+
+    code = "replay_diverged"
+
+
+class ReplayMiss(Divergence):
+    """The recording has no answer for a call."""
+
+    code = "replay_miss"
+
+
+class NotFound(AntiphonError, LookupError):
+    """No such run, claim or artifact."""
+
+    code = "not_found"
+
+
+class MissingExtra(AntiphonError, ImportError):
+    """An optional package is not installed."""
+
+    code = "missing_extra"
+
+
+def missing_extra(package: str, extra: str, needed_for: str, supported: str = "") -> MissingExtra:
+    """The one sentence for an absent or unsupported optional package."""
+    versions = f" ({supported})" if supported else ""
+    return MissingExtra(
+        f"{needed_for} needs the package '{package}'{versions}.",
+        hint=f"Install it with: pip install 'antiphon[{extra}]'",
+    )
