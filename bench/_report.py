@@ -1,0 +1,91 @@
+"""Rows of a benchmark: what was measured, beside what, and whether the goal is met."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One line of the table. ``ratio`` is ours ÷ peer; a goal bounds the ratio if there is one, else the value."""
+
+    name: str
+    value: float
+    unit: str = "µs"
+    peer: str = ""
+    peer_value: float | None = None
+    ratio: float | None = None
+    at_most: float | None = None
+    at_least: float | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; ``None`` where the row only informs."""
+        if self.at_most is None and self.at_least is None:
+            return None
+        measured = self.value if self.ratio is None else self.ratio
+        return (self.at_most is None or measured <= self.at_most) and (
+            self.at_least is None or measured >= self.at_least
+        )
+
+    def cells(self) -> list[str]:
+        """The row as the table prints it."""
+        goal = ""
+        if self.met is not None:
+            bounds = [f"≤ {_number(self.at_most)}"] if self.at_most is not None else []
+            bounds += [f"≥ {_number(self.at_least)}"] if self.at_least is not None else []
+            goal = f"{' '.join(bounds)} {'ok' if self.met else 'MISSED'}"
+        return [self.name, f"{_number(self.value)} {self.unit}", self._beside(), self._ratio(), goal, self.note]
+
+    def _beside(self) -> str:
+        if self.peer_value is None:
+            return self.peer
+        return f"{self.peer} {_number(self.peer_value)} {self.unit}"
+
+    def _ratio(self) -> str:
+        if self.ratio is None:
+            return ""
+        if 0 < self.ratio < 0.8:
+            return f"{_number(self.ratio)} ({_number(1 / self.ratio)}× faster)"
+        return _number(self.ratio)
+
+
+HEAD = ["what", "antiphon", "beside", "ratio", "goal", "note"]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    size = abs(value)
+    if size >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 10 else f"{value:.3g}"
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as aligned text, readable as Markdown too."""
+    lines = [HEAD, *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    out = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
+    out.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(out)
+
+
+def write(path: Path, groups: dict[str, Sequence[Row]], failures: dict[str, str]) -> None:
+    """Keep the run as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {
+        "python": sys.version.split()[0],
+        "machine": platform.machine(),
+        "groups": {name: [{**asdict(row), "met": row.met} for row in rows] for name, rows in groups.items()},
+        "failures": failures,
+    }
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
