@@ -1,1 +1,55 @@
+"""Text similarity: an embedder is a callable from texts to vectors, nothing more.
 
+Two are here. :func:`lexical` compares spelling and needs nothing; it says so in its ``name``. MiniLM
+compares meaning; ``antiphon models install`` brings its weights once, and nothing is ever downloaded at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from antiphon.embed.install import ModelMissing, install_model, installed, model_folder
+from antiphon.embed.lexical import LexicalEmbedder, lexical
+from antiphon.errors import ConfigError, MissingExtra
+
+__all__ = [
+    "Embedder",
+    "LexicalEmbedder",
+    "ModelMissing",
+    "install_model",
+    "installed",
+    "lexical",
+    "load",
+    "model_folder",
+    "name_of",
+]
+
+Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+
+
+def load(name: str = "auto", folder: Path | None = None) -> Embedder:
+    """The embedder called *name*: ``minilm``, ``lexical``, or ``auto`` (MiniLM where installed, else lexical).
+
+    >>> load("lexical").name
+    'lexical'
+    """
+    if name == "lexical":
+        return lexical
+    if name not in ("auto", "minilm"):
+        raise ConfigError(f"There is no embedder '{name}'.", path="embedder", hint="Use auto, minilm or lexical.")
+    from antiphon.embed.minilm import MiniLM
+
+    try:
+        return MiniLM(folder if folder is not None else model_folder())
+    except (ModelMissing, MissingExtra):
+        if name == "minilm":
+            raise
+        return lexical
+
+
+def name_of(embedder: Embedder | None) -> str:
+    """What a report calls *embedder*."""
+    if embedder is None:
+        return "none"
+    return str(getattr(embedder, "name", getattr(embedder, "__name__", type(embedder).__name__)))
