@@ -31,8 +31,7 @@ class Servers:
 
     def _get(self, kind: str) -> str:
         if kind not in self._urls:
-            from tests import servers
+            from tests.servers import KINDS
 
-            start = {"valkey": servers.Valkey, "postgres": servers.Postgres, "s3": servers.Weed}[kind]
-            self._urls[kind] = self._started.enter_context(start()).url
+            self._urls[kind] = self._started.enter_context(KINDS[kind]()).url
         return self._urls[kind]
