@@ -1,0 +1,83 @@
+"""Reliable and replayable calls for AI agents.
+
+The front door: every name below is imported when it is first used, so that ``import antiphon`` is cheap
+wherever an agent starts.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from antiphon._version import __version__
+
+TYPE_CHECKING = False  # type checkers know this name; importing typing would cost more than all the rest
+if TYPE_CHECKING:
+    from typing import Any
+
+    from antiphon._scope import branch, submit, wrap_context
+    from antiphon.canonical import canonical_json
+    from antiphon.contract.result import ToolDenied
+    from antiphon.contract.spec import ToolSpec
+    from antiphon.errors import AntiphonError
+    from antiphon.keys import idempotency_key
+
+_HOMES = {
+    "Antiphon": "antiphon.ops",
+    "AntiphonError": "antiphon.errors",
+    "AsyncGateway": "antiphon._gateway",
+    "Gateway": "antiphon._gateway",
+    "ReplayControl": "antiphon.decide.turn",
+    "ToolDenied": "antiphon.contract.result",
+    "ToolSpec": "antiphon.contract.spec",
+    "agent": "antiphon.ops",
+    "branch": "antiphon._scope",
+    "canonical_json": "antiphon.canonical",
+    "canonical_request": "antiphon.llm",
+    "configure": "antiphon.ops",
+    "idempotency_key": "antiphon.keys",
+    "llm_cache_key": "antiphon.keys",
+    "record": "antiphon.ops",
+    "replay": "antiphon.ops",
+    "run": "antiphon.ops",
+    "submit": "antiphon._scope",
+    "wrap": "antiphon.ops",
+    "wrap_context": "antiphon._scope",
+}
+
+__all__ = [
+    "Antiphon",
+    "AntiphonError",
+    "AsyncGateway",
+    "Gateway",
+    "ReplayControl",
+    "ToolDenied",
+    "ToolSpec",
+    "__version__",
+    "agent",
+    "branch",
+    "canonical_json",
+    "canonical_request",
+    "configure",
+    "idempotency_key",
+    "llm_cache_key",
+    "record",
+    "replay",
+    "run",
+    "submit",
+    "wrap",
+    "wrap_context",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, and keep it."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

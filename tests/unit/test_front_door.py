@@ -1,0 +1,62 @@
+"""The package's front door: few names, pinned, and cheap to open."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import antiphon
+
+NAMES = [
+    "Antiphon",
+    "AntiphonError",
+    "AsyncGateway",
+    "Gateway",
+    "ReplayControl",
+    "ToolDenied",
+    "ToolSpec",
+    "__version__",
+    "agent",
+    "branch",
+    "canonical_json",
+    "canonical_request",
+    "configure",
+    "idempotency_key",
+    "llm_cache_key",
+    "record",
+    "replay",
+    "run",
+    "submit",
+    "wrap",
+    "wrap_context",
+]
+
+
+def test_names_are_pinned_sorted_and_few() -> None:
+    assert antiphon.__all__ == NAMES == sorted(NAMES)
+    assert len(NAMES) <= 25
+    assert set(NAMES) <= set(dir(antiphon))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_can_be_imported(name: str) -> None:
+    assert getattr(antiphon, name) is getattr(antiphon, name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = antiphon.nothing
+
+
+def _loaded_by(statement: str) -> set[str]:
+    code = f"import sys; before = set(sys.modules); {statement}; print('\\n'.join(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_import_loads_nothing_heavy() -> None:
+    loaded = _loaded_by("import antiphon")
+    assert loaded.isdisjoint({"asyncio", "msgspec", "orjson", "json", "re", "dataclasses", "inspect"})
+    assert {name for name in loaded if name.startswith("antiphon")} == {"antiphon", "antiphon._version"}
