@@ -1,0 +1,88 @@
+# Antiphon: `make demo` and `make test` work from a fresh clone with Python 3.11+, make and git.
+
+PYTHON ?= python3
+JOBS   ?= 2
+VENV   := .venv
+PY     := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo unit test lint format bench bench-pins schemas docs lock clean distclean
+
+help: ## what there is
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed ## make .venv from requirements.lock, with the command `antiphon` in it
+
+# The packages, exactly as locked. uv is used where it is there, because it is fast; pip does the same.
+$(VENV)/.locked: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Antiphon needs Python 3.11 or newer; say which with: make $(MAKECMDGOALS) PYTHON=/path/to/python"; exit 1; }
+	@if uv --version >/dev/null 2>&1; then \
+	  echo "making $(VENV) with uv …"; \
+	  { test -x $(PY) || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV); } && \
+	  uv pip install --quiet --require-hashes --python $(PY) -r requirements.lock; \
+	else \
+	  echo "making $(VENV) with pip (a minute or two) …"; \
+	  { test -x $(PY) || $(PYTHON) -m venv $(VENV); } && \
+	  { $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --default-pip >/dev/null; } && \
+	  $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock; \
+	fi
+	@touch $@
+
+# Antiphon itself, editable; its dependencies and its build tool are in the lock.
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@if uv --version >/dev/null 2>&1; then \
+	  uv pip install --quiet --no-deps --no-build-isolation --python $(PY) --editable .; \
+	else \
+	  $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
+	fi
+	@touch $@
+
+demo: setup ## a write that happens once, a crash, a replay: in a minute
+	$(VENV)/bin/antiphon demo
+
+unit: setup ## tests without servers: seconds
+	$(PY) -m pytest tests/unit -q -n $(JOBS) --dist worksteal
+
+# Tests marked `serial` need the machine for themselves; the rest runs in parallel. Servers start by themselves.
+test: setup ## all tests, against real servers that it starts and stops itself
+	@status=0; \
+	if grep -rqE --include='test_*.py' 'mark\.serial' tests; then $(PY) -m pytest -q -m serial || status=1; fi; \
+	$(PY) -m pytest -q -m 'not serial' -n $(JOBS) --dist worksteal || status=1; \
+	exit $$status
+
+lint: setup ## ruff, mypy --strict, layers
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: setup ## format and sort imports
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: setup ## measure ourselves and our peers side by side (ONLY=canonical,imports)
+	$(PY) -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
+
+bench-pins: ## pin the peers of the benchmarks again (needs uv)
+	@for peer in bench/peers/*.in; do \
+	  uv pip compile --quiet --universal --no-annotate --no-header --python-version 3.11 --generate-hashes $$peer -o $${peer%.in}.txt || exit 1; \
+	done
+
+schemas: setup ## write the JSON Schemas of the contract to schemas/
+	$(PY) -m antiphon.contract.schemas schemas
+
+docs: setup ## check the documentation: links, navigation, examples
+	$(PY) -m pytest -q tests/docs
+
+lock: ## resolve requirements.lock again (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes pyproject.toml --all-extras --group dev \
+	  --no-emit-package antiphon --custom-compile-command "make lock" -o requirements.lock
+	@! grep -nE '^ *(--index-url|--extra-index-url|--find-links|.* @ )' requirements.lock
+
+clean: ## remove what tools left behind
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/out
+	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## … and the environments
+	rm -rf $(VENV) bench/.envs
