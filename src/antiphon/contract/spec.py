@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -53,6 +53,18 @@ class Ttls(Value, frozen=True):
     done_ms: Millis = 86_400_000
     failed_ms: Millis = 300_000
     lease_ms: Millis = 120_000
+
+
+class Happened(NamedTuple):
+    """What a ``reconcile`` function returns when the earlier call took effect."""
+
+    value: Any = None
+
+
+class DidNotHappen(NamedTuple):
+    """What a ``reconcile`` function returns when the earlier call certainly took no effect."""
+
+    note: str = ""
 
 
 class ToolSpec(Value, frozen=True):

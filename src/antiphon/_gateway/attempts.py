@@ -1,0 +1,282 @@
+"""The attempts of one call: breaker permit, timeout, tool, and whether to try again (R7, R8, D3, D5)."""
+
+from __future__ import annotations
+
+import inspect
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from antiphon._gateway import record, streams
+from antiphon._gateway.call import Call, Outcome, failed
+from antiphon._gateway.context import CallContext, Held, held, running
+from antiphon._gateway.hooks import HookCall
+from antiphon._gateway.threads import Abandoned, ThreadRunner, TimedOut
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import RecordedAttempt
+from antiphon.contract.result import Retried
+from antiphon.decide.breaker import Breaker, Permit, Refusal
+from antiphon.decide.classify import Failure, classify, is_control_flow, timed_out
+from antiphon.decide.retry import Retry, Stop, after_failure
+
+if TYPE_CHECKING:
+    from antiphon._gateway.core import Core
+
+UNKNOWN_HINT = (
+    "It is not known whether the call took effect. Verify the outcome (or ask a person) before anything else; "
+    "do not make the same call again."
+)
+
+
+class Attempts:
+    """Runs a claimed call until it succeeds, fails for good, or may not be tried again."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.threads = ThreadRunner(core.settings.abandoned_threads)
+
+    async def run(self, call: Call, hooked: HookCall | None) -> Outcome:
+        """Every attempt of the call; the outcome is a value."""
+        core, tool, clock = self.core, call.tool, self.core.clock
+        path = core.breakers.path(tool, call.hint)
+        budget = core.budget(tool)
+        number = 0
+        last: Outcome | None = None
+        while True:
+            number += 1
+            if number > 1 and hooked is not None:
+                core.hooks.before(hooked := hooked._replace(attempt=number))
+            permits: list[tuple[Breaker, Permit]] = []
+            refusal = self._permits(path, permits)
+            if refusal is not None:
+                return self._refused(call, refusal, last)
+            began_ms, began = clock.now_ms(), clock.monotonic()
+            try:
+                value = await self._invoke(call, number, began)
+            except Abandoned as error:
+                self._vote(path, permits, None)
+                return failed("retriable_error", "too_many_abandoned_threads", str(error), retriable=True)
+            except BaseException as error:
+                if is_control_flow(error):
+                    self._vote(path, permits, "neutral")
+                    self._note(call, began_ms, clock.now_ms(), error_code="cancelled")
+                    raise
+                failure = (
+                    timed_out(error.seconds) if isinstance(error, TimedOut) else classify(error, tool.spec)
+                )
+                now = clock.monotonic()
+                self._note(call, began_ms, clock.now_ms(), error_code=failure.code, retriable=failure.retriable)
+                self._vote(path, permits, failure)
+                outcome, delay = self._judge(call, number, failure, error, now, path, budget)
+                if hooked is not None:
+                    core.hooks.after(hooked, outcome)
+                if delay is None:
+                    return outcome
+                last = outcome
+                latency = (now - began) * 1000
+                call.retried.append(
+                    Retried(attempt=number, delay_ms=delay, reason_code=failure.code, latency_ms=latency)
+                )
+                if call.scope is not None:
+                    record.decision(call, "retry", {"attempt": number, "code": failure.code}, {"delayMs": delay})
+                core.telemetry.retry(call, number, failure, delay)
+                await clock.sleep(delay / 1000)
+                continue
+            if tool.kind in ("generator", "async_generator"):
+                outcome = Outcome("success", attempts=number)
+                outcome.stream = streams.open_stream(core, call, value, permits, began_ms)
+                return outcome
+            self._note(call, began_ms, clock.now_ms())
+            now = clock.monotonic()
+            for breaker, permit in permits:
+                transitions = breaker.success(permit, now)
+                if transitions:
+                    self._changed(path, breaker, transitions)
+            budget.success()
+            outcome = Outcome("success", value, attempts=number)
+            if hooked is not None:
+                core.hooks.after(hooked, outcome)
+            return outcome
+
+    async def once(self, call: Call) -> Outcome:
+        """One plain attempt, as if there were no gateway (shadow mode)."""
+        try:
+            value = call.tool.invoke(call.params, None)
+            if inspect.isawaitable(value):
+                value = await value
+        except Exception as error:
+            failure = classify(error, call.tool.spec)
+            outcome = failed("error", failure.code, failure.message, attempts=1)
+            outcome.exception = error
+            return outcome
+        outcome = Outcome("success", value, attempts=1)
+        if call.tool.kind in ("generator", "async_generator"):
+            outcome.stream = value
+        return outcome
+
+    # -- one attempt ---------------------------------------------------------------------------------------------
+
+    async def _invoke(self, call: Call, number: int, now: float) -> Any:
+        tool = call.tool
+        limit = call.timeout
+        if call.deadline is not None:
+            left = call.deadline - now
+            limit = left if limit is None else min(limit, left)
+        context = self._context(call, number, limit) if tool.context_param is not None else None
+        outer = held.get()
+        token = held.set(Held(call.key, outer))
+        token_running = running.set(context)
+        nested = call.scope.inside(call.site.call) if call.scope is not None and call.site is not None else None
+        try:
+            if nested is not None:
+                nested.__enter__()
+            if tool.kind == "sync":
+                if limit is None and not self.core.asynchronous:
+                    value = tool.invoke(call.params, context)
+                    if inspect.isawaitable(value) and self.core.asynchronous:
+                        return await value
+                    return value
+                return await self._on_thread(call, context, limit)
+            value = tool.invoke(call.params, context)
+            if tool.kind == "async":
+                return await (value if limit is None else _within(value, limit))
+            return value
+        finally:
+            if nested is not None:
+                nested.__exit__(None, None, None)
+            running.reset(token_running)
+            held.reset(token)
+
+    async def _on_thread(self, call: Call, context: CallContext | None, limit: float | None) -> Any:
+        """A synchronous tool that must not block: it cannot be stopped, so its late result settles its record."""
+        carried = copy_context()
+        late = self.core.keeper.late(self.core, call)
+
+        def work() -> Any:
+            return carried.run(call.tool.invoke, call.params, context)
+
+        if self.core.asynchronous:
+            return await self.threads.run_async(work, limit, late)
+        return self.threads.run(work, limit, late)
+
+    def _context(self, call: Call, number: int, limit: float | None) -> CallContext:
+        deadline = None if limit is None else self.core.clock.now_ms() / 1000 + limit
+        return CallContext(
+            call.tool.full_name,
+            call.idem_key,
+            call.version,
+            deadline,
+            number,
+            call.request_id,
+            call.call_id,
+            call.session,
+            call.actor,
+        )
+
+    # -- judgement -----------------------------------------------------------------------------------------------
+
+    def _judge(
+        self, call: Call, number: int, failure: Failure, error: BaseException, now: float, path: Any, budget: Any
+    ) -> tuple[Outcome, float | None]:
+        """The outcome if this was the last attempt, or the pause before the next one."""
+        tool, core = call.tool, self.core
+        spec = tool.spec
+        open_now = core.switches.open_mode and any(breaker.peek(now) is not None for _, breaker in path)
+        step = after_failure(
+            failure,
+            attempt=number,
+            max_attempts=call.max_attempts,
+            elapsed_ms=(now - call.started) * 1000,
+            max_elapsed_ms=call.max_elapsed_ms,
+            remaining_ms=None if call.deadline is None else (call.deadline - now) * 1000,
+            policy=tool.retry,
+            retry_safe=spec.idempotent or call.retry_safe or spec.forward_key,
+            breaker_open=open_now,
+            budget=budget,
+            now=now,
+            chance=core.clock.uniform(0.0, 1.0),
+        )
+        if isinstance(step, Retry):
+            return failed("retriable_error", failure.code, failure.message, retriable=True, attempts=number), step.delay_ms
+        assert isinstance(step, Stop)
+        if step.status == "outcome_unknown":
+            message = f"{tool.full_name}: {failure.message}. {UNKNOWN_HINT}"
+            outcome = failed("error", "outcome_unknown", message, attempts=number, reason=failure.code)
+        else:
+            outcome = failed(
+                step.status, failure.code, failure.message, retriable=failure.retriable, attempts=number, reason=step.reason
+            )
+        outcome.exception = error
+        if open_now:
+            outcome.breaker = self._state(path)
+        return outcome, None
+
+    def _refused(self, call: Call, refusal: Refusal, last: Outcome | None) -> Outcome:
+        from antiphon._gateway.core import circuit_open
+
+        if last is None:
+            return circuit_open(call, refusal)
+        last.breaker = refusal.state  # our own attempts opened it: their error is the answer (R9)
+        return last
+
+    # -- breaker bookkeeping -------------------------------------------------------------------------------------
+
+    def _permits(self, path: Any, permits: list[tuple[Breaker, Permit]]) -> Refusal | None:
+        now = self.core.clock.monotonic()
+        enforce = self.core.switches.open_mode
+        for key, breaker in path:
+            permit = breaker.permit(now)
+            if isinstance(permit, Refusal):
+                if not enforce:
+                    continue
+                for other, given in permits:
+                    other.neutral(given, now)
+                return permit
+            permits.append((breaker, permit))
+            if permit.transitions:
+                self._changed(path, breaker, permit.transitions)
+        return None
+
+    def _vote(self, path: Any, permits: list[tuple[Breaker, Permit]], failure: Failure | str | None) -> None:
+        now = self.core.clock.monotonic()
+        for breaker, permit in permits:
+            if failure is None or failure == "neutral":
+                transitions = breaker.neutral(permit, now)
+            else:
+                assert isinstance(failure, Failure)
+                transitions = breaker.failure(permit, now, failure.breaker_vote, failure.retry_after_ms)
+            if transitions:
+                self._changed(path, breaker, transitions)
+
+    def _changed(self, path: Any, breaker: Breaker, transitions: Any) -> None:
+        key = next((name for name, candidate in path if candidate is breaker), "")
+        for transition in transitions:
+            self.core.telemetry.transition(key, transition)
+        self.core.keeper.publish_breaker(self.core, key, breaker)
+
+    def _state(self, path: Any) -> str:
+        now = self.core.clock.monotonic()
+        return next((refusal.state for _, breaker in path if (refusal := breaker.peek(now)) is not None), "OPEN")
+
+    def _note(self, call: Call, began: int, ended: int, *, error_code: str = "", retriable: bool = False) -> None:
+        call.attempts.append(
+            RecordedAttempt(
+                started_at_ms=began,
+                finished_at_ms=ended,
+                status="error" if error_code else "success",
+                retriable=retriable,
+                error_code=error_code or UNSET,
+            )
+        )
+
+
+async def _within(awaitable: Any, seconds: float) -> Any:
+    """Await with a limit of ours, told apart from a ``TimeoutError`` of the tool's own."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(seconds) as timeout:
+            return await awaitable
+    except TimeoutError:
+        if timeout.expired():
+            raise TimedOut(seconds) from None
+        raise

@@ -1,0 +1,246 @@
+"""One logical call on its way through the gateway, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from antiphon._gateway.tool import Tool
+from antiphon._scope import RunScope, Site
+from antiphon.contract._base import UNSET
+from antiphon.contract.envelope import ToolCallEnvelope
+from antiphon.contract.record import RecordedAttempt
+from antiphon.contract.result import CacheInfo, CallError, Output, Retried, Status, ToolResultEnvelope
+from antiphon.ports import Row
+
+DedupeMode = Literal["enforced", "bestEffort", "disabled"]
+
+
+class Call:
+    """Everything known about one call. Built at the door, filled in on the way, gone at the end."""
+
+    __slots__ = (
+        "actor",
+        "attempts",
+        "baggage",
+        "call_id",
+        "correlation_id",
+        "deadline",
+        "deadline_ms",
+        "digest",
+        "exact",
+        "fingerprint",
+        "from_hook",
+        "given_key",
+        "guard",
+        "hint",
+        "idem_key",
+        "identity",
+        "key",
+        "log_digest",
+        "log_params",
+        "max_attempts",
+        "max_elapsed_ms",
+        "mode",
+        "params",
+        "recorded",
+        "redacted",
+        "request_id",
+        "retried",
+        "retry_safe",
+        "reuse",
+        "rows",
+        "safety",
+        "scope",
+        "session",
+        "site",
+        "started",
+        "stream",
+        "tags",
+        "timeout",
+        "tool",
+        "traceparent",
+        "turn",
+        "version",
+        "waited",
+        "workspace",
+    )
+
+    def __init__(self, tool: Tool, params: dict[str, Any], session: str, actor: str, request_id: str) -> None:
+        self.tool = tool
+        self.params = params
+        self.session = session
+        self.actor = actor
+        self.request_id = request_id
+        self.call_id: str | None = None
+        self.identity = ""
+        self.given_key: str | None = None
+        self.from_hook: str | None = None
+        self.mode: DedupeMode = "enforced"
+        self.max_attempts = tool.retry.max_attempts
+        self.max_elapsed_ms = tool.retry.max_elapsed_ms
+        self.timeout = tool.timeout
+        self.deadline: float | None = None
+        self.deadline_ms: int | None = None
+        self.hint = "tool"
+        self.safety = False
+        self.retry_safe = False
+        self.reuse: Any = "turn"
+        self.workspace: str | None = None
+        self.correlation_id: str | None = None
+        self.tags: list[str] | None = None
+        self.baggage: Mapping[str, str] | None = None
+        self.traceparent: str | None = None
+        self.turn: Any = None
+        self.guard: Any = None
+        self.scope: RunScope | None = None
+        self.site: Site | None = None
+        self.log_params: Any = params
+        """The parameters as they may be written; placeholders where there was a secret."""
+        self.log_digest = ""
+        self.redacted = False
+        self.recorded = False
+        """Whether the start event has been written."""
+        self.rows: list[Row] = []
+        """Events to be written with the outcome."""
+        self.key = self.idem_key = self.digest = self.exact = self.fingerprint = ""
+        self.version = 0
+        self.waited = 0
+        self.started = 0.0
+        self.attempts: list[RecordedAttempt] = []
+        self.retried: list[Retried] = []
+        self.stream: Iterator[Any] | Any = None
+
+
+class Outcome:
+    """What came of a call, as a value: exceptions are made from it only at the edge."""
+
+    __slots__ = (
+        "age_ms",
+        "attempts",
+        "breaker",
+        "code",
+        "exception",
+        "from_cache",
+        "matched_on",
+        "message",
+        "metadata",
+        "payload",
+        "reason",
+        "retriable",
+        "status",
+        "stream",
+        "terminal",
+        "value",
+    )
+
+    def __init__(self, status: Status, value: Any = None, *, attempts: int = 0) -> None:
+        self.status: Status = status
+        self.value = value
+        self.attempts = attempts
+        self.payload: bytes | None = None
+        self.code = ""
+        self.message = ""
+        self.retriable = False
+        self.terminal = False
+        self.exception: BaseException | None = None
+        self.from_cache = False
+        self.matched_on: Literal["inflight", "completed"] = "completed"
+        self.age_ms = 0
+        self.metadata: dict[str, Any] | None = None
+        self.breaker: str | None = None
+        self.reason = ""
+        self.stream: Any = None
+
+
+def failed(
+    status: Status, code: str, message: str, *, retriable: bool = False, attempts: int = 0, reason: str = ""
+) -> Outcome:
+    """An outcome without a value."""
+    outcome = Outcome(status, attempts=attempts)
+    outcome.code = code
+    outcome.message = message
+    outcome.retriable = retriable
+    outcome.terminal = not retriable
+    outcome.reason = reason or code
+    return outcome
+
+
+def to_envelope(call: Call, outcome: Outcome, duration_ms: float) -> ToolResultEnvelope:
+    """The outcome in its documented wire form."""
+    error: Any = UNSET
+    output: Any = UNSET
+    if outcome.status == "success":
+        metadata: Any = outcome.metadata if outcome.metadata else UNSET
+        output = Output(content=outcome.value, metadata=metadata)
+    else:
+        error = CallError(
+            code=outcome.code,
+            message=outcome.message,
+            retriable=outcome.retriable,
+            terminal=outcome.terminal,
+            breaker_state=outcome.breaker or UNSET,  # type: ignore[arg-type]
+        )
+    cache: Any = UNSET
+    if outcome.from_cache:
+        cache = CacheInfo(
+            matched_on=outcome.matched_on, age_ms=max(0, outcome.age_ms), key_fingerprint=call.fingerprint
+        )
+    return ToolResultEnvelope(
+        request_id=call.request_id,
+        status=outcome.status,
+        from_cache=outcome.from_cache,
+        tool_name=call.tool.spec.name,
+        duration_ms=duration_ms,
+        attempts=outcome.attempts,
+        cache=cache,
+        output=output,
+        error=error,
+        retried_by=call.retried or UNSET,
+    )
+
+
+def from_envelope(envelope: ToolCallEnvelope, tool: Tool, wall_ms: int, monotonic: float) -> Call:
+    """A call as the envelope asks for it; budgets are the smaller of the envelope's and the tool's (R1)."""
+    target, payload, transport, control = envelope.target, envelope.payload, envelope.transport, envelope.control
+    call = Call(tool, payload.params, target.session_key, target.actor_id, envelope.request_id)
+    if envelope.tool_call_id is not UNSET:
+        call.call_id = envelope.tool_call_id  # type: ignore[assignment]
+    call.identity = call.call_id or envelope.request_id
+    if payload.idempotency_key is not UNSET:
+        call.given_key = payload.idempotency_key  # type: ignore[assignment]
+    call.mode = transport.dedupe_mode
+    call.max_attempts = min(call.max_attempts, transport.retry_budget.max_attempts)
+    call.max_elapsed_ms = min(call.max_elapsed_ms, transport.retry_budget.max_elapsed_ms)
+    if transport.circuit_breaker_hint is not UNSET:
+        call.hint = transport.circuit_breaker_hint  # type: ignore[assignment]
+    hints = payload.call_hints
+    if hints is not UNSET:
+        call.safety = hints.safety_critical is True  # type: ignore[union-attr]
+        call.retry_safe = hints.expected_retry_safe is True  # type: ignore[union-attr]
+        if hints.timeout_ms is not UNSET:  # type: ignore[union-attr]
+            seconds = hints.timeout_ms / 1000  # type: ignore[union-attr, operator]
+            call.timeout = seconds if call.timeout is None else min(call.timeout, seconds)
+    if control.deadline_at_ms is not UNSET:
+        call.deadline_ms = control.deadline_at_ms  # type: ignore[assignment]
+        call.deadline = monotonic + (control.deadline_at_ms - wall_ms) / 1000  # type: ignore[operator]
+    if control.from_hook is not UNSET:
+        call.from_hook = control.from_hook  # type: ignore[assignment]
+    if control.request_tags is not UNSET:
+        call.tags = control.request_tags  # type: ignore[assignment]
+    if target.workspace_id is not UNSET:
+        call.workspace = target.workspace_id  # type: ignore[assignment]
+    if target.tenant_id is not UNSET:  # an envelope can narrow its tenant, never choose it (D31)
+        call.workspace = f"{target.tenant_id}/{call.workspace or ''}"
+    if target.correlation_id is not UNSET:
+        call.correlation_id = target.correlation_id  # type: ignore[assignment]
+    trace = envelope.trace
+    if trace.traceparent is not UNSET:
+        call.traceparent = trace.traceparent  # type: ignore[assignment]
+    if trace.baggage is not UNSET:
+        call.baggage = trace.baggage  # type: ignore[assignment]
+    reuse = tool.reuse_default
+    if reuse is None:
+        reuse = "never" if tool.spec.effect == "write" else "session"
+    call.reuse = reuse
+    return call

@@ -1,0 +1,276 @@
+"""The pipeline, written once: turn, loop guard, claim, attempts, settle (see ``docs/explanation/pipeline.md``).
+
+The synchronous face drives these coroutines with ports that never suspend; the asynchronous face awaits them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from antiphon._gateway import claims, guards, record
+from antiphon._gateway.attempts import Attempts
+from antiphon._gateway.breakers import Breakers
+from antiphon._gateway.call import Call, Outcome, failed
+from antiphon._gateway.context import is_held
+from antiphon._gateway.hooks import HookCall, HookReply, Hooks
+from antiphon._gateway.keeping import Keeper
+from antiphon._gateway.renewer import Renewer
+from antiphon._gateway.settings import Settings
+from antiphon._gateway.switches import Switches
+from antiphon._gateway.tool import Tool
+from antiphon._scope import current_scope
+from antiphon.decide.breaker import Refusal
+from antiphon.decide.budget import TokenBucket
+from antiphon.errors import InvalidInput, StoreError
+from antiphon.keys import call_keys
+from antiphon.ports import Blobs, Clock, Journal, Store
+from antiphon.telemetry import Telemetry
+
+log = logging.getLogger("antiphon.gateway")
+
+
+class Core:
+    """What both faces share: tools, policies, store and the path a call takes."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        *,
+        clock: Clock,
+        telemetry: Telemetry,
+        keeper: Keeper,
+        asynchronous: bool,
+        journal: Callable[[], Journal],
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.clock = clock
+        self.telemetry = telemetry
+        self.keeper = keeper
+        self.asynchronous = asynchronous
+        self.journal = journal
+        self.tools: dict[str, Tool] = {}
+        self.hooks = Hooks()
+        self.switches = Switches(settings)
+        self.breakers = Breakers()
+        self.budgets: dict[str, TokenBucket] = {}
+        self.renewer = Renewer(store, clock, settings)
+        self.attempts = Attempts(self)
+        self.guards = guards.Guards(settings.loop)
+        self.next_refresh = 0.0
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    def find(self, namespace: str, name: str) -> Tool | None:
+        return self.tools.get(f"{namespace}/{name}")
+
+    def budget(self, tool: Tool) -> TokenBucket:
+        """The retry budget of the tool's dependency (D22)."""
+        key = tool.spec.dependency or tool.full_name
+        bucket = self.budgets.get(key)
+        if bucket is None:
+            bucket = self.budgets.setdefault(key, TokenBucket())
+        return bucket
+
+    # -- the path of a call --------------------------------------------------------------------------------------
+
+    async def run(self, call: Call) -> Outcome:
+        """From the door to the outcome. Only control flow (cancellation, interrupts) leaves as an exception."""
+        call.started = self.clock.monotonic()
+        scope = call.scope = current_scope()
+        telemetry = self.telemetry
+        if scope is not None and scope.invoker is not None:
+            answered = await record.ask_invoker(self, call, scope)
+            if answered is not None:
+                return answered
+        if call.started >= self.next_refresh:
+            await self.refresh()
+        hooked: HookCall | None = None
+        if self.hooks.befores or self.hooks.afters:
+            hooked = self._hook_call(call, 1)
+            reply = self.hooks.before(hooked)
+            if reply is not None:
+                _apply(reply, call)
+        try:
+            self.derive(call)
+        except InvalidInput as error:
+            outcome = failed("error", "validation_error", str(error))
+            return await self.finish(call, outcome, hooked, recorded=False)
+        if telemetry.logs_start:
+            telemetry.start(call)
+        if scope is not None:
+            record.enter(call, scope)
+        if self.switches.shadow or call.tool.full_name in self.switches.tools_shadow:
+            if not call.safety:
+                return await self.finish(call, await self._shadow(call), hooked)
+        short = self._short_circuit(call)
+        if short is None:
+            if call.mode == "disabled" or not (call.given_key or self.switches.derive_keys):
+                short = await self._unclaimed(call, hooked)
+            else:
+                short = await self._claimed(call, hooked)
+        return await self.finish(call, short, hooked)
+
+    def derive(self, call: Call) -> None:
+        """Compute the keys of the call (R2, D1)."""
+        tool = call.tool
+        keys = call_keys(
+            tool.spec,
+            call.params,
+            tenant=self.settings.tenant,
+            workspace=call.workspace or self.settings.workspace,
+            session=call.session,
+            actor=call.actor,
+            given=call.given_key,
+        )
+        call.key, call.idem_key, call.digest, call.exact, call.fingerprint = keys
+        if call.given_key is not None:
+            call.identity = call.key
+
+    def _hook_call(self, call: Call, attempt: int) -> HookCall:
+        spec = call.tool.spec
+        return HookCall(
+            spec.name, spec.namespace, call.params, call.session, call.actor, call.request_id, call.call_id, attempt
+        )
+
+    def _short_circuit(self, call: Call) -> Outcome | None:
+        """Deadline, turn control, loop guard and reentrancy: what needs no store."""
+        if call.deadline is not None and call.deadline <= call.started:
+            return failed("retry_exhausted", "deadline_exceeded", "The deadline had passed before the call was made.")
+        if call.turn is not None:
+            denied: Outcome | None = call.turn.deny(call)
+            if denied is not None:
+                return denied
+        guard = call.guard = self.guards.of(call)
+        if guard is not None:
+            blocked = guard.before(call, self.clock)
+            if blocked is not None:
+                return blocked
+        if is_held(call.key):
+            message = f"{call.tool.full_name} called itself with equal arguments; its own call is still running."
+            return failed("retriable_error", "in_flight", message, retriable=True, reason="reentrant")
+        return None
+
+    async def _unclaimed(self, call: Call, hooked: HookCall | None) -> Outcome:
+        refusal = self._refused(call)
+        if refusal is not None:
+            return refusal
+        await record.start(self, call)
+        return await self.attempts.run(call, hooked)
+
+    async def _claimed(self, call: Call, hooked: HookCall | None) -> Outcome:
+        refusal = self._refused(call)
+        if refusal is not None:
+            return await claims.answer_if_done(self, call) or refusal
+        try:
+            answer = await claims.claim(self, call)
+        except StoreError as error:
+            return await self._outage(call, hooked, error)
+        if answer is not None:
+            return answer
+        await record.claimed(self, call)
+        entry = self.renewer.hold(call)
+        try:
+            outcome = await self.attempts.run(call, hooked)
+        except BaseException as interrupt:
+            self.renewer.release(entry)
+            await claims.interrupted(self, call, interrupt)
+            raise
+        if outcome.stream is not None:
+            return outcome  # settled when the stream ends
+        self.renewer.release(entry)
+        await claims.settle(self, call, outcome)
+        return outcome
+
+    async def _outage(self, call: Call, hooked: HookCall | None, error: StoreError) -> Outcome:
+        """The store cannot be used: reads may run unprotected, everything else fails closed (D10)."""
+        fail_open = call.tool.safe_outage and not call.safety and error.code != "store_version"
+        self.telemetry.outage(call, error, fail_open)
+        if fail_open:
+            outcome = await self.attempts.run(call, hooked)
+            outcome.metadata = {**(outcome.metadata or {}), "unprotected": error.code}
+            return outcome
+        message = f"The call was not made: {error.message}"
+        return failed("retriable_error", error.code, message, retriable=True, reason="store")
+
+    def _refused(self, call: Call) -> Outcome | None:
+        """The answer of an open breaker, without touching the tool."""
+        now = self.clock.monotonic()
+        for _, breaker in self.breakers.path(call.tool, call.hint):
+            refusal = breaker.peek(now)
+            if refusal is not None and self.switches.open_mode:
+                return circuit_open(call, refusal)
+        return None
+
+    async def _shadow(self, call: Call) -> Outcome:
+        """Compute and log what would have been done; change nothing (R12)."""
+        verdict = await claims.shadow(self, call)
+        if verdict is None and self._refused(call) is not None:
+            verdict = "circuit_open"
+        self.telemetry.shadow(call, verdict or "run")
+        return await self.attempts.once(call)
+
+    async def finish(
+        self, call: Call, outcome: Outcome, hooked: HookCall | None, *, recorded: bool = True
+    ) -> Outcome:
+        """Tell everybody who has to know what came of the call."""
+        if hooked is not None and outcome.attempts == 0:
+            self.hooks.after(hooked, outcome)
+        if outcome.stream is not None:
+            return outcome
+        if recorded:
+            if call.turn is not None:
+                call.turn.note(call, outcome)
+            if call.guard is not None:
+                call.guard.after(call, outcome, self.clock)
+            if call.scope is not None:
+                await record.finish(self, call, outcome)
+        self.telemetry.end(call, outcome, (self.clock.monotonic() - call.started) * 1000)
+        return outcome
+
+    # -- shared state --------------------------------------------------------------------------------------------
+
+    async def refresh(self) -> None:
+        """At most once per ``refresh_ms``: breaker state that other processes or an operator wrote."""
+        self.next_refresh = self.clock.monotonic() + self.settings.refresh_ms / 1000
+        journal = self.journal()
+        if not journal.durable:
+            return
+        try:
+            rows = await journal.load_breakers(self.settings.tenant)
+        except StoreError as error:
+            log.warning("breaker state could not be read: %s", error)
+            return
+        for key, transition in self.breakers.adopt(rows):
+            self.telemetry.transition(key, transition)
+
+
+def circuit_open(call: Call, refusal: Refusal) -> Outcome:
+    """The outcome of a call that an open breaker refused."""
+    wait = f" Try again in {refusal.retry_after_ms / 1000:.1f} s." if refusal.retry_after_ms else ""
+    reason = f" ({refusal.reason})" if refusal.reason else ""
+    outcome = failed(
+        "circuit_open",
+        "circuit_open",
+        f"{call.tool.full_name} is fenced off{reason}: it failed too often. The call was not made.{wait}",
+        retriable=True,
+    )
+    outcome.breaker = refusal.state
+    return outcome
+
+
+def _apply(reply: HookReply, call: Call) -> None:
+    """What a before-hook may change: the key (unless the caller gave one) and the hints."""
+    if reply.idempotency_key and call.given_key is None:
+        call.given_key = reply.idempotency_key
+        call.from_hook = reply.name
+    if reply.timeout_ms is not None:
+        seconds = reply.timeout_ms / 1000
+        call.timeout = seconds if call.timeout is None else min(call.timeout, seconds)
+    if reply.safety_critical is not None:
+        call.safety = reply.safety_critical
+    if reply.expected_retry_safe is not None:
+        call.retry_safe = reply.expected_retry_safe

@@ -1,0 +1,386 @@
+"""The two faces of the one pipeline: :class:`Gateway` for threads, :class:`AsyncGateway` for event loops."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import msgspec
+
+from antiphon._drive import Suspended, drive
+from antiphon._gateway import edge, streams, turns
+from antiphon._gateway.build import build_core
+from antiphon._gateway.call import Call, Outcome, from_envelope, to_envelope
+from antiphon._gateway.context import current_call
+from antiphon._gateway.core import Core
+from antiphon._gateway.hooks import After, Before
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.settings import Settings
+from antiphon._gateway.tool import Tool
+from antiphon._gateway.turns import AsyncSession, Session, TurnState, active_session, active_turn
+from antiphon._scope import current_scope
+from antiphon.contract.envelope import ToolCallEnvelope
+from antiphon.contract.result import ToolDenied, ToolResultEnvelope
+from antiphon.contract.spec import ToolSpec
+from antiphon.errors import ContractError, InvalidInput, NotFound
+from antiphon.ports import AsyncClock, Clock, Journal, Listener, Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+_MARK = "__antiphon_tool__"
+
+
+class _Face:
+    """Registration, hooks and bookkeeping: all that does not depend on how calls are driven."""
+
+    core: Core
+
+    def tool(
+        self, name: str | Callable[..., Any] | None = None, *, namespace: str = "tools", idempotent: bool, **declared: Any
+    ) -> Callable[[F], F]:
+        """Decorate a function: every call of it goes through the gateway; signature and types stay.
+
+        ``idempotent`` says whether repeating the call is harmless; it has no default. Further keywords are those of
+        :class:`antiphon.ToolSpec`.
+        """
+        if callable(name):
+            raise InvalidInput("Write @gateway.tool(idempotent=...): whether repeating is harmless has no default.")
+
+        def decorate(function: F) -> F:
+            if getattr(function, _MARK, None) is self:
+                return function
+            title = name if isinstance(name, str) else function.__name__
+            text = declared.pop("description", None) or (function.__doc__ or "").strip().partition("\n")[0]
+            spec = ToolSpec(name=title, namespace=namespace, idempotent=idempotent, description=text, **declared)
+            return self.register(function, spec)
+
+        return decorate
+
+    def register(self, function: F, spec: ToolSpec) -> F:
+        """Make *function* callable by name, and return it wrapped. Wrapping twice is wrapping once."""
+        if getattr(function, _MARK, None) is self:
+            return function
+        tool = Tool(function, spec, self.core.settings)
+        self._check(tool)
+        self.core.tools[tool.full_name] = tool
+        self.core.tools.setdefault(spec.name, tool)
+        wrapped = self._wrap(tool)
+        functools.update_wrapper(wrapped, function)
+        setattr(wrapped, _MARK, self)
+        wrapped.tool = tool  # type: ignore[attr-defined]
+        return wrapped  # type: ignore[return-value]
+
+    def _check(self, tool: Tool) -> None:
+        raise AssertionError("each face checks its tools")
+
+    def _wrap(self, tool: Tool) -> Callable[..., Any]:
+        raise AssertionError("each face wraps its tools")
+
+    @property
+    def tools(self) -> Mapping[str, ToolSpec]:
+        """The registered tools by full name."""
+        return {tool.full_name: tool.spec for tool in self.core.tools.values()}
+
+    def before(self, hook: Before) -> Before:
+        """Register a hook that runs before each attempt (usable as a decorator)."""
+        return self.core.hooks.add_before(hook)
+
+    def after(self, hook: After) -> After:
+        """Register a hook that runs after each attempt (usable as a decorator)."""
+        return self.core.hooks.add_after(hook)
+
+    def listen(self, listener: Listener) -> None:
+        """Tell *listener* about every call, retry, block and breaker change."""
+        self.core.telemetry.add(listener)
+
+    def metrics(self) -> str:
+        """The metrics in Prometheus' text format."""
+        return self.core.telemetry.render()
+
+    def configure(self, settings: Settings) -> None:
+        """Take new settings while running: switches, per-tool overrides, policies."""
+        self.core.settings = settings
+        self.core.switches.refresh(settings)
+        for tool in set(self.core.tools.values()):
+            tool.configure(tool.spec, settings)
+
+    # -- calls from the outside ----------------------------------------------------------------------------------
+
+    def _envelope_call(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> Call | ToolResultEnvelope:
+        try:
+            checked = envelope if isinstance(envelope, ToolCallEnvelope) else ToolCallEnvelope.from_wire(envelope)
+        except ContractError as error:
+            return edge.invalid(envelope, str(error), self.core)
+        tool = self.core.find(checked.tool_namespace, checked.tool_name)
+        if tool is None:
+            known = ", ".join(sorted({t.full_name for t in self.core.tools.values()})[:8]) or "none"
+            message = f"Unknown tool {checked.tool_namespace}/{checked.tool_name}. Registered: {known}."
+            return edge.invalid(checked.to_wire(), message, self.core, code="unknown_tool")
+        clock = self.core.clock
+        call = from_envelope(checked, tool, clock.now_ms(), clock.monotonic())
+        call.turn = active_turn.get()
+        return call
+
+    def _named_call(self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None) -> Call:
+        tool = self.core.tools.get(name)
+        if tool is None:
+            raise NotFound(f"No tool named {name!r} is registered.", hint=f"Registered: {', '.join(sorted(self.tools))}.")
+        call = Call(tool, dict(arguments), state.session.key, state.session.actor, uuid7())
+        call.call_id = call_id
+        call.turn = state
+        self._identify(call)
+        return call
+
+    def _function_call(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        session = active_session.get()
+        turn = active_turn.get()
+        if turn is not None:
+            session = turn.session
+        if session is not None:
+            call = Call(tool, tool.bind(args, kwargs), session.key, session.actor, uuid7())
+        else:
+            call = Call(tool, tool.bind(args, kwargs), "default", "default", uuid7())
+        call.turn = turn
+        self._identify(call)
+        return call
+
+    def _identify(self, call: Call) -> None:
+        """Call identity: the model's call id, else the place in the run, else a new one (D2)."""
+        reuse = call.tool.reuse_default
+        call.reuse = "turn" if reuse is None else reuse
+        if call.call_id is not None:
+            scope = current_scope()
+            call.identity = f"{scope.run_id}:{call.call_id}" if scope is not None else call.call_id
+        elif current_scope() is None:
+            call.identity = call.request_id
+
+    def _direct(self, tool: Tool) -> bool:
+        switches = self.core.switches
+        return not switches.enabled or tool.full_name in switches.tools_off or tool.spec.name in switches.tools_off
+
+
+class Gateway(_Face):
+    """Makes tool calls safe for synchronous code.
+
+    >>> gateway = Gateway(store=MemoryStore())  # doctest: +SKIP
+    >>> @gateway.tool(idempotent=False)  # doctest: +SKIP
+    ... def send_email(to: str, subject: str) -> str: ...
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        config: Any = None,
+        *,
+        tenant: str | None = None,
+        workspace: str | None = None,
+        clock: Clock | None = None,
+        listeners: tuple[Listener, ...] = (),
+        redactor: Any = None,
+        blobs: Any = None,
+    ) -> None:
+        self._journal: Journal | None = None
+        self.core = build_core(
+            store,
+            config,
+            tenant=tenant,
+            workspace=workspace,
+            clock=clock or Clock(),
+            listeners=listeners,
+            redactor=redactor,
+            blobs=blobs,
+            asynchronous=False,
+            journal=self._open,
+        )
+
+    def _open(self) -> Journal:
+        journal = self._journal
+        if journal is None:
+            journal = self._journal = self.core.store.open_sync()
+        return journal
+
+    def _check(self, tool: Tool) -> None:
+        if tool.kind in ("async", "async_generator"):
+            raise InvalidInput(f"{tool.full_name} is asynchronous: register it with an AsyncGateway.")
+
+    def _wrap(self, tool: Tool) -> Callable[..., Any]:
+        core, switches = self.core, self.core.switches
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if not switches.enabled or switches.tools_off:
+                if self._direct(tool):
+                    return edge.direct(core, tool, args, kwargs)
+            call = self._function_call(tool, args, kwargs)
+            return edge.unwrap(call, self._run(call))
+
+        return guarded
+
+    def _run(self, call: Call) -> Outcome:
+        try:
+            return drive(self.core.run(call))
+        except Suspended as error:
+            return edge.suspended(self.core, call, error)
+
+    def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
+        """Run one call envelope (wire form or object). Never raises for a bad envelope: the result says what is wrong."""
+        call = self._envelope_call(envelope)
+        if isinstance(call, ToolResultEnvelope):
+            return call
+        if self._direct(call.tool):
+            return edge.direct_envelope(self.core, call)
+        outcome = self._run(call)
+        if outcome.stream is not None:
+            outcome.value = list(outcome.stream)
+        return to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
+
+    def session(self, session_key: str, *, actor: str = "default") -> Session:
+        """Calls made for one actor in one session."""
+        return Session(self, session_key, actor)
+
+    def _turn_call(
+        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None
+    ) -> ToolResultEnvelope | ToolDenied:
+        call = self._named_call(state, name, arguments, call_id)
+        if self._direct(call.tool):
+            return edge.direct_envelope(self.core, call)
+        outcome = self._run(call)
+        if outcome.stream is not None:
+            outcome.value = list(outcome.stream)
+        envelope = to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
+        return turns.answer(call, outcome, envelope)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._journal is not None:
+            drive(self._journal.close())
+            self._journal = None
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class AsyncGateway(_Face):
+    """Makes tool calls safe for asyncio code; synchronous tools run on worker threads."""
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        config: Any = None,
+        *,
+        tenant: str | None = None,
+        workspace: str | None = None,
+        clock: Clock | None = None,
+        listeners: tuple[Listener, ...] = (),
+        redactor: Any = None,
+        blobs: Any = None,
+    ) -> None:
+        import asyncio
+        import weakref
+
+        self._loop_of = asyncio.get_running_loop
+        self._journals: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
+        self.core = build_core(
+            store,
+            config,
+            tenant=tenant,
+            workspace=workspace,
+            clock=clock or AsyncClock(),
+            listeners=listeners,
+            redactor=redactor,
+            blobs=blobs,
+            asynchronous=True,
+            journal=self._open,
+        )
+
+    def _open(self) -> Journal:
+        loop = self._loop_of()
+        journal = self._journals.get(loop)
+        if journal is None:
+            journal = self._journals[loop] = self.core.store.open_async()
+        return journal
+
+    def _check(self, tool: Tool) -> None:
+        if tool.kind == "generator":
+            raise InvalidInput(f"{tool.full_name} is a synchronous generator: register it with a Gateway.")
+
+    def _wrap(self, tool: Tool) -> Callable[..., Any]:
+        core, switches = self.core, self.core.switches
+
+        if tool.kind == "async_generator":
+
+            async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
+                if self._direct(tool):
+                    async for data in edge.direct(core, tool, args, kwargs):
+                        yield data
+                    return
+                call = self._function_call(tool, args, kwargs)
+                stream = edge.unwrap(call, await core.run(call))
+                if not hasattr(stream, "__aiter__"):
+                    yield stream
+                    return
+                try:
+                    async for data in stream:
+                        yield data
+                finally:
+                    close = getattr(stream, "aclose", None)
+                    if close is not None:
+                        await close()
+
+            return guarded_stream
+
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            if not switches.enabled or switches.tools_off:
+                if self._direct(tool):
+                    return await edge.direct_async(core, tool, args, kwargs)
+            call = self._function_call(tool, args, kwargs)
+            return edge.unwrap(call, await core.run(call))
+
+        return guarded
+
+    async def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
+        """Run one call envelope (wire form or object). Never raises for a bad envelope: the result says what is wrong."""
+        call = self._envelope_call(envelope)
+        if isinstance(call, ToolResultEnvelope):
+            return call
+        outcome = await self._outcome(call)
+        return to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
+
+    async def _outcome(self, call: Call) -> Outcome:
+        if self._direct(call.tool):
+            return await edge.direct_outcome_async(self.core, call)
+        outcome = await self.core.run(call)
+        if outcome.stream is not None:
+            outcome.value = [data async for data in edge.as_async(outcome.stream)]
+        return outcome
+
+    def session(self, session_key: str, *, actor: str = "default") -> AsyncSession:
+        """Calls made for one actor in one session."""
+        return AsyncSession(self, session_key, actor)
+
+    async def _turn_call(
+        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None
+    ) -> ToolResultEnvelope | ToolDenied:
+        call = self._named_call(state, name, arguments, call_id)
+        outcome = await self._outcome(call)
+        envelope = to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
+        return turns.answer(call, outcome, envelope)
+
+    async def close(self) -> None:
+        """Let go of the store in this event loop."""
+        journal = self._journals.pop(self._loop_of(), None)
+        if journal is not None:
+            await journal.close()
+
+    async def __aenter__(self) -> AsyncGateway:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+

@@ -1,0 +1,93 @@
+"""Loop guards by run, turn session or envelope session (D25)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from antiphon._gateway.call import Call, Outcome, failed
+from antiphon.decide.loop import LoopGuard, LoopPolicy, LoopVerdict
+from antiphon.ports import Clock
+
+_SESSIONS = 1024
+_IDENTITIES = 4096
+
+
+class Guard:
+    """The loop guard of one strand of agent work."""
+
+    __slots__ = ("identities", "loop", "noted")
+
+    def __init__(self, policy: LoopPolicy, now: float) -> None:
+        self.loop = LoopGuard(policy, now)
+        self.noted: str | None = None
+        self.identities: set[str] = set()
+
+    def redelivered(self, identity: str) -> bool:
+        """Whether this very call has been here: a redelivery is no loop."""
+        if identity in self.identities:
+            return True
+        if len(self.identities) >= _IDENTITIES:
+            self.identities.clear()
+        self.identities.add(identity)
+        return False
+
+    def before(self, call: Call, clock: Clock) -> Outcome | None:
+        """A refusal, or ``None``; a note is given to the model with the result."""
+        if self.redelivered(call.identity):
+            call.guard = None
+            return None
+        spec = call.tool.spec
+        verdict: LoopVerdict | None = self.loop.before(call.tool.full_name, call.exact, spec, clock.monotonic())
+        self.noted = None
+        if verdict is None:
+            return None
+        if verdict.kind == "note":
+            self.noted = verdict.message
+            return None
+        code = "run_ended" if verdict.kind == "end" else "loop_blocked"
+        outcome = failed("error", code, verdict.message, reason=verdict.reason)
+        outcome.metadata = {"loop": verdict.kind}
+        return outcome
+
+    def after(self, call: Call, outcome: Outcome, clock: Clock) -> None:
+        if outcome.code in ("loop_blocked", "run_ended"):
+            return
+        if self.noted and outcome.status == "success":
+            outcome.metadata = {**(outcome.metadata or {}), "note": self.noted}
+        value: Any = outcome.value if outcome.status == "success" else outcome.code
+        self.loop.after(call.tool.full_name, call.exact, value, call.tool.spec.cost, clock.monotonic())
+
+
+class Guards:
+    """Finds the guard a call belongs to. Calls that no agent loop makes have none."""
+
+    def __init__(self, policy: LoopPolicy) -> None:
+        self.policy = policy
+        self._sessions: OrderedDict[tuple[str, str], Guard] = OrderedDict()
+
+    def of(self, call: Call) -> Guard | None:
+        if not self.policy.enabled:
+            return None
+        scope = call.scope
+        if scope is not None:
+            guard = scope.gateway_state.get("loop")
+            if guard is None:
+                guard = scope.gateway_state["loop"] = Guard(self.policy, call.started)
+            assert isinstance(guard, Guard)
+            return guard
+        if call.turn is not None:
+            turn_guard: Guard | None = call.turn.session.guard(self.policy, call.started)
+            return turn_guard
+        if call.call_id is None:
+            return None
+        return self._of_session((call.session, call.actor), call.started)
+
+    def _of_session(self, key: tuple[str, str], now: float) -> Guard:
+        sessions = self._sessions
+        guard = sessions.get(key)
+        if guard is None:
+            guard = sessions[key] = Guard(self.policy, now)
+            while len(sessions) > _SESSIONS:
+                sessions.popitem(last=False)
+        return guard

@@ -1,0 +1,73 @@
+"""Before- and after-hooks: once per attempt, once for a call that is answered without one (R10, TR-12)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+log = logging.getLogger("antiphon.hooks")
+
+
+class HookCall(NamedTuple):
+    """What a hook is told."""
+
+    tool: str
+    namespace: str
+    params: Mapping[str, Any]
+    session: str
+    actor: str
+    request_id: str
+    call_id: str | None
+    attempt: int
+
+
+class HookReply(NamedTuple):
+    """What a before-hook may answer; the name it goes by lands in ``control.fromHook``."""
+
+    idempotency_key: str | None = None
+    timeout_ms: int | None = None
+    safety_critical: bool | None = None
+    expected_retry_safe: bool | None = None
+    name: str = "hook"
+
+
+Before = Callable[[HookCall], HookReply | None]
+After = Callable[[HookCall, Any], None]
+
+
+class Hooks:
+    """The registered hooks. Registering the same function twice is registering it once."""
+
+    __slots__ = ("afters", "befores")
+
+    def __init__(self) -> None:
+        self.befores: list[Before] = []
+        self.afters: list[After] = []
+
+    def add_before(self, hook: Before) -> Before:
+        if hook not in self.befores:
+            self.befores.append(hook)
+        return hook
+
+    def add_after(self, hook: After) -> After:
+        if hook not in self.afters:
+            self.afters.append(hook)
+        return hook
+
+    def before(self, call: HookCall) -> HookReply | None:
+        """Run every before-hook; the first reply counts. A hook that raises stops the call: it fails closed."""
+        reply: HookReply | None = None
+        for hook in self.befores:
+            answer = hook(call)
+            if reply is None and answer is not None:
+                reply = answer
+        return reply
+
+    def after(self, call: HookCall, result: Any) -> None:
+        """Run every after-hook; the call has happened, so a failing hook is only logged."""
+        for hook in self.afters:
+            try:
+                hook(call, result)
+            except Exception:
+                log.exception("after-hook %r failed", hook)

@@ -1,0 +1,58 @@
+"""Who holds a claim, and whether that process is certainly gone.
+
+A token names boot, process namespace, pid and start time. Only when boot and namespace are ours can a missing
+process be taken for dead; anything else is left to the lease.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from functools import lru_cache
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks since boot, or ``""`` if there is none."""
+    stat = _read(f"/proc/{pid}/stat")
+    return stat.rsplit(")", 1)[-1].split()[19] if ")" in stat else ""
+
+
+@lru_cache(maxsize=1)
+def _place() -> str:
+    boot = _read("/proc/sys/kernel/random/boot_id")[:8]
+    try:
+        namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+    except OSError:
+        return ""
+    return f"{boot}.{namespace}" if boot else ""
+
+
+_token: tuple[int, str] | None = None
+
+
+def owner_token() -> str:
+    """This process, as written into claim records."""
+    global _token
+    pid = os.getpid()
+    if _token is None or _token[0] != pid:
+        place = _place()
+        _token = (pid, f"{place}.{pid}.{_started(pid)}" if place else f"host-{uuid.uuid4().hex}")
+    return _token[1]
+
+
+def certainly_dead(token: str) -> bool:
+    """Whether the process behind *token* ran on this boot, in this namespace, and is gone."""
+    place, _, rest = token.rpartition(".")
+    place, _, pid = place.rpartition(".")
+    if not place or place != _place() or not pid.isdigit():
+        return False
+    started = _started(int(pid))
+    return started != rest

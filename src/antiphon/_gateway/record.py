@@ -1,0 +1,218 @@
+"""What a call leaves in the run log, and how a replay answers it instead of the world."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from antiphon._gateway import codec
+from antiphon._gateway.call import Call, Outcome, failed
+from antiphon._scope import RunScope, is_orphan
+from antiphon.ports import Answer, Invocation, Row
+
+if TYPE_CHECKING:
+    from antiphon._gateway.core import Core
+
+
+def enter(call: Call, scope: RunScope) -> None:
+    """Give the call its place in the run."""
+    if call.site is None:
+        if is_orphan(scope):
+            decision(call, "orphan", {"name": call.tool.full_name}, {})
+        call.log_params, call.log_digest, call.redacted = scope.present(call.params, call.exact)
+        call.site = scope.enter(call.tool.full_name, call.log_digest)
+    if not call.identity:
+        site = call.site
+        call.identity = f"{scope.run_id}:{site.lane}:{call.tool.full_name}:{call.log_digest[:16]}:{site.nth}"
+
+
+def _same_store(core: Core, scope: RunScope) -> bool:
+    """Whether claims and events share a transaction."""
+    known = scope.gateway_state.get(core)
+    if known is None:
+        store = scope.store
+        known = store is core.store or (store is not None and getattr(store, "url", None) == core.store.url)
+        scope.gateway_state[core] = known
+    return bool(known)
+
+
+def _started(call: Call, scope: RunScope) -> Row:
+    assert call.site is not None
+    spec = call.tool.spec
+    payload: dict[str, Any] = {
+        "kind": "tool",
+        "name": spec.name,
+        "namespace": spec.namespace,
+        "arguments": call.log_params,
+        "digest": call.log_digest,
+        "nth": call.site.nth,
+    }
+    if call.redacted:
+        payload["keyOf"] = "redacted"
+    meta: dict[str, Any] = {"requestId": call.request_id, "keyFingerprint": call.fingerprint, "idempotent": spec.idempotent}
+    if call.call_id is not None:
+        meta["callId"] = call.call_id
+    if spec.effect is not None:
+        meta["effect"] = spec.effect
+    return scope.encode("call.started", call.site, payload, meta)
+
+
+def _finished(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> Row:
+    payload: dict[str, Any] = {"outcome": "ok"}
+    if outcome.status == "success":
+        payload["value"] = _recordable(outcome)
+    elif outcome.code == "denied":
+        payload["outcome"] = "denied"
+        payload["error"] = {"code": outcome.code, "message": outcome.message, "reason": outcome.reason}
+    else:
+        payload["outcome"] = "error"
+        payload["error"] = error_of(outcome)
+    meta: dict[str, Any] = {
+        "status": outcome.status,
+        "attempts": outcome.attempts,
+        "durationMs": round((core.clock.monotonic() - call.started) * 1000, 3),
+    }
+    if outcome.from_cache:
+        meta["fromCache"] = outcome.matched_on
+    if outcome.metadata:
+        meta["metadata"] = outcome.metadata
+    if outcome.breaker:
+        meta["breakerState"] = outcome.breaker
+    if call.attempts:
+        meta["tries"] = [attempt.to_wire() for attempt in call.attempts]
+    return scope.encode("call.finished", call.site, payload, meta)
+
+
+def _recordable(outcome: Outcome) -> Any:
+    try:
+        codec.encode(outcome.value)
+    except codec.NotSerialisable as error:
+        return {"antiphon": "not serialisable", "type": type(outcome.value).__name__, "detail": str(error)}
+    return outcome.value
+
+
+def error_of(outcome: Outcome) -> dict[str, Any]:
+    """The failure as it is recorded: enough to raise it again."""
+    exception = outcome.exception
+    kind = type(exception)
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}" if exception is not None else "",
+        "code": outcome.code,
+        "message": outcome.message,
+        "status": outcome.status,
+        "retriable": outcome.retriable,
+        "terminal": outcome.terminal,
+    }
+
+
+def decision(call: Call, what: str, detail: dict[str, Any], meta: dict[str, Any]) -> None:
+    """Note a decision of the gateway, to be written with the outcome."""
+    scope = call.scope
+    if scope is not None and scope.sink is not None:
+        call.rows.append(scope.encode("decision", call.site, {"what": what, "detail": detail}, meta))
+
+
+def start_rows(core: Core, call: Call) -> Sequence[Row]:
+    """The start event, if it can be written in the claim's own transaction."""
+    scope = call.scope
+    if scope is None or call.site is None or scope.sink is None or not _same_store(core, scope):
+        return ()
+    return (_started(call, scope),)
+
+
+async def claimed(core: Core, call: Call) -> None:
+    """The claim is won: make sure that the start event is on disk before the dispatch."""
+    if not call.recorded:
+        await start(core, call)
+
+
+async def start(core: Core, call: Call) -> None:
+    """Write the start event by itself."""
+    scope = call.scope
+    if scope is None or scope.sink is None or call.site is None:
+        return
+    await scope.sink((_started(call, scope),), core.asynchronous)
+    call.recorded = True
+
+
+def finish_rows(core: Core, call: Call, outcome: Outcome) -> Sequence[Row]:
+    """Decisions and the outcome event, if they can be written in the claim's own transaction."""
+    scope = call.scope
+    if scope is None or scope.sink is None or call.site is None or not _same_store(core, scope):
+        return ()
+    return (*call.rows, _finished(core, call, outcome, scope))
+
+
+async def finish(core: Core, call: Call, outcome: Outcome) -> None:
+    """Write what has not been written yet: all of it for a call that was answered without a claim."""
+    scope = call.scope
+    if scope is None or scope.sink is None or call.site is None:
+        return
+    rows = [] if call.recorded else [_started(call, scope)]
+    rows += call.rows
+    rows.append(_finished(core, call, outcome, scope))
+    call.rows.clear()
+    site, call.site = call.site, None
+    del site
+    await scope.sink(rows, core.asynchronous)
+
+
+# -- replay ------------------------------------------------------------------------------------------------------
+
+
+async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None:
+    """Let the run's invoker answer; ``None`` means that the live pipeline may run the call."""
+    core.derive(call)
+    enter(call, scope)
+    assert scope.invoker is not None and call.site is not None
+    tool = call.tool
+    streaming = tool.kind in ("generator", "async_generator")
+    invocation = Invocation("tool", tool.full_name, call.log_params, call.log_digest, call.site, tool.spec, streaming)
+    answer = await scope.invoker.answer(invocation)
+    if answer is None:
+        return None
+    outcome = from_answer(call, answer)
+    if answer.chunks is not None:
+        outcome.stream = iter(answer.chunks)
+        outcome.value = list(answer.chunks)
+    stream = outcome.stream
+    outcome.stream = None
+    await finish(core, call, outcome)
+    outcome.stream = stream
+    return outcome
+
+
+def from_answer(call: Call, answer: Answer) -> Outcome:
+    """A recorded answer as an outcome; recorded errors come back as errors."""
+    if answer.outcome == "ok":
+        outcome = Outcome("success", answer.value, attempts=0)
+    else:
+        error = answer.error or {}
+        code = "denied" if answer.outcome == "denied" else str(error.get("code", "error"))
+        outcome = failed(
+            error.get("status", "error"),
+            code,
+            str(error.get("message", "")),
+            retriable=bool(error.get("retriable", False)),
+            reason=str(error.get("reason", "")),
+        )
+        outcome.exception = _raised_again(error)
+    outcome.from_cache = answer.source != "live"
+    outcome.metadata = {"answeredBy": answer.source}
+    return outcome
+
+
+def _raised_again(error: Any) -> BaseException | None:
+    """The recorded exception, when its class is one of Python's own that takes a message."""
+    import builtins
+
+    module, _, name = str(error.get("class", "")).rpartition(".")
+    if module != "builtins":
+        return None
+    kind = getattr(builtins, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return None
+    try:
+        return kind(error.get("message", ""))
+    except Exception:
+        return None

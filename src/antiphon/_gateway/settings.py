@@ -1,0 +1,55 @@
+"""What a gateway can be told, as frozen values. The config layer makes them; tests build them by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from antiphon.contract._base import Millis, Value
+from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
+from antiphon.decide.loop import LoopPolicy
+
+
+class ToolOverride(Value, frozen=True):
+    """Settings of one tool from a file or the environment; what code declares wins over them (D32)."""
+
+    enabled: bool | None = None
+    shadow: bool | None = None
+    timeout: float | None = None
+    retry: RetryPolicy | None = None
+    breaker: BreakerPolicy | None = None
+    ttl: Ttls | None = None
+    reuse: Literal["turn", "session", "never"] | float | None = None
+    on_store_outage: Literal["closed", "open"] | None = None
+    forced_open: bool = False
+
+
+class Settings(Value, frozen=True):
+    """Everything a gateway needs besides its store and its tools."""
+
+    tenant: str = "default"
+    workspace: str = "default"
+    enabled: bool = True
+    open_mode: bool = True
+    """False: breakers count but never block."""
+    derive_keys: bool = True
+    """False: calls without a given key run without dedupe."""
+    shadow: bool = False
+    retry: RetryPolicy = RetryPolicy()
+    breaker: BreakerPolicy | None = None
+    ttl: Ttls | None = None
+    loop: LoopPolicy = LoopPolicy()
+    payload_limit: Millis = 262_144
+    """Bytes of a result kept in the record itself; larger ones go to the blob store."""
+    result_limit: Millis = 67_108_864
+    """Bytes of a result that are kept at all."""
+    wait_replicas: int = 0
+    """Replicas that must have the claim of a safety-critical call (Redis)."""
+    lease_cap_ms: Millis = 3_600_000
+    """How long a lease is renewed for a call without a deadline."""
+    stream_idle_ms: Millis = 300_000
+    abandoned_threads: int = 64
+    refresh_ms: Millis = 1_000
+    breaker_quorum: int = 1
+    """Processes that must have tripped before a shared trip opens the breaker here."""
+    tools: Mapping[str, ToolOverride] = {}

@@ -1,0 +1,34 @@
+"""Kill switch, breaker enforcement, key derivation and shadow mode: a snapshot read on every call (R12)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from antiphon._gateway.settings import Settings
+
+_OFF = frozenset({"0", "false", "off", "no"})
+
+
+def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
+    value = environment.get(name)
+    return default if value is None or value == "" else value.strip().lower() not in _OFF
+
+
+class Switches:
+    """Four flags and the staged tools. Attributes are read on the hot path and replaced by :meth:`refresh`."""
+
+    __slots__ = ("derive_keys", "enabled", "open_mode", "shadow", "tools_off", "tools_shadow")
+
+    def __init__(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
+        self.refresh(settings, environment)
+
+    def refresh(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
+        """Take the values of *settings*, the environment winning over them."""
+        env = os.environ if environment is None else environment
+        self.enabled = _flag(env, "TOOL_RELIABILITY_ENABLED", settings.enabled)
+        self.open_mode = _flag(env, "TOOL_RELIABILITY_OPEN_MODE", settings.open_mode)
+        self.derive_keys = _flag(env, "TOOL_RELIABLE_DERIVE_IDEMPOTENCY", settings.derive_keys)
+        self.shadow = _flag(env, "ANTIPHON_SHADOW", settings.shadow)
+        self.tools_off = frozenset(name for name, tool in settings.tools.items() if tool.enabled is False)
+        self.tools_shadow = frozenset(name for name, tool in settings.tools.items() if tool.shadow)

@@ -1,0 +1,122 @@
+"""Synchronous tools with a time limit: they run on a thread of their own and cannot be stopped (R8)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Late = Callable[[Any, BaseException | None], None]
+
+
+class TimedOut(Exception):
+    """An attempt took longer than it was allowed to."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"no answer within {seconds:g} s")
+        self.seconds = seconds
+
+
+class Abandoned(Exception):
+    """Too many timed-out tools are still running."""
+
+
+class _Work:
+    """One tool call on its thread; whoever is later, waiter or worker, sees that the other has gone."""
+
+    __slots__ = ("done", "error", "gave_up", "late", "lock", "value")
+
+    def __init__(self, late: Late | None) -> None:
+        self.late = late
+        self.lock = threading.Lock()
+        self.done = threading.Event()
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.gave_up = False
+
+
+class ThreadRunner:
+    """Starts tool threads, and counts those that were given up while still running."""
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._lock = threading.Lock()
+        self.abandoned = 0
+
+    def _start(self, work: Callable[[], Any], late: Late | None, notify: Callable[[], None]) -> _Work:
+        if self.abandoned >= self._cap:
+            raise Abandoned(
+                f"{self.abandoned} tools that timed out are still running (limit {self._cap}). The call was not made."
+            )
+        job = _Work(late)
+
+        def body() -> None:
+            try:
+                job.value = work()
+            except BaseException as error:
+                job.error = error
+            with job.lock:
+                job.done.set()
+                gave_up = job.gave_up
+            if gave_up:
+                with self._lock:
+                    self.abandoned -= 1
+                if job.late is not None:
+                    job.late(job.value, job.error)
+            else:
+                notify()
+
+        threading.Thread(target=body, name="antiphon-tool", daemon=True).start()
+        return job
+
+    def _give_up(self, job: _Work) -> bool:
+        with job.lock:
+            if job.done.is_set():
+                return False
+            job.gave_up = True
+        with self._lock:
+            self.abandoned += 1
+        return True
+
+    @staticmethod
+    def _result(job: _Work) -> Any:
+        if job.error is not None:
+            raise job.error
+        return job.value
+
+    def run(self, work: Callable[[], Any], limit: float | None, late: Late | None) -> Any:
+        """Wait in this thread, at most *limit* seconds."""
+        job = self._start(work, late, lambda: None)
+        try:
+            finished = job.done.wait(limit)
+        except BaseException:
+            self._give_up(job)
+            raise
+        if not finished and self._give_up(job):
+            raise TimedOut(limit or 0.0)
+        return self._result(job)
+
+    async def run_async(self, work: Callable[[], Any], limit: float | None, late: Late | None) -> Any:
+        """Wait in the event loop, at most *limit* seconds."""
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+
+        def notify() -> None:
+            try:
+                loop.call_soon_threadsafe(ready.set)
+            except RuntimeError:  # the loop has been closed meanwhile: nobody waits any more
+                return
+
+        job = self._start(work, late, notify)
+        try:
+            async with asyncio.timeout(limit):
+                await ready.wait()
+        except TimeoutError:
+            if self._give_up(job):
+                raise TimedOut(limit or 0.0) from None
+        except BaseException:
+            self._give_up(job)
+            raise
+        return self._result(job)

@@ -1,0 +1,164 @@
+"""A registered tool: its function, what it declares, and how a Python call becomes named parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+from antiphon._gateway import codec
+from antiphon._gateway.context import CallContext
+from antiphon._gateway.settings import Settings, ToolOverride
+from antiphon.contract.spec import BreakerPolicy, RetryPolicy, ToolSpec, Ttls
+from antiphon.errors import InvalidInput
+
+Kind = Literal["sync", "async", "generator", "async_generator"]
+_PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def kind_of(function: Callable[..., Any]) -> Kind:
+    """How the function has to be called."""
+    target = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    if inspect.isasyncgenfunction(target):
+        return "async_generator"
+    if inspect.isgeneratorfunction(target):
+        return "generator"
+    if inspect.iscoroutinefunction(target):
+        return "async"
+    return "sync"
+
+
+class Tool:
+    """One tool of one gateway, with everything that can be computed once."""
+
+    __slots__ = (
+        "breaker_policy",
+        "context_param",
+        "decode",
+        "defaults",
+        "full_name",
+        "function",
+        "kind",
+        "name_set",
+        "names",
+        "reuse_default",
+        "retry",
+        "safe_outage",
+        "signature",
+        "spec",
+        "state",
+        "timeout",
+        "ttl",
+    )
+
+    def __init__(self, function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> None:
+        self.function = function
+        self.kind: Kind = kind_of(function)
+        self.full_name = f"{spec.namespace}/{spec.name}"
+        self.state: dict[str, Any] = {}
+        """What the gateway keeps per tool: breakers, budget, bound metrics."""
+        self.signature = _signature(function)
+        self.context_param = _context_param(self.signature)
+        params = [p for p in self.signature.parameters.values() if p.name != self.context_param] if self.signature else []
+        plain = self.signature is not None and all(p.kind in _PLAIN for p in params)
+        self.names: tuple[str, ...] = (
+            tuple(p.name for p in params if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) if plain else ()
+        )
+        self.name_set = frozenset(p.name for p in params) if plain else None
+        self.defaults = {p.name: p.default for p in params if p.default is not inspect.Parameter.empty} if plain else {}
+        self.decode = codec.decoder(_return_type(function, self.signature))
+        self.configure(spec, settings)
+
+    def configure(self, spec: ToolSpec, settings: Settings) -> None:
+        """Settle every setting by precedence: code, then the tool's override, then the gateway's, then defaults."""
+        override = settings.tools.get(self.full_name) or settings.tools.get(spec.name) or ToolOverride()
+        self.spec = spec
+        self.retry: RetryPolicy = spec.retry or override.retry or settings.retry
+        self.timeout: float | None = spec.timeout if spec.timeout is not None else override.timeout
+        self.ttl: Ttls = spec.ttl if spec.ttl != Ttls() else (override.ttl or settings.ttl or spec.ttl)
+        policy: BreakerPolicy = spec.breaker or override.breaker or settings.breaker or spec.breaker_policy
+        if override.forced_open and not policy.forced_open:
+            policy = msgspec.structs.replace(policy, forced_open=True)
+        self.breaker_policy = policy
+        outage = spec.on_store_outage or override.on_store_outage
+        self.safe_outage = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
+        self.reuse_default = spec.reuse if spec.reuse is not None else override.reuse
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Named parameters of a Python call, defaults included; ``TypeError`` as Python would raise it."""
+        names = self.name_set
+        if names is not None and len(args) <= len(self.names):
+            params = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs} if args else {**self.defaults, **kwargs}
+            if len(params) == len(names) and len(args) + len(kwargs) <= len(names) and params.keys() == names:
+                if not (args and kwargs and any(name in kwargs for name in self.names[: len(args)])):
+                    return params
+        return self._bind_slowly(args, kwargs)
+
+    def _bind_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if self.signature is None:
+            if args:
+                raise InvalidInput(f"{self.full_name} has no readable signature: pass its parameters by name.")
+            return dict(kwargs)
+        signature = self.signature
+        if self.context_param is not None and self.context_param not in kwargs:
+            signature = signature.replace(
+                parameters=[p for p in signature.parameters.values() if p.name != self.context_param]
+            )
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        params = dict(bound.arguments)
+        for parameter in signature.parameters.values():
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                params.update(params.pop(parameter.name))
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                params[parameter.name] = list(params[parameter.name])
+        return params
+
+    def invoke(self, params: dict[str, Any], context: CallContext | None) -> Any:
+        """Call the function with named parameters (and its context, if it asks for one)."""
+        extra = {self.context_param: context} if self.context_param is not None and self.context_param not in params else None
+        if self.name_set is not None or self.signature is None:
+            return self.function(**params, **extra) if extra else self.function(**params)
+        args: list[Any] = []
+        rest = {**params, **(extra or {})}
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.name in rest:
+                args.append(rest.pop(parameter.name))
+            elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                before = [p.name for p in self.signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+                args.extend(rest.pop(name) for name in before if name in rest)
+                args.extend(rest.pop(parameter.name, ()))
+        return self.function(*args, **rest)
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
+def _context_param(signature: inspect.Signature | None) -> str | None:
+    """The parameter that wants the call's context: by its type, or an unannotated one called ``ctx``."""
+    for parameter in signature.parameters.values() if signature else ():
+        annotation = parameter.annotation
+        if annotation is CallContext or (isinstance(annotation, str) and annotation.split(".")[-1] == "CallContext"):
+            return parameter.name
+        if parameter.name == "ctx" and annotation is inspect.Parameter.empty and parameter.kind in _PLAIN:
+            return parameter.name
+    return None
+
+
+def _return_type(function: Callable[..., Any], signature: inspect.Signature | None) -> Any:
+    if signature is None or signature.return_annotation is inspect.Signature.empty:
+        return None
+    if not isinstance(signature.return_annotation, str):
+        return signature.return_annotation
+    import typing
+
+    try:
+        return typing.get_type_hints(function).get("return")
+    except Exception:  # a name that only type checkers can see
+        return None

@@ -1,0 +1,92 @@
+"""One recorded call of a model or an MCP server: answered by the replay, or made and written down."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from antiphon._scope import RunScope, Site, is_orphan
+from antiphon.canonical import canonical_json
+from antiphon.ports import Answer, Invocation, Row
+
+
+class Boundary:
+    """Used by everything that is recorded without a claim. Open, ask, then start, chunk and finish."""
+
+    def __init__(
+        self,
+        scope: RunScope,
+        kind: str,
+        name: str,
+        arguments: Any,
+        *,
+        payload: dict[str, Any],
+        digest: str | None = None,
+        meta: dict[str, Any] | None = None,
+        asynchronous: bool = False,
+        stream: bool = False,
+    ) -> None:
+        self.scope = scope
+        self.kind = kind
+        self.name = name
+        self.asynchronous = asynchronous
+        self.stream = stream
+        raw = digest if digest is not None else hashlib.sha256(canonical_json(arguments)).hexdigest()
+        self.arguments, self.digest, redacted = scope.present(arguments, raw)
+        orphan = is_orphan(scope)
+        self.site: Site = scope.enter(name, self.digest)
+        self.started = scope.clock_ms()
+        self.meta = {**(meta or {}), **({"orphan": True} if orphan else {})}
+        head = {"kind": kind, "name": name, "digest": self.digest, "nth": self.site.nth}
+        self.payload = {**head, **payload, **({"keyOf": "redacted"} if redacted else {})}
+        self._chunks = 0
+        self._pending: Row | None = None
+
+    async def answer(self) -> Answer | None:
+        """The replay's answer, or ``None`` when the call is to be made."""
+        if self.scope.invoker is None:
+            return None
+        call = Invocation(self.kind, self.name, self.arguments, self.digest, self.site, None, self.stream)
+        answer = await self.scope.invoker.answer(call)
+        return answer
+
+    async def _write(self, *rows: Row) -> None:
+        if self.scope.sink is not None and rows:
+            await self.scope.sink(rows, self.asynchronous)
+
+    async def start(self) -> None:
+        """Write the start event; the call may be made after this."""
+        await self._write(self.scope.encode("call.started", self.site, self.payload, self.meta))
+
+    def chunk(self, data: Any, gap_ms: float) -> None:
+        """Keep a piece of a stream; it is written when the next one is asked for (:meth:`pulled`)."""
+        body = {"n": self._chunks, "data": data}
+        self._chunks += 1
+        self._pending = self.scope.encode("call.chunk", self.site, body, {"gapMs": round(gap_ms, 3)})
+
+    async def pulled(self) -> None:
+        """The reader asks for the next piece: write the one it has."""
+        row, self._pending = self._pending, None
+        if row is not None:
+            await self._write(row)
+
+    async def finish(
+        self, outcome: str, *, value: Any = None, error: dict[str, Any] | None = None, meta: dict[str, Any] | None = None
+    ) -> None:
+        """Write the outcome: ``ok``, ``error`` or ``refusal``."""
+        payload: dict[str, Any] = {"outcome": outcome}
+        if error is not None:
+            payload["error"] = error
+        if error is None or value is not None:
+            payload["value"] = value
+        duration = {"durationMs": self.scope.clock_ms() - self.started}
+        rows = [] if self._pending is None else [self._pending]
+        self._pending = None
+        rows.append(self.scope.encode("call.finished", self.site, payload, {**duration, **(meta or {})}))
+        await self._write(*rows)
+
+
+def error_payload(error: BaseException) -> dict[str, Any]:
+    """An exception as it is recorded."""
+    kind = type(error)
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", "code": kind.__name__, "message": str(error)}

@@ -1,0 +1,182 @@
+"""The language-model boundary: one request, one response or stream, written down and answered by a replay (L1, D18)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
+
+from antiphon._drive import drive
+from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._scope import RunScope
+from antiphon.errors import AntiphonError, CallFailed, InvalidInput
+from antiphon.llm import canonical_request, envelope_kind, llm_cache_key, summarise, variant_digest
+from antiphon.ports import Answer
+
+RECIPE = "rfc0041"
+
+
+def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
+    """Model, provider, temperature and seed, as the determinism score reads them (K3)."""
+    config = {"model_name": request.get("model"), "provider": provider.partition("-")[0]}
+    for name in ("temperature", "seed"):
+        if request.get(name) is not None:
+            config[name] = request[name]
+    return config
+
+
+def open_llm(
+    scope: RunScope, request: Mapping[str, Any], provider: str, *, asynchronous: bool, stream: bool = False, **meta: Any
+) -> Boundary:
+    """The boundary of one model call; a body that the mapping does not know is recorded as it is."""
+    body = dict(request)
+    payload: dict[str, Any] = {"provider": provider, "providerRequest": body, "recipe": RECIPE}
+    digest: str | None = None
+    canonical: Any = body
+    try:
+        canonical = canonical_request(body, provider=provider)
+        digest = llm_cache_key(canonical, recipe=RECIPE)
+        payload["variant"] = variant_digest(canonical)
+        payload["request"] = canonical
+    except (InvalidInput, ValueError) as error:
+        payload["unmapped"] = str(error)
+    boundary = Boundary(
+        scope,
+        "llm",
+        "llm",
+        canonical,
+        payload=payload,
+        digest=digest,
+        meta=dict(meta),
+        asynchronous=asynchronous,
+        stream=stream,
+    )
+    boundary.payload["key"] = boundary.digest
+    return boundary
+
+
+def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
+    """``ok`` or ``refusal``, and what is told about the response: usage, stop reason, refusal kind (D23)."""
+    if not isinstance(response, Mapping):
+        return "ok", {}
+    kind, reason = envelope_kind(dict(response), provider)
+    summary = summarise(dict(response), provider)
+    meta: dict[str, Any] = {"usage": summary.get("usage"), "stopReason": summary.get("stopReason")}
+    if kind == "refusal":
+        meta["refusalReason"] = reason
+        return "refusal", meta
+    return "ok", meta
+
+
+def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:
+    """One synchronous model call."""
+    boundary = open_llm(scope, request, provider, asynchronous=False, stream=bool(request.get("stream")))
+    answer = drive(boundary.answer())
+    if answer is not None:
+        return _given(boundary, answer)
+    drive(boundary.start())
+    try:
+        response = send(dict(request))
+    except BaseException as error:
+        drive(boundary.finish("error", error=error_payload(error)))
+        raise
+    if isinstance(response, Iterator):
+        return _stream(boundary, response)
+    outcome, meta = outcome_of(response, provider)
+    drive(boundary.finish(outcome, value=response, meta=meta))
+    return response
+
+
+async def ask_async(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:
+    """One asynchronous model call."""
+    boundary = open_llm(scope, request, provider, asynchronous=True, stream=bool(request.get("stream")))
+    answer = await boundary.answer()
+    if answer is not None:
+        return await _given_async(boundary, answer)
+    await boundary.start()
+    try:
+        response = send(dict(request))
+        if hasattr(response, "__await__"):
+            response = await response
+    except BaseException as error:
+        await boundary.finish("error", error=error_payload(error))
+        raise
+    if hasattr(response, "__aiter__"):
+        return _stream_async(boundary, response)
+    outcome, meta = outcome_of(response, provider)
+    await boundary.finish(outcome, value=response, meta=meta)
+    return response
+
+
+def _stream(boundary: Boundary, source: Iterator[Any]) -> Iterator[Any]:
+    chunks: list[Any] = []
+    last = time.monotonic()
+    try:
+        for data in source:
+            now = time.monotonic()
+            boundary.chunk(data, (now - last) * 1000)
+            last = now
+            chunks.append(data)
+            yield data
+            drive(boundary.pulled())
+    except BaseException as error:
+        drive(boundary.finish("error", error=_broken(error, len(chunks)), value={"chunks": len(chunks)}))
+        raise
+    drive(boundary.finish("ok", value={"chunks": len(chunks)}))
+
+
+async def _stream_async(boundary: Boundary, source: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    chunks: list[Any] = []
+    last = time.monotonic()
+    try:
+        async for data in source:
+            now = time.monotonic()
+            boundary.chunk(data, (now - last) * 1000)
+            last = now
+            chunks.append(data)
+            yield data
+            await boundary.pulled()
+    except BaseException as error:
+        await boundary.finish("error", error=_broken(error, len(chunks)), value={"chunks": len(chunks)})
+        raise
+    await boundary.finish("ok", value={"chunks": len(chunks)})
+
+
+def _broken(error: BaseException, chunks: int) -> dict[str, Any]:
+    """A stream that was not read to its end, or failed on the way, is recorded as such."""
+    if isinstance(error, GeneratorExit):
+        return {"class": "", "code": "stream_broken_off", "message": f"The stream was not read after piece {chunks}."}
+    return error_payload(error)
+
+
+def _given(boundary: Boundary, answer: Answer) -> Any:
+    drive(boundary.start())
+    if answer.outcome == "error":
+        drive(boundary.finish("error", error=dict(answer.error or {})))
+        raise failure_of(answer)
+    if answer.chunks is not None:
+        return _stream(boundary, iter(answer.chunks))
+    drive(boundary.finish(answer.outcome, value=answer.value, meta=dict(answer.meta)))
+    return answer.value
+
+
+async def _given_async(boundary: Boundary, answer: Answer) -> Any:
+    await boundary.start()
+    if answer.outcome == "error":
+        await boundary.finish("error", error=dict(answer.error or {}))
+        raise failure_of(answer)
+    if answer.chunks is not None:
+        return _stream_async(boundary, _pieces(answer.chunks))
+    await boundary.finish(answer.outcome, value=answer.value, meta=dict(answer.meta))
+    return answer.value
+
+
+async def _pieces(chunks: Any) -> AsyncIterator[Any]:
+    for data in chunks:
+        yield data
+
+
+def failure_of(answer: Answer) -> AntiphonError:
+    """A recorded error of a model call, raised again."""
+    error = answer.error or {}
+    return CallFailed(str(error.get("message", "")), code=str(error.get("code", "error")), recorded=dict(error))

@@ -1,0 +1,219 @@
+"""An open run: what agent code talks to while everything observable is written down (K2, D19)."""
+
+from __future__ import annotations
+
+import inspect
+import random as chance
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Token
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from antiphon._drive import drive
+from antiphon._recording import model
+from antiphon._recording.recorder import Recorder
+from antiphon._scope import Cursor, RunScope
+from antiphon.contract.events import Event, RunManifest
+from antiphon.errors import AntiphonError
+
+Caller = Callable[[str, Mapping[str, Any], str | None], Any]
+
+
+class Interaction:
+    """One exchange of the session: an input and what came of it."""
+
+    def __init__(self, run: Run, value: Any) -> None:
+        self._run = run
+        self.input = value
+        self.output: Any = None
+
+    def finish(self, output: Any) -> None:
+        """Set the output of this interaction."""
+        self.output = output
+
+
+class Run:
+    """A recorded session. Use it as a context manager, in synchronous or asynchronous code.
+
+    >>> with antiphon.run("triage") as run:          # doctest: +SKIP
+    ...     at = run.now()
+    ...     answer = run.llm(request, send)
+    """
+
+    def __init__(self, recorder: Recorder, manifest: RunManifest, caller: Caller | None = None) -> None:
+        self._recorder = recorder
+        self._manifest = manifest
+        self._caller = caller
+        self._token: Token[Cursor | None] | None = None
+        self._entered = 0
+        self.output: Any = None
+        self.input: Any = None
+        self.error: BaseException | None = None
+        self._interactions: list[Interaction] = []
+        self._facts: dict[str, Any] = {}
+
+    # -- identity ------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self._manifest.id
+
+    @property
+    def name(self) -> str:
+        return self._manifest.name
+
+    @property
+    def status(self) -> str:
+        return self._manifest.status
+
+    @property
+    def manifest(self) -> RunManifest:
+        return self._manifest
+
+    @property
+    def scope(self) -> RunScope:
+        return self._recorder.scope
+
+    # -- life ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Run:
+        payload: dict[str, Any] = {"name": self.name}
+        if self._manifest.entry is not None:
+            payload["entry"] = self._manifest.entry
+        if self.input is not None:
+            payload["input"] = self.input
+        recorder = self._recorder
+        drive(recorder.journal.open_run(self._manifest))
+        drive(recorder.scope.sink((recorder.encode("run.started", None, payload, {}),), False))  # type: ignore[misc, arg-type]
+        self._token = self.scope.activate()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._token is not None:
+            self.scope.deactivate(self._token)
+            self._token = None
+        self.error = error
+        status = "completed" if error is None else "failed"
+        if error is not None and not isinstance(error, Exception):
+            status = "interrupted"
+        payload: dict[str, Any] = {"status": status}
+        if error is None:
+            payload["output"] = self.output
+        else:
+            payload["error"] = {
+                "class": f"{type(error).__module__}.{type(error).__qualname__}",
+                "code": getattr(error, "code", type(error).__name__),
+                "message": str(error),
+            }
+        recorder = self._recorder
+        drive(recorder.scope.sink((recorder.encode("run.finished", None, payload, {}),), False))  # type: ignore[misc, arg-type]
+        self._manifest = msgspec.structs.replace(
+            self._manifest, status=status, finished_at_ms=recorder.clock.now_ms(), **self._facts
+        )
+        drive(recorder.journal.update_run(self._manifest))
+
+    async def __aenter__(self) -> Run:
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.__exit__(kind, error, trace)
+        await self._recorder.close()
+
+    def finish(self, output: Any) -> None:
+        """Set the output of the run."""
+        self.output = output
+
+    # -- what agent code draws from the world --------------------------------------------------------------------
+
+    def _draw(self, what: str, fresh: Callable[[], Any]) -> Any:
+        scope = self.scope
+        site = scope.enter(what, "")
+        value = fresh() if scope.invoker is None else scope.invoker.draw(what, site, fresh)
+        if scope.sink is not None:
+            row = scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {})
+            drive(scope.sink((row,), False))  # type: ignore[arg-type]
+        return value
+
+    def now(self) -> datetime:
+        """The current time; a replay gives the recorded one."""
+        return datetime.fromisoformat(self._draw("now", lambda: datetime.now(UTC).isoformat()))
+
+    def random(self) -> float:
+        """A number in [0, 1); a replay gives the recorded one."""
+        return float(self._draw("random", chance.random))
+
+    def uuid4(self) -> uuid.UUID:
+        """A random id; a replay gives the recorded one."""
+        return uuid.UUID(self._draw("uuid4", lambda: str(uuid.uuid4())))
+
+    # -- what agent code tells -----------------------------------------------------------------------------------
+
+    def prompt(self, name: str, template: str, variables: Mapping[str, Any] | None = None) -> str:
+        """Fill a template and record template, variables and text."""
+        text = template.format(**variables) if variables else template
+        payload = {"name": name, "template": template, "variables": dict(variables or {}), "text": text}
+        self.note("prompt", payload)
+        return text
+
+    def note(self, kind: str, payload: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
+        """Write an event of *kind* at the current place."""
+        scope = self.scope
+        if scope.sink is not None:
+            site = scope.enter(kind, "")
+            drive(scope.sink((scope.encode(kind, site, payload, meta or {}),), False))  # type: ignore[arg-type]
+
+    @contextmanager
+    def interaction(self, value: Any) -> Iterator[Interaction]:
+        """One exchange of several in this session."""
+        current = Interaction(self, value)
+        self.note("interaction.started", {"input": value})
+        try:
+            yield current
+        except BaseException as error:
+            self.note("interaction.finished", {"error": {"class": type(error).__qualname__, "message": str(error)}})
+            raise
+        self._interactions.append(current)
+        self.note("interaction.finished", {"output": current.output})
+
+    def describe(self, **facts: Any) -> None:
+        """Facts for the manifest: ``llm_config``, ``tool_schemas``, ``graph_digest``, ``tags``."""
+        allowed = {"llm_config", "tool_schemas", "graph_digest", "tags", "session"}
+        unknown = set(facts) - allowed
+        if unknown:
+            raise AntiphonError(f"A run cannot be described by {', '.join(sorted(unknown))}.")
+        self._facts.update(facts)
+
+    # -- calls ---------------------------------------------------------------------------------------------------
+
+    def llm(self, request: Mapping[str, Any], send: Callable[[Any], Any], *, provider: str = "openai-chat") -> Any:
+        """Ask a model: *send* is called with the request body, unless a replay answers.
+
+        With a coroutine function the result is awaitable; a response that comes in pieces stays a stream.
+        """
+        if "llm_config" not in self._facts:
+            self._facts["llm_config"] = model.config_of(request, provider)
+        if inspect.iscoroutinefunction(send) or inspect.isasyncgenfunction(send):
+            return model.ask_async(self.scope, request, send, provider)
+        return model.ask(self.scope, request, send, provider)
+
+    def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None) -> Any:
+        """Call a registered tool by name through the gateway."""
+        if self._caller is None:
+            raise AntiphonError("This run has no gateway.", hint="Open it with antiphon.run(...) or pass gateway=.")
+        return self._caller(tool, arguments, call_id)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def events(self) -> list[Event]:
+        """Everything recorded so far."""
+        journal, found, start = self._recorder.journal, [], 0
+        while batch := drive(journal.events(self.id, start=start)):
+            found += batch
+            start = batch[-1].seq + 1
+        return found
+
+

@@ -1,0 +1,243 @@
+"""Where a call stands: run, lane, index (D17).
+
+A *lane* is one strand of work inside a run. The context variable holds an immutable cursor, so a task or
+thread that was started from a copy of the context still sees the position its parent had at that moment.
+Its first call opens a lane of its own, named by that position and by the call itself: the order in which
+parallel work finishes never shows.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar, Token, copy_context
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+from antiphon.ports import Invoker, Row
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+ORPHAN_LANE = "~orphan"
+
+
+class Site(NamedTuple):
+    """The place of one call: logical, not temporal."""
+
+    lane: str
+    index: int
+    nth: int
+    """Occurrence of this name and digest in the lane, from 0."""
+    call: str
+    """Id of the call in the run."""
+    parent: str | None
+
+
+class Lane:
+    """One strand of work; touched by its owner only, except for the count of its children."""
+
+    __slots__ = ("ambiguous", "children", "counter", "owner", "parent", "path", "seen")
+
+    def __init__(self, path: str, owner: Callable[[], Any] | int | None, parent: str | None) -> None:
+        self.path = path
+        self.owner = owner
+        self.parent = parent
+        self.counter = 0
+        self.seen: dict[tuple[str, str], int] = {}
+        self.children: dict[tuple[int, str], int] = {}
+        self.ambiguous = False
+
+
+class Cursor(NamedTuple):
+    """A position in a lane, as it was when the context was copied."""
+
+    scope: RunScope
+    lane: Lane
+    index: int
+
+
+_cursor: ContextVar[Cursor | None] = ContextVar("antiphon_cursor", default=None)
+_active: dict[int, RunScope] = {}
+"""Runs open in this process, to tell an orphan call from a call without a run."""
+
+
+def _me() -> Callable[[], Any] | int:
+    """Who is running: a reference to the current task, or the thread's id."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and asyncio._get_running_loop() is not None:
+        task = asyncio.current_task()
+        if task is not None:
+            return weakref.ref(task)
+    return threading.get_ident()
+
+
+class RunScope:
+    """An open run as the engines see it: its id, who answers its calls, and how its events are written."""
+
+    __slots__ = (
+        "clock_ms",
+        "encode",
+        "gateway_state",
+        "invoker",
+        "lock",
+        "present",
+        "root",
+        "run_id",
+        "sink",
+        "store",
+        "tenant",
+        "workspace",
+    )
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        clock_ms: Callable[[], int],
+        encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row],
+        sink: Callable[[Sequence[Row], bool], Awaitable[None]] | None,
+        present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
+        store: object | None = None,
+        invoker: Invoker | None = None,
+        tenant: str = "default",
+        workspace: str = "default",
+    ) -> None:
+        self.run_id = run_id
+        self.clock_ms = clock_ms
+        self.encode = encode
+        """(type, site, payload, meta) -> redacted, spilled row."""
+        self.present = present
+        """(arguments, digest) -> what of them may be written, its digest, and whether something was redacted (D21)."""
+        self.sink = sink
+        """Writes rows at once (the flag says whether an event loop runs); ``None`` switches recording off."""
+        self.store = store
+        """The store description whose journal *sink* writes to: claims on the same store share its transaction."""
+        self.invoker = invoker
+        self.tenant = tenant
+        self.workspace = workspace
+        self.lock = threading.Lock()
+        self.root = Lane("0", None, None)
+        self.gateway_state: dict[Any, Any] = {}
+        """Loop guard and caps of this run, kept by the gateways."""
+
+    def activate(self) -> Token[Cursor | None]:
+        """Make this run current in this context; :meth:`deactivate` ends it."""
+        self.root.owner = _me()
+        _active[id(self)] = self
+        return _cursor.set(Cursor(self, self.root, self.root.counter))
+
+    def deactivate(self, token: Token[Cursor | None]) -> None:
+        _active.pop(id(self), None)
+        try:
+            _cursor.reset(token)
+        except ValueError:  # closed in another context than it was opened in
+            _cursor.set(None)
+
+    def enter(self, name: str, digest: str) -> Site:
+        """The site of the next call in the current lane; moves the cursor."""
+        cursor = _cursor.get()
+        if cursor is None or cursor.scope is not self:
+            with self.lock:
+                return self._next(_orphan_lane(self), name, digest)
+        lane = cursor.lane
+        me = _me()
+        if lane.owner != me:
+            lane = self._open_child(cursor, f"{name}:{digest[:16]}", me)
+        site = self._next(lane, name, digest)
+        _cursor.set(Cursor(self, lane, lane.counter))
+        return site
+
+    def _next(self, lane: Lane, name: str, digest: str) -> Site:
+        index = lane.counter
+        lane.counter = index + 1
+        seen = (name, digest)
+        nth = lane.seen.get(seen, 0)
+        lane.seen[seen] = nth + 1
+        return Site(lane.path, index, nth, f"{lane.path}@{index}", lane.parent)
+
+    def _open_child(self, cursor: Cursor, label: str, me: Callable[[], Any] | int) -> Lane:
+        parent = cursor.lane
+        with self.lock:
+            slot = (cursor.index, label)
+            nth = parent.children.get(slot, 0)
+            parent.children[slot] = nth + 1
+        lane = Lane(f"{parent.path}/{cursor.index}:{label}#{nth}", me, parent.parent)
+        lane.ambiguous = nth > 0
+        return lane
+
+    @contextmanager
+    def inside(self, call: str) -> Iterator[None]:
+        """Nested calls made by the body of *call* get a lane of their own."""
+        token = _cursor.set(Cursor(self, Lane(f"{call}>", _me(), call), 0))
+        try:
+            yield
+        finally:
+            _cursor.reset(token)
+
+    @contextmanager
+    def branch(self, name: str) -> Iterator[None]:
+        """A lane with a name of the caller's choice, for parallel work that looks alike."""
+        cursor = _cursor.get()
+        base = cursor if cursor is not None and cursor.scope is self else Cursor(self, self.root, self.root.counter)
+        lane = self._open_child(base, f"~{name}", _me())
+        token = _cursor.set(Cursor(self, lane, 0))
+        try:
+            yield
+        finally:
+            _cursor.reset(token)
+
+
+def _orphan_lane(scope: RunScope) -> Lane:
+    lane = scope.gateway_state.get(ORPHAN_LANE)
+    if lane is None:
+        lane = scope.gateway_state[ORPHAN_LANE] = Lane(ORPHAN_LANE, None, None)
+    assert isinstance(lane, Lane)
+    return lane
+
+
+def current_scope() -> RunScope | None:
+    """The run of this context. A thread without one belongs, as an orphan, to the only run that is open."""
+    cursor = _cursor.get()
+    if cursor is not None:
+        return cursor.scope
+    if len(_active) == 1:
+        try:
+            return next(iter(_active.values()))
+        except (StopIteration, RuntimeError):  # closed by another thread just now
+            return None
+    return None
+
+
+def is_orphan(scope: RunScope) -> bool:
+    """Whether the current context does not carry *scope* although it is used for it."""
+    cursor = _cursor.get()
+    return cursor is None or cursor.scope is not scope
+
+
+@contextmanager
+def branch(name: str) -> Iterator[None]:
+    """Name a strand of parallel work, so that a replay can tell it from others that look alike."""
+    scope = current_scope()
+    if scope is None:
+        yield
+        return
+    with scope.branch(name):
+        yield
+
+
+def wrap_context(function: Callable[P, T]) -> Callable[P, T]:
+    """Carry the current run into another thread: ``executor.submit(wrap_context(work), 1)``."""
+    context = copy_context()
+
+    def carried(*args: P.args, **kwargs: P.kwargs) -> T:
+        return context.copy().run(function, *args, **kwargs)
+
+    return carried
+
+
+def submit(executor: Any, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Any:
+    """``executor.submit`` that carries the current run into the worker thread."""
+    return executor.submit(copy_context().run, function, *args, **kwargs)

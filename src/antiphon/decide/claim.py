@@ -1,0 +1,169 @@
+"""May this call be dispatched? The claim's rules as one function over values (R5, D2, D3, D6, D35).
+
+| what is there                       | same identity              | new identity                                   |
+|-------------------------------------|----------------------------|------------------------------------------------|
+| in flight, lease alive              | wait or ``in_flight``      | wait and share (labelled)                      |
+| in flight, lease over, repeat-safe  | take over                  | take over                                      |
+| in flight, lease over, otherwise    | mark unknown               | mark unknown                                   |
+| done                                | reuse                      | repeat-safe: by ``reuse``; otherwise run       |
+| failed, outcome unknown             | unknown (reconcile)        | unknown (reconcile)                            |
+| failed otherwise                    | cached error               | run                                            |
+| cancelled before dispatch           | run                        | run                                            |
+| cancelled after dispatch            | as outcome unknown         | as outcome unknown, repeat-safe: run           |
+
+With a key given by the caller or a hook, the key alone is the identity. ``bestEffort`` never waits, and
+runs again after a retriable failure. A record kept for other parameters is a conflict before all else.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import RECORD_VERSION, DedupeRecord
+from antiphon.ports import Existing
+
+UNKNOWN_CODE = "outcome_unknown"
+ReuseRule = Literal["turn", "session", "never"] | float
+
+
+class Claimant(NamedTuple):
+    """What the rules need to know of the call that asks."""
+
+    identity: str
+    params_digest: str
+    idempotent: bool
+    given_key: bool
+    best_effort: bool
+    reuse: ReuseRule
+    on_conflict: str = "conflict"
+    waited_for: int = 0
+    """Version of the in-flight record this call has been waiting for, if any."""
+    owner_gone: bool = False
+    """The process that holds the claim is certainly dead: its lease counts as over."""
+
+
+class Run(NamedTuple):
+    """Replace *version* by our own in-flight record, and dispatch."""
+
+    version: int
+    why: str
+
+
+class Reuse(NamedTuple):
+    """Answer from *record*."""
+
+    record: DedupeRecord
+    matched_on: Literal["inflight", "completed"]
+    shared: bool
+    """The answer was produced by another call identity: label it, and remember it for ours."""
+
+
+class Wait(NamedTuple):
+    """Wait for *version* to settle, at most until its lease ends."""
+
+    version: int
+    lease_left_ms: int
+
+
+class Busy(NamedTuple):
+    """Do not wait: an equal call is in flight."""
+
+    version: int
+
+
+class Conflict(NamedTuple):
+    """The key belongs to other parameters."""
+
+    record: DedupeRecord
+
+
+class Unknown(NamedTuple):
+    """An earlier dispatch may have happened; only reconcile or an operator can settle it."""
+
+    record: DedupeRecord
+    mark: bool
+    """The record still says in flight: settle it as unknown first."""
+
+
+Decision = Run | Reuse | Wait | Busy | Conflict | Unknown
+
+
+def is_unknown(record: DedupeRecord) -> bool:
+    """Whether nobody knows if this record's call happened."""
+    if record.state == "failed":
+        return record.error is not UNSET and record.error.code == UNKNOWN_CODE  # type: ignore[union-attr]
+    return record.state == "cancelled" and record.dispatched
+
+
+def readable(record: DedupeRecord) -> bool:
+    """Whether this release understands the record; a newer one fails closed (D1)."""
+    return record.v <= RECORD_VERSION
+
+
+def decide(existing: Existing, asks: Claimant) -> Decision:
+    """Apply the table to what the store returned."""
+    current, own, now = existing
+    if asks.given_key:
+        if current.request.params_digest != asks.params_digest:
+            return Conflict(current)
+        own = current
+    elif own is None and current.request.identity == asks.identity:
+        own = current
+    if own is not None and own.version != current.version:
+        return _earlier_execution(own, asks)
+    if current.state == "inflight":
+        return _in_flight(current, now, asks)
+    if is_unknown(current) and not asks.idempotent:
+        return Unknown(current, mark=False)
+    if own is not None:
+        return _own_settled(own, asks)
+    return _others_settled(current, now, asks)
+
+
+def _in_flight(current: DedupeRecord, now: int, asks: Claimant) -> Decision:
+    lock_until = 0 if current.lock_until_ms is UNSET else current.lock_until_ms
+    left = lock_until - now  # type: ignore[operator]
+    if left > 0 and not asks.owner_gone:
+        return Busy(current.version) if asks.best_effort else Wait(current.version, left)
+    if asks.idempotent:
+        return Run(current.version, "takeover")
+    return Unknown(current, mark=True)
+
+
+def _earlier_execution(own: DedupeRecord, asks: Claimant) -> Decision:
+    """A redelivery of a call that others have followed: answered from its own execution, never run again."""
+    if own.state == "done":
+        return Reuse(own, "completed", shared=own.request.identity != asks.identity)
+    if is_unknown(own) and not asks.idempotent:
+        return Unknown(own, mark=False)
+    return Reuse(own, "completed", shared=False)
+
+
+def _own_settled(own: DedupeRecord, asks: Claimant) -> Decision:
+    if own.state == "done":
+        return Reuse(own, "completed", shared=False)
+    if own.state == "cancelled":
+        return Run(own.version, "cancelled")
+    retriable = own.error is not UNSET and own.error.should_retriable  # type: ignore[union-attr]
+    if asks.best_effort and retriable:
+        return Run(own.version, "retry after failure")
+    return Reuse(own, "completed", shared=False)
+
+
+def _others_settled(current: DedupeRecord, now: int, asks: Claimant) -> Decision:
+    if current.state == "done":
+        if asks.waited_for:
+            return Reuse(current, "inflight", shared=True)
+        if asks.idempotent and _may_reuse(current, now, asks.reuse):
+            return Reuse(current, "completed", shared=True)
+        return Run(current.version, "new call")
+    return Run(current.version, "after " + current.state)
+
+
+def _may_reuse(current: DedupeRecord, now: int, rule: ReuseRule) -> bool:
+    if rule == "session":
+        return True
+    if isinstance(rule, (int, float)):
+        return now - current.updated_at_ms < rule * 1000
+    return False  # "turn" is turn control's business, "never" means never
