@@ -1,0 +1,223 @@
+"""Keys of LLM requests: the two recipes (L1, D24), the variant digest (D14), and keys of a growing conversation."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal
+
+from antiphon.canonical import canonical_digest, canonical_json
+from antiphon.errors import InvalidInput
+
+__all__ = ["Conversation", "Recipe", "llm_cache_key", "llm_cache_key_parts", "variant_digest", "variant_parts"]
+
+Recipe = Literal["rfc0041", "semantic-request-v2"]
+RECIPES: Final = ("rfc0041", "semantic-request-v2")
+V2_STAMP: Final = "openwop-semantic-request-v2"
+
+_V2_NUMBERS: Final = ("temperature", "topP", "topK", "maxOutputTokens", "seed")
+_V2_OBJECTS: Final = ("responseFormat", "safetySettings")
+
+VARIANT_FIELDS: Final[Mapping[str, str]] = {
+    "topP": "topP",
+    "top_p": "topP",
+    "topK": "topK",
+    "top_k": "topK",
+    "maxOutputTokens": "maxOutputTokens",
+    "max_output_tokens": "maxOutputTokens",
+    "max_completion_tokens": "maxOutputTokens",
+    "max_tokens": "maxOutputTokens",
+    "seed": "seed",
+    "stop": "stop",
+    "stop_sequences": "stop",
+    "toolChoice": "toolChoice",
+    "tool_choice": "toolChoice",
+    "responseFormat": "responseFormat",
+    "response_format": "responseFormat",
+    "safetySettings": "safetySettings",
+    "safety_settings": "safetySettings",
+    "providerOptions": "providerOptions",
+    "presence_penalty": "presencePenalty",
+    "frequency_penalty": "frequencyPenalty",
+    "logit_bias": "logitBias",
+    "n": "candidateCount",
+    "reasoning": "reasoning",
+    "reasoning_effort": "reasoningEffort",
+    "thinking": "thinking",
+    "parallel_tool_calls": "parallelToolCalls",
+}
+"""What shapes an answer beside the six fields of the key: spelling in a request -> name in the variant."""
+
+
+def llm_cache_key(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
+    """The key of an LLM request (L1): SHA-256 of the recipe's fields, whatever else the request carries.
+
+    >>> one = {"model": "m", "provider": "p", "messages": [{"role": "user", "content": "hi"}]}
+    >>> llm_cache_key(one) == llm_cache_key({**one, "tools": [], "temperature": None, "requestId": "r-17"})
+    True
+    """
+    return canonical_digest(llm_cache_key_parts(request, recipe=recipe))
+
+
+def llm_cache_key_parts(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> dict[str, Any]:
+    """The object whose canonical JSON :func:`llm_cache_key` hashes."""
+    _check_object(request)
+    messages = request.get("messages")
+    if not isinstance(messages, (list, tuple)) or not all(isinstance(message, dict) for message in messages):
+        raise InvalidInput("'messages' is a list of objects.", path="$.messages")
+    return _parts(request, messages, recipe)
+
+
+def variant_digest(request: Mapping[str, Any]) -> str:
+    """Digest of what else shapes the answer (D14); a live cache hit needs an equal key and an equal variant."""
+    return canonical_digest(variant_parts(request))
+
+
+def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields :func:`variant_digest` hashes, under one spelling; null counts as absent."""
+    _check_object(request)
+    parts: dict[str, Any] = {}
+    for spelling, name in VARIANT_FIELDS.items():
+        value = request.get(spelling)
+        if value is not None:
+            parts.setdefault(name, value)
+    return parts
+
+
+class Conversation:
+    """Keys of requests whose messages only grow: each message is serialised and hashed once.
+
+    The messages are taken as they are when they are added; later changes to the objects have no effect.
+
+    >>> talk = Conversation([{"role": "user", "content": "hi"}])
+    >>> rest = {"model": "m", "provider": "p"}
+    >>> talk.key(rest) == llm_cache_key({**rest, "messages": [{"role": "user", "content": "hi"}]})
+    True
+    """
+
+    def __init__(self, messages: Iterable[dict[str, Any]] = ()) -> None:
+        self._pieces: list[bytes] = []
+        self._hashed: dict[bytes, tuple[Any, int]] = {}
+        self.add(*messages)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def add(self, *messages: dict[str, Any]) -> None:
+        """Append messages to the conversation."""
+        pieces = []
+        for message in messages:
+            if not isinstance(message, dict):
+                raise InvalidInput("A message is an object.", path=f"$.messages[{len(self._pieces) + len(pieces)}]")
+            pieces.append(canonical_json(message))
+        self._pieces += pieces
+
+    def key(self, rest: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
+        """What :func:`llm_cache_key` gives for *rest* with these messages."""
+        head, tail = _around_messages(_parts(rest, [], recipe))
+        # `messages` comes early in canonical order, so all that precedes the next one is a state worth keeping.
+        state, count = self._hashed.get(head, (None, 0))
+        if state is None:
+            state = hashlib.sha256(head)
+        for piece in self._pieces[count:]:
+            state.update(b"," + piece if count else piece)
+            count += 1
+        self._hashed[head] = (state, count)
+        final = state.copy()
+        final.update(tail)
+        digest: str = final.hexdigest()
+        return digest
+
+
+def _around_messages(parts: dict[str, Any]) -> tuple[bytes, bytes]:
+    """The canonical bytes before and after the messages of *parts*, whose list of messages is empty."""
+    if "request" not in parts:
+        tail = canonical_json({name: value for name, value in parts.items() if name != "messages"})
+        return b'{"messages":[', b"]," + tail[1:]
+    request = parts["request"]
+    outer = canonical_json({name: value for name, value in parts.items() if name != "request"})
+    early = canonical_json({name: value for name, value in request.items() if name < "messages"})
+    late = canonical_json({name: value for name, value in request.items() if name > "messages"})
+    head = outer[:-1] + b',"request":' + (early[:-1] + b"," if early != b"{}" else b"{") + b'"messages":['
+    return head, b"]" + (b"," + late[1:] if late != b"{}" else b"}") + b"}"
+
+
+def _parts(request: Mapping[str, Any], messages: Any, recipe: str) -> dict[str, Any]:
+    model = _text(request, "model")
+    provider = _text(request, "provider")
+    temperature = _number(request, "temperature")
+    tools = _sorted_tools(request)
+    if recipe == "rfc0041":
+        return {
+            "model": model,
+            "provider": provider,
+            "messages": messages,
+            "tools": tools,
+            "temperature": temperature,
+            "responseSchema": _typed(request, "responseSchema", dict, "an object"),
+        }
+    if recipe != "semantic-request-v2":
+        raise InvalidInput(f"The recipe is one of {', '.join(RECIPES)}, not {recipe!r}.", path="recipe")
+    inner: dict[str, Any] = {"messages": messages}
+    if tools:
+        inner["tools"] = tools
+    for name in _V2_NUMBERS:
+        if (number := _number(request, name)) is not None:
+            inner[name] = number
+    if (stop := _typed(request, "stop", (list, tuple), "a list")) is not None:
+        inner["stop"] = stop
+    for name in _V2_OBJECTS:
+        if (value := _typed(request, name, dict, "an object")) is not None:
+            inner[name] = value
+    parts = {"recipe": V2_STAMP, "provider": provider, "model": model, "request": inner}
+    if (options := _typed(request, "providerOptions", dict, "an object")) is not None:
+        parts["providerOptions"] = options
+    return parts
+
+
+def _check_object(request: Any) -> None:
+    if not isinstance(request, Mapping):
+        raise InvalidInput(f"The request is an object, not a {type(request).__name__}.", path="$")
+
+
+def _text(request: Mapping[str, Any], name: str) -> str:
+    value = request.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"'{name}' is required: a non-empty string.", path=f"$.{name}")
+    return value
+
+
+def _number(request: Mapping[str, Any], name: str) -> float | int | None:
+    value = request.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidInput(f"'{name}' is a number or null.", path=f"$.{name}")
+    # 1.0 and 1 are one number; as an integer it stays on the fast path of canonical JSON.
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _typed(request: Mapping[str, Any], name: str, kind: type | tuple[type, ...], what: str) -> Any:
+    value = request.get(name)
+    if value is None or isinstance(value, kind):
+        return value
+    raise InvalidInput(f"'{name}' is {what} or null.", path=f"$.{name}")
+
+
+def _sorted_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tools by name in UTF-16 order; their order in a request means nothing (both recipes)."""
+    tools = request.get("tools")
+    if tools is None:
+        return []
+    if not isinstance(tools, (list, tuple)):
+        raise InvalidInput("'tools' is a list or null.", path="$.tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+            raise InvalidInput("A tool is an object with a name.", path=f"$.tools[{index}]")
+    return sorted(tools, key=tool_order)
+
+
+def tool_order(tool: Mapping[str, Any]) -> bytes:
+    """Sorts tools by the UTF-16 units of their names, never by a locale."""
+    name: str = tool["name"]
+    return name.encode("utf-16-be", "surrogatepass")
