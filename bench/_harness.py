@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,14 +195,15 @@ class Context:
         return Race({name: _timing(counts[name], samples[name]) for name in cases})
 
     def commands(self, commands: Mapping[str, Sequence[str]], *, rounds: int = 15) -> Race:
-        """Time whole processes (start to end), interleaved; a command that fails is an error."""
+        """Time whole processes (start to end) in an empty folder, interleaved; a command that fails is an error."""
         rounds = min(rounds, 5) if self.quick else rounds
         samples: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
-        for turn in range(rounds + 1):
-            for name, command in commands.items():
-                sample = _time_command(name, command)
-                if turn:  # the first turn fills the caches of files
-                    samples[name].append(sample)
+        with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
+            for turn in range(rounds + 1):
+                for name, command in commands.items():
+                    sample = _time_command(name, command, folder)
+                    if turn:  # the first turn fills the caches of files
+                        samples[name].append(sample)
         return Race({name: _timing(1, taken) for name, taken in samples.items()})
 
     @staticmethod
@@ -225,9 +227,11 @@ def _timing(n: int, samples: list[dict[str, Any]]) -> Timing:
     )
 
 
-def _time_command(name: str, command: Sequence[str]) -> dict[str, Any]:
+def _time_command(name: str, command: Sequence[str], folder: str) -> dict[str, Any]:
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
     assert process.stderr is not None
     complaint = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)

@@ -16,11 +16,7 @@ def run(ctx: Context) -> list[Row]:
         {
             "bare": [python, "-c", "pass"],
             "import antiphon": [python, "-c", "import antiphon"],
-            "first Gateway()": [
-                python,
-                "-c",
-                "import antiphon; antiphon.Gateway(store=__import__('antiphon.stores').stores.MemoryStore())",
-            ],
+            "first Gateway()": [python, "-c", "import antiphon; antiphon.Gateway()"],
             "antiphon --help": [str(Path(python).parent / "antiphon"), "--help"],
             "asyncio": [python, "-c", "import asyncio"],
         }

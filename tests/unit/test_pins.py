@@ -1,0 +1,26 @@
+"""What is installed is pinned with hashes, and no pin names a host."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+FILES = [ROOT / "requirements.lock", *sorted((ROOT / "bench" / "peers").glob("*.txt"))]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_every_requirement_is_pinned_and_hashed(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert "://" not in text
+    requirements = re.split(r"\n(?=\S)", re.sub(r"^\s*#.*\n", "", text, flags=re.MULTILINE).strip())
+    for requirement in requirements:
+        assert re.match(r"[\w.\[\],-]+==\S+", requirement), requirement
+        assert "--hash=sha256:" in requirement, requirement
+
+
+def test_every_peer_is_pinned() -> None:
+    sources = {file.stem for file in (ROOT / "bench" / "peers").glob("*.in")}
+    assert sources == {file.stem for file in FILES[1:]}
