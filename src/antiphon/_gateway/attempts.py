@@ -15,7 +15,8 @@ from antiphon.contract._base import UNSET
 from antiphon.contract.record import RecordedAttempt
 from antiphon.contract.result import Retried
 from antiphon.decide.breaker import Breaker, Permit, Refusal
-from antiphon.decide.classify import Failure, classify, is_control_flow, timed_out
+from antiphon.decide.classify import classify, is_control_flow
+from antiphon.decide.failure import Failure, timed_out
 from antiphon.decide.retry import Retry, Stop, after_failure
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Attempts:
         budget = core.budget(tool)
         number = 0
         last: Outcome | None = None
+        doubt = False
         while True:
             number += 1
             if number > 1 and hooked is not None:
@@ -60,13 +62,15 @@ class Attempts:
                     self._vote(path, permits, "neutral")
                     self._note(call, began_ms, clock.now_ms(), error_code="cancelled")
                     raise
-                failure = (
-                    timed_out(error.seconds) if isinstance(error, TimedOut) else classify(error, tool.spec)
-                )
+                if isinstance(error, TimedOut):
+                    failure = timed_out(error.seconds, still_running=error.still_running)
+                else:
+                    failure = classify(error, tool.spec)
                 now = clock.monotonic()
                 self._note(call, began_ms, clock.now_ms(), error_code=failure.code, retriable=failure.retriable)
                 self._vote(path, permits, failure)
-                outcome, delay = self._judge(call, number, failure, error, now, path, budget)
+                outcome, delay = self._judge(call, number, failure, error, now, path, budget, doubt)
+                doubt = doubt or failure.may_have_happened
                 if hooked is not None:
                     core.hooks.after(hooked, outcome)
                 if delay is None:
@@ -175,12 +179,12 @@ class Attempts:
     # -- judgement -----------------------------------------------------------------------------------------------
 
     def _judge(
-        self, call: Call, number: int, failure: Failure, error: BaseException, now: float, path: Any, budget: Any
+        self, call: Call, number: int, failure: Failure, error: BaseException, now: float, path: Any, budget: Any, doubt: bool
     ) -> tuple[Outcome, float | None]:
         """The outcome if this was the last attempt, or the pause before the next one."""
         tool, core = call.tool, self.core
         spec = tool.spec
-        open_now = core.switches.open_mode and any(breaker.peek(now) is not None for _, breaker in path)
+        open_now = core.switches.open_mode and any(breaker.is_open(now) for _, breaker in path)
         step = after_failure(
             failure,
             attempt=number,
@@ -189,11 +193,13 @@ class Attempts:
             max_elapsed_ms=call.max_elapsed_ms,
             remaining_ms=None if call.deadline is None else (call.deadline - now) * 1000,
             policy=tool.retry,
-            retry_safe=spec.idempotent or call.retry_safe or spec.forward_key,
+            idempotent=spec.idempotent,
+            retry_safe=call.retry_safe or spec.forward_key,
             breaker_open=open_now,
             budget=budget,
             now=now,
             chance=core.clock.uniform(0.0, 1.0),
+            doubt=doubt,
         )
         if isinstance(step, Retry):
             return failed("retriable_error", failure.code, failure.message, retriable=True, attempts=number), step.delay_ms
@@ -226,6 +232,8 @@ class Attempts:
         for key, breaker in path:
             permit = breaker.permit(now)
             if isinstance(permit, Refusal):
+                if permit.transitions:
+                    self._changed(path, breaker, permit.transitions)
                 if not enforce:
                     continue
                 for other, given in permits:
@@ -251,7 +259,7 @@ class Attempts:
         key = next((name for name, candidate in path if candidate is breaker), "")
         for transition in transitions:
             self.core.telemetry.transition(key, transition)
-        self.core.keeper.publish_breaker(self.core, key, breaker)
+        self.core.breakers.dirty[key] = breaker
 
     def _state(self, path: Any) -> str:
         now = self.core.clock.monotonic()

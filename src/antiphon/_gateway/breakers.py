@@ -1,16 +1,23 @@
-"""The breakers of one gateway: one per tool, dependency and tenant, with their shared state (R9)."""
+"""The breakers of one gateway: one per tool, dependency and tenant, and what processes tell each other (R9).
+
+Shared rows come in two kinds. An operator's act (forced, reset) is one row under the breaker's own name and binds
+everybody. A trip is one row per process, ``name#owner``: it opens the breaker of another process only when ``quorum``
+processes say so, because one bad node must not fence off a healthy dependency for all. When a process starts, any
+live trip counts, so that a restart does not forget. Counters are never shared.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
+from antiphon._gateway.owner import owner_token
 from antiphon._gateway.tool import Tool
 from antiphon.contract.spec import DEFAULT_BREAKER, BreakerPolicy
-from antiphon.decide.breaker import Breaker, Transition
-from antiphon.ports import BreakerRow
+from antiphon.decide.breaker import RESET_REASON, Breaker, Transition
+from antiphon.ports import BreakerRow, Clock
 
-Publish = Callable[[str, BreakerRow], None]
+Path = tuple[tuple[str, Breaker], ...]
 
 
 def breaker_key(hint: str, tool: Tool) -> str:
@@ -25,18 +32,23 @@ def breaker_key(hint: str, tool: Tool) -> str:
 class Breakers:
     """A registry that remembers, for each tool and hint, which breakers a call must pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, quorum: int) -> None:
+        self._clock = clock
+        self._quorum = quorum
         self._by_key: dict[str, Breaker] = {}
-        self._paths: dict[tuple[str, str], tuple[tuple[str, Breaker], ...]] = {}
-        self._rows: dict[str, BreakerRow] = {}
+        self._paths: dict[tuple[str, str], Path] = {}
+        self._seen: dict[str, BreakerRow] = {}
+        self._started = False
         self._lock = threading.Lock()
+        self.dirty: dict[str, Breaker] = {}
+        """Breakers whose state changed here and has not been written yet."""
 
-    def path(self, tool: Tool, hint: str) -> tuple[tuple[str, Breaker], ...]:
+    def path(self, tool: Tool, hint: str) -> Path:
         """The breaker that counts this call, first, then the enclosing ones that exist."""
         found = self._paths.get((tool.full_name, hint))
         return found if found is not None else self._make_path(tool, hint)
 
-    def _make_path(self, tool: Tool, hint: str) -> tuple[tuple[str, Breaker], ...]:
+    def _make_path(self, tool: Tool, hint: str) -> Path:
         own = breaker_key(hint, tool)
         wider = {"tool": ("dependency", "global"), "dependency": ("global",)}.get(hint, ())
         keys = [own, *(breaker_key(scope, tool) for scope in wider)]
@@ -46,37 +58,64 @@ class Breakers:
             self._paths[(tool.full_name, hint)] = path
         return path
 
-    def _ensure(self, key: str, policy: BreakerPolicy) -> Breaker:
+    def _ensure(self, key: str, policy: BreakerPolicy = DEFAULT_BREAKER) -> Breaker:
         breaker = self._by_key.get(key)
         if breaker is None:
             breaker = self._by_key[key] = Breaker(policy)
             self._paths.clear()
-            row = self._rows.get(key)
-            if row is not None:
-                breaker.adopt(row.state, row.epoch, row.until_ms, row.reason)
+        elif policy is not DEFAULT_BREAKER and breaker.policy is DEFAULT_BREAKER:
+            breaker.policy = policy  # an operator's row came before the tool's first call
         return breaker
 
     def get(self, key: str) -> Breaker:
         """The breaker of that name, made if need be (an operator may force one before its first call)."""
         with self._lock:
-            return self._ensure(key, DEFAULT_BREAKER)
+            return self._ensure(key)
 
     def items(self) -> list[tuple[str, Breaker]]:
         with self._lock:
             return list(self._by_key.items())
 
+    # -- shared state --------------------------------------------------------------------------------------------
+
+    def row(self, key: str, breaker: Breaker) -> BreakerRow:
+        """What the other processes are told about a change made here."""
+        wall, state = self._clock.now_ms(), breaker.export(self._clock.monotonic())
+        until = wall + state.remaining_ms if state.remaining_ms else 0
+        operator = state.state == "FORCED_OPEN" or state.reason.startswith(RESET_REASON)
+        name = key if operator else f"{key}#{owner_token()}"
+        row = BreakerRow(name, state.state, state.epoch, until, state.reason, wall, owner_token())
+        self._seen[name] = row
+        return row
+
     def adopt(self, rows: Iterable[BreakerRow]) -> list[tuple[str, Transition]]:
-        """Take over state that another process or an operator wrote; returns what changed here."""
+        """Take over what other processes or an operator wrote; returns what changed here."""
+        wall, now = self._clock.now_ms(), self._clock.monotonic()
         changed: list[tuple[str, Transition]] = []
+        votes: dict[str, list[BreakerRow]] = {}
         with self._lock:
+            quorum = self._quorum if self._started else 1
+            self._started = True
             for row in rows:
-                known = self._rows.get(row.key)
-                if known is not None and known[:5] == row[:5]:
+                key, _, owner = row.key.partition("#")
+                if owner:
+                    if row.state in ("OPEN", "HALF_OPEN") and row.until_ms > wall and owner != owner_token():
+                        votes.setdefault(key, []).append(row)
+                elif self._seen.get(row.key) != row:
+                    self._seen[row.key] = row
+                    left = max(0, row.until_ms - wall) if row.until_ms else 0
+                    if row.state == "FORCED_OPEN" and row.until_ms and not left:
+                        continue
+                    moves = self._ensure(key).adopt(row.state, row.epoch, left, row.reason, now)  # type: ignore[arg-type]
+                    changed.extend((key, move) for move in moves)
+            for key, trips in votes.items():
+                if len({trip.tripped_by for trip in trips}) < quorum:
                     continue
-                self._rows[row.key] = row
-                breaker = self._by_key.get(row.key)
-                if breaker is None:
-                    self._paths.clear()
-                    breaker = self._by_key[row.key] = Breaker(DEFAULT_BREAKER)
-                changed.extend((row.key, t) for t in breaker.adopt(row.state, row.epoch, row.until_ms, row.reason))
+                breaker = self._ensure(key)
+                last = max(trips, key=lambda trip: trip.until_ms)
+                if breaker.state == "CLOSED" and self._seen.get(last.key) != last:
+                    self._seen[last.key] = last
+                    left = last.until_ms - wall
+                    moves = breaker.adopt("OPEN", breaker.epoch + 1, left, f"shared: {last.reason}", now)
+                    changed.extend((key, move) for move in moves)
         return changed

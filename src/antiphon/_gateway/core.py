@@ -6,8 +6,7 @@ The synchronous face drives these coroutines with ports that never suspend; the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from antiphon._gateway import claims, guards, record
 from antiphon._gateway.attempts import Attempts
@@ -16,6 +15,7 @@ from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._gateway.context import is_held
 from antiphon._gateway.hooks import HookCall, HookReply, Hooks
 from antiphon._gateway.keeping import Keeper
+from antiphon._gateway.parts import Parts
 from antiphon._gateway.renewer import Renewer
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.switches import Switches
@@ -25,8 +25,7 @@ from antiphon.decide.breaker import Refusal
 from antiphon.decide.budget import TokenBucket
 from antiphon.errors import InvalidInput, StoreError
 from antiphon.keys import call_keys
-from antiphon.ports import Blobs, Clock, Journal, Store
-from antiphon.telemetry import Telemetry
+from antiphon.ports import BreakerRow, Clock, Journal
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -34,30 +33,22 @@ log = logging.getLogger("antiphon.gateway")
 class Core:
     """What both faces share: tools, policies, store and the path a call takes."""
 
-    def __init__(
-        self,
-        store: Store,
-        settings: Settings,
-        *,
-        clock: Clock,
-        telemetry: Telemetry,
-        keeper: Keeper,
-        asynchronous: bool,
-        journal: Callable[[], Journal],
-    ) -> None:
-        self.store = store
+    def __init__(self, parts: Parts, *, asynchronous: bool, journal: Callable[[], Journal], clock: Clock) -> None:
+        settings = parts.settings
+        self.parts = parts
+        self.store = parts.store
         self.settings = settings
         self.clock = clock
-        self.telemetry = telemetry
-        self.keeper = keeper
+        self.telemetry = parts.reporter
+        self.keeper = Keeper(parts)
         self.asynchronous = asynchronous
         self.journal = journal
         self.tools: dict[str, Tool] = {}
         self.hooks = Hooks()
         self.switches = Switches(settings)
-        self.breakers = Breakers()
+        self.breakers = Breakers(clock, settings.breaker_quorum)
         self.budgets: dict[str, TokenBucket] = {}
-        self.renewer = Renewer(store, clock, settings)
+        self.renewer = Renewer(parts.store, clock, settings)
         self.attempts = Attempts(self)
         self.guards = guards.Guards(settings.loop)
         self.next_refresh = 0.0
@@ -99,7 +90,7 @@ class Core:
         except InvalidInput as error:
             outcome = failed("error", "validation_error", str(error))
             return await self.finish(call, outcome, hooked, recorded=False)
-        if telemetry.logs_start:
+        if telemetry.listening:
             telemetry.start(call)
         if scope is not None:
             record.enter(call, scope)
@@ -225,17 +216,22 @@ class Core:
             if call.turn is not None:
                 call.turn.note(call, outcome)
             if call.guard is not None:
-                call.guard.after(call, outcome, self.clock)
+                call.guard.after(call, outcome)
             if call.scope is not None:
                 await record.finish(self, call, outcome)
+        if self.breakers.dirty:
+            await self.share_breakers()
         self.telemetry.end(call, outcome, (self.clock.monotonic() - call.started) * 1000)
         return outcome
 
     # -- shared state --------------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """At most once per ``refresh_ms``: breaker state that other processes or an operator wrote."""
+        """At most once per ``refresh_ms``: changed settings, and breaker state that others wrote."""
         self.next_refresh = self.clock.monotonic() + self.settings.refresh_ms / 1000
+        settings = self.parts.reload()
+        if settings is not None:
+            self.configure(settings)
         journal = self.journal()
         if not journal.durable:
             return
@@ -244,8 +240,29 @@ class Core:
         except StoreError as error:
             log.warning("breaker state could not be read: %s", error)
             return
+        self.adopt(rows)
+
+    def adopt(self, rows: Iterable[BreakerRow]) -> None:
+        """Take over breaker state from the store."""
         for key, transition in self.breakers.adopt(rows):
             self.telemetry.transition(key, transition)
+
+    async def share_breakers(self) -> None:
+        """Write the state of breakers that changed here."""
+        dirty, self.breakers.dirty = self.breakers.dirty, {}
+        journal = self.journal()
+        for key, breaker in dirty.items():
+            try:
+                await journal.save_breaker(self.settings.tenant, self.breakers.row(key, breaker))
+            except StoreError as error:
+                log.warning("the state of breaker %s could not be shared: %s", key, error)
+
+    def configure(self, settings: Settings) -> None:
+        """Take new settings while running: switches, per-tool overrides, policies."""
+        self.settings = settings
+        self.switches.refresh(settings)
+        for tool in set(self.tools.values()):
+            tool.configure(tool.spec, settings)
 
 
 def circuit_open(call: Call, refusal: Refusal) -> Outcome:

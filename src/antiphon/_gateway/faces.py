@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar, overload
-
-import msgspec
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from antiphon._drive import Suspended, drive
-from antiphon._gateway import edge, streams, turns
-from antiphon._gateway.build import build_core
+from antiphon._gateway import edge, turns
 from antiphon._gateway.call import Call, Outcome, from_envelope, to_envelope
-from antiphon._gateway.context import current_call
 from antiphon._gateway.core import Core
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
+from antiphon._gateway.parts import Parts
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import AsyncSession, Session, TurnState, active_session, active_turn
@@ -24,10 +21,8 @@ from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import ContractError, InvalidInput, NotFound
-from antiphon.ports import AsyncClock, Clock, Journal, Listener, Store
+from antiphon.ports import AsyncClock, Clock, Journal, Listener
 
-P = ParamSpec("P")
-R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__antiphon_tool__"
@@ -102,10 +97,7 @@ class _Face:
 
     def configure(self, settings: Settings) -> None:
         """Take new settings while running: switches, per-tool overrides, policies."""
-        self.core.settings = settings
-        self.core.switches.refresh(settings)
-        for tool in set(self.core.tools.values()):
-            tool.configure(tool.spec, settings)
+        self.core.configure(settings)
 
     # -- calls from the outside ----------------------------------------------------------------------------------
 
@@ -165,36 +157,12 @@ class _Face:
 class Gateway(_Face):
     """Makes tool calls safe for synchronous code.
 
-    >>> gateway = Gateway(store=MemoryStore())  # doctest: +SKIP
-    >>> @gateway.tool(idempotent=False)  # doctest: +SKIP
-    ... def send_email(to: str, subject: str) -> str: ...
+    Users construct :class:`antiphon.Gateway`, which wires the parts from the configuration.
     """
 
-    def __init__(
-        self,
-        store: Store | None = None,
-        config: Any = None,
-        *,
-        tenant: str | None = None,
-        workspace: str | None = None,
-        clock: Clock | None = None,
-        listeners: tuple[Listener, ...] = (),
-        redactor: Any = None,
-        blobs: Any = None,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._journal: Journal | None = None
-        self.core = build_core(
-            store,
-            config,
-            tenant=tenant,
-            workspace=workspace,
-            clock=clock or Clock(),
-            listeners=listeners,
-            redactor=redactor,
-            blobs=blobs,
-            asynchronous=False,
-            journal=self._open,
-        )
+        self.core = Core(parts, asynchronous=False, journal=self._open, clock=parts.clock or Clock())
 
     def _open(self) -> Journal:
         journal = self._journal
@@ -268,35 +236,13 @@ class Gateway(_Face):
 class AsyncGateway(_Face):
     """Makes tool calls safe for asyncio code; synchronous tools run on worker threads."""
 
-    def __init__(
-        self,
-        store: Store | None = None,
-        config: Any = None,
-        *,
-        tenant: str | None = None,
-        workspace: str | None = None,
-        clock: Clock | None = None,
-        listeners: tuple[Listener, ...] = (),
-        redactor: Any = None,
-        blobs: Any = None,
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         import asyncio
         import weakref
 
         self._loop_of = asyncio.get_running_loop
         self._journals: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
-        self.core = build_core(
-            store,
-            config,
-            tenant=tenant,
-            workspace=workspace,
-            clock=clock or AsyncClock(),
-            listeners=listeners,
-            redactor=redactor,
-            blobs=blobs,
-            asynchronous=True,
-            journal=self._open,
-        )
+        self.core = Core(parts, asynchronous=True, journal=self._open, clock=parts.clock or AsyncClock())
 
     def _open(self) -> Journal:
         loop = self._loop_of()

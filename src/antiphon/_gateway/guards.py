@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
-
+from antiphon._gateway import codec, record
 from antiphon._gateway.call import Call, Outcome, failed
-from antiphon.decide.loop import LoopGuard, LoopPolicy, LoopVerdict
+from antiphon.decide.loop import LoopGuard, LoopPolicy
 from antiphon.ports import Clock
 
 _SESSIONS = 1024
@@ -38,25 +37,37 @@ class Guard:
             call.guard = None
             return None
         spec = call.tool.spec
-        verdict: LoopVerdict | None = self.loop.before(call.tool.full_name, call.exact, spec, clock.monotonic())
-        self.noted = None
-        if verdict is None:
+        verdict = self.loop.check(call.tool.full_name, call.exact, clock.monotonic(), poll=spec.poll, cost=spec.cost)
+        if verdict.action == "allow":
+            self.noted = None
             return None
-        if verdict.kind == "note":
+        if not verdict.refused:
             self.noted = verdict.message
             return None
-        code = "run_ended" if verdict.kind == "end" else "loop_blocked"
-        outcome = failed("error", code, verdict.message, reason=verdict.reason)
-        outcome.metadata = {"loop": verdict.kind}
+        outcome = failed("error", "run_ended" if verdict.action == "end" else "loop_blocked", verdict.message)
+        outcome.reason = verdict.reason
+        if call.scope is not None:
+            record.decision(call, "loop", {"action": verdict.action, "reason": verdict.reason}, {})
         return outcome
 
-    def after(self, call: Call, outcome: Outcome, clock: Clock) -> None:
+    def after(self, call: Call, outcome: Outcome) -> None:
+        """Remember what came of the call; a note for the model goes with the result."""
         if outcome.code in ("loop_blocked", "run_ended"):
             return
         if self.noted and outcome.status == "success":
             outcome.metadata = {**(outcome.metadata or {}), "note": self.noted}
-        value: Any = outcome.value if outcome.status == "success" else outcome.code
-        self.loop.after(call.tool.full_name, call.exact, value, call.tool.spec.cost, clock.monotonic())
+        poll = call.tool.spec.poll
+        if outcome.status != "success":
+            text = f"{outcome.code}: {outcome.message}"
+            self.loop.record(call.tool.full_name, call.exact, text, ok=False, poll=poll)
+            return
+        payload = outcome.payload
+        if payload is None:
+            try:
+                payload = codec.encode(outcome.value)
+            except codec.NotSerialisable:
+                payload = repr(type(outcome.value)).encode()
+        self.loop.record(call.tool.full_name, call.exact, payload, poll=poll)
 
 
 class Guards:

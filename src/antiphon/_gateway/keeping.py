@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
-
-import orjson
 
 from antiphon._drive import drive
 from antiphon._gateway import codec
@@ -15,12 +12,12 @@ from antiphon._gateway.call import Call, Outcome, failed
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import AntiphonError, StoreError
-from antiphon.ports import Blobs, BreakerRow, Final
+from antiphon._gateway.parts import Parts
+from antiphon.ports import Final
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
     from antiphon._seal import Sealer
-    from antiphon.decide.breaker import Breaker
     from antiphon.redact import Redactor
 
 log = logging.getLogger("antiphon.gateway")
@@ -31,23 +28,13 @@ NO_PAYLOAD = "The call succeeded; its result could not be kept and cannot be giv
 class Keeper:
     """Turns outcomes into claim records and back."""
 
-    def __init__(
-        self,
-        *,
-        redactor: Redactor | None,
-        sealer: Callable[[], Sealer | None],
-        blobs: Callable[[bool], Blobs | None],
-        payload_limit: int,
-        result_limit: int,
-        tenant: str,
-    ) -> None:
-        self.redactor = redactor
-        """``None`` for a store that never leaves the process."""
-        self.sealer = sealer
-        self.blobs = blobs
-        self.payload_limit = payload_limit
-        self.result_limit = result_limit
-        self.tenant = tenant
+    def __init__(self, parts: Parts) -> None:
+        self.redactor: Redactor | None = parts.redactor
+        self.sealer: Callable[[], Sealer | None] = parts.sealer
+        self.blobs = parts.blobs
+        self.payload_limit = parts.settings.payload_limit
+        self.result_limit = parts.settings.result_limit
+        self.tenant = parts.settings.tenant
 
     def clean(self, text: str) -> str:
         """A message that may be stored."""
@@ -63,6 +50,8 @@ class Keeper:
         except codec.NotSerialisable as error:
             _note(outcome, f"not kept ({error})")
             return base
+        if outcome is not None:
+            outcome.payload = data
         if len(data) > self.result_limit:
             _note(outcome, f"not kept ({len(data)} bytes are over the limit of {self.result_limit})")
             return base
@@ -146,10 +135,6 @@ class Keeper:
 
         return settle
 
-    def publish_breaker(self, core: Core, key: str, breaker: Breaker) -> None:
-        """Persist and share a breaker's state; counters stay here."""
-        core.share_breaker(key, breaker)
-
 
 def _note(outcome: Outcome | None, text: str) -> None:
     if outcome is not None:
@@ -164,20 +149,3 @@ def _restore_failure(record: DedupeRecord) -> Outcome:
     if error.should_retriable:
         return failed("retry_exhausted" if attempts > 1 else "retriable_error", error.code, error.message, retriable=True)
     return failed("error", error.code, error.message)
-
-
-def fingerprint(text: str) -> str:
-    """A short hash that may appear in logs."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def plain(value: Any) -> Any:
-    """The JSON form of a value, as a duplicate would receive it."""
-    return orjson.loads(codec.encode(value))
-
-
-def breaker_row(key: str, breaker: Breaker, wall_ms: int, mono: float, owner: str) -> BreakerRow:
-    """The state of a breaker as it is shared."""
-    state = breaker.export(mono)
-    until = 0 if state.until is None else int(wall_ms + max(0.0, state.until - mono) * 1000)
-    return BreakerRow(key, state.state, state.epoch, until, state.reason, wall_ms, owner)

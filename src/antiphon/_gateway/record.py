@@ -31,7 +31,8 @@ def _same_store(core: Core, scope: RunScope) -> bool:
     known = scope.gateway_state.get(core)
     if known is None:
         store = scope.store
-        known = store is core.store or (store is not None and getattr(store, "url", None) == core.store.url)
+        url = getattr(store, "url", "memory")
+        known = store is core.store or (url == core.store.url and not url.startswith("memory"))
         scope.gateway_state[core] = known
     return bool(known)
 

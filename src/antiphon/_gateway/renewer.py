@@ -64,6 +64,12 @@ class Renewer:
         """Stop renewing."""
         self._held.pop(id(lease), None)
 
+    def release_key(self, key: str) -> None:
+        """Stop renewing whatever holds *key*."""
+        for number, lease in list(self._held.items()):
+            if lease.key == key:
+                self._held.pop(number, None)
+
     def _ensure_thread(self) -> None:
         pid = os.getpid()
         if self._pid != pid:  # first use, or a forked child: its parent's calls are not its own

@@ -50,6 +50,6 @@ class Settings(Value, frozen=True):
     stream_idle_ms: Millis = 300_000
     abandoned_threads: int = 64
     refresh_ms: Millis = 1_000
-    breaker_quorum: int = 1
+    breaker_quorum: int = 2
     """Processes that must have tripped before a shared trip opens the breaker here."""
     tools: Mapping[str, ToolOverride] = {}

@@ -12,9 +12,10 @@ Late = Callable[[Any, BaseException | None], None]
 class TimedOut(Exception):
     """An attempt took longer than it was allowed to."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, still_running: bool = False) -> None:
         super().__init__(f"no answer within {seconds:g} s")
         self.seconds = seconds
+        self.still_running = still_running
 
 
 class Abandoned(Exception):
@@ -93,7 +94,7 @@ class ThreadRunner:
             self._give_up(job)
             raise
         if not finished and self._give_up(job):
-            raise TimedOut(limit or 0.0)
+            raise TimedOut(limit or 0.0, still_running=True)
         return self._result(job)
 
     async def run_async(self, work: Callable[[], Any], limit: float | None, late: Late | None) -> Any:
@@ -115,7 +116,7 @@ class ThreadRunner:
                 await ready.wait()
         except TimeoutError:
             if self._give_up(job):
-                raise TimedOut(limit or 0.0) from None
+                raise TimedOut(limit or 0.0, still_running=True) from None
         except BaseException:
             self._give_up(job)
             raise

@@ -1,0 +1,35 @@
+"""What a gateway is built from. The config layer wires it; the engine only uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from antiphon._gateway.report import Reporter
+from antiphon._gateway.settings import Settings
+from antiphon.ports import Blobs, Clock, Store
+
+
+def _nothing() -> None:
+    return None
+
+
+def _no_blobs(asynchronous: bool) -> Blobs | None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Store, policies, eyes and ears of one gateway."""
+
+    store: Store
+    settings: Settings = field(default_factory=Settings)
+    clock: Clock | None = None
+    reporter: Reporter = field(default_factory=Reporter)
+    redactor: Any = None
+    """``None`` for a store that never leaves the process."""
+    sealer: Callable[[], Any] = _nothing
+    blobs: Callable[[bool], Blobs | None] = _no_blobs
+    reload: Callable[[], Settings | None] = _nothing
+    """New settings if the configuration changed since it was asked last."""

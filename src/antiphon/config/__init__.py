@@ -1,0 +1,1 @@
+"""TOML and environment, wired into objects. The only place where back-ends are chosen."""

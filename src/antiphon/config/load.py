@@ -1,0 +1,167 @@
+"""Reads ``antiphon.toml`` and the environment, and remembers where each value came from (D32)."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from antiphon.config.model import Config, Section
+from antiphon.errors import ConfigError
+
+FILE_NAME = "antiphon.toml"
+_AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]+)`")
+
+
+class Loaded(NamedTuple):
+    """The settings, and the source of every value that is not a default."""
+
+    config: Config
+    sources: Mapping[str, str]
+    file: Path | None
+    stamp: tuple[int, int] | None
+    """Modification time and size of the file when it was read."""
+
+
+def find_file(environment: Mapping[str, str], folder: Path | None = None) -> Path | None:
+    """``ANTIPHON_CONFIG``, else ``antiphon.toml`` in the working folder."""
+    named = environment.get("ANTIPHON_CONFIG")
+    if named:
+        return Path(named)
+    path = (folder or Path.cwd()) / FILE_NAME
+    return path if path.is_file() else None
+
+
+def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Loaded:
+    """Settings from a file (or a mapping of the same shape), the environment winning over it.
+
+    >>> load({"gateway": {"tenant": "acme"}}, {}).config.gateway.tenant
+    'acme'
+    """
+    env = os.environ if environment is None else environment
+    if isinstance(source, Mapping):
+        return _build(dict(source), "given mapping", None, env, "")
+    path = Path(source) if source is not None else find_file(env)
+    if path is None:
+        return _build({}, "", None, env, "")
+    try:
+        text = path.read_text(encoding="utf-8")
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.", path=str(path)) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.", path=str(path)) from None
+    return _build(table, str(path), path, env, text)
+
+
+def changed(loaded: Loaded) -> bool:
+    """Whether the file is another than the one that was read."""
+    return loaded.file is not None and _stamp(loaded.file) != loaded.stamp
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str, str], text: str) -> Loaded:
+    sources = {key: name for key in _leaves(table)}
+    try:
+        config = msgspec.convert(table, Config)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), name, text) from None
+    for key, variable, value in _from_environment(env, table):
+        section, _, leaf = key.partition(".")
+        merged = {**table.get(section, {}), leaf: value}
+        table = {**table, section: merged}
+        try:
+            config = msgspec.convert(table, Config, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{variable}={value!r} does not fit {key}: {_AT.sub('', str(error))}.", path=variable
+            ) from None
+        sources[key] = f"environment {variable}"
+    return Loaded(config, sources, path, None if path is None else _stamp(path))
+
+
+def _from_environment(env: Mapping[str, str], table: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """``ANTIPHON_<SECTION>_<KEY>`` for every plain setting."""
+    found: list[tuple[str, str, Any]] = []
+    for section, kind in get_type_hints(Config).items():
+        for candidate in (kind, *getattr(kind, "__args__", ())):
+            if isinstance(candidate, type) and issubclass(candidate, Section):
+                for field in msgspec.structs.fields(candidate):
+                    variable = f"ANTIPHON_{section}_{field.name}".upper()
+                    if env.get(variable):
+                        found.append((f"{section}.{field.name}", variable, _plain(env[variable])))
+    for variable, key in _SHORT.items():
+        if env.get(variable):
+            found.append((key, variable, _plain(env[variable])))
+    return found
+
+
+_SHORT = {
+    "ANTIPHON_STORE": "store.url",
+    "ANTIPHON_TENANT": "gateway.tenant",
+    "ANTIPHON_WORKFLOWS": "host.workflows",
+    "ANTIPHON_TEST_SEAMS": "host.test_seams",
+    "KURRAL_STORAGE_BACKEND": "artifacts.backend",
+    "R2_BUCKET_NAME": "artifacts.bucket",
+    "R2_ENDPOINT_URL": "artifacts.endpoint_url",
+}
+
+
+def _plain(value: str) -> Any:
+    lowered = value.strip().lower()
+    if lowered in ("true", "on", "yes"):
+        return True
+    if lowered in ("false", "off", "no"):
+        return False
+    return value
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found += _leaves(value, f"{prefix}{name}.")
+        else:
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def _explain(message: str, name: str, text: str) -> ConfigError:
+    """The error with the line it stands on."""
+    at = _AT.search(message)
+    path = at["path"] if at else ""
+    unknown = _UNKNOWN.search(message)
+    leaf = unknown["name"] if unknown else path.rpartition(".")[2].partition("[")[0]
+    line = _line_of(text, path, leaf)
+    where = f"{name}, line {line}" if line else name
+    setting = ".".join(part for part in (path, leaf if unknown else "") if part)
+    return ConfigError(
+        f"{where}: {_AT.sub('', message)} ({setting}).", path=f"{name}:{line}" if line else name, setting=setting
+    )
+
+
+def _line_of(text: str, path: str, leaf: str) -> int:
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        head = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
+        if head:
+            section = head[1].replace('"', "")
+            if section == leaf or section.endswith("." + leaf):
+                return number
+        key = re.match(r'\s*"?([\w./-]+)"?\s*=', line)
+        if key and key[1].rpartition(".")[2] == leaf and (not path or path.split(".")[0] in (section.split(".")[0], leaf)):
+            return number
+    return 0

@@ -1,0 +1,177 @@
+"""Settings become objects here, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from antiphon._gateway.parts import Parts
+from antiphon._gateway.report import Metrics, Reporter
+from antiphon._gateway.settings import Settings, ToolOverride
+from antiphon.config.home import ensure_home, home
+from antiphon.config.load import Loaded, changed, load
+from antiphon.config.model import Config, Section
+from antiphon.config.stores import compose, open_store
+from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
+from antiphon.decide.loop import LoopPolicy
+from antiphon.ports import Blobs, Clock, Listener, Store
+from antiphon.redact import Redactor, Rule, Rules
+
+ConfigLike = str | Path | Mapping[str, Any] | Config | Settings | Loaded | None
+
+
+def resolve(config: ConfigLike) -> Loaded:
+    """Whatever names a configuration, loaded."""
+    if isinstance(config, Loaded):
+        return config
+    if isinstance(config, Config):
+        return Loaded(config, {}, None, None)
+    if isinstance(config, Settings):
+        return Loaded(Config(), {}, None, None)
+    return load(config)
+
+
+def settings_of(config: Config) -> Settings:
+    """The gateway's part of the configuration."""
+    plain = {name: getattr(config.gateway, name) for name in config.gateway.__struct_fields__}
+    return Settings(
+        **plain,
+        retry=_as(RetryPolicy, config.retry),
+        breaker=None if config.breaker is None else _as(BreakerPolicy, config.breaker),
+        ttl=None if config.ttl is None else _as(Ttls, config.ttl),
+        loop=LoopPolicy(**{name: value for name, value in _fields(config.loop).items() if value is not None}),
+        wait_replicas=config.store.wait_replicas,
+        tools={
+            name: ToolOverride(
+                enabled=tool.enabled,
+                shadow=tool.shadow,
+                timeout=tool.timeout,
+                retry=None if tool.retry is None else _as(RetryPolicy, tool.retry),
+                breaker=None if tool.breaker is None else _as(BreakerPolicy, tool.breaker),
+                ttl=None if tool.ttl is None else _as(Ttls, tool.ttl),
+                reuse=tool.reuse,
+                on_store_outage=tool.on_store_outage,
+                forced_open=tool.forced_open,
+            )
+            for name, tool in config.tools.items()
+        },
+    )
+
+
+def _fields(section: Section) -> dict[str, Any]:
+    return {name: getattr(section, name) for name in section.__struct_fields__}
+
+
+def _as(kind: Any, section: Section) -> Any:
+    return kind(**_fields(section))
+
+
+def store_of(config: Config) -> Store:
+    """The configured store; SQLite in the state folder by default."""
+    section = config.store
+    default = f"sqlite:///{home() / 'antiphon.db'}?synchronous={section.synchronous}"
+    if section.claims or section.log:
+        claims = open_store(section.claims or section.url or default, setting="[store] claims")
+        log = open_store(section.log or section.url or default, setting="[store] log")
+        return compose(claims, log)
+    if section.url:
+        return open_store(section.url, setting="[store] url")
+    ensure_home()
+    return open_store(default)
+
+
+def rules_of(config: Config) -> Rules:
+    """The redaction rules: ours and the user's."""
+    own = tuple(Rule(name=rule.name, pattern=rule.pattern, field=rule.field) for rule in config.redact.rules)
+    return Rules(personal=config.redact.personal_data, fields=config.redact.fields, rules=own)
+
+
+def blobs_of(config: Config) -> Blobs:
+    """Where large payloads go."""
+    from antiphon.blobs.local import LocalBlobs
+
+    return LocalBlobs(ensure_home() / "blobs")
+
+
+def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
+    """The key that seals secrets in claim records, made beside the SQLite file when it is first needed (R14)."""
+    file = config.store.seal_key_file
+    if file is None and store.url.startswith("sqlite"):
+        file = str(ensure_home() / "seal.key")
+
+    def sealer() -> Any:
+        if file is None:
+            return None
+        from antiphon._seal import Sealer
+
+        return Sealer.from_key_file(Path(file))
+
+    return sealer
+
+
+def metrics_of(config: Config) -> Metrics:
+    """The registry that counts calls."""
+    from antiphon.telemetry import metrics
+
+    return metrics(prefix=config.telemetry.prefix, prometheus=config.telemetry.prometheus)
+
+
+def listeners_of(config: Config) -> tuple[Listener, ...]:
+    """Logs and spans."""
+    from antiphon.telemetry import listeners
+
+    return listeners(logs=config.telemetry.logs, otel=config.telemetry.otel, rules=rules_of(config))
+
+
+def wire(
+    store: Store | None = None,
+    config: ConfigLike = None,
+    *,
+    tenant: str | None = None,
+    workspace: str | None = None,
+    clock: Clock | None = None,
+    listeners: tuple[Listener, ...] = (),
+) -> Parts:
+    """All parts of a gateway."""
+    loaded = resolve(config)
+    settings = config if isinstance(config, Settings) else settings_of(loaded.config)
+    given = {name: value for name, value in (("tenant", tenant), ("workspace", workspace)) if value is not None}
+    if given:
+        settings = msgspec.structs.replace(settings, **given)
+    found = store if store is not None else store_of(loaded.config)
+    in_process = found.url.startswith("memory")
+    kept: dict[str, Blobs] = {}
+
+    def blobs(asynchronous: bool) -> Blobs | None:
+        if in_process:
+            return None
+        if "blobs" not in kept:
+            kept["blobs"] = blobs_of(loaded.config)
+        return kept["blobs"]
+
+    return Parts(
+        store=found,
+        settings=settings,
+        clock=clock,
+        reporter=Reporter(metrics_of(loaded.config), (*listeners_of(loaded.config), *listeners)),
+        redactor=None if in_process else Redactor(rules_of(loaded.config), salt=os.urandom(16).hex()),
+        sealer=sealer_of(loaded.config, found),
+        blobs=blobs,
+        reload=_reloader(loaded, given),
+    )
+
+
+def _reloader(loaded: Loaded, given: Mapping[str, str]) -> Callable[[], Settings | None]:
+    state = {"loaded": loaded}
+
+    def reload() -> Settings | None:
+        if not changed(state["loaded"]):
+            return None
+        state["loaded"] = load(state["loaded"].file)
+        return msgspec.structs.replace(settings_of(state["loaded"].config), **given)
+
+    return reload

@@ -1,0 +1,52 @@
+"""The gateways users construct: wired from the configuration."""
+
+from __future__ import annotations
+
+from antiphon._gateway import faces
+from antiphon.config.wiring import ConfigLike, wire
+from antiphon.ports import Clock, Listener, Store
+
+
+class Gateway(faces.Gateway):
+    """Makes tool calls safe for synchronous code.
+
+    Without a store it uses the configured one: a SQLite file under ``.antiphon/`` unless told otherwise.
+
+    >>> from antiphon.stores import MemoryStore
+    >>> gateway = Gateway(store=MemoryStore())
+    >>> @gateway.tool(idempotent=False)
+    ... def send_email(to: str, subject: str) -> str:
+    ...     return f"sent to {to}"
+    >>> send_email("ada@example.com", subject="hello")
+    'sent to ada@example.com'
+    """
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        config: ConfigLike = None,
+        *,
+        tenant: str | None = None,
+        workspace: str | None = None,
+        clock: Clock | None = None,
+        listeners: tuple[Listener, ...] = (),
+    ) -> None:
+        parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
+        super().__init__(parts)
+
+
+class AsyncGateway(faces.AsyncGateway):
+    """Makes tool calls safe for asyncio code; synchronous tools run on worker threads."""
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        config: ConfigLike = None,
+        *,
+        tenant: str | None = None,
+        workspace: str | None = None,
+        clock: Clock | None = None,
+        listeners: tuple[Listener, ...] = (),
+    ) -> None:
+        parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
+        super().__init__(parts)
