@@ -4,6 +4,8 @@ PYTHON ?= python3
 JOBS   ?= 2
 VENV   := .venv
 PY     := $(VENV)/bin/python
+UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
+PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo unit test lint format bench bench-pins schemas docs lock clean distclean
@@ -13,29 +15,21 @@ help: ## what there is
 
 setup: $(VENV)/.installed ## make .venv from requirements.lock, with the command `antiphon` in it
 
-# The packages, exactly as locked. uv is used where it is there, because it is fast; pip does the same.
+# The packages, exactly as locked. uv does it in seconds: the machine's own, or the locked one put into the
+# environment first. Where uv cannot reach the package index, pip does the same in a minute or two.
 $(VENV)/.locked: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Antiphon needs Python 3.11 or newer; say which with: make $(MAKECMDGOALS) PYTHON=/path/to/python"; exit 1; }
-	@if uv --version >/dev/null 2>&1; then \
-	  echo "making $(VENV) with uv …"; \
-	  { test -x $(PY) || uv venv --quiet --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')" $(VENV); } && \
-	  uv pip install --quiet --require-hashes --python $(PY) -r requirements.lock; \
-	else \
-	  echo "making $(VENV) with pip (a minute or two) …"; \
-	  { test -x $(PY) || $(PYTHON) -m venv $(VENV); } && \
-	  { $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --default-pip >/dev/null; } && \
-	  $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock; \
-	fi
+	@echo "making $(VENV) …"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || uv venv --clear --quiet --python $(PYTHON) $(VENV)
+	@uv --version >/dev/null 2>&1 || test -x $(VENV)/bin/uv || { \
+	  sed -n '/^uv==/,/[^\\]$$/p' requirements.lock > $(VENV)/uv.txt && $(PIP) --require-hashes -r $(VENV)/uv.txt; }
+	@$(UV) pip install --quiet --require-hashes --python $(PY) -r requirements.lock || $(PIP) --require-hashes -r requirements.lock
 	@touch $@
 
 # Antiphon itself, editable; its dependencies and its build tool are in the lock.
 $(VENV)/.installed: $(VENV)/.locked pyproject.toml
-	@if uv --version >/dev/null 2>&1; then \
-	  uv pip install --quiet --no-deps --no-build-isolation --python $(PY) --editable .; \
-	else \
-	  $(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .; \
-	fi
+	@$(UV) pip install --quiet --no-deps --no-build-isolation --python $(PY) --editable . || $(PIP) --no-build-isolation --editable .
 	@touch $@
 
 demo: setup ## a write that happens once, a crash, a replay: in a minute
@@ -64,9 +58,9 @@ format: setup ## format and sort imports
 bench: setup ## measure ourselves and our peers side by side (ONLY=canonical,imports)
 	$(PY) -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-bench-pins: ## pin the peers of the benchmarks again (needs uv)
+bench-pins: setup ## pin the peers of the benchmarks again
 	@for peer in bench/peers/*.in; do \
-	  uv pip compile --quiet --universal --no-annotate --no-header --python-version 3.11 --generate-hashes $$peer -o $${peer%.in}.txt || exit 1; \
+	  $(UV) pip compile --quiet --universal --no-annotate --no-header --python-version 3.11 --generate-hashes $$peer -o $${peer%.in}.txt || exit 1; \
 	done
 
 schemas: setup ## write the JSON Schemas of the contract to schemas/
@@ -75,8 +69,8 @@ schemas: setup ## write the JSON Schemas of the contract to schemas/
 docs: setup ## check the documentation: links, navigation, examples
 	$(PY) -m pytest -q tests/docs
 
-lock: ## resolve requirements.lock again (needs uv)
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes pyproject.toml --all-extras --group dev \
+lock: setup ## resolve requirements.lock again, after a change of pyproject.toml
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes pyproject.toml --all-extras --group dev \
 	  --no-emit-package antiphon --custom-compile-command "make lock" -o requirements.lock
 	@! grep -nE '^ *(--index-url|--extra-index-url|--find-links|.* @ )' requirements.lock
 

@@ -31,7 +31,7 @@ def python_of(peer: str) -> Path:
     print(f"[bench] making the environment of {peer} …", file=sys.stderr, flush=True)
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
-    uv = shutil.which("uv")
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if uv:
         _run(peer, [uv, "venv", "--quiet", "--python", sys.executable, str(home)])
         _run(peer, [uv, "pip", "sync", "--quiet", "--require-hashes", "--python", str(python), str(pins)])
