@@ -1,7 +1,7 @@
 """Keep NumPy's matrix products on one thread while the model runs.
 
-Short products get slower, not faster, when OpenBLAS spreads them over cores that are busy with something else. The setting is
-changed only around a call and put back, so that the host program's own NumPy keeps its threads.
+Short products get slower, not faster, when OpenBLAS spreads them over cores that are busy with something else. The
+setting is changed only around a call and put back, so that the host program's own NumPy keeps its threads.
 """
 
 from __future__ import annotations

