@@ -1,0 +1,135 @@
+"""What the stores share: record shapes, version numbers, and SQL kept in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from antiphon.contract.events import EVENT_VERSION, Event, RunManifest
+from antiphon.contract.record import DedupeRecord, RecordedError, RecordedExecution
+from antiphon.errors import StoreVersionError
+from antiphon.ports import Final, Row
+
+Records = list[DedupeRecord]
+"""``list`` is a method of every journal, so its classes cannot say ``list[...]``."""
+
+SQL_FOLDER = Path(__file__).with_name("sql")
+_UPGRADE = "Upgrade Antiphon on this machine; the record was left as it is."
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """What a final state adds to a claim record, apart from the payload's own bytes."""
+
+    execution: RecordedExecution | UnsetType = UNSET
+    payload_ref: str | UnsetType = UNSET
+    payload_sealed: str | UnsetType = UNSET
+    output_redacted: bool | UnsetType = UNSET
+    error: RecordedError | UnsetType = UNSET
+
+
+class _StoredBody(msgspec.Struct, frozen=True, rename="camel"):
+    """The stored half of an event: :class:`~antiphon.contract.events.EventBody` with its data decoded."""
+
+    lane: str = "0"
+    index: int = 0
+    call: str | None = None
+    parent: str | None = None
+    payload: dict[str, Any] = {}
+    meta: dict[str, Any] = {}
+    v: int = EVENT_VERSION
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    v: int = 1
+
+
+NO_OUTCOME = Outcome()
+_body_decoder = msgspec.json.Decoder(_StoredBody)
+_manifest_decoder = msgspec.json.Decoder(RunManifest)
+_version_decoder = msgspec.json.Decoder(_Versioned)
+
+
+def next_version(previous: int, now_ms: int) -> int:
+    """A version greater than *previous*, and than any given in an earlier microsecond."""
+    return max(previous + 1, now_ms * 1000)
+
+
+def outcome_of(final: Final) -> Outcome:
+    """The record fields of a final state."""
+    error: RecordedError | UnsetType = UNSET
+    if final.error is not None:
+        code, message, terminal, retriable = final.error
+        error = RecordedError(code=code, message=message, terminal=terminal, should_retriable=retriable)
+    return Outcome(
+        execution=RecordedExecution(attempt_count=final.attempt_count, attempts=tuple(final.attempts)),
+        payload_ref=UNSET if final.payload_ref is None else final.payload_ref,
+        payload_sealed=UNSET if final.payload_sealed is None else final.payload_sealed,
+        output_redacted=True if final.output_redacted else UNSET,
+        error=error,
+    )
+
+
+def must_be_kept(final: Final) -> bool:
+    """Whether forgetting this outcome early could let its call happen twice (D3)."""
+    state, _, payload, payload_ref, payload_sealed, _, error, _, _, dispatched = final
+    if state == "done":
+        return payload is None and payload_ref is None and payload_sealed is None
+    if state == "failed":
+        return error is not None and error[0] == "outcome_unknown"
+    return dispatched
+
+
+def check_version(what: str, found: int, known: int) -> None:
+    """Refuse what a newer release wrote (D1): acting on a half-understood record could dispatch twice."""
+    if found > known:
+        raise StoreVersionError(f"{what} has format {found}; this release reads up to {known}.", hint=_UPGRADE)
+
+
+def event_of(seq: int, row: Row) -> Event:
+    """An event as it is read back."""
+    try:
+        body = _body_decoder.decode(row.body)
+    except msgspec.ValidationError:
+        _refuse_newer(row.body, f"Event {seq} of run {row.run!r}")
+        raise
+    check_version(f"Event {seq} of run {row.run!r}", body.v, EVENT_VERSION)
+    return Event(
+        run=row.run,
+        seq=seq,
+        type=row.type,
+        at_ms=row.at_ms,
+        lane=body.lane,
+        index=body.index,
+        call=body.call,
+        parent=body.parent,
+        payload=body.payload,
+        meta=body.meta,
+        v=body.v,
+    )
+
+
+def manifest_of(document: bytes) -> RunManifest:
+    """A stored manifest; one of a newer release is refused, not guessed at."""
+    try:
+        manifest = _manifest_decoder.decode(document)
+    except msgspec.ValidationError:
+        _refuse_newer(document, "The manifest of a run")
+        raise
+    check_version(f"The manifest of run {manifest.id!r}", manifest.v, EVENT_VERSION)
+    return manifest
+
+
+def _refuse_newer(document: bytes, what: str) -> None:
+    check_version(what, _version_decoder.decode(document).v, EVENT_VERSION)
+
+
+def named_queries(path: Path) -> dict[str, str]:
+    """The statements of an SQL file, each under the name its ``-- name:`` line gives it."""
+    queries: dict[str, str] = {}
+    for part in path.read_text(encoding="utf-8").split("-- name:")[1:]:
+        name, _, text = part.partition("\n")
+        queries[name.strip()] = text.strip().rstrip(";")
+    return queries

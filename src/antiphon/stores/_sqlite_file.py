@@ -1,0 +1,336 @@
+"""One database file in one process: its connections, its single writer, and commits that are shared.
+
+Whoever wants to write puts an operation into the queue and takes the writer's lock. The first one in becomes
+the leader: it runs everything that is queued in one transaction and commits once. The others find their
+operation done when the lock comes to them. So threads share the price of an fsync, and a process never
+fights itself for SQLite's own lock.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sqlite3
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from antiphon.errors import StoreUnavailable
+from antiphon.stores._sqlite_connect import connect, create, migrate, retry_busy
+from antiphon.stores._sqlite_errors import unavailable
+from antiphon.stores._sqlite_watch import Watch
+
+T = TypeVar("T")
+Run = Callable[[sqlite3.Connection], T]
+
+_BATCH = 128
+
+
+class Operation:
+    """One atomic step on its way into a transaction."""
+
+    __slots__ = ("changed", "deliver", "done", "error", "probe", "result", "run")
+
+    def __init__(self, run: Run[Any], changed: Sequence[str] = (), probe: Run[Any] | None = None) -> None:
+        self.run = run
+        self.changed = changed
+        """Keys whose waiters are to be woken once it is committed."""
+        self.probe = probe
+        """Tried first, outside a transaction: an answer makes writing needless."""
+        self.deliver: Callable[[Operation], None] | None = None
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = False
+
+    def answer(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class DatabaseFile:
+    """Shared by all journals of this process that use the same path."""
+
+    def __init__(self, path: Path, synchronous: str, busy_s: float) -> None:
+        self.path = path
+        self._inode = 0
+        self.synchronous = synchronous
+        self.busy_s = busy_s
+        self.schema = 0
+        self.reset()
+        _files.add(self)
+
+    def reset(self) -> None:
+        """Start without connections, waiters or work, as after a fork."""
+        self._queue: deque[Operation] = deque()
+        self._writer_lock = threading.Lock()
+        self._writer: sqlite3.Connection | None = None
+        self._pool = threading.Condition(threading.Lock())
+        self._idle: list[sqlite3.Connection] = []
+        self._reading = 0
+        self._forking = False
+        self.watch = Watch(self.open, self.path)
+
+    def open(self) -> sqlite3.Connection:
+        """A new connection; the first one creates and migrates the file."""
+        if not self.schema:
+            create(self.path)
+        connection = connect(self.path, self.synchronous, self.busy_s)
+        try:
+            self.schema = migrate(connection, self.path, self.busy_s)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def read(self, run: Run[T]) -> T:
+        """Run a reading step, on the writer's warm connection if nobody is writing, else on one of its own."""
+        if self._writer_lock.acquire(blocking=False):
+            try:
+                return self._step(self._writing(), run)
+            except sqlite3.Error as error:
+                self._give_up_writer()
+                raise unavailable(str(self.path), error) from error
+            finally:
+                self._writer_lock.release()
+        connection = self._borrow()
+        try:
+            return self._step(connection, run)
+        except sqlite3.Error as error:
+            raise unavailable(str(self.path), error) from error
+        finally:
+            self._give_back(connection)
+
+    def write(self, operation: Operation) -> Any:
+        """Run a writing step and commit it, together with whatever else is waiting."""
+        self._queue.append(operation)
+        try:
+            with self._writer_lock:
+                while not operation.done:
+                    self._lead()
+        except BaseException:
+            with suppress(ValueError, IndexError, RuntimeError):
+                self._queue.remove(operation)  # interrupted before anybody began it
+            raise
+        return operation.answer()
+
+    def submit(self, operation: Operation) -> None:
+        """Queue a step for :meth:`write_queued`."""
+        self._queue.append(operation)
+
+    def write_queued(self) -> None:
+        """Run and commit all that is queued."""
+        with self._writer_lock:
+            while self._queue:
+                self._lead()
+
+    def close(self) -> None:
+        """Close all connections that nobody uses; the next step opens new ones."""
+        with self._writer_lock:
+            self._give_up_writer()
+        self.watch.close()
+        with self._pool:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def __del__(self) -> None:
+        for connection in (self._writer, *self._idle):
+            if connection is not None:
+                connection.close()
+
+    def pause_for_fork(self) -> None:
+        """Let no connection be open while the process forks: SQLite's locks would not survive it in the child."""
+        self._forking = self._writer_lock.acquire(timeout=self.busy_s + 5)
+        if self._forking:
+            self._give_up_writer()
+        self.watch.pause()
+        self._pool.acquire()
+        self._pool.wait_for(lambda: not self._reading, timeout=5)
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    def resume_after_fork(self) -> None:
+        self._pool.release()
+        self.watch.resume()
+        if self._forking:
+            self._writer_lock.release()
+
+    def abandon(self) -> None:
+        """In the child: forget what belongs to the parent without touching it."""
+        _abandoned.append((self._writer, self._idle, self.watch))
+        self.reset()
+
+    def _lead(self) -> None:
+        batch: list[Operation] = []
+        while self._queue and len(batch) < _BATCH:
+            batch.append(self._queue.popleft())
+        try:
+            connection = self._writing()
+            pending = [operation for operation in batch if not self._probed(connection, operation)]
+            if pending:
+                self._commit(connection, pending)
+        except sqlite3.Error as error:
+            self._give_up_writer()
+            _fail(batch, unavailable(str(self.path), error))
+        except Exception as error:
+            _fail(batch, error)
+        except BaseException:  # interrupted: what was not committed is tried again by whoever still wants it
+            self._queue.extendleft(operation for operation in reversed(batch) if not operation.done)
+            raise
+        finally:
+            self._announce(batch)
+
+    def _commit(self, connection: sqlite3.Connection, batch: list[Operation]) -> None:
+        self._check_still_there()
+        retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s)
+        ran = False
+        try:
+            if len(batch) == 1:
+                batch[0].result = batch[0].run(connection)
+            else:
+                for operation in batch:
+                    _run_apart(connection, operation)
+            ran = True
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            elif ran:  # also when an interrupt came right after the commit
+                for operation in batch:
+                    operation.done = True
+
+    def _probed(self, connection: sqlite3.Connection, operation: Operation) -> bool:
+        if operation.probe is None:
+            return False
+        try:
+            operation.result = self._step(connection, operation.probe)
+        except sqlite3.Error:
+            raise
+        except Exception as error:
+            operation.error = error
+        operation.done = operation.result is not None or operation.error is not None
+        return operation.done
+
+    def _announce(self, batch: list[Operation]) -> None:
+        for operation in batch:
+            if operation.done:
+                if operation.changed and operation.error is None:
+                    self.watch.wake(operation.changed)
+                if operation.deliver is not None:
+                    operation.deliver(operation)
+
+    def _step(self, connection: sqlite3.Connection, run: Run[T]) -> T:
+        return retry_busy(lambda: run(connection), self.busy_s)
+
+    def _writing(self) -> sqlite3.Connection:
+        if self._writer is None:
+            self._writer = self.open()
+            self._inode = self.path.stat().st_ino
+        return self._writer
+
+    def _check_still_there(self) -> None:
+        """A file that was removed takes writes as before and keeps none of them: refuse instead."""
+        try:
+            if self.path.stat().st_ino == self._inode:
+                return
+        except OSError:
+            pass
+        self._give_up_writer()
+        self.schema = 0
+        raise StoreUnavailable(
+            f"The store {self.path} was removed or replaced while it was in use. Nothing was written.",
+            hint="The next call starts with what is there now; put the old file back if claims must be kept.",
+            reason="replaced",
+        )
+
+    def _give_up_writer(self) -> None:
+        """After a failure a fresh connection is the safest start."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _borrow(self) -> sqlite3.Connection:
+        with self._pool:
+            self._reading += 1
+            if self._idle:
+                return self._idle.pop()
+        try:
+            return self.open()
+        except BaseException:
+            self._give_back(None)
+            raise
+
+    def _give_back(self, connection: sqlite3.Connection | None) -> None:
+        with self._pool:
+            self._reading -= 1
+            if connection is not None:
+                self._idle.append(connection)
+            self._pool.notify_all()
+
+
+def _fail(batch: list[Operation], problem: Exception) -> None:
+    """Each caller gets an exception of his own: one object raised in many threads grows a traceback of them all."""
+    for operation in batch:
+        if not operation.done:
+            operation.error = copy.copy(problem)
+            operation.error.__cause__ = problem.__cause__
+            operation.done = True
+
+
+def _run_apart(connection: sqlite3.Connection, operation: Operation) -> None:
+    """Within a shared transaction one step may fail without harming the others."""
+    connection.execute("SAVEPOINT step")
+    try:
+        operation.result = operation.run(connection)
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        connection.execute("ROLLBACK TO step")
+        operation.error = error
+    connection.execute("RELEASE step")
+
+
+_by_path: weakref.WeakValueDictionary[tuple[str, str], DatabaseFile] = weakref.WeakValueDictionary()
+_by_path_lock = threading.Lock()
+_files: weakref.WeakSet[DatabaseFile] = weakref.WeakSet()
+_paused: list[DatabaseFile] = []
+_abandoned: list[Any] = []
+"""Connections a forked child inherited: closing them there would break the parent's locks."""
+
+
+def shared_file(path: Path, synchronous: str, busy_s: float) -> DatabaseFile:
+    """The one :class:`DatabaseFile` of this path in this process."""
+    real = path.resolve()
+    with _by_path_lock:
+        file = _by_path.get((str(real), synchronous))
+        if file is None:
+            file = _by_path[str(real), synchronous] = DatabaseFile(real, synchronous, busy_s)
+        return file
+
+
+def _before_fork() -> None:
+    _by_path_lock.acquire()
+    _paused.extend(_files)
+    for file in _paused:
+        file.pause_for_fork()
+
+
+def _after_fork_in_parent() -> None:
+    while _paused:
+        _paused.pop().resume_after_fork()
+    _by_path_lock.release()
+
+
+def _after_fork_in_child() -> None:
+    while _paused:
+        _paused.pop().abandon()
+    _by_path_lock.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

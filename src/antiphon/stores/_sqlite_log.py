@@ -1,0 +1,115 @@
+"""The run log and breaker state as SQL. Each function runs inside the caller's transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from antiphon.contract.events import RunManifest
+from antiphon.ports import BreakerRow, Row
+from antiphon.stores._sqlite_claims import SQL
+
+_END_OF_RUN, _INSERT_EVENT = SQL["end_of_run"], SQL["insert_event"]
+_PER_RUN = 2**32
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    """Append each row to its run."""
+    for row in rows:
+        append(connection, row.run, (row,))
+
+
+def append(connection: sqlite3.Connection, run: str, rows: Sequence[Row]) -> int:
+    """Append rows to one run; the first one's number."""
+    found = connection.execute(_END_OF_RUN, (run,)).fetchone()
+    if found is None:
+        connection.execute(SQL["name_run"], (run,))
+        found = connection.execute(_END_OF_RUN, (run,)).fetchone()
+    number, last = found
+    first = number * _PER_RUN if last is None else last + 1
+    for place, row in enumerate(rows, first):
+        connection.execute(_INSERT_EVENT, (place, row.type, row.at_ms, row.body))
+    return int(first - number * _PER_RUN)
+
+
+def open_run(connection: sqlite3.Connection, manifest: RunManifest) -> None:
+    connection.execute(SQL["open_run"], _columns(manifest))
+
+
+def update_run(connection: sqlite3.Connection, manifest: RunManifest) -> None:
+    connection.execute(SQL["update_run"], _columns(manifest))
+
+
+def manifest_bytes(connection: sqlite3.Connection, run: str) -> bytes | None:
+    found = connection.execute(SQL["manifest"], (run,)).fetchone()
+    return None if found is None else found[0]
+
+
+def runs(
+    connection: sqlite3.Connection, tenant: str, prefix: str, name: str, status: str, limit: int, before: str
+) -> list[bytes]:
+    """Manifests of a tenant, newest first, after the run *before*."""
+    parts, values = ["tenant = ?"], [tenant]
+    for column, value in (("name", name), ("status", status)):
+        if value:
+            parts.append(f"{column} = ?")
+            values.append(value)
+    if prefix:
+        parts.append("id >= ? AND id < ?")
+        values += [prefix, prefix + "\U0010ffff"]
+    if before:
+        parts.append("(started_at_ms, id) < (SELECT started_at_ms, id FROM runs WHERE id = ?)")
+        values.append(before)
+    fitting = f"SELECT manifest FROM runs WHERE {' AND '.join(parts)}"  # noqa: S608 - own words only
+    newest = f"{fitting} ORDER BY started_at_ms DESC, id DESC LIMIT ?"
+    return [manifest for (manifest,) in connection.execute(newest, (*values, limit))]
+
+
+def rows(connection: sqlite3.Connection, run: str, start: int, stop: int | None, limit: int) -> list[tuple[int, Row]]:
+    """Events of a run with their sequence numbers."""
+    found = _first_id(connection, run)
+    if found is None:
+        return []
+    low = found + min(max(0, start), _PER_RUN)
+    high = found + (_PER_RUN if stop is None else min(max(0, stop), _PER_RUN))
+    cursor = connection.execute(SQL["events"], (low, high, max(0, limit)))
+    return [(number - found, Row(run, kind, at_ms, body)) for number, kind, at_ms, body in cursor]
+
+
+def delete_run(connection: sqlite3.Connection, run: str) -> bool:
+    found = _first_id(connection, run)
+    if found is None:
+        return False
+    connection.execute(SQL["delete_events"], (found, found + _PER_RUN))
+    connection.execute(SQL["delete_run"], (found // _PER_RUN,))
+    return True
+
+
+def load_breakers(connection: sqlite3.Connection, tenant: str) -> list[BreakerRow]:
+    return [BreakerRow(*row) for row in connection.execute(SQL["breakers"], (tenant,))]
+
+
+def save_breaker(connection: sqlite3.Connection, tenant: str, row: BreakerRow) -> None:
+    connection.execute(SQL["save_breaker"], (tenant, *row))
+
+
+def _first_id(connection: sqlite3.Connection, run: str) -> int | None:
+    """The id of a run's first event."""
+    found = connection.execute(SQL["run_number"], (run,)).fetchone()
+    return None if found is None else found[0] * _PER_RUN
+
+
+def _columns(manifest: RunManifest) -> tuple[str, str, str, str, str, int, bytes]:
+    return (
+        manifest.id,
+        manifest.tenant,
+        manifest.workspace,
+        manifest.name,
+        manifest.status,
+        manifest.started_at_ms,
+        _encode(manifest),
+    )

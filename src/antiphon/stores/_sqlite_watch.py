@@ -1,0 +1,119 @@
+"""Waiting for a claim: pushed within the process, polled across processes.
+
+SQLite cannot tell another process that a row changed. So one thread per file, alive only while somebody waits,
+asks every 20 to 100 ms whether *anything* was committed (``PRAGMA data_version``, no row is read), and looks at
+the awaited claims only then. A thousand waiters cost the same as one.
+"""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from antiphon.errors import AntiphonError
+from antiphon.stores._common import SQL_FOLDER, named_queries
+from antiphon.stores._waiters import Waiter, Waiters
+
+_IN_FLIGHT = named_queries(SQL_FOLDER / "sqlite" / "queries.sql")["in_flight"]
+_SHORTEST_S, _LONGEST_S = 0.02, 0.1
+
+
+class Watch:
+    """Who waits for which claim of one file."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
+        self._connect = connect
+        self._path = path
+        self._lock = threading.Lock()
+        self._waiters = Waiters()
+        self._versions: dict[str, set[int]] = {}
+        self._arrived = threading.Event()
+        self._running = False
+        self._looking = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._seen = -1
+
+    def add(self, key: str, version: int, waiter: Waiter) -> None:
+        """Wake *waiter* when *version* is no longer in flight. Look at the claim after this, not before."""
+        with self._lock:
+            self._waiters.add(key, waiter)
+            self._versions.setdefault(key, set()).add(version)
+            if self._running:
+                self._arrived.set()
+                return
+            self._running = True
+        threading.Thread(target=self._poll, name=f"antiphon-watch-{self._path.name}", daemon=True).start()
+
+    def discard(self, key: str, waiter: Waiter) -> None:
+        with self._lock:
+            self._waiters.discard(key, waiter)
+            if key not in self._waiters.by_key:
+                self._versions.pop(key, None)
+            if not self._waiters.by_key:
+                self._arrived.set()
+
+    def wake(self, keys: Iterable[str]) -> None:
+        """Tell those of this process."""
+        if not self._waiters.by_key:
+            return
+        with self._lock:
+            for key in keys:
+                self._waiters.wake(key)
+                self._versions.pop(key, None)
+
+    def close(self) -> None:
+        with self._looking:
+            self._drop_connection()
+
+    def pause(self) -> None:
+        """Before a fork."""
+        self._looking.acquire()
+        self._drop_connection()
+        self._lock.acquire()
+
+    def resume(self) -> None:
+        self._lock.release()
+        self._looking.release()
+
+    def _poll(self) -> None:
+        pause = _SHORTEST_S
+        while True:
+            if self._arrived.wait(pause * random.uniform(0.5, 1.0)):
+                self._arrived.clear()
+                pause = _SHORTEST_S
+            with self._lock:
+                if not self._waiters.by_key:
+                    self._running = False
+                    break
+                awaited = {key: tuple(versions) for key, versions in self._versions.items()}
+            try:
+                with self._looking:
+                    changed = self._changed(awaited)
+            except (sqlite3.Error, AntiphonError):
+                changed = tuple(awaited)  # let them look for themselves, and get the error
+                self.close()
+            self.wake(changed)
+            pause = _SHORTEST_S if changed else min(pause * 1.3, _LONGEST_S)
+        self.close()
+
+    def _changed(self, awaited: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+        if self._connection is None:
+            self._connection = self._connect()
+            self._seen = -1
+        (seen,) = self._connection.execute("PRAGMA data_version").fetchone()
+        if seen == self._seen:
+            return ()
+        self._seen = seen
+        return tuple(key for key, versions in awaited.items() if not self._all_in_flight(key, versions))
+
+    def _all_in_flight(self, key: str, versions: tuple[int, ...]) -> bool:
+        assert self._connection is not None
+        return all(self._connection.execute(_IN_FLIGHT, (key, version)).fetchone() for version in versions)
+
+    def _drop_connection(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,105 @@
+"""Waiting for a key to change without polling: one waiter per caller, woken from any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class ThreadWaiter:
+    """A thread of the synchronous face that waits."""
+
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def wake(self) -> None:
+        self._event.set()
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Block this thread; whether it was woken."""
+        return self._event.wait(max(0.0, timeout_s))
+
+
+class LoopWaiter:
+    """A task of one event loop that waits. Cancelling it concerns nobody else."""
+
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[bool] = loop.create_future()
+
+    def wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._answer, True)
+        except RuntimeError:  # the loop is closed: nobody waits there any more
+            return
+
+    async def wait(self, timeout_s: float) -> bool:
+        """Suspend this task; whether it was woken."""
+        timer = self._loop.call_later(max(0.0, timeout_s), self._answer, False)
+        try:
+            return await self._future
+        finally:
+            timer.cancel()
+
+    def _answer(self, woken: bool) -> None:
+        if not self._future.done():
+            self._future.set_result(woken)
+
+
+Waiter = ThreadWaiter | LoopWaiter
+
+
+class Waiters:
+    """Who waits for which key. Guarded by the lock of whoever owns it."""
+
+    __slots__ = ("by_key",)
+
+    def __init__(self) -> None:
+        self.by_key: dict[str, set[Waiter]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.by_key)
+
+    def add(self, key: str, waiter: Waiter) -> None:
+        self.by_key.setdefault(key, set()).add(waiter)
+
+    def discard(self, key: str, waiter: Waiter) -> None:
+        waiting = self.by_key.get(key)
+        if waiting is not None:
+            waiting.discard(waiter)
+            if not waiting:
+                del self.by_key[key]
+
+    def keys(self) -> Collection[str]:
+        return tuple(self.by_key)
+
+    def wake(self, key: str) -> None:
+        for waiter in self.by_key.pop(key, ()):
+            waiter.wake()
+
+    def wake_all(self) -> None:
+        for key in self.keys():
+            self.wake(key)
+
+    def forget_all(self) -> None:
+        """After a fork: those who waited live in the parent."""
+        self.by_key.clear()
+
+
+def loop_waiter() -> Waiter:
+    """A waiter for the running task."""
+    import asyncio
+
+    return LoopWaiter(asyncio.get_running_loop())
+
+
+NewWaiter = Callable[[], Waiter]
+"""How a face waits: ``ThreadWaiter`` or ``loop_waiter``."""

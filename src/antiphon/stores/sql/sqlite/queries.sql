@@ -1,0 +1,135 @@
+-- name: claim
+SELECT key, tool, idempotency_key, state, created_at_ms, updated_at_ms, expires_at_ms, ttl_ms, request, version, fence,
+       tenant, workspace, owner, dispatched, outcome, payload, lock_until_ms, v, identity, history, sweep_at_ms
+FROM claims WHERE key = ?;
+
+-- name: execution
+SELECT record, v FROM executions WHERE key = ? AND identity = ? AND expires_at_ms > ?;
+
+-- name: execution_of_version
+SELECT record, v, expires_at_ms FROM executions WHERE key = ? AND version = ?;
+
+-- name: insert_claim
+INSERT INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,
+                    created_at_ms, updated_at_ms, expires_at_ms, lock_until_ms, ttl_ms, sweep_at_ms, history, request, v)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, 'inflight', ?8, ?8, ?9, ?10, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17
+WHERE ?8 > (SELECT value FROM meta WHERE name = 'version_floor')
+ON CONFLICT (key) DO NOTHING;
+
+-- name: version_floor
+SELECT value FROM meta WHERE name = 'version_floor';
+
+-- name: delete_claim
+DELETE FROM claims WHERE key = ? RETURNING version;
+
+-- name: settle
+UPDATE claims
+SET state = ?1, version = ?2, updated_at_ms = ?3, expires_at_ms = ?4, ttl_ms = ?5, dispatched = ?6, outcome = ?7, payload = ?8,
+    lock_until_ms = 0, sweep_at_ms = CASE WHEN history THEN max(sweep_at_ms, ?4) ELSE ?4 END
+WHERE key = ?9 AND version = ?10;
+
+-- name: renew
+UPDATE claims
+SET lock_until_ms = ?1, updated_at_ms = ?2, expires_at_ms = max(expires_at_ms, ?1), sweep_at_ms = max(sweep_at_ms, ?1)
+WHERE key = ?3 AND version = ?4 AND state = 'inflight';
+
+-- name: insert_execution
+INSERT INTO executions (key, identity, tenant, workspace, version, expires_at_ms, record, v)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (key, identity) DO UPDATE
+SET version = excluded.version, expires_at_ms = excluded.expires_at_ms, record = excluded.record, v = excluded.v;
+
+-- name: delete_execution
+DELETE FROM executions WHERE key = ? AND identity = ?;
+
+-- name: delete_executions
+DELETE FROM executions WHERE key = ?;
+
+-- name: mark_history
+UPDATE claims SET history = 1, sweep_at_ms = max(sweep_at_ms, ?) WHERE key = ?;
+
+-- name: in_flight
+SELECT 1 FROM claims WHERE key = ? AND version = ? AND state = 'inflight';
+
+-- name: newest_claim
+SELECT coalesce(max(id), 0) FROM claims;
+
+-- name: sweep_executions
+DELETE FROM executions WHERE rowid IN (SELECT rowid FROM executions WHERE expires_at_ms <= ? ORDER BY expires_at_ms LIMIT ?);
+
+-- name: sweep_claims
+DELETE FROM claims WHERE id IN (
+    SELECT id FROM claims INDEXED BY claims_by_state
+    WHERE state IN ('inflight', 'done', 'failed', 'cancelled') AND sweep_at_ms <= ?1 LIMIT ?2
+)
+RETURNING key, version, history;
+
+-- name: tools
+WITH RECURSIVE tools (tool) AS (
+    SELECT min(tool) FROM claims WHERE tenant = ?1
+    UNION ALL
+    SELECT (SELECT min(tool) FROM claims WHERE tenant = ?1 AND tool > tools.tool) FROM tools WHERE tools.tool IS NOT NULL
+)
+SELECT tool FROM tools WHERE tool IS NOT NULL;
+
+-- name: raise_floor
+UPDATE meta SET value = max(value, ?) WHERE name = 'version_floor';
+
+-- name: count_all
+SELECT tool, count(*) FROM claims INDEXED BY claims_by_tool WHERE tenant = ? GROUP BY tool;
+
+-- name: count_not_done
+SELECT tool, state, state = 'inflight' AND lock_until_ms <= ?2, expires_at_ms <= ?2, count(*)
+FROM claims INDEXED BY claims_by_state
+WHERE state IN ('inflight', 'failed', 'cancelled') AND tenant = ?1 GROUP BY 1, 2, 3, 4;
+
+-- name: count_done_expired
+SELECT tool, count(*) FROM claims INDEXED BY claims_by_state
+WHERE state = 'done' AND sweep_at_ms <= ?2 AND tenant = ?1 GROUP BY tool;
+
+-- name: open_run
+INSERT INTO runs (id, tenant, workspace, name, status, started_at_ms, manifest) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE
+SET tenant = excluded.tenant, workspace = excluded.workspace, name = excluded.name, status = excluded.status,
+    started_at_ms = excluded.started_at_ms, manifest = excluded.manifest
+WHERE runs.manifest IS NULL;
+
+-- name: update_run
+INSERT INTO runs (id, tenant, workspace, name, status, started_at_ms, manifest) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE
+SET tenant = excluded.tenant, workspace = excluded.workspace, name = excluded.name, status = excluded.status,
+    started_at_ms = excluded.started_at_ms, manifest = excluded.manifest;
+
+-- name: name_run
+INSERT INTO runs (id) VALUES (?) ON CONFLICT (id) DO NOTHING;
+
+-- name: run_number
+SELECT number FROM runs WHERE id = ?;
+
+-- name: end_of_run
+SELECT number, (SELECT max(id) FROM events WHERE id >= number << 32 AND id < (number + 1) << 32) FROM runs WHERE id = ?;
+
+-- name: insert_event
+INSERT INTO events (id, type, at_ms, body) VALUES (?, ?, ?, ?);
+
+-- name: manifest
+SELECT manifest FROM runs WHERE id = ? AND manifest IS NOT NULL;
+
+-- name: events
+SELECT id, type, at_ms, body FROM events WHERE id >= ? AND id < ? ORDER BY id LIMIT ?;
+
+-- name: delete_run
+DELETE FROM runs WHERE number = ?;
+
+-- name: delete_events
+DELETE FROM events WHERE id >= ? AND id < ?;
+
+-- name: breakers
+SELECT key, state, epoch, until_ms, reason, updated_at_ms, tripped_by FROM breakers WHERE tenant = ? ORDER BY key;
+
+-- name: save_breaker
+INSERT INTO breakers (tenant, key, state, epoch, until_ms, reason, updated_at_ms, tripped_by) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (tenant, key) DO UPDATE
+SET state = excluded.state, epoch = excluded.epoch, until_ms = excluded.until_ms, reason = excluded.reason,
+    updated_at_ms = excluded.updated_at_ms, tripped_by = excluded.tripped_by
+WHERE excluded.epoch >= breakers.epoch;
