@@ -1,0 +1,62 @@
+"""Any provider's request body -> the one canonical request (L2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from antiphon.errors import ContractError, InvalidInput
+from antiphon.llm import anthropic, gemini, openai_chat, openai_responses
+from antiphon.llm._draft import Draft, MappedRequest
+
+__all__ = ["DIALECTS", "Dialect", "MappedRequest", "canonical_request", "canonical_request_with_refs"]
+
+Dialect = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
+
+DIALECTS: Final[dict[str, tuple[str, Callable[[Draft], None]]]] = {
+    "openai-chat": ("openai", openai_chat.read),
+    "openai-responses": ("openai", openai_responses.read),
+    "anthropic": ("anthropic", anthropic.read),
+    "gemini": ("google", gemini.read),
+}
+"""Dialect -> the vendor's id in keys, and the reader of its bodies."""
+
+
+def canonical_request(
+    body: dict[str, Any], *, provider: Dialect, model: str | None = None, vendor: str | None = None
+) -> dict[str, Any]:
+    """The vendor-neutral form of a request body, fit for both key recipes; shares unchanged parts with *body*.
+
+    *model* stands in where the body has none (Gemini and Bedrock name it in the URL); *vendor* replaces the vendor's
+    id where somebody else serves the dialect.
+
+    >>> canonical_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, provider="openai-chat")
+    {'model': 'm', 'provider': 'openai', 'messages': [{'role': 'user', 'content': 'hi'}], 'tools': []}
+    """
+    return canonical_request_with_refs(body, provider=provider, model=model, vendor=vendor).request
+
+
+def canonical_request_with_refs(
+    body: dict[str, Any], *, provider: Dialect, model: str | None = None, vendor: str | None = None
+) -> MappedRequest:
+    """The canonical request, references from its parts back to *body*, and what of *body* influences nothing."""
+    if provider not in DIALECTS:
+        raise InvalidInput(f"The provider is one of {', '.join(DIALECTS)}, not {provider!r}.", path="provider")
+    default_vendor, read = DIALECTS[provider]
+    if provider == "gemini":
+        model, body = _gemini_model(model, body)
+    draft = Draft(body, vendor=vendor or default_vendor, model=model)
+    try:
+        read(draft)
+        return draft.done()
+    except RecursionError:
+        raise ContractError("The request is nested too deeply.", path="$") from None
+
+
+def _gemini_model(model: str | None, body: Any) -> tuple[str | None, Any]:
+    """Gemini's model without the ``models/`` that some clients put before it."""
+    if model is not None:
+        return model.removeprefix("models/"), body
+    if isinstance(body, dict) and isinstance(body.get("model"), str):
+        return None, {**body, "model": body["model"].removeprefix("models/")}
+    return None, body

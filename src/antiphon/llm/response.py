@@ -1,0 +1,149 @@
+"""A short, vendor-neutral account of a model's answer; the answer itself is recorded as it came."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from antiphon.canonical import parse_json
+from antiphon.errors import CanonicalError
+from antiphon.llm._dig import count, dig, objects, texts
+from antiphon.llm.refusal import envelope_kind, response_dialect
+
+__all__ = ["summarise"]
+
+
+def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
+    """What a model said: ``{kind, text, toolCalls, usage, stopReason, refusal}``; with ``raw`` if the shape is unknown.
+
+    ``inputTokens`` includes cached tokens and ``outputTokens`` includes reasoning, for every provider.
+
+    >>> answer = {"choices": [{"message": {"content": "Hello"}, "finish_reason": "stop"}]}
+    >>> summarise(answer, "openai-chat")["text"]
+    'Hello'
+    """
+    kind, reason = envelope_kind(response, provider)
+    summary: dict[str, Any] = {
+        "kind": kind,
+        "text": "",
+        "toolCalls": [],
+        "usage": {"inputTokens": None, "outputTokens": None},
+        "stopReason": None,
+        "refusal": reason,
+    }
+    reader = _READERS.get(response_dialect(response, provider) or "")
+    if reader is not None and isinstance(response, dict):
+        reader(response, summary)
+    if kind == "unknown":
+        summary["raw"] = response
+    return summary
+
+
+def call_entry(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
+    """One requested call; arguments that are not JSON stay text."""
+    call: dict[str, Any] = {"name": texts(name)}
+    if isinstance(call_id, str):
+        call["id"] = call_id
+    if isinstance(arguments, str):
+        try:
+            call["arguments"] = parse_json(arguments) if arguments else {}
+        except CanonicalError:
+            call["argumentsText"] = arguments
+    else:
+        call["arguments"] = {} if arguments is None else arguments
+    return call
+
+
+def _total(*counts: Any) -> int | None:
+    known = [number for value in counts if (number := count(value)) is not None]
+    return sum(known) if known else None
+
+
+def _openai_chat(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    choice = dig(response, "choices", 0)
+    message = dig(choice, "message")
+    content = dig(message, "content")
+    parts = "".join(texts(part.get("text")) for part in objects(content))
+    summary["text"] = content if isinstance(content, str) else parts
+    for call in objects(dig(message, "tool_calls")):
+        inner = call.get("function") or call.get("custom")
+        arguments = dig(inner, "arguments")
+        given = arguments if arguments is not None else dig(inner, "input")
+        summary["toolCalls"].append(call_entry(dig(inner, "name"), given, call.get("id")))
+    summary["stopReason"] = dig(choice, "finish_reason")
+    summary["usage"] = {
+        "inputTokens": count(dig(response, "usage", "prompt_tokens")),
+        "outputTokens": count(dig(response, "usage", "completion_tokens")),
+    }
+
+
+def _openai_responses(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    for item in objects(response.get("output")):
+        if item.get("type") == "message":
+            summary["text"] += "".join(
+                texts(part.get("text")) for part in objects(item.get("content")) if part.get("type") == "output_text"
+            )
+        elif item.get("type") in ("function_call", "custom_tool_call"):
+            given = item.get("arguments") if item.get("type") == "function_call" else item.get("input")
+            summary["toolCalls"].append(call_entry(item.get("name"), given, item.get("call_id")))
+    summary["stopReason"] = dig(response, "incomplete_details", "reason") or response.get("status")
+    summary["usage"] = {
+        "inputTokens": count(dig(response, "usage", "input_tokens")),
+        "outputTokens": count(dig(response, "usage", "output_tokens")),
+    }
+
+
+def _anthropic(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    for block in objects(response.get("content")):
+        if block.get("type") == "text":
+            summary["text"] += texts(block.get("text"))
+        elif block.get("type") == "tool_use":
+            summary["toolCalls"].append(call_entry(block.get("name"), block.get("input"), block.get("id")))
+    summary["stopReason"] = response.get("stop_reason")
+    usage = response.get("usage")
+    summary["usage"] = {
+        "inputTokens": _total(
+            dig(usage, "input_tokens"), dig(usage, "cache_creation_input_tokens"), dig(usage, "cache_read_input_tokens")
+        ),
+        "outputTokens": count(dig(usage, "output_tokens")),
+    }
+
+
+def _gemini(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    candidate = dig(response, "candidates", 0)
+    for part in objects(dig(candidate, "content", "parts")):
+        if part.get("thought") is not True:
+            summary["text"] += texts(part.get("text"))
+        call = dig(part, "functionCall")
+        if isinstance(call, dict):
+            summary["toolCalls"].append(call_entry(call.get("name"), call.get("args"), call.get("id")))
+    summary["stopReason"] = dig(candidate, "finishReason") or dig(response, "promptFeedback", "blockReason")
+    usage = dig(response, "usageMetadata")
+    summary["usage"] = {
+        "inputTokens": count(dig(usage, "promptTokenCount")),
+        "outputTokens": _total(dig(usage, "candidatesTokenCount"), dig(usage, "thoughtsTokenCount")),
+    }
+
+
+def _bedrock(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    for block in objects(dig(response, "output", "message", "content")):
+        summary["text"] += texts(block.get("text"))
+        call = block.get("toolUse")
+        if isinstance(call, dict):
+            summary["toolCalls"].append(call_entry(call.get("name"), call.get("input"), call.get("toolUseId")))
+    summary["stopReason"] = response.get("stopReason")
+    usage = response.get("usage")
+    summary["usage"] = {
+        "inputTokens": _total(
+            dig(usage, "inputTokens"), dig(usage, "cacheReadInputTokens"), dig(usage, "cacheWriteInputTokens")
+        ),
+        "outputTokens": count(dig(usage, "outputTokens")),
+    }
+
+
+_READERS: Final = {
+    "openai-chat": _openai_chat,
+    "openai-responses": _openai_responses,
+    "anthropic": _anthropic,
+    "gemini": _gemini,
+    "bedrock": _bedrock,
+}
