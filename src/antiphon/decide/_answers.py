@@ -1,0 +1,222 @@
+"""What an exception tells about the answer that caused it: status, error code of the vendor, Retry-After."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+QUOTA_CODES = frozenset(
+    (
+        "insufficient_quota",
+        "quota_exceeded",
+        "quotaexceeded",
+        "dailylimitexceeded",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        "billing_error",
+        "credit_balance_too_low",
+        "insufficient_credits",
+        "enforced_spend_limit_reached",
+        "servicequotaexceededexception",
+    )
+)
+THROTTLE_CODES = frozenset(
+    (
+        "rate_limit_error",
+        "rate_limit_exceeded",
+        "ratelimitexceeded",
+        "throttling",
+        "throttlingexception",
+        "throttledexception",
+        "requestthrottled",
+        "requestthrottledexception",
+        "toomanyrequestsexception",
+        "provisionedthroughputexceededexception",
+        "requestlimitexceeded",
+        "bandwidthlimitexceeded",
+        "slowdown",
+        "ec2throttledexception",
+    )
+)
+OVERLOAD_CODES = frozenset(("overloaded_error", "server_overloaded", "model_overloaded"))
+REFUSAL_CODES = frozenset(
+    ("content_filter", "content_policy_violation", "responsibleaipolicyviolation", "moderation_blocked")
+)
+SERVER_CODES = frozenset(("server_error", "api_error", "internal_server_error"))
+
+_NO_MONEY = "credit balance is too low"
+_SECONDS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*s?\s*$")
+_BODY_LIMIT = 65_536
+
+
+def attribute(thing: object, name: str) -> Any:
+    """The attribute, or ``None`` where there is none or reading it fails."""
+    with suppress(Exception):
+        return getattr(thing, name, None)
+    return None
+
+
+def status_of(exc: BaseException) -> int | None:
+    """The HTTP status, wherever the libraries keep it."""
+    for name in ("status_code", "status", "http_status", "code"):
+        found = _status(attribute(exc, name))
+        if found is not None:
+            return found
+    response = attribute(exc, "response")
+    if isinstance(response, Mapping):
+        metadata = response.get("ResponseMetadata")
+        return _status(metadata.get("HTTPStatusCode")) if isinstance(metadata, Mapping) else None
+    if response is not None:
+        return _status(attribute(response, "status_code")) or _status(attribute(response, "status"))
+    return None
+
+
+def _status(value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 100 <= value <= 599:
+        return int(value)
+    return None
+
+
+def vendor_codes(exc: BaseException) -> frozenset[str]:
+    """Every error code the vendor gave, in lower case."""
+    return frozenset(code.lower() for code in raw_codes(exc))
+
+
+def raw_codes(exc: BaseException) -> list[str]:
+    """Every error code the vendor gave, as given."""
+    return [code for code in _codes(exc) if isinstance(code, str) and code]
+
+
+def _codes(exc: BaseException) -> Iterator[object]:
+    for name in ("code", "type", "status", "error_code"):
+        yield attribute(exc, name)
+    for body in _bodies(exc):
+        error = body.get("error", body.get("Error", body))
+        if isinstance(error, str):
+            yield error
+        elif isinstance(error, Mapping):
+            for name in ("code", "Code", "type", "status"):
+                yield error.get(name)
+            inner = error.get("innererror")
+            if isinstance(inner, Mapping):
+                yield inner.get("code")
+
+
+def _bodies(exc: BaseException) -> Iterator[Mapping[str, Any]]:
+    for name in ("body", "details"):
+        value = attribute(exc, name)
+        if isinstance(value, Mapping):
+            yield value
+    response = attribute(exc, "response")
+    if isinstance(response, Mapping):
+        yield response
+        return
+    # Only a body that has been read already: a classification must not touch the network.
+    content = attribute(response, "_content")
+    if isinstance(content, bytes) and 0 < len(content) <= _BODY_LIMIT:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            value = msgspec.json.decode(content)
+            if isinstance(value, list) and len(value) == 1:
+                value = value[0]
+            if isinstance(value, Mapping):
+                yield value
+
+
+def quota_gone(exc: BaseException, status: int | None, codes: frozenset[str], message: str) -> bool:
+    """Whether a 429 (or what some vendors send instead) means that waiting does not help (D22)."""
+    if codes & QUOTA_CODES:
+        return True
+    if status not in (400, 403, 429):
+        return False
+    if _NO_MONEY in message.lower():
+        return True
+    return any(
+        "perday" in str(violation.get("quotaId", "")).lower()
+        for detail in _google_details(exc, "QuotaFailure")
+        for violation in detail.get("violations") or ()
+        if isinstance(violation, Mapping)
+    )
+
+
+def _google_details(exc: BaseException, kind: str) -> Iterator[Mapping[str, Any]]:
+    for body in _bodies(exc):
+        error = body.get("error", body)
+        details = error.get("details") if isinstance(error, Mapping) else None
+        if isinstance(details, list):
+            for detail in details:
+                if isinstance(detail, Mapping) and str(detail.get("@type", "")).endswith(kind):
+                    yield detail
+
+
+def _headers(exc: BaseException) -> Any:
+    response = attribute(exc, "response")
+    if isinstance(response, Mapping):
+        metadata = response.get("ResponseMetadata")
+        return metadata.get("HTTPHeaders") if isinstance(metadata, Mapping) else None
+    found = attribute(response, "headers")
+    return found if found is not None else attribute(exc, "headers")
+
+
+def header(exc: BaseException, name: str) -> str | None:
+    """A response header by its lower-case *name*."""
+    headers = _headers(exc)
+    get = attribute(headers, "get")
+    if not callable(get):
+        return None
+    for spelling in (name, name.title()):
+        with suppress(Exception):
+            value = get(spelling)
+            if isinstance(value, bytes):
+                value = value.decode("latin-1")
+            if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+                return str(value).strip()
+    return None
+
+
+def retry_after_ms(exc: BaseException, wall_ms: int | None) -> int | None:
+    """How long the other side asks us to wait. A date is read against its ``Date`` header, else *wall_ms*."""
+    exact = _number(header(exc, "retry-after-ms"))
+    if exact is not None:
+        return math.ceil(exact)
+    value = header(exc, "retry-after")
+    if value is not None:
+        seconds = _number(value)
+        if seconds is not None:
+            return math.ceil(seconds * 1000)
+        return _until(value, header(exc, "date"), wall_ms)
+    for detail in _google_details(exc, "RetryInfo"):
+        found = _SECONDS.match(str(detail.get("retryDelay", "")))
+        if found:
+            return math.ceil(float(found[1]) * 1000)
+    own = attribute(exc, "retry_after")
+    total = attribute(own, "total_seconds")
+    seconds = _number(total() if callable(total) else own)
+    return None if seconds is None else math.ceil(seconds * 1000)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    with suppress(ValueError, OverflowError):
+        number = float(value)
+        if math.isfinite(number):
+            return max(number, 0.0)
+    return None
+
+
+def _until(date: str, sent: str | None, wall_ms: int | None) -> int | None:
+    from email.utils import parsedate_to_datetime
+
+    with suppress(ValueError, TypeError, OverflowError):
+        target = parsedate_to_datetime(date).timestamp() * 1000
+        if sent is not None:
+            with suppress(ValueError, TypeError, OverflowError):
+                return max(0, math.ceil(target - parsedate_to_datetime(sent).timestamp() * 1000))
+        if wall_ms is not None:
+            return max(0, math.ceil(target - wall_ms))
+    return None

@@ -1,0 +1,145 @@
+"""After a failed attempt: try again, or stop with which status? (R1, R8, D3, D5, D22)
+
+The rows are read from the top; the first that fits decides.
+
+| # | situation                                                        | decision                                    |
+|---|------------------------------------------------------------------|---------------------------------------------|
+| 1 | not idempotent, and the attempt's thread is still running        | outcome_unknown                             |
+| 2 | not retriable                                                    | error (terminal)                            |
+| 3 | not idempotent, no leave to repeat, effect not certainly absent  | retriable_error (not_safe)                  |
+| 4 | breaker open                                                     | retriable_error (breaker)                   |
+| 5 | only one attempt allowed                                         | timeout or retriable_error (not_allowed)    |
+| 6 | all attempts used                                                | retry_exhausted (attempts)                  |
+| 7 | Retry-After over the tool's cap                                  | retriable_error (retry_after)               |
+| 8 | the next attempt would start after maxElapsedMs or the deadline  | retry_exhausted (elapsed, deadline)         |
+| 9 | the dependency's budget is empty                                 | retry_exhausted (budget)                    |
+|10 | otherwise                                                        | retry                                       |
+
+Whenever rows 2 to 9 stop a call that is not idempotent, and the effect of an attempt is open (this one, or an
+earlier one: ``doubt``), the call ends as ``outcome_unknown`` instead (D3).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+from antiphon.contract.spec import RetryPolicy
+from antiphon.decide.failure import Failure
+
+StopStatus = Literal["error", "retriable_error", "retry_exhausted", "timeout", "outcome_unknown"]
+StopReason = Literal[
+    "terminal", "not_safe", "breaker", "not_allowed", "attempts", "retry_after", "elapsed", "deadline", "budget"
+]
+
+
+class Retry(NamedTuple):
+    """Wait *delay_ms*, then try again. The budget has been charged."""
+
+    delay_ms: float
+
+
+class Stop(NamedTuple):
+    """The call is over. ``outcome_unknown`` is shown as status ``error`` with that code."""
+
+    status: StopStatus
+    reason: StopReason
+
+
+class Withdraws(Protocol):
+    """Something that lends retries: :class:`~antiphon.decide.budget.TokenBucket`."""
+
+    def withdraw(self, now: float) -> bool: ...
+
+
+def delay_ms(retry: int, policy: RetryPolicy, chance: float, retry_after_ms: int | None = None) -> float:
+    """Full jitter, ``chance · min(max_delay, base · 2^retry)``; the first *retry* is 0 (R8).
+
+    A Retry-After is a floor, and the jitter comes on top of it: callers told to wait equally long must
+    not come back in step.
+    """
+    ceiling = min(policy.max_delay_ms, policy.base_ms << min(retry, 62))
+    return chance * ceiling + (retry_after_ms or 0)
+
+
+def after_failure(
+    failure: Failure,
+    *,
+    attempt: int,
+    max_attempts: int,
+    elapsed_ms: float,
+    max_elapsed_ms: float,
+    remaining_ms: float | None,
+    policy: RetryPolicy,
+    idempotent: bool,
+    retry_safe: bool,
+    breaker_open: bool,
+    budget: Withdraws | None,
+    now: float,
+    chance: float,
+    doubt: bool = False,
+) -> Retry | Stop:
+    """Decide what follows the failure of attempt number *attempt* (1 is the first).
+
+    *retry_safe*: the call says ``expectedRetrySafe``, or the tool takes our key downstream (D5). *doubt*: an
+    earlier attempt of this call may have had its effect. *remaining_ms*: to the deadline, if there is one.
+    *chance*: a number in [0, 1). The budget is asked last and charged at once, before the pause, so that
+    sleeping retries cannot pile up unseen.
+    """
+    if failure.still_running and not idempotent:
+        return Stop("outcome_unknown", "not_safe")
+    step = _step(
+        failure,
+        retry=attempt - 1,
+        left=max_attempts - attempt,
+        allowed=max_attempts,
+        room_ms=max_elapsed_ms - elapsed_ms,
+        remaining_ms=remaining_ms,
+        policy=policy,
+        safe=idempotent or retry_safe or failure.certainly_no_effect,
+        breaker_open=breaker_open,
+        chance=chance,
+    )
+    if isinstance(step, Retry):
+        if budget is None or budget.withdraw(now):
+            return step
+        step = Stop("retry_exhausted", "budget")
+    if not idempotent and (doubt or failure.may_have_happened):
+        return Stop("outcome_unknown", step.reason)
+    return step
+
+
+def _step(
+    failure: Failure,
+    *,
+    retry: int,
+    left: int,
+    allowed: int,
+    room_ms: float,
+    remaining_ms: float | None,
+    policy: RetryPolicy,
+    safe: bool,
+    breaker_open: bool,
+    chance: float,
+) -> Retry | Stop:
+    if not failure.retriable:
+        return Stop("error", "terminal")
+    if not safe:
+        return Stop("retriable_error", "not_safe")
+    if breaker_open:
+        return Stop("retriable_error", "breaker")
+    if allowed <= 1:
+        return Stop("timeout" if failure.kind == "timeout" else "retriable_error", "not_allowed")
+    if left <= 0:
+        return Stop("retry_exhausted", "attempts")
+    floor = failure.retry_after_ms or 0
+    if floor > policy.retry_after_cap_ms:
+        return Stop("retriable_error", "retry_after")
+    pause = delay_ms(retry, policy, chance, floor)
+    limit = room_ms if remaining_ms is None else min(room_ms, remaining_ms)
+    if pause >= limit and 0 < floor < limit:
+        pause = floor
+    if pause >= room_ms:
+        return Stop("retry_exhausted", "elapsed")
+    if remaining_ms is not None and pause >= remaining_ms:
+        return Stop("retry_exhausted", "deadline")
+    return Retry(pause)
