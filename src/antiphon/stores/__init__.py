@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from antiphon.stores.memory import MemoryStore
+    from antiphon.stores.postgres import PostgresStore
     from antiphon.stores.sqlite import SQLiteStore
 
-_MODULES = {"MemoryStore": "memory", "SQLiteStore": "sqlite"}
+_MODULES = {"MemoryStore": "memory", "PostgresStore": "postgres", "SQLiteStore": "sqlite"}
 
-__all__ = ["MemoryStore", "SQLiteStore"]
+__all__ = ["MemoryStore", "PostgresStore", "SQLiteStore"]
 
 
 def __getattr__(name: str) -> Any:

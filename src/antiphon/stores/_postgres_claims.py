@@ -1,0 +1,158 @@
+"""The claim steps on PostgreSQL: each one statement, one round trip, one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from antiphon.contract.record import DedupeRecord
+from antiphon.ports import Ask, Claimed, Existing, Final, Row
+from antiphon.stores._common import Records
+from antiphon.stores._postgres_engine import AsyncEngine, Engine, Step, not_twice
+from antiphon.stores._postgres_link import Rows
+from antiphon.stores._postgres_reads import Found, TaskReads, ThreadReads
+from antiphon.stores._postgres_records import OP, VERSION, ask_params, final_params, log_params, new_op, record_of
+from antiphon.stores._postgres_types import from_text, text_array, to_text
+
+_FLUSH_BATCH = 1000
+
+
+class PostgresClaims:
+    """The claim half of the journal."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._channel = engine.options.channel
+        self._reads = (TaskReads if isinstance(engine, AsyncEngine) else ThreadReads)(self._read_many)
+
+    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
+        op = new_op()
+        params = ask_params(ask, op)
+        while True:
+            rows = await self._step("begin", params, events, won_only=True)
+            now, version = rows[0][:2]
+            if version is not None:
+                return Claimed(version, now)
+            for row in rows:
+                if row[3 + OP] == op:  # ours: the answer to the first try was lost
+                    return Claimed(row[3 + VERSION], now)
+            if rows[0][3] is not None:
+                return _existing(rows)
+            # Neither won nor found: somebody was faster by less than our snapshot shows.
+
+    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        params = {**ask_params(ask, new_op()), "version": version, "channel": self._channel}
+        while True:
+            now, won, _ = (await self._step("take", params, events, won_only=True))[0]
+            if won is not None:
+                return Claimed(won, now)
+            existing = await self.read(ask.key, ask.identity)
+            if existing is not None:
+                return existing
+
+    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
+        params = {**final_params(key, version, final, new_op()), "channel": self._channel}
+
+        async def send() -> tuple[int | None]:
+            rows = await self._step("settle", params, events, won_only=False)
+            return (rows[0][0] if rows else None,)
+
+        async def landed() -> tuple[int | None] | None:
+            run = to_text(events[0].run) if events else ""
+            first, settled = (await self._engine.run("landed", {**params, "run": run}))[0]
+            return None if first is None and settled is None else (settled,)
+
+        return (await not_twice(send, landed))[0]
+
+    async def mark_dispatched(self, key: str, version: int) -> bool:
+        """Nothing to do: an in-flight claim whose holder is gone counts as dispatched."""
+        return True
+
+    async def alias(self, key: str, identity: str, version: int) -> None:
+        params = {"key": to_text(key), "identity": to_text(identity), "version": version}
+        await self._engine.run("alias", params)
+
+    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        rows = await self._engine.run("renew", {"key": to_text(key), "version": version, "lease_ms": lease_ms})
+        return bool(rows)
+
+    async def read(self, key: str, identity: str = "") -> Existing | None:
+        return await self._reads.read(key, identity)
+
+    async def clear(self, key: str) -> bool:
+        return bool(await self._engine.run("clear", {"key": to_text(key), "channel": self._channel}))
+
+    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
+        params = {**_filters(tenant, tool, session, prefix), "limit": _FLUSH_BATCH, "channel": self._channel}
+        total = 0
+        while True:
+            gone = len(await self._engine.run("flush", params, prepare=False))
+            total += gone
+            if gone < _FLUSH_BATCH:
+                return total
+
+    async def list(
+        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+    ) -> Records:
+        params = {**_filters(tenant, tool, session, prefix), "state": state, "limit": max(0, limit)}
+        return [record_of(row) for row in await self._engine.run("list", params, prepare=False)]
+
+    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
+        rows = await self._engine.run("counts", {"tenant": to_text(tenant)}, prepare=False)
+        return {(from_text(tool), state): number for tool, state, number in rows}
+
+    async def _sweep_claims(self, limit: int) -> int:
+        params = {"limit": limit, "channel": self._channel}
+        dropped = len(await self._engine.run("sweep_claims", params, prepare=False))
+        if dropped < limit:
+            rows = await self._engine.run("sweep_executions", {"limit": limit - dropped}, prepare=False)
+            dropped += len(rows)
+        await self._engine.run("sweep_identities", {"limit": limit}, prepare=False)
+        return dropped
+
+    async def _step(self, name: str, params: dict[str, Any], events: Sequence[Row], *, won_only: bool) -> Rows:
+        """A claim's statement with its events; repeating it is harmless unless events are written whoever won."""
+        once = not won_only
+        if not events:
+            return await self._engine.run(name + "_bare", params, once=once)
+        first, *others = [(run, list(rows)) for run, rows in groupby(events, key=lambda row: row.run)]
+        tenant, workspace = params.get("tenant", "default"), params.get("workspace", "default")
+        params = {**log_params(*first, tenant, workspace), **params}
+        if not others:
+            return await self._engine.run(name, params, once=once)
+
+        def then(rows: Rows) -> list[Step]:
+            won = bool(rows) and (name != "begin" or rows[0][1] is not None)
+            return [
+                ("append", {**log_params(*other, tenant, workspace), "op": params["op"]})
+                for other in others
+                if won or not won_only
+            ]
+
+        return await self._engine.run_together(name, params, then, once=once)
+
+    async def _read_many(self, key: str, identities: Iterable[str]) -> Found:
+        params = {"key": to_text(key), "identities": text_array(list(identities))}
+        current: DedupeRecord | None = None
+        earlier: dict[str, DedupeRecord] = {}
+        sharers: list[str] = []
+        rows = await self._engine.run("read", params)
+        for _, identity, shared, *record in rows:
+            if identity is None:
+                current, sharers = record_of(record), [from_text(name) for name in shared or ()]
+            else:
+                earlier[from_text(identity)] = record_of(record)
+        return Found(rows[0][0] if rows else 0, current, earlier, sharers)
+
+
+def _existing(rows: Rows) -> Existing:
+    """What ``begin`` found: the live record, if any, and the asking identity's earlier execution, if any."""
+    now = rows[0][0]
+    found = {row[2]: record_of(row[3:]) for row in rows}
+    current = found.get(True) or found.get(False) or found[None]
+    return Existing(current, current if True in found else found.get(None), now)
+
+
+def _filters(tenant: str, tool: str, session: str, prefix: str) -> dict[str, Any]:
+    return {"tenant": to_text(tenant), "tool": to_text(tool), "session": to_text(session), "prefix": to_text(prefix)}

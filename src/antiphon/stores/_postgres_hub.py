@@ -1,0 +1,312 @@
+"""Waiting by push: one listening connection per process tells every local waiter, in either face.
+
+A thread owns the connection. It flags the claims somebody waits for, so that only those are announced when they end
+(an announcement takes a lock that all commits of the server share), and it looks again on its own at the end of a
+lease and after a reconnect. Nothing else polls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from antiphon._drive import drive
+from antiphon.errors import AntiphonError
+from antiphon.ports import BreakerRow
+from antiphon.stores._postgres_link import Rows, SyncLink, connect_sync, load_driver, prepare_session
+from antiphon.stores._postgres_options import Options
+from antiphon.stores._postgres_sql import quote, statements
+from antiphon.stores._postgres_types import from_text, int8_array, text_array, to_text
+from antiphon.stores._waiters import Waiter
+
+_log = logging.getLogger("antiphon.stores")
+_BATCH = 500
+_BACKOFF_S = (0.1, 2.0)
+_NAME = 512
+"""How much of a key or tenant an announcement carries."""
+
+Told = Callable[[BreakerRow], None]
+
+
+class Watch:
+    """Who waits for one version of one claim, and when to look at it without having been told."""
+
+    __slots__ = ("due", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: set[Waiter] = set()
+        self.due = 0.0
+
+
+class Hub:
+    """The listener of one process and one schema. Started by the first who waits."""
+
+    def __init__(self, options: Options) -> None:
+        self.pid = os.getpid()
+        self.users = 0
+        self._options = options
+        self._statements = statements(options.schema)
+        self._lock = threading.Lock()
+        self._watches: dict[str, dict[int, Watch]] = {}
+        self._told: dict[str, list[Told]] = {}
+        self._seen: dict[str, dict[str, BreakerRow]] = {}
+        self._changed: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._pipe: tuple[int, int] | None = None
+
+    def add(self, key: str, version: int, waiter: Waiter) -> None:
+        """Wake *waiter* when this version of the claim has ended, or its lease."""
+        with self._lock:
+            watch = self._watches.setdefault(to_text(key), {}).setdefault(version, Watch())
+            watch.waiters.add(waiter)
+            self._start()
+        if not watch.due:
+            self._ring()
+
+    def discard(self, key: str, version: int, waiter: Waiter) -> None:
+        """Stop waiting."""
+        key = to_text(key)
+        with self._lock:
+            watches = self._watches.get(key, {})
+            watch = watches.get(version)
+            if watch is None:
+                return
+            watch.waiters.discard(waiter)
+            if not watch.waiters:
+                del watches[version]
+                if not watches:
+                    del self._watches[key]
+
+    def subscribe(self, tenant: str, told: Told) -> Callable[[], None]:
+        """Call *told* with every breaker row of *tenant*, at once and whenever one changes; returns how to end it."""
+        tenant = to_text(tenant)
+        with self._lock:
+            self._told.setdefault(tenant, []).append(told)
+            self._seen.pop(tenant, None)  # the newcomer has seen nothing yet
+            self._changed.add(tenant)
+            self._start()
+        self._ring()
+
+        def unsubscribe() -> None:
+            with self._lock, contextlib.suppress(ValueError, KeyError):
+                self._told[tenant].remove(told)
+
+        return unsubscribe
+
+    def stop(self) -> None:
+        """Hang up, and wake whoever still waits."""
+        self._stopping.set()
+        self._ring()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)
+        self._wake(self._watches)
+        with self._lock:
+            pipe, self._pipe = self._pipe, None
+        for end in pipe or ():
+            os.close(end)
+
+    def _start(self) -> None:
+        """Called with the lock held."""
+        if self._thread is None and not self._stopping.is_set():
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[1], False)
+            self._thread = threading.Thread(
+                target=self._serve, args=(self._pipe[0],), name="antiphon-postgres-listener", daemon=True
+            )
+            self._thread.start()
+
+    def _ring(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # it rings already
+            if self._pipe is not None:
+                os.write(self._pipe[1], b"!")
+
+    def _serve(self, bell: int) -> None:
+        failures = 0
+        broken = (load_driver().Error, AntiphonError, OSError)
+        while not self._stopping.is_set():
+            link = None
+            try:
+                link = self._connect()
+                failures = 0
+                while not self._stopping.is_set():
+                    self._listen(link, bell)
+            except broken as error:
+                # Whoever waits reads for himself: either he gets through, or he can say what is wrong.
+                self._wake(self._watches)
+                failures += 1
+                _log.warning("Listening to PostgreSQL failed, trying again: %s", error)
+                low, high = _BACKOFF_S
+                self._stopping.wait(min(high, low * 2**failures))
+            finally:
+                if link is not None:
+                    link.drop()
+
+    def _connect(self) -> SyncLink:
+        link = drive(connect_sync(self._options, self._options.listen_dsn))
+        drive(prepare_session(link, self._options))
+        link.connection.add_notify_handler(lambda notify: self._hear(notify.payload))
+        if self._options.can_listen:
+            drive(link.script(f"LISTEN {quote(self._options.channel)}"))
+        with self._lock:  # what was announced while nobody listened must be read
+            self._changed.update(self._told)
+            for watches in self._watches.values():
+                for watch in watches.values():
+                    watch.due = 0.0
+        return link
+
+    def _listen(self, link: SyncLink, bell: int) -> None:
+        """One round: look at what is due, then sleep until told, asked or due."""
+        due, wake_up = self._due()
+        for start in range(0, len(due), _BATCH):
+            self._look(link, due[start : start + _BATCH])
+        self._tell(link)
+        if due:
+            return
+        socket = link.connection.pgconn
+        poll = select.poll()
+        poll.register(socket.socket, select.POLLIN)
+        poll.register(bell, select.POLLIN)
+        ready = {
+            fd for fd, _ in poll.poll(None if wake_up is None else max(0.0, wake_up - time.monotonic()) * 1000 + 1)
+        }
+        if bell in ready:
+            os.read(bell, 4096)
+        if socket.socket in ready:
+            socket.consume_input()
+            while (notify := socket.notifies()) is not None:
+                self._hear(notify.extra.decode())
+
+    def _due(self) -> tuple[list[tuple[str, int]], float | None]:
+        now = time.monotonic()
+        due: list[tuple[str, int]] = []
+        earliest: float | None = None
+        with self._lock:
+            for key, watches in self._watches.items():
+                for version, watch in watches.items():
+                    if watch.due <= now:
+                        due.append((key, version))
+                    elif earliest is None or watch.due < earliest:
+                        earliest = watch.due
+        return due, earliest
+
+    def _look(self, link: SyncLink, due: list[tuple[str, int]]) -> None:
+        """Flag what is still in flight, and wake those whose claim has ended or whose lease is over."""
+        asked = sorted(due)
+        rows = self._fetch(
+            link, "watch", keys=text_array([key for key, _ in asked]), versions=int8_array([v for _, v in asked])
+        )
+        now = time.monotonic()
+        left = {(key, version): left_ms / 1000 for key, version, left_ms in rows}
+        over = []
+        with self._lock:
+            for key, version in asked:
+                seconds = left.get((key, version), 0.0)
+                if seconds <= 0:
+                    over.append((key, version))
+                elif watch := self._watches.get(key, {}).get(version):
+                    watch.due = now + (seconds if self._options.can_listen else min(seconds, self._options.poll_s))
+        for key, version in over:
+            self._wake((key,), version)
+
+    def _hear(self, payload: str) -> None:
+        kind, name = payload[:1], payload[1:]
+        if kind == "c":
+            if len(name) < _NAME:
+                self._wake((name,))
+            else:
+                with self._lock:
+                    fitting = [key for key in self._watches if key.startswith(name)]
+                self._wake(fitting)
+        elif kind == "b":
+            with self._lock:
+                self._changed.update(tenant for tenant in self._told if tenant[:_NAME] == name)
+
+    def _tell(self, link: SyncLink) -> None:
+        """Read the breakers of the tenants that changed, once, and pass on what is new."""
+        with self._lock:
+            changed, self._changed = self._changed, set()
+        for tenant in changed:
+            rows = self._fetch(link, "load_breakers", tenant=tenant)
+            with self._lock:
+                listeners = list(self._told.get(tenant, ()))
+                seen = self._seen.setdefault(tenant, {})
+            for row in map(breaker_of, rows):
+                if seen.get(row.key) != row:
+                    seen[row.key] = row
+                    _pass_on(listeners, row)
+
+    def _wake(self, keys: Iterable[str], version: int | None = None) -> None:
+        woken: list[Waiter] = []
+        with self._lock:
+            for key in tuple(keys):
+                watches = self._watches.get(key, {})
+                for number in tuple(watches) if version is None else (version,):
+                    watch = watches.pop(number, None)
+                    if watch is not None:
+                        woken.extend(watch.waiters)
+                if not watches:
+                    self._watches.pop(key, None)
+        for waiter in woken:
+            waiter.wake()
+
+    def _fetch(self, link: SyncLink, name: str, **params: Any) -> Rows:
+        statement = self._statements[name]
+        return drive(link.fetch(statement, statement.values(params), prepare=True))
+
+
+def _pass_on(listeners: Iterable[Told], row: BreakerRow) -> None:
+    for told in listeners:
+        try:
+            told(row)
+        except Exception:  # a listener's fault must not end everybody's listening
+            _log.exception("A breaker listener failed on %r", row.key)
+
+
+def breaker_of(row: tuple[Any, ...]) -> BreakerRow:
+    """A row of the breaker table."""
+    key, state, epoch, until_ms, reason, updated_at_ms, tripped_by = row
+    return BreakerRow(from_text(key), state, epoch, until_ms, from_text(reason), updated_at_ms, from_text(tripped_by))
+
+
+_hubs: dict[Options, Hub] = {}
+_registry = threading.Lock()
+
+
+def acquire_hub(options: Options) -> Hub:
+    """The hub of this process for *options*; each call is paired with :func:`release_hub`."""
+    with _registry:
+        hub = _hubs.get(options)
+        if hub is None:
+            hub = _hubs[options] = Hub(options)
+        hub.users += 1
+        return hub
+
+
+def release_hub(hub: Hub) -> None:
+    """The last one to leave hangs up."""
+    if hub.pid != os.getpid():
+        return
+    with _registry:
+        hub.users -= 1
+        last = hub.users == 0 and _hubs.get(hub._options) is hub
+        if last:
+            del _hubs[hub._options]
+    if last:
+        hub.stop()
+
+
+def _after_fork() -> None:
+    """A child has neither the thread nor a right to the connection."""
+    global _registry
+    _registry = threading.Lock()
+    _hubs.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,83 @@
+"""Claims, run log and breakers of one face on PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from antiphon.ports import BreakerRow
+from antiphon.stores._postgres_claims import PostgresClaims
+from antiphon.stores._postgres_engine import AsyncEngine, Engine, sync_engine
+from antiphon.stores._postgres_hub import Hub, acquire_hub, release_hub
+from antiphon.stores._postgres_log import PostgresLog
+from antiphon.stores._postgres_options import Options
+
+
+class PostgresJournal(PostgresClaims, PostgresLog):
+    """A journal over one pool; the faces differ only in their engine."""
+
+    durable = True
+
+    def __init__(self, engine: Engine) -> None:
+        PostgresClaims.__init__(self, engine)
+        PostgresLog.__init__(self, engine)
+        self._hub: Hub | None = None
+
+    async def wait(self, key: str, version: int, timeout_s: float) -> None:
+        waiter = self._engine.new_waiter()
+        hub = self._listener()
+        hub.add(key, version, waiter)
+        try:
+            await waiter.wait(timeout_s)
+        finally:
+            hub.discard(key, version, waiter)
+
+    async def sweep(self, limit: int = 1000) -> int:
+        await self._sweep_runs()
+        return await self._sweep_claims(limit)
+
+    def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> Callable[[], None]:
+        """Tell *callback* every breaker of *tenant*, now and when one changes anywhere; returns how to unsubscribe.
+
+        The synchronous face calls it from the listener's thread, the asynchronous one in its event loop.
+        """
+        return self._listener().subscribe(tenant, self._engine.in_face(callback))
+
+    async def ping(self) -> Mapping[str, Any]:
+        start = time.perf_counter()
+        await self._engine.run("now", {})
+        latency = (time.perf_counter() - start) * 1000
+        version, _, recovering, synchronous, fsync, database = (await self._engine.run("server", {}, prepare=False))[0]
+        return {
+            "store": "postgres",
+            "version": version,
+            "database": database,
+            "schema": self._engine.options.schema,
+            "durable": fsync == "on" and synchronous != "off",
+            "synchronousCommit": synchronous,
+            "readOnly": recovering,
+            "latencyMs": round(latency, 3),
+        }
+
+    async def close(self) -> None:
+        hub, self._hub = self._hub, None
+        if hub is not None:
+            release_hub(hub)
+        await self._engine.close()
+
+    def _listener(self) -> Hub:
+        if self._hub is None or self._hub.pid != os.getpid():
+            self._hub = acquire_hub(self._engine.options)
+        return self._hub
+
+
+def open_sync(options: Options) -> PostgresJournal:
+    """A journal whose coroutines never suspend."""
+    return PostgresJournal(sync_engine(options))
+
+
+def open_async(options: Options) -> PostgresJournal:
+    """A journal of the running event loop."""
+    return PostgresJournal(AsyncEngine(options))

@@ -1,0 +1,134 @@
+"""The run log and the breakers on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from antiphon.contract.events import Event, RunManifest
+from antiphon.errors import NotFound
+from antiphon.ports import BreakerRow, Row
+from antiphon.stores._common import event_of, manifest_of
+from antiphon.stores._postgres_engine import Engine, not_twice
+from antiphon.stores._postgres_hub import breaker_of
+from antiphon.stores._postgres_records import log_params, new_op
+from antiphon.stores._postgres_types import from_text, to_text
+
+_encode = msgspec.json.Encoder().encode
+_NO_END = 2**62
+_DELETE_BATCH = 5000
+_APPEND_BATCH = 5000
+
+
+class PostgresLog:
+    """The run-log half of the journal."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._channel = engine.options.channel
+
+    async def open_run(self, manifest: RunManifest) -> None:
+        while not await self._engine.run("open_run", _manifest_params(manifest)):
+            found = await self._engine.run("is_deleting", {"id": to_text(manifest.id)})
+            if found and not found[0][0]:
+                return  # it is there already, and stays as it is
+            await self._finish_deleting(manifest.id)
+
+    async def update_run(self, manifest: RunManifest) -> None:
+        await self._engine.run("update_run", _manifest_params(manifest))
+
+    async def append(self, run: str, rows: Sequence[Row]) -> int:
+        if not rows:
+            found = await self._engine.run("next_seq", {"id": to_text(run)})
+            return int(found[0][0]) if found else 0
+        first = await self._append(run, rows[:_APPEND_BATCH])
+        for start in range(_APPEND_BATCH, len(rows), _APPEND_BATCH):
+            await self._append(run, rows[start : start + _APPEND_BATCH])
+        return first
+
+    async def _append(self, run: str, rows: Sequence[Row]) -> int:
+        params = {**log_params(run, rows), "op": new_op(), "key": ""}
+
+        async def send() -> int:
+            found = await self._engine.run("append", params, once=True)
+            if not found:
+                raise NotFound(f"Run {run!r} is being deleted; its events were not written.")
+            return int(found[0][0])
+
+        async def landed() -> int | None:
+            first: int | None = (await self._engine.run("landed", params))[0][0]
+            return first
+
+        return await not_twice(send, landed)
+
+    async def manifest(self, run: str) -> RunManifest | None:
+        rows = await self._engine.run("manifest", {"id": to_text(run)})
+        return manifest_of(rows[0][0]) if rows else None
+
+    async def runs(
+        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+    ) -> list[RunManifest]:
+        params = {
+            "tenant": to_text(tenant),
+            "prefix": to_text(prefix),
+            "name": to_text(name),
+            "status": status,
+            "before": to_text(before),
+            "limit": max(0, limit),
+        }
+        return [manifest_of(row[0]) for row in await self._engine.run("runs", params, prepare=False)]
+
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
+        params = {
+            "run": to_text(run),
+            "start": max(0, start),
+            "stop": _NO_END if stop is None else stop,
+            "limit": max(0, limit),
+        }
+        rows = await self._engine.run("events", params)
+        return [event_of(seq, Row(run, kind, at_ms, body)) for seq, kind, at_ms, body in rows]
+
+    async def delete_run(self, run: str) -> bool:
+        """Hidden at once, then removed in batches; a deletion that was broken off is finished by ``sweep``."""
+        if not await self._engine.run("delete_begin", {"id": to_text(run)}):
+            return False
+        await self._finish_deleting(run)
+        return True
+
+    async def _finish_deleting(self, run: str) -> None:
+        params = {"id": to_text(run), "limit": _DELETE_BATCH}
+        while await self._engine.run("delete_batch", params):
+            pass
+        await self._engine.run("delete_end", {"id": to_text(run)})
+
+    async def _sweep_runs(self) -> None:
+        for (run,) in await self._engine.run("half_deleted", {"limit": 10}, prepare=False):
+            await self._finish_deleting(from_text(run))
+
+    async def load_breakers(self, tenant: str) -> list[BreakerRow]:
+        return [breaker_of(row) for row in await self._engine.run("load_breakers", {"tenant": to_text(tenant)})]
+
+    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        params = {
+            **row._asdict(),
+            "tenant": to_text(tenant),
+            "key": to_text(row.key),
+            "reason": to_text(row.reason),
+            "tripped_by": to_text(row.tripped_by),
+            "channel": self._channel,
+        }
+        await self._engine.run("save_breaker", params)
+
+
+def _manifest_params(manifest: RunManifest) -> dict[str, object]:
+    return {
+        "id": to_text(manifest.id),
+        "tenant": to_text(manifest.tenant),
+        "workspace": to_text(manifest.workspace),
+        "name": to_text(manifest.name),
+        "status": manifest.status,
+        "session": to_text(manifest.session or ""),
+        "started_at_ms": manifest.started_at_ms,
+        "manifest": _encode(manifest),
+    }

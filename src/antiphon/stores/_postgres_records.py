@@ -1,0 +1,111 @@
+"""Rows of the claim tables as claim records, and back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
+from antiphon.errors import StoreVersionError
+from antiphon.ports import Ask, Final, Row
+from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of
+from antiphon.stores._postgres_types import bytea_array, from_text, int8_array, text_array, to_text
+
+_encode = msgspec.json.Encoder().encode
+_request_decoder = msgspec.json.Decoder(RecordedRequest)
+_outcome_decoder = msgspec.json.Decoder(Outcome)
+
+VERSION, OP = 7, 9
+"""Where a record row has its version, and says which operation wrote it."""
+
+
+def new_op() -> int:
+    """A number for one operation, by which it is recognised after its answer was lost."""
+    return secrets.randbits(63)
+
+
+def ask_params(ask: Ask, op: int) -> dict[str, Any]:
+    """The parameters of ``begin`` and ``take``."""
+    return {
+        "key": to_text(ask.key),
+        "tenant": to_text(ask.tenant),
+        "workspace": to_text(ask.workspace),
+        "tool": to_text(ask.tool),
+        "session": to_text(ask.request.session_key),
+        "identity": to_text(ask.identity),
+        "idempotency_key": to_text(ask.idempotency_key),
+        "owner": to_text(ask.owner),
+        "op": op,
+        "ttl_ms": ask.ttl_ms,
+        "lease_ms": ask.lease_ms,
+        "v": RECORD_VERSION,
+        "request": _encode(ask.request),
+    }
+
+
+def final_params(key: str, version: int, final: Final, op: int) -> dict[str, Any]:
+    """The parameters of ``settle``."""
+    return {
+        "key": to_text(key),
+        "version": version,
+        "state": final.state,
+        "op": op,
+        "ttl_ms": final.ttl_ms,
+        "dispatched": final.dispatched,
+        "outcome": _encode(outcome_of(final)),
+        "payload": final.payload,
+    }
+
+
+def log_params(run: str, rows: Sequence[Row], tenant: str = "default", workspace: str = "default") -> dict[str, Any]:
+    """The parameters of the log's part of a statement; tenant and workspace count only for a run nobody opened."""
+    return {
+        "run": to_text(run),
+        "types": text_array([row.type for row in rows]),
+        "ats": int8_array([row.at_ms for row in rows]),
+        "bodies": bytea_array([row.body for row in rows]),
+        "tenant": to_text(tenant),
+        "workspace": to_text(workspace),
+    }
+
+
+def record_of(row: Sequence[Any]) -> DedupeRecord:
+    """A claim record from the columns of the fragment ``_record``."""
+    key, tenant, workspace, tool, idempotency_key, owner, state, version, fence, _, created, updated = row[:12]
+    expires, ttl, lock_until, dispatched, v, request, outcome, payload = row[12:]
+    what = f"The claim record {key!r}"
+    check_version(what, v, RECORD_VERSION)
+    try:
+        asked = _request_decoder.decode(request)
+        ended = NO_OUTCOME if outcome is None else _outcome_decoder.decode(outcome)
+    except msgspec.ValidationError as error:
+        raise StoreVersionError(f"{what} cannot be read: {error}", hint="It was left as it is.") from None
+    return DedupeRecord(
+        key=from_text(key),
+        tool=from_text(tool),
+        idempotency_key=from_text(idempotency_key),
+        state=state,
+        created_at_ms=created,
+        updated_at_ms=updated,
+        expires_at_ms=expires,
+        ttl_ms=ttl,
+        request=asked,
+        version=version,
+        fence=fence,
+        tenant=from_text(tenant),
+        workspace=from_text(workspace),
+        owner=from_text(owner),
+        dispatched=dispatched,
+        execution=ended.execution,
+        payload=UNSET if payload is None else Raw(payload),
+        payload_ref=ended.payload_ref,
+        payload_sealed=ended.payload_sealed,
+        output_redacted=ended.output_redacted,
+        error=ended.error,
+        lock_until_ms=UNSET if lock_until is None else lock_until,
+        v=v,
+    )

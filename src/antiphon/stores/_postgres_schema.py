@@ -1,0 +1,102 @@
+"""Migrations: numbered, forward only, each applied once under a lock that all processes share."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import NamedTuple
+
+from antiphon.errors import ConfigError, StoreVersionError
+from antiphon.stores._postgres_link import Link, Rows
+from antiphon.stores._postgres_options import Options, without_secrets
+from antiphon.stores._postgres_sql import FOLDER, in_schema, quote, statements
+
+
+class Migration(NamedTuple):
+    """One numbered file."""
+
+    version: int
+    name: str
+    sql: str
+
+
+@lru_cache(maxsize=1)
+def migrations() -> tuple[Migration, ...]:
+    """All of them, in order."""
+    found = []
+    for path in sorted((FOLDER / "migrations").glob("[0-9]*.sql")):
+        number, _, name = path.stem.partition("_")
+        found.append(Migration(int(number), name, path.read_text(encoding="utf-8")))
+    return tuple(found)
+
+
+async def ensure_schema(link: Link, options: Options, *, migrate: bool) -> int:
+    """Check that the tables are those this release knows, or make them so if *migrate*; the version they are at."""
+    latest = migrations()[-1].version
+    found = await _applied(link, options)
+    _refuse_newer(found, latest, options)
+    if found == latest:
+        return found
+    if not migrate:
+        raise StoreVersionError(
+            f"The schema {options.schema!r} at {without_secrets(options.dsn)} is at version {found}; "
+            f"this release needs {latest}.",
+            hint="Run PostgresStore(dsn).migrate() once with a role that owns the schema.",
+        )
+    server = await _fetch(link, options, "server")
+    if server[0][1] != "UTF8":
+        raise ConfigError(
+            f"The database's encoding is {server[0][1]}; the store needs UTF8.",
+            path="store",
+            hint="Create a database with: CREATE DATABASE antiphon ENCODING 'UTF8' TEMPLATE template0.",
+        )
+    await link.script("BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
+    try:
+        await _apply_pending(link, options, latest)
+    except BaseException:
+        if link.connected():
+            await link.script("ROLLBACK")
+        raise
+    await link.script("COMMIT")
+    return latest
+
+
+async def _apply_pending(link: Link, options: Options, latest: int) -> None:
+    await link.script(f"SELECT pg_advisory_xact_lock({_lock_number(options.schema)})")
+    found = await _applied(link, options)  # another process may have been faster
+    _refuse_newer(found, latest, options)
+    if found == 0:
+        if not (await _fetch(link, options, "has_schema", schema=options.schema))[0][0]:
+            await _fetch(link, options, "create_schema")
+        await _fetch(link, options, "create_migrations")
+    for migration in migrations():
+        if migration.version > found:
+            await link.script(in_schema(migration.sql, options.schema))
+            await _fetch(link, options, "note_migration", version=migration.version, name=migration.name)
+
+
+async def _applied(link: Link, options: Options) -> int:
+    table = quote(options.schema) + ".migrations"
+    if not (await _fetch(link, options, "has_migrations", table=table))[0][0]:
+        return 0
+    version: int = (await _fetch(link, options, "applied"))[0][0]
+    return version
+
+
+def _refuse_newer(found: int, latest: int, options: Options) -> None:
+    if found > latest:
+        raise StoreVersionError(
+            f"The schema {options.schema!r} at {without_secrets(options.dsn)} is at version {found}; "
+            f"this release knows {latest}.",
+            hint="Upgrade Antiphon on this machine, or use another schema. Nothing was changed.",
+        )
+
+
+def _lock_number(schema: str) -> int:
+    digest = hashlib.sha256(b"antiphon migrations " + schema.encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+async def _fetch(link: Link, options: Options, query: str, /, **params: object) -> Rows:
+    statement = statements(options.schema)[query]
+    return await link.fetch(statement, statement.values(params), prepare=False)

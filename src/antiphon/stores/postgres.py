@@ -1,0 +1,81 @@
+"""Claims and run log on PostgreSQL, for a fleet: each step is one transaction and one round trip."""
+
+from __future__ import annotations
+
+from antiphon._drive import drive
+from antiphon.ports import Journal
+from antiphon.stores._postgres_options import Options, without_secrets
+
+
+class PostgresStore:
+    """A PostgreSQL database, described; each face opens its own journal.
+
+    The tables live in *schema* and are made or brought up to date by the first connection (``migrate=False``:
+    only by :meth:`migrate`). A journal uses up to *max_connections*, and a process one more to listen with as soon as
+    somebody waits. A server that goes away is waited for *reconnect_s*. Through a PgBouncer that pools transactions
+    say ``pgbouncer=True``, and give *listen_dsn*, a direct address, unless waiting may poll every *poll_s*.
+
+    >>> PostgresStore("postgresql://ada:secret@db.example/agents").url
+    'postgresql://ada@db.example/agents'
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str = "antiphon",
+        max_connections: int = 10,
+        migrate: bool = True,
+        connect_timeout_s: float = 5.0,
+        pool_timeout_s: float = 10.0,
+        statement_timeout_s: float = 10.0,
+        lock_timeout_s: float = 5.0,
+        reconnect_s: float = 5.0,
+        pgbouncer: bool = False,
+        listen_dsn: str = "",
+        poll_s: float = 0.25,
+    ) -> None:
+        self._options = Options(
+            dsn=dsn,
+            schema=schema,
+            max_connections=max_connections,
+            migrate=migrate,
+            connect_timeout_s=connect_timeout_s,
+            pool_timeout_s=pool_timeout_s,
+            statement_timeout_s=statement_timeout_s,
+            lock_timeout_s=lock_timeout_s,
+            reconnect_s=reconnect_s,
+            pgbouncer=pgbouncer,
+            listen_dsn=listen_dsn,
+            poll_s=poll_s,
+        ).check()
+
+    @property
+    def url(self) -> str:
+        return without_secrets(self._options.dsn)
+
+    def __repr__(self) -> str:
+        return f"PostgresStore({self.url!r}, schema={self._options.schema!r})"
+
+    def open_sync(self) -> Journal:
+        """A journal for threads. It connects when it is first used."""
+        from antiphon.stores._postgres_journal import open_sync
+
+        return open_sync(self._options)
+
+    def open_async(self) -> Journal:
+        """A journal for the running event loop. It connects when it is first used."""
+        from antiphon.stores._postgres_journal import open_async
+
+        return open_async(self._options)
+
+    def migrate(self) -> int:
+        """Bring the tables to the version this release needs, and return it. Any process may call it at any time."""
+        from antiphon.stores._postgres_link import connect_sync
+        from antiphon.stores._postgres_schema import ensure_schema
+
+        link = drive(connect_sync(self._options))
+        try:
+            return drive(ensure_schema(link, self._options, migrate=True))
+        finally:
+            link.drop()

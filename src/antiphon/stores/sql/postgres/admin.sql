@@ -1,0 +1,40 @@
+-- Connections, server facts and the table that says which migrations were applied.
+
+-- name: session
+-- A generic plan is right for lookups by key, and planning costs more than running them.
+SELECT
+    set_config('search_path', 'pg_catalog', false),
+    set_config('statement_timeout', %(statement_timeout_ms)s::text, false),
+    set_config('lock_timeout', %(lock_timeout_ms)s::text, false),
+    set_config('plan_cache_mode', 'force_generic_plan', false),
+    set_config('jit', 'off', false)
+
+-- name: server
+SELECT
+    current_setting('server_version'), current_setting('server_encoding'), pg_is_in_recovery(),
+    current_setting('synchronous_commit'), current_setting('fsync'), current_database()::text
+
+-- name: has_migrations
+SELECT to_regclass(%(table)s::text) IS NOT NULL
+
+-- name: applied
+SELECT coalesce(max(version), 0)::bigint FROM antiphon.migrations
+
+-- name: has_schema
+SELECT to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL
+
+-- name: create_schema
+CREATE SCHEMA antiphon
+
+-- name: create_migrations
+CREATE TABLE IF NOT EXISTS antiphon.migrations (
+    version         integer PRIMARY KEY,
+    name            text NOT NULL,
+    applied_at      timestamptz NOT NULL DEFAULT clock_timestamp()
+)
+
+-- name: note_migration
+INSERT INTO antiphon.migrations (version, name) VALUES (%(version)s, %(name)s)
+
+-- name: now
+SELECT clock_timestamp()::text

@@ -1,0 +1,286 @@
+-- The claim half of the store. Mechanism only: what may run is decided in antiphon.decide.
+-- A name that starts with "_" is a fragment; {_name} includes it. The configured schema replaces "antiphon.".
+
+-- name: _clock
+clock AS MATERIALIZED (
+    SELECT us, us / 1000 AS ms
+    FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us) AS server
+)
+
+-- name: _record
+c.key, c.tenant, c.workspace, c.tool, c.idempotency_key, c.owner, c.state, c.version, c.fence, c.op, c.created_at_ms,
+c.updated_at_ms, c.expires_at_ms, c.ttl_ms, c.lock_until_ms, c.dispatched, c.v, c.request, c.outcome, c.payload
+
+-- name: _found
+-- The live record of an intent, and the earlier execution that an identity made or shared.
+current AS MATERIALIZED (
+    SELECT c.*, c.identity = %(identity)s OR EXISTS (
+            SELECT FROM antiphon.identities AS i
+            WHERE i.key = c.key AND i.identity = %(identity)s AND i.fence = c.fence
+        ) AS own
+    FROM antiphon.claims AS c
+    WHERE c.key = %(key)s AND c.expires_at_ms > (SELECT ms FROM clock)
+),
+earlier AS MATERIALIZED (
+    SELECT e.*
+    FROM antiphon.identities AS i JOIN antiphon.executions AS e ON e.key = i.key AND e.fence = i.fence
+    WHERE i.key = %(key)s AND i.identity = %(identity)s AND e.expires_at_ms > (SELECT ms FROM clock)
+),
+found AS MATERIALIZED (
+    SELECT c.own, {_record} FROM current AS c
+    UNION ALL
+    SELECT NULL, {_record} FROM earlier AS c
+)
+
+-- name: _wake
+pg_notify(%(channel)s, 'c' || left(c.key, 512))::text
+
+-- name: _raise_floor
+raised AS (
+    INSERT INTO antiphon.floors AS f (tenant, workspace, version)
+    SELECT c.tenant, c.workspace, max(c.version) FROM gone AS c GROUP BY c.tenant, c.workspace
+    ORDER BY c.tenant, c.workspace
+    ON CONFLICT (tenant, workspace) DO UPDATE SET version = excluded.version WHERE f.version < excluded.version
+)
+
+-- name: _claim
+INSERT INTO antiphon.claims AS c (
+        key, tenant, workspace, tool, session, identity, idempotency_key, owner, state, version, fence, op, created_at_ms,
+        updated_at_ms, expires_at_ms, ttl_ms, lock_until_ms, v, request
+    )
+    SELECT %(key)s, %(tenant)s, %(workspace)s, %(tool)s, %(session)s, %(identity)s, %(idempotency_key)s, %(owner)s,
+        'inflight', next.version, next.version, %(op)s, ms,
+        ms, ms + greatest(%(ttl_ms)s, %(lease_ms)s), %(ttl_ms)s, ms + %(lease_ms)s, %(v)s, %(request)s
+    FROM clock, LATERAL (
+        SELECT greatest(clock.us, (
+            SELECT f.version + 1 FROM antiphon.floors AS f WHERE f.tenant = %(tenant)s AND f.workspace = %(workspace)s
+        )) AS version
+    ) AS next
+
+-- name: _replace
+    ON CONFLICT (key) DO UPDATE SET
+        tenant = excluded.tenant, workspace = excluded.workspace, tool = excluded.tool, session = excluded.session,
+        identity = excluded.identity, idempotency_key = excluded.idempotency_key, owner = excluded.owner,
+        state = excluded.state, version = greatest(c.version + 1, excluded.version),
+        fence = greatest(c.version + 1, excluded.version), op = excluded.op,
+        created_at_ms = excluded.created_at_ms, updated_at_ms = excluded.updated_at_ms,
+        expires_at_ms = excluded.expires_at_ms, ttl_ms = excluded.ttl_ms, lock_until_ms = excluded.lock_until_ms,
+        dispatched = false, waited = false, v = excluded.v, request = excluded.request, outcome = NULL, payload = NULL
+
+-- name: begin
+-- One atomic step: insert, or replace an expired record, or return what is there.
+-- Neither won nor found: the record appeared after this statement's snapshot was taken, so ask again.
+WITH {_clock},
+{_found},
+won AS (
+    {_claim}
+    WHERE NOT EXISTS (SELECT FROM found)
+    {_replace}
+    WHERE c.expires_at_ms <= excluded.updated_at_ms
+    RETURNING c.version
+)
+{_log_if_won}
+SELECT clock.ms, won.version, c.*
+FROM clock LEFT JOIN won ON true LEFT JOIN found AS c ON true
+
+-- name: read
+-- One read answers every caller in the process that asks for this key at the moment.
+WITH {_clock},
+named AS MATERIALIZED (
+    SELECT i.identity, i.fence FROM antiphon.identities AS i
+    WHERE i.key = %(key)s AND i.identity = ANY (%(identities)s::text[])
+)
+SELECT clock.ms, NULL::text, (SELECT array_agg(n.identity) FROM named AS n WHERE n.fence = c.fence), {_record}
+FROM antiphon.claims AS c, clock
+WHERE c.key = %(key)s AND c.expires_at_ms > clock.ms
+UNION ALL
+SELECT clock.ms, n.identity, NULL, {_record}
+FROM named AS n JOIN antiphon.executions AS c ON c.key = %(key)s AND c.fence = n.fence, clock
+WHERE c.expires_at_ms > clock.ms
+
+-- name: take
+-- The replaced record moves to where its own identity, and those who shared it, still find it.
+-- A row that this very operation wrote counts as won: the answer to its first try was lost.
+WITH {_clock},
+held AS MATERIALIZED (
+    SELECT c.*, c.expires_at_ms > (SELECT ms FROM clock) AS live FROM antiphon.claims AS c WHERE c.key = %(key)s FOR UPDATE
+),
+due AS MATERIALIZED (
+    SELECT coalesce(
+        (SELECT c.version FROM held AS c WHERE c.live),
+        (
+            SELECT e.version FROM antiphon.identities AS i
+            JOIN antiphon.executions AS e ON e.key = i.key AND e.fence = i.fence
+            WHERE i.key = %(key)s AND i.identity = %(identity)s AND e.expires_at_ms > (SELECT ms FROM clock)
+        ),
+        %(version)s
+    ) = %(version)s AS mine
+),
+kept AS (
+    INSERT INTO antiphon.executions (
+        key, tenant, workspace, tool, idempotency_key, owner, state, version, fence, op, created_at_ms,
+        updated_at_ms, expires_at_ms, ttl_ms, lock_until_ms, dispatched, v, request, outcome, payload, session, identity
+    )
+    SELECT {_record}, c.session, c.identity FROM held AS c, due WHERE c.live AND due.mine
+),
+named AS (
+    INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
+    SELECT c.key, c.identity, c.tenant, c.workspace, c.fence, c.expires_at_ms
+    FROM held AS c, due WHERE c.live AND due.mine
+    ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
+    WHERE i.fence < excluded.fence
+),
+won AS (
+    {_claim}
+    WHERE (SELECT mine FROM due)
+    {_replace}
+    WHERE c.version = %(version)s OR c.expires_at_ms <= excluded.updated_at_ms
+    RETURNING c.version
+)
+{_log_if_won}
+SELECT clock.ms, coalesce(won.version, CASE WHEN c.op = %(op)s THEN c.version END),
+    CASE WHEN c.waited AND won.version IS NOT NULL THEN {_wake} END
+FROM clock LEFT JOIN won ON true LEFT JOIN held AS c ON true
+
+-- name: settle
+-- The events are written whether or not the claim is still ours: history does not depend on who won.
+WITH {_clock},
+ended AS (
+    UPDATE antiphon.claims AS c SET
+        state = %(state)s, version = greatest(c.version + 1, us), op = %(op)s, updated_at_ms = ms,
+        expires_at_ms = ms + %(ttl_ms)s, ttl_ms = %(ttl_ms)s, lock_until_ms = NULL, dispatched = %(dispatched)s,
+        outcome = %(outcome)s, payload = %(payload)s
+    FROM clock
+    WHERE c.key = %(key)s AND c.version = %(version)s
+    RETURNING c.key, c.version, c.waited
+)
+{_log_anyway}
+SELECT c.version, CASE WHEN c.waited THEN {_wake} END FROM ended AS c
+
+-- name: landed
+-- Did an operation whose answer was lost take effect?
+SELECT
+    (SELECT min(e.seq) FROM antiphon.events AS e WHERE e.run = %(run)s AND e.op = %(op)s),
+    (
+        SELECT c.version FROM antiphon.claims AS c WHERE c.key = %(key)s AND c.op = %(op)s
+        UNION ALL
+        SELECT c.version FROM antiphon.executions AS c WHERE c.key = %(key)s AND c.op = %(op)s
+        LIMIT 1
+    )
+
+-- name: alias
+INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
+SELECT c.key, %(identity)s, c.tenant, c.workspace, c.fence, c.expires_at_ms
+FROM (
+    SELECT key, tenant, workspace, fence, expires_at_ms FROM antiphon.claims
+    WHERE key = %(key)s AND version = %(version)s
+    UNION ALL
+    SELECT key, tenant, workspace, fence, expires_at_ms FROM antiphon.executions
+    WHERE key = %(key)s AND version = %(version)s
+) AS c
+ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
+WHERE i.fence < excluded.fence
+
+-- name: renew
+WITH {_clock}
+UPDATE antiphon.claims AS c SET
+    updated_at_ms = ms, lock_until_ms = ms + %(lease_ms)s,
+    expires_at_ms = greatest(c.expires_at_ms, ms + %(lease_ms)s)
+FROM clock
+WHERE c.key = %(key)s AND c.version = %(version)s AND c.state = 'inflight'
+RETURNING true
+
+-- name: watch
+-- Ask to be told when these claims end. Locking first means that a claim which just ended is not waited for,
+-- and the order of the keys that two processes never wait for each other.
+WITH {_clock},
+held AS MATERIALIZED (
+    SELECT c.key, c.version, c.lock_until_ms, c.waited
+    FROM antiphon.claims AS c JOIN unnest(%(keys)s::text[], %(versions)s::bigint[]) AS a (key, version)
+        ON c.key = a.key AND c.version = a.version
+    WHERE c.state = 'inflight'
+    ORDER BY c.key
+    FOR UPDATE OF c
+),
+flagged AS (
+    UPDATE antiphon.claims AS c SET waited = true FROM held WHERE c.key = held.key AND NOT held.waited
+)
+SELECT held.key, held.version, held.lock_until_ms - clock.ms FROM held, clock
+
+-- name: clear
+WITH gone AS (DELETE FROM antiphon.claims WHERE key = %(key)s RETURNING key, waited, tenant, workspace, version),
+{_raise_floor},
+executed AS (DELETE FROM antiphon.executions WHERE key = %(key)s RETURNING key),
+named AS (DELETE FROM antiphon.identities WHERE key = %(key)s)
+SELECT CASE WHEN c.waited THEN {_wake} END FROM gone AS c
+UNION ALL
+SELECT NULL FROM executed
+
+-- name: flush
+WITH doomed AS MATERIALIZED (
+    SELECT c.key FROM antiphon.claims AS c
+    WHERE c.tenant = %(tenant)s AND (%(tool)s = '' OR c.tool = %(tool)s) AND (%(session)s = '' OR c.session = %(session)s)
+        AND (%(prefix)s = '' OR starts_with(c.key, %(prefix)s))
+    ORDER BY c.key
+    LIMIT %(limit)s
+    FOR UPDATE
+),
+gone AS (
+    DELETE FROM antiphon.claims AS c USING doomed WHERE c.key = doomed.key
+    RETURNING c.key, c.waited, c.tenant, c.workspace, c.version
+),
+{_raise_floor},
+executed AS (DELETE FROM antiphon.executions AS e USING doomed WHERE e.key = doomed.key),
+named AS (DELETE FROM antiphon.identities AS i USING doomed WHERE i.key = doomed.key)
+SELECT CASE WHEN c.waited THEN {_wake} END FROM gone AS c
+
+-- name: list
+WITH {_clock}
+SELECT {_record}
+FROM antiphon.claims AS c, clock
+WHERE c.tenant = %(tenant)s AND c.expires_at_ms > clock.ms
+    AND (%(tool)s = '' OR c.tool = %(tool)s) AND (%(session)s = '' OR c.session = %(session)s)
+    AND (%(state)s = '' OR c.state = %(state)s) AND (%(prefix)s = '' OR starts_with(c.key, %(prefix)s))
+ORDER BY c.fence DESC
+LIMIT %(limit)s
+
+-- name: counts
+WITH {_clock}
+SELECT c.tool, CASE WHEN c.state = 'inflight' AND c.lock_until_ms <= clock.ms THEN 'stale' ELSE c.state END, count(*)
+FROM antiphon.claims AS c, clock
+WHERE c.tenant = %(tenant)s AND c.expires_at_ms > clock.ms
+GROUP BY 1, 2
+
+-- name: sweep_claims
+WITH {_clock},
+doomed AS MATERIALIZED (
+    SELECT c.key FROM antiphon.claims AS c
+    WHERE c.expires_minute <= (SELECT ms / 60000 FROM clock) AND c.expires_at_ms <= (SELECT ms FROM clock)
+    LIMIT %(limit)s
+    FOR UPDATE SKIP LOCKED
+),
+gone AS (
+    DELETE FROM antiphon.claims AS c USING doomed WHERE c.key = doomed.key
+    RETURNING c.key, c.waited, c.tenant, c.workspace, c.version
+),
+{_raise_floor}
+SELECT CASE WHEN c.waited THEN {_wake} END FROM gone AS c
+
+-- name: sweep_executions
+WITH {_clock}
+DELETE FROM antiphon.executions WHERE ctid IN (
+    SELECT e.ctid FROM antiphon.executions AS e WHERE e.expires_at_ms <= (SELECT ms FROM clock)
+    LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+RETURNING 1
+
+-- name: sweep_identities
+WITH {_clock}
+DELETE FROM antiphon.identities WHERE ctid IN (
+    SELECT i.ctid FROM antiphon.identities AS i
+    WHERE i.expires_at_ms <= (SELECT ms FROM clock)
+        AND NOT EXISTS (SELECT FROM antiphon.claims AS c WHERE c.key = i.key AND c.fence = i.fence)
+        AND NOT EXISTS (SELECT FROM antiphon.executions AS e WHERE e.key = i.key AND e.fence = i.fence)
+    LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+RETURNING 1
