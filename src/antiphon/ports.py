@@ -255,18 +255,15 @@ class Listener(Protocol):
 class Clock:
     """Wall time, monotonic time, chance and sleep of the live world; tests pass their own."""
 
-    __slots__ = ("random",)
-
     def __init__(self, seed: int | None = None) -> None:
         self.random = random.Random(seed) if seed is not None else random.Random()
+
+    monotonic = staticmethod(time.monotonic)
+    """Seconds of a clock that never jumps."""
 
     def now_ms(self) -> int:
         """Wall clock in milliseconds."""
         return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        """Seconds of a clock that never jumps."""
-        return time.monotonic()
 
     def uniform(self, low: float, high: float) -> float:
         return self.random.uniform(low, high)
@@ -278,8 +275,6 @@ class Clock:
 
 class AsyncClock(Clock):
     """The clock of the asynchronous face."""
-
-    __slots__ = ()
 
     async def sleep(self, seconds: float) -> None:
         import asyncio

@@ -7,6 +7,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from antiphon._gateway import record, streams
+from antiphon._gateway.breakers import Path
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._gateway.context import CallContext, Held, held, running
 from antiphon._gateway.hooks import HookCall
@@ -37,38 +38,50 @@ class Attempts:
 
     async def run(self, call: Call, hooked: HookCall | None) -> Outcome:
         """Every attempt of the call; the outcome is a value."""
-        core, tool, clock = self.core, call.tool, self.core.clock
+        core, tool = self.core, call.tool
+        clock = core.clock
         path = core.breakers.path(tool, call.hint)
         budget = core.budget(tool)
+        plain = tool.inline and call.timeout is None and call.deadline is None and not core.asynchronous
         number = 0
         last: Outcome | None = None
         doubt = False
+        now = call.started
         while True:
             number += 1
-            if number > 1 and hooked is not None:
-                core.hooks.before(hooked := hooked._replace(attempt=number))
+            if number > 1:
+                now = clock.monotonic()
+                if hooked is not None:
+                    core.hooks.before(hooked := hooked._replace(attempt=number))
             permits: list[tuple[Breaker, Permit]] = []
-            refusal = self._permits(path, permits)
+            refusal = self._permits(path, permits, now)
             if refusal is not None:
                 return self._refused(call, refusal, last)
-            began_ms, began = clock.now_ms(), clock.monotonic()
+            began = now
             try:
-                value = await self._invoke(call, number, began)
+                if plain and call.scope is None:
+                    token = held.set(Held(call.key, held.get()))
+                    try:
+                        value = tool.function(**call.params)
+                    finally:
+                        held.reset(token)
+                else:
+                    value = await self._invoke(call, number, began)
             except Abandoned as error:
-                self._vote(path, permits, None)
+                self.vote(path, permits, None)
                 return failed("retriable_error", "too_many_abandoned_threads", str(error), retriable=True)
             except BaseException as error:
+                now = clock.monotonic()
                 if is_control_flow(error):
-                    self._vote(path, permits, "neutral")
-                    self._note(call, began_ms, clock.now_ms(), error_code="cancelled")
+                    self.vote(path, permits, None)
+                    self.note(call, began, now, error_code="cancelled")
                     raise
                 if isinstance(error, TimedOut):
                     failure = timed_out(error.seconds, still_running=error.still_running)
                 else:
                     failure = classify(error, tool.spec)
-                now = clock.monotonic()
-                self._note(call, began_ms, clock.now_ms(), error_code=failure.code, retriable=failure.retriable)
-                self._vote(path, permits, failure)
+                self.note(call, began, now, error_code=failure.code, retriable=failure.retriable)
+                self.vote(path, permits, failure)
                 outcome, delay = self._judge(call, number, failure, error, now, path, budget, doubt)
                 doubt = doubt or failure.may_have_happened
                 if hooked is not None:
@@ -76,30 +89,31 @@ class Attempts:
                 if delay is None:
                     return outcome
                 last = outcome
-                latency = (now - began) * 1000
-                call.retried.append(
-                    Retried(attempt=number, delay_ms=delay, reason_code=failure.code, latency_ms=latency)
-                )
-                if call.scope is not None:
-                    record.decision(call, "retry", {"attempt": number, "code": failure.code}, {"delayMs": delay})
-                core.telemetry.retry(call, number, failure, delay)
-                await clock.sleep(delay / 1000)
+                await self._pause(call, number, failure, delay, (now - began) * 1000)
                 continue
-            if tool.kind in ("generator", "async_generator"):
+            if tool.kind == "generator" or tool.kind == "async_generator":
                 outcome = Outcome("success", attempts=number)
-                outcome.stream = streams.open_stream(core, call, value, permits, began_ms)
+                outcome.stream = streams.open_stream(core, call, value, permits, began)
                 return outcome
-            self._note(call, began_ms, clock.now_ms())
             now = clock.monotonic()
+            self.note(call, began, now)
             for breaker, permit in permits:
                 transitions = breaker.success(permit, now)
                 if transitions:
                     self._changed(path, breaker, transitions)
             budget.success()
-            outcome = Outcome("success", value, attempts=number)
+            outcome = Outcome("success", value, number)
             if hooked is not None:
                 core.hooks.after(hooked, outcome)
             return outcome
+
+    async def _pause(self, call: Call, number: int, failure: Failure, delay: float, latency: float) -> None:
+        retried = Retried(attempt=number, delay_ms=delay, reason_code=failure.code, latency_ms=latency)
+        call.retried = (*call.retried, retried)
+        if call.scope is not None:
+            record.decision(call, "retry", {"attempt": number, "code": failure.code}, {"delayMs": delay})
+        self.core.telemetry.retry(call, number, failure, delay)
+        await self.core.clock.sleep(delay / 1000)
 
     async def once(self, call: Call) -> Outcome:
         """One plain attempt, as if there were no gateway (shadow mode)."""
@@ -179,7 +193,7 @@ class Attempts:
     # -- judgement -----------------------------------------------------------------------------------------------
 
     def _judge(
-        self, call: Call, number: int, failure: Failure, error: BaseException, now: float, path: Any, budget: Any, doubt: bool
+        self, call: Call, number: int, failure: Failure, error: BaseException, now: float, path: Path, budget: Any, doubt: bool
     ) -> tuple[Outcome, float | None]:
         """The outcome if this was the last attempt, or the pause before the next one."""
         tool, core = call.tool, self.core
@@ -226,10 +240,9 @@ class Attempts:
 
     # -- breaker bookkeeping -------------------------------------------------------------------------------------
 
-    def _permits(self, path: Any, permits: list[tuple[Breaker, Permit]]) -> Refusal | None:
-        now = self.core.clock.monotonic()
+    def _permits(self, path: Path, permits: list[tuple[Breaker, Permit]], now: float) -> Refusal | None:
         enforce = self.core.switches.open_mode
-        for key, breaker in path:
+        for _, breaker in path:
             permit = breaker.permit(now)
             if isinstance(permit, Refusal):
                 if permit.transitions:
@@ -244,37 +257,40 @@ class Attempts:
                 self._changed(path, breaker, permit.transitions)
         return None
 
-    def _vote(self, path: Any, permits: list[tuple[Breaker, Permit]], failure: Failure | str | None) -> None:
+    def vote(self, path: Path, permits: list[tuple[Breaker, Permit]], failure: Failure | None) -> None:
+        """Report a failed attempt; ``None`` gives the permits back without a vote."""
         now = self.core.clock.monotonic()
         for breaker, permit in permits:
-            if failure is None or failure == "neutral":
+            if failure is None:
                 transitions = breaker.neutral(permit, now)
             else:
-                assert isinstance(failure, Failure)
                 transitions = breaker.failure(permit, now, failure.breaker_vote, failure.retry_after_ms)
             if transitions:
                 self._changed(path, breaker, transitions)
 
-    def _changed(self, path: Any, breaker: Breaker, transitions: Any) -> None:
+    def _changed(self, path: Path, breaker: Breaker, transitions: Any) -> None:
         key = next((name for name, candidate in path if candidate is breaker), "")
         for transition in transitions:
             self.core.telemetry.transition(key, transition)
         self.core.breakers.dirty[key] = breaker
 
-    def _state(self, path: Any) -> str:
+    def _state(self, path: Path) -> str:
         now = self.core.clock.monotonic()
         return next((refusal.state for _, breaker in path if (refusal := breaker.peek(now)) is not None), "OPEN")
 
-    def _note(self, call: Call, began: int, ended: int, *, error_code: str = "", retriable: bool = False) -> None:
-        call.attempts.append(
-            RecordedAttempt(
-                started_at_ms=began,
-                finished_at_ms=ended,
-                status="error" if error_code else "success",
-                retriable=retriable,
-                error_code=error_code or UNSET,
-            )
+    def note(self, call: Call, began: float, ended: float, *, error_code: str = "", retriable: bool = False) -> None:
+        """Remember an attempt for the claim record; wall times are counted from the start of the call."""
+        start = call.started_ms
+        if not start:
+            start = call.started_ms = self.core.clock.now_ms() - int((ended - call.started) * 1000)
+        attempt = RecordedAttempt(
+            started_at_ms=start + int((began - call.started) * 1000),
+            finished_at_ms=start + int((ended - call.started) * 1000),
+            status="error" if error_code else "success",
+            retriable=retriable,
+            error_code=error_code or UNSET,
         )
+        call.attempts = (*call.attempts, attempt) if call.attempts else (attempt,)
 
 
 async def _within(awaitable: Any, seconds: float) -> Any:

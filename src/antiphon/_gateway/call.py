@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from antiphon._gateway.tool import Tool
@@ -17,54 +17,47 @@ DedupeMode = Literal["enforced", "bestEffort", "disabled"]
 
 
 class Call:
-    """Everything known about one call. Built at the door, filled in on the way, gone at the end."""
+    """Everything known about one call. Built at the door, filled in on the way, gone at the end.
 
-    __slots__ = (
-        "actor",
-        "attempts",
-        "baggage",
-        "call_id",
-        "correlation_id",
-        "deadline",
-        "deadline_ms",
-        "digest",
-        "exact",
-        "fingerprint",
-        "from_hook",
-        "given_key",
-        "guard",
-        "hint",
-        "idem_key",
-        "identity",
-        "key",
-        "log_digest",
-        "log_params",
-        "max_attempts",
-        "max_elapsed_ms",
-        "mode",
-        "params",
-        "recorded",
-        "redacted",
-        "request_id",
-        "retried",
-        "retry_safe",
-        "reuse",
-        "rows",
-        "safety",
-        "scope",
-        "session",
-        "site",
-        "started",
-        "stream",
-        "tags",
-        "timeout",
-        "tool",
-        "traceparent",
-        "turn",
-        "version",
-        "waited",
-        "workspace",
-    )
+    Most calls keep most defaults, so these are the class's: an instance holds only what differs.
+    """
+
+    call_id: str | None = None
+    identity = ""
+    given_key: str | None = None
+    from_hook: str | None = None
+    mode: DedupeMode = "enforced"
+    deadline: float | None = None
+    deadline_ms: int | None = None
+    hint = "tool"
+    safety = False
+    retry_safe = False
+    reuse: Any = "turn"
+    workspace: str | None = None
+    correlation_id: str | None = None
+    tags: list[str] | None = None
+    baggage: Mapping[str, str] | None = None
+    traceparent: str | None = None
+    turn: Any = None
+    guard: Any = None
+    scope: RunScope | None = None
+    site: Site | None = None
+    log_params: Any = None
+    """The parameters as they may be written; placeholders where there was a secret."""
+    log_digest = ""
+    redacted = False
+    recorded = False
+    """Whether the start event has been written."""
+    rows: list[Row] | None = None
+    """Events to be written with the outcome."""
+    key = idem_key = digest = exact = fingerprint = ""
+    version = 0
+    waited = 0
+    started = 0.0
+    started_ms = 0
+    attempts: tuple[RecordedAttempt, ...] = ()
+    retried: tuple[Retried, ...] = ()
+    lease: Any = None
 
     def __init__(self, tool: Tool, params: dict[str, Any], session: str, actor: str, request_id: str) -> None:
         self.tool = tool
@@ -72,85 +65,33 @@ class Call:
         self.session = session
         self.actor = actor
         self.request_id = request_id
-        self.call_id: str | None = None
-        self.identity = ""
-        self.given_key: str | None = None
-        self.from_hook: str | None = None
-        self.mode: DedupeMode = "enforced"
-        self.max_attempts = tool.retry.max_attempts
-        self.max_elapsed_ms = tool.retry.max_elapsed_ms
+        retry = tool.retry
+        self.max_attempts = retry.max_attempts
+        self.max_elapsed_ms = retry.max_elapsed_ms
         self.timeout = tool.timeout
-        self.deadline: float | None = None
-        self.deadline_ms: int | None = None
-        self.hint = "tool"
-        self.safety = False
-        self.retry_safe = False
-        self.reuse: Any = "turn"
-        self.workspace: str | None = None
-        self.correlation_id: str | None = None
-        self.tags: list[str] | None = None
-        self.baggage: Mapping[str, str] | None = None
-        self.traceparent: str | None = None
-        self.turn: Any = None
-        self.guard: Any = None
-        self.scope: RunScope | None = None
-        self.site: Site | None = None
-        self.log_params: Any = params
-        """The parameters as they may be written; placeholders where there was a secret."""
-        self.log_digest = ""
-        self.redacted = False
-        self.recorded = False
-        """Whether the start event has been written."""
-        self.rows: list[Row] = []
-        """Events to be written with the outcome."""
-        self.key = self.idem_key = self.digest = self.exact = self.fingerprint = ""
-        self.version = 0
-        self.waited = 0
-        self.started = 0.0
-        self.attempts: list[RecordedAttempt] = []
-        self.retried: list[Retried] = []
-        self.stream: Iterator[Any] | Any = None
 
 
 class Outcome:
     """What came of a call, as a value: exceptions are made from it only at the edge."""
 
-    __slots__ = (
-        "age_ms",
-        "attempts",
-        "breaker",
-        "code",
-        "exception",
-        "from_cache",
-        "matched_on",
-        "message",
-        "metadata",
-        "payload",
-        "reason",
-        "retriable",
-        "status",
-        "stream",
-        "terminal",
-        "value",
-    )
+    payload: bytes | None = None
+    code = ""
+    message = ""
+    retriable = False
+    terminal = False
+    exception: BaseException | None = None
+    from_cache = False
+    matched_on: Literal["inflight", "completed"] = "completed"
+    age_ms = 0
+    metadata: dict[str, Any] | None = None
+    breaker: str | None = None
+    reason = ""
+    stream: Any = None
 
-    def __init__(self, status: Status, value: Any = None, *, attempts: int = 0) -> None:
+    def __init__(self, status: Status, value: Any = None, attempts: int = 0) -> None:
         self.status: Status = status
         self.value = value
         self.attempts = attempts
-        self.payload: bytes | None = None
-        self.code = ""
-        self.message = ""
-        self.retriable = False
-        self.terminal = False
-        self.exception: BaseException | None = None
-        self.from_cache = False
-        self.matched_on: Literal["inflight", "completed"] = "completed"
-        self.age_ms = 0
-        self.metadata: dict[str, Any] | None = None
-        self.breaker: str | None = None
-        self.reason = ""
-        self.stream: Any = None
 
 
 def failed(
@@ -196,7 +137,7 @@ def to_envelope(call: Call, outcome: Outcome, duration_ms: float) -> ToolResultE
         cache=cache,
         output=output,
         error=error,
-        retried_by=call.retried or UNSET,
+        retried_by=list(call.retried) or UNSET,
     )
 
 

@@ -70,7 +70,7 @@ async def claim(core: Core, call: Call) -> Outcome | None:
     """``None`` when the claim is ours, else the answer somebody else's execution gives."""
     journal = core.journal()
     ask = _ask(core, call, call.key)
-    events = record.start_rows(core, call)
+    events = record.start_rows(core, call) if call.scope is not None else ()
     got = await journal.begin(ask, events)
     pause = _FIRST_WAIT_S
     while not isinstance(got, Claimed):
@@ -110,7 +110,8 @@ async def claim(core: Core, call: Call) -> Outcome | None:
             case _:
                 assert_never(decision)
     call.version = got.version
-    call.recorded = bool(events)
+    if events:
+        call.recorded = True
     return None
 
 
@@ -228,7 +229,7 @@ def unknown_final(call: Call, why: str, found: DedupeRecord | None = None) -> Fi
     ttl = max(call.tool.ttl.done_ms, call.tool.ttl.failed_ms)
     count = len(call.attempts) if found is None else 1
     return Final(
-        "failed", ttl, error=(rules.UNKNOWN_CODE, message, True, False), attempts=tuple(call.attempts), attempt_count=count
+        "failed", ttl, error=(rules.UNKNOWN_CODE, message, True, False), attempts=call.attempts, attempt_count=count
     )
 
 
@@ -240,18 +241,20 @@ async def settle(core: Core, call: Call, outcome: Outcome) -> None:
     if outcome.attempts == 0:
         final = Final("cancelled", call.tool.ttl.failed_ms, dispatched=False)
     elif outcome.status == "success":
-        final = await core.keeper.final_success(core, call, outcome.value, outcome)
+        final = core.keeper.small_success(call, outcome)
+        if final is None:
+            final = await core.keeper.final_success(core, call, outcome.value, outcome)
     else:
         error = (outcome.code, core.keeper.clean(outcome.message), outcome.terminal, outcome.retriable)
         unknown = outcome.code == rules.UNKNOWN_CODE
         ttl = max(call.tool.ttl.done_ms, call.tool.ttl.failed_ms) if unknown else call.tool.ttl.failed_ms
-        final = Final("failed", ttl, error=error, attempts=tuple(call.attempts), attempt_count=outcome.attempts)
+        final = Final("failed", ttl, error=error, attempts=call.attempts, attempt_count=outcome.attempts)
     await write(core, call, final, outcome)
 
 
 async def write(core: Core, call: Call, final: Final, outcome: Outcome | None) -> None:
     """Settle with a few tries; ``notRecorded`` in the answer's metadata says when none got through."""
-    events = record.finish_rows(core, call, outcome) if outcome is not None else ()
+    events = record.finish_rows(core, call, outcome) if outcome is not None and call.site is not None else ()
     for attempt in range(_SETTLE_TRIES):
         try:
             version = await core.journal().settle(call.key, call.version, final, events)
@@ -265,8 +268,7 @@ async def write(core: Core, call: Call, final: Final, outcome: Outcome | None) -
                 outcome.metadata = {**(outcome.metadata or {}), **note}
             return
         if events:
-            call.rows.clear()
-            call.site = None
+            call.rows = call.site = None
         if version is None:
             core.telemetry.fenced(call)
             if outcome is not None:
@@ -279,7 +281,7 @@ async def write(core: Core, call: Call, final: Final, outcome: Outcome | None) -
 async def interrupted(core: Core, call: Call, interrupt: BaseException) -> None:
     """The caller was cancelled or the process interrupted while the tool ran."""
     if call.tool.spec.idempotent:
-        final = Final("cancelled", call.tool.ttl.failed_ms, attempts=tuple(call.attempts), attempt_count=1, dispatched=True)
+        final = Final("cancelled", call.tool.ttl.failed_ms, attempts=call.attempts, attempt_count=1, dispatched=True)
     else:
         final = unknown_final(call, f"the caller was interrupted ({type(interrupt).__name__})")
     outcome = failed("error", "cancelled", f"{call.tool.full_name} was interrupted: {type(interrupt).__name__}.", attempts=1)

@@ -12,7 +12,7 @@ from antiphon._gateway import claims, guards, record
 from antiphon._gateway.attempts import Attempts
 from antiphon._gateway.breakers import Breakers
 from antiphon._gateway.call import Call, Outcome, failed
-from antiphon._gateway.context import is_held
+from antiphon._gateway.context import held, is_held
 from antiphon._gateway.hooks import HookCall, HookReply, Hooks
 from antiphon._gateway.keeping import Keeper
 from antiphon._gateway.parts import Parts
@@ -24,10 +24,12 @@ from antiphon._scope import current_scope
 from antiphon.decide.breaker import Refusal
 from antiphon.decide.budget import TokenBucket
 from antiphon.errors import InvalidInput, StoreError
-from antiphon.keys import call_keys
+from antiphon.keys import KeyMaker
 from antiphon.ports import BreakerRow, Clock, Journal
 
 log = logging.getLogger("antiphon.gateway")
+
+_MAKERS_KEPT = 256
 
 
 class Core:
@@ -70,17 +72,18 @@ class Core:
 
     async def run(self, call: Call) -> Outcome:
         """From the door to the outcome. Only control flow (cancellation, interrupts) leaves as an exception."""
-        call.started = self.clock.monotonic()
-        scope = call.scope = current_scope()
-        telemetry = self.telemetry
-        if scope is not None and scope.invoker is not None:
-            answered = await record.ask_invoker(self, call, scope)
-            if answered is not None:
-                return answered
-        if call.started >= self.next_refresh:
+        call.started = started = self.clock.monotonic()
+        scope = current_scope()
+        if scope is not None:
+            call.scope = scope
+            if scope.invoker is not None:
+                answered = await record.ask_invoker(self, call, scope)
+                if answered is not None:
+                    return answered
+        if started >= self.next_refresh:
             await self.refresh()
         hooked: HookCall | None = None
-        if self.hooks.befores or self.hooks.afters:
+        if self.hooks.active:
             hooked = self._hook_call(call, 1)
             reply = self.hooks.before(hooked)
             if reply is not None:
@@ -90,36 +93,50 @@ class Core:
         except InvalidInput as error:
             outcome = failed("error", "validation_error", str(error))
             return await self.finish(call, outcome, hooked, recorded=False)
-        if telemetry.listening:
-            telemetry.start(call)
+        if self.telemetry.listening:
+            self.telemetry.start(call)
         if scope is not None:
             record.enter(call, scope)
-        if self.switches.shadow or call.tool.full_name in self.switches.tools_shadow:
-            if not call.safety:
-                return await self.finish(call, await self._shadow(call), hooked)
-        short = self._short_circuit(call)
-        if short is None:
-            if call.mode == "disabled" or not (call.given_key or self.switches.derive_keys):
-                short = await self._unclaimed(call, hooked)
-            else:
-                short = await self._claimed(call, hooked)
-        return await self.finish(call, short, hooked)
+        switches = self.switches
+        if switches.any_shadow and switches.shadows(call.tool) and not call.safety:
+            return await self.finish(call, await self._shadow(call), hooked)
+        outcome_or_none = self._short_circuit(call, started)
+        if outcome_or_none is not None:
+            outcome = outcome_or_none
+        elif call.mode == "disabled" or not (switches.derive_keys or call.given_key):
+            outcome = await self._unclaimed(call, hooked)
+        else:
+            outcome = await self._claimed(call, hooked)
+        return await self.finish(call, outcome, hooked)
 
     def derive(self, call: Call) -> None:
         """Compute the keys of the call (R2, D1)."""
         tool = call.tool
-        keys = call_keys(
-            tool.spec,
-            call.params,
-            tenant=self.settings.tenant,
-            workspace=call.workspace or self.settings.workspace,
-            session=call.session,
-            actor=call.actor,
-            given=call.given_key,
-        )
-        call.key, call.idem_key, call.digest, call.exact, call.fingerprint = keys
-        if call.given_key is not None:
+        place = (call.session, call.actor, call.workspace)
+        maker = tool.makers.get(place)
+        if maker is None:
+            maker = self._maker(tool, place)
+        if call.given_key is None:
+            call.key, call.idem_key, call.digest, call.exact, call.fingerprint = maker.keys(call.params)
+        else:
+            keys = maker.keys_given(call.params, call.given_key)
+            call.key, call.idem_key, call.digest, call.exact, call.fingerprint = keys
             call.identity = call.key
+
+    def _maker(self, tool: Tool, place: tuple[str, str, str | None]) -> KeyMaker:
+        """What the keys of a tool, session and actor share is computed once."""
+        session, actor, workspace = place
+        maker = KeyMaker(
+            tool.spec,
+            session=session,
+            actor=actor,
+            tenant=self.settings.tenant,
+            workspace=workspace or self.settings.workspace,
+        )
+        if len(tool.makers) >= _MAKERS_KEPT:
+            tool.makers.clear()
+        tool.makers[place] = maker
+        return maker
 
     def _hook_call(self, call: Call, attempt: int) -> HookCall:
         spec = call.tool.spec
@@ -127,20 +144,21 @@ class Core:
             spec.name, spec.namespace, call.params, call.session, call.actor, call.request_id, call.call_id, attempt
         )
 
-    def _short_circuit(self, call: Call) -> Outcome | None:
+    def _short_circuit(self, call: Call, now: float) -> Outcome | None:
         """Deadline, turn control, loop guard and reentrancy: what needs no store."""
-        if call.deadline is not None and call.deadline <= call.started:
+        if call.deadline is not None and call.deadline <= now:
             return failed("retry_exhausted", "deadline_exceeded", "The deadline had passed before the call was made.")
         if call.turn is not None:
             denied: Outcome | None = call.turn.deny(call)
             if denied is not None:
                 return denied
-        guard = call.guard = self.guards.of(call)
+        guard = self.guards.of(call)
         if guard is not None:
-            blocked = guard.before(call, self.clock)
+            call.guard = guard
+            blocked = guard.before(call, now)
             if blocked is not None:
                 return blocked
-        if is_held(call.key):
+        if held.get() is not None and is_held(call.key):
             message = f"{call.tool.full_name} called itself with equal arguments; its own call is still running."
             return failed("retriable_error", "in_flight", message, retriable=True, reason="reentrant")
         return None
@@ -162,17 +180,18 @@ class Core:
             return await self._outage(call, hooked, error)
         if answer is not None:
             return answer
-        await record.claimed(self, call)
-        entry = self.renewer.hold(call)
+        if call.scope is not None and not call.recorded:
+            await record.start(self, call)
+        self.renewer.hold(call)
         try:
             outcome = await self.attempts.run(call, hooked)
         except BaseException as interrupt:
-            self.renewer.release(entry)
+            self.renewer.release(call)
             await claims.interrupted(self, call, interrupt)
             raise
         if outcome.stream is not None:
             return outcome  # settled when the stream ends
-        self.renewer.release(entry)
+        self.renewer.release(call)
         await claims.settle(self, call, outcome)
         return outcome
 
@@ -189,9 +208,8 @@ class Core:
 
     def _refused(self, call: Call) -> Outcome | None:
         """The answer of an open breaker, without touching the tool."""
-        now = self.clock.monotonic()
         for _, breaker in self.breakers.path(call.tool, call.hint):
-            refusal = breaker.peek(now)
+            refusal = breaker.peek(call.started)
             if refusal is not None and self.switches.open_mode:
                 return circuit_open(call, refusal)
         return None
@@ -217,7 +235,7 @@ class Core:
                 call.turn.note(call, outcome)
             if call.guard is not None:
                 call.guard.after(call, outcome)
-            if call.scope is not None:
+            if call.site is not None:
                 await record.finish(self, call, outcome)
         if self.breakers.dirty:
             await self.share_breakers()
@@ -263,6 +281,7 @@ class Core:
         self.switches.refresh(settings)
         for tool in set(self.tools.values()):
             tool.configure(tool.spec, settings)
+            tool.makers.clear()
 
 
 def circuit_open(call: Call, refusal: Refusal) -> Outcome:

@@ -91,7 +91,7 @@ def invalid(envelope: Any, message: str, core: Core, *, code: str = "validation_
 def suspended(core: Core, call: Call, error: BaseException) -> Outcome:
     """A synchronous tool or port tried to wait: what it did is not known."""
     if call.version:
-        core.renewer.release_key(call.key)
+        core.renewer.release(call)
         final = claims.unknown_final(call, "an asynchronous part suspended inside the synchronous face")
         drive(claims.write(core, call, final, None))
     return failed("error", "outcome_unknown", f"{call.tool.full_name}: {error}. Use an AsyncGateway for it.", attempts=1)

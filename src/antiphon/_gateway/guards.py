@@ -6,7 +6,6 @@ from collections import OrderedDict
 from antiphon._gateway import codec, record
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon.decide.loop import LoopGuard, LoopPolicy
-from antiphon.ports import Clock
 
 _SESSIONS = 1024
 _IDENTITIES = 4096
@@ -31,13 +30,13 @@ class Guard:
         self.identities.add(identity)
         return False
 
-    def before(self, call: Call, clock: Clock) -> Outcome | None:
+    def before(self, call: Call, now: float) -> Outcome | None:
         """A refusal, or ``None``; a note is given to the model with the result."""
         if self.redelivered(call.identity):
             call.guard = None
             return None
         spec = call.tool.spec
-        verdict = self.loop.check(call.tool.full_name, call.exact, clock.monotonic(), poll=spec.poll, cost=spec.cost)
+        verdict = self.loop.check(call.tool.full_name, call.exact, now, poll=spec.poll, cost=spec.cost)
         if verdict.action == "allow":
             self.noted = None
             return None

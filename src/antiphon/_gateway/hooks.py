@@ -39,20 +39,23 @@ After = Callable[[HookCall, Any], None]
 class Hooks:
     """The registered hooks. Registering the same function twice is registering it once."""
 
-    __slots__ = ("afters", "befores")
+    __slots__ = ("active", "afters", "befores")
 
     def __init__(self) -> None:
+        self.active = False
         self.befores: list[Before] = []
         self.afters: list[After] = []
 
     def add_before(self, hook: Before) -> Before:
         if hook not in self.befores:
             self.befores.append(hook)
+            self.active = True
         return hook
 
     def add_after(self, hook: After) -> After:
         if hook not in self.afters:
             self.afters.append(hook)
+            self.active = True
         return hook
 
     def before(self, call: HookCall) -> HookReply | None:

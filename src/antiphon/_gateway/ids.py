@@ -6,22 +6,29 @@ import os
 import time
 from itertools import count
 
-_counter = count()
+_next = count().__next__
 _tail = ""
-_pid = 0
+_head = ("", 0)
+
+
+def _renew() -> None:
+    """A new random part for this process; a forked child draws its own."""
+    global _tail
+    noise = os.urandom(8)
+    _tail = f"{0x8000 | int.from_bytes(noise[:2], 'big') & 0x3FFF:04x}-{noise[2:6].hex()}"
+
+
+_renew()
+os.register_at_fork(after_in_child=_renew)
 
 
 def uuid7() -> str:
-    """A new id; the random part is drawn once per process and counted on."""
-    global _tail, _pid
-    pid = os.getpid()
-    if pid != _pid:
-        noise = os.urandom(8)
-        _tail = f"{0x8000 | int.from_bytes(noise[:2], 'big') & 0x3FFF:04x}-{noise[2:8].hex()}"
-        _pid = pid
+    """A new id: 48 bits of time, 28 bits of a counter, and a random part drawn once per process."""
+    global _head
     ms = time.time_ns() // 1_000_000
-    n = next(_counter)
-    # 48 bits of time, version, 12 bits of counter; the counter's upper bits vary the last group.
-    head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7{n & 0xFFF:03x}"
-    tail = _tail if n < 4096 else f"{_tail[:5]}{(int(_tail[5:], 16) ^ (n >> 12)):012x}"
-    return f"{head}-{tail}"
+    head, then = _head
+    if then != ms:
+        head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
+        _head = (head, ms)
+    n = _next()
+    return f"{head}{n & 0xFFF:03x}-{_tail}{n >> 12 & 0xFFFF:04x}"

@@ -40,11 +40,24 @@ class Keeper:
         """A message that may be stored."""
         return text if self.redactor is None else self.redactor.redact_text(text)
 
+    def small_success(self, call: Call, outcome: Outcome) -> Final | None:
+        """The common case at once: a small result of a store that never leaves the process."""
+        if self.redactor is not None:
+            return None
+        try:
+            data = codec.encode(outcome.value)
+        except codec.NotSerialisable:
+            return None
+        if len(data) > self.result_limit:
+            return None
+        outcome.payload = data
+        return Final("done", call.tool.ttl.done_ms, data, attempts=call.attempts, attempt_count=outcome.attempts)
+
     async def final_success(self, core: Core, call: Call, value: Any, outcome: Outcome | None = None) -> Final:
         """The record of a call that took effect, whatever can be kept of its result."""
         ttl = call.tool.ttl.done_ms
         count = len(call.attempts) or 1
-        base = Final("done", ttl, attempts=tuple(call.attempts), attempt_count=count)
+        base = Final("done", ttl, attempts=call.attempts, attempt_count=count)
         try:
             data = codec.encode(value)
         except codec.NotSerialisable as error:

@@ -110,7 +110,8 @@ def decision(call: Call, what: str, detail: dict[str, Any], meta: dict[str, Any]
     """Note a decision of the gateway, to be written with the outcome."""
     scope = call.scope
     if scope is not None and scope.sink is not None:
-        call.rows.append(scope.encode("decision", call.site, {"what": what, "detail": detail}, meta))
+        row = scope.encode("decision", call.site, {"what": what, "detail": detail}, meta)
+        call.rows = [*(call.rows or ()), row]
 
 
 def start_rows(core: Core, call: Call) -> Sequence[Row]:
@@ -119,12 +120,6 @@ def start_rows(core: Core, call: Call) -> Sequence[Row]:
     if scope is None or call.site is None or scope.sink is None or not _same_store(core, scope):
         return ()
     return (_started(call, scope),)
-
-
-async def claimed(core: Core, call: Call) -> None:
-    """The claim is won: make sure that the start event is on disk before the dispatch."""
-    if not call.recorded:
-        await start(core, call)
 
 
 async def start(core: Core, call: Call) -> None:
@@ -141,7 +136,7 @@ def finish_rows(core: Core, call: Call, outcome: Outcome) -> Sequence[Row]:
     scope = call.scope
     if scope is None or scope.sink is None or call.site is None or not _same_store(core, scope):
         return ()
-    return (*call.rows, _finished(core, call, outcome, scope))
+    return (*(call.rows or ()), _finished(core, call, outcome, scope))
 
 
 async def finish(core: Core, call: Call, outcome: Outcome) -> None:
@@ -150,11 +145,9 @@ async def finish(core: Core, call: Call, outcome: Outcome) -> None:
     if scope is None or scope.sink is None or call.site is None:
         return
     rows = [] if call.recorded else [_started(call, scope)]
-    rows += call.rows
+    rows += call.rows or ()
     rows.append(_finished(core, call, outcome, scope))
-    call.rows.clear()
-    site, call.site = call.site, None
-    del site
+    call.rows = call.site = None
     await scope.sink(rows, core.asynchronous)
 
 

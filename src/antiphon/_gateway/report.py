@@ -29,20 +29,18 @@ class Metrics(Protocol):
 class Reporter:
     """Fans out to metrics and listeners. A listener that raises is the listener's problem, never the call's."""
 
-    __slots__ = ("_listeners", "metrics")
+    __slots__ = ("_listeners", "listening", "metrics")
 
     def __init__(self, metrics: Metrics | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.metrics = metrics
         self._listeners = listeners
+        self.listening = bool(listeners)
+        """Whether anybody wants to know of single calls."""
 
     def add(self, listener: Listener) -> None:
         if listener not in self._listeners:
             self._listeners = (*self._listeners, listener)
-
-    @property
-    def listening(self) -> bool:
-        """Whether anybody wants to know of single calls."""
-        return bool(self._listeners)
+            self.listening = True
 
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()

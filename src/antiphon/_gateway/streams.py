@@ -13,19 +13,18 @@ from antiphon.ports import Final, Row
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
-    from antiphon._gateway.renewer import Lease
 
 
 class StreamState:
     """Chunks so far, and the one place where a stream ends."""
 
-    def __init__(self, core: Core, call: Call, permits: Any, began_ms: int) -> None:
+    def __init__(self, core: Core, call: Call, permits: Any, began: float) -> None:
         self.core = core
         self.call = call
         self.permits = permits
-        self.began_ms = began_ms
+        self.began = began
         self.chunks: list[Any] = []
-        self.lease: Lease | None = None
+        self.last_pull = core.clock.monotonic()
         self.ended = False
         self.broken: str | None = None
         self._last = core.clock.monotonic()
@@ -33,8 +32,7 @@ class StreamState:
 
     async def pulled(self) -> None:
         """The reader asked for the next piece: time to write the one it has."""
-        if self.lease is not None:
-            self.lease.last_pull = self.core.clock.monotonic()
+        self.last_pull = self.core.clock.monotonic()
         row, self._unwritten = self._unwritten, None
         scope = self.call.scope
         if row is not None and scope is not None and scope.sink is not None:
@@ -76,28 +74,26 @@ class StreamState:
         self.ended = True
         await self.pulled()
         core, call = self.core, self.call
-        if self.lease is not None:
-            core.renewer.release(self.lease)
+        core.renewer.release(call)
         path = core.breakers.path(call.tool, call.hint)
         now = core.clock.monotonic()
-        ended_ms = core.clock.now_ms()
         if error is None:
             for breaker, permit in self.permits:
                 breaker.success(permit, now)
-            core.attempts._note(call, self.began_ms, ended_ms)
+            core.attempts.note(call, self.began, now)
             outcome = Outcome("success", self.chunks, attempts=1)
             if call.version:
                 await claims.settle(core, call, outcome)
         elif is_control_flow(error):
-            core.attempts._vote(path, self.permits, "neutral")
-            core.attempts._note(call, self.began_ms, ended_ms, error_code="cancelled")
+            core.attempts.vote(path, self.permits, None)
+            core.attempts.note(call, self.began, now, error_code="cancelled")
             outcome = failed("error", "stream_broken_off", "The stream was not read to its end.", attempts=1)
             if call.version:
                 await claims.write(core, call, self._broken_final("its stream was not read to the end"), outcome)
         else:
             failure = classify(error, call.tool.spec)
-            core.attempts._vote(path, self.permits, failure)
-            core.attempts._note(call, self.began_ms, ended_ms, error_code=failure.code, retriable=failure.retriable)
+            core.attempts.vote(path, self.permits, failure)
+            core.attempts.note(call, self.began, now, error_code=failure.code, retriable=failure.retriable)
             unknown = not call.tool.spec.idempotent and failure.retriable
             code = "outcome_unknown" if unknown else failure.code
             outcome = failed("error", code, failure.message, attempts=1)
@@ -108,9 +104,10 @@ class StreamState:
         await core.finish(call, outcome, None)
 
 
-def open_stream(core: Core, call: Call, source: Any, permits: Any, began_ms: int) -> Any:
+def open_stream(core: Core, call: Call, source: Any, permits: Any, began: float) -> Any:
     """The iterator handed to the caller in place of the tool's own."""
-    state = StreamState(core, call, permits, began_ms)
+    state = StreamState(core, call, permits, began)
+    call.lease = state
     if call.tool.kind == "generator":
         return SyncStream(state, source)
     return AsyncStream(state, source)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 
 from antiphon._gateway.settings import Settings
+from antiphon._gateway.tool import Tool
 
 _OFF = frozenset({"0", "false", "off", "no"})
 
@@ -18,7 +19,7 @@ def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
 class Switches:
     """Four flags and the staged tools. Attributes are read on the hot path and replaced by :meth:`refresh`."""
 
-    __slots__ = ("derive_keys", "enabled", "open_mode", "shadow", "tools_off", "tools_shadow")
+    __slots__ = ("any_shadow", "derive_keys", "enabled", "open_mode", "shadow", "tools_off", "tools_shadow")
 
     def __init__(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
         self.refresh(settings, environment)
@@ -32,3 +33,8 @@ class Switches:
         self.shadow = _flag(env, "ANTIPHON_SHADOW", settings.shadow)
         self.tools_off = frozenset(name for name, tool in settings.tools.items() if tool.enabled is False)
         self.tools_shadow = frozenset(name for name, tool in settings.tools.items() if tool.shadow)
+        self.any_shadow = self.shadow or bool(self.tools_shadow)
+
+    def shadows(self, tool: Tool) -> bool:
+        """Whether the tool's calls are only watched."""
+        return self.shadow or tool.full_name in self.tools_shadow or tool.spec.name in self.tools_shadow

@@ -40,15 +40,17 @@ class Tool:
         "defaults",
         "full_name",
         "function",
+        "inline",
         "kind",
+        "makers",
         "name_set",
         "names",
-        "reuse_default",
+        "renew_every",
         "retry",
+        "reuse_default",
         "safe_outage",
         "signature",
         "spec",
-        "state",
         "timeout",
         "ttl",
     )
@@ -57,8 +59,8 @@ class Tool:
         self.function = function
         self.kind: Kind = kind_of(function)
         self.full_name = f"{spec.namespace}/{spec.name}"
-        self.state: dict[str, Any] = {}
-        """What the gateway keeps per tool: breakers, budget, bound metrics."""
+        self.makers: dict[Any, Any] = {}
+        """Prepared keys by session, actor and workspace."""
         self.signature = _signature(function)
         self.context_param = _context_param(self.signature)
         params = [p for p in self.signature.parameters.values() if p.name != self.context_param] if self.signature else []
@@ -68,6 +70,8 @@ class Tool:
         )
         self.name_set = frozenset(p.name for p in params) if plain else None
         self.defaults = {p.name: p.default for p in params if p.default is not inspect.Parameter.empty} if plain else {}
+        self.inline = self.kind == "sync" and self.context_param is None and self.name_set is not None
+        """Whether a call is nothing but ``function(**params)``."""
         self.decode = codec.decoder(_return_type(function, self.signature))
         self.configure(spec, settings)
 
@@ -78,6 +82,7 @@ class Tool:
         self.retry: RetryPolicy = spec.retry or override.retry or settings.retry
         self.timeout: float | None = spec.timeout if spec.timeout is not None else override.timeout
         self.ttl: Ttls = spec.ttl if spec.ttl != Ttls() else (override.ttl or settings.ttl or spec.ttl)
+        self.renew_every = max(0.01, self.ttl.lease_ms / 3000)
         policy: BreakerPolicy = spec.breaker or override.breaker or settings.breaker or spec.breaker_policy
         if override.forced_open and not policy.forced_open:
             policy = msgspec.structs.replace(policy, forced_open=True)
