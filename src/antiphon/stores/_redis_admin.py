@@ -1,0 +1,180 @@
+"""Listing, counting, flushing and sweeping claims in small steps: no command here holds the server up.
+
+Each shard has one sorted set of claims per tenant, ordered by claim time. A list is merged from the newest
+ends; the rest walks the sets in batches and lets a script look at the records of one batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from antiphon.contract.record import DedupeRecord
+from antiphon.stores import _redis_scripts as scripts
+from antiphon.stores._common import Records
+from antiphon.stores._redis_keys import Names, Shard
+from antiphon.stores._redis_link import Link
+from antiphon.stores._redis_record import line_of, record_of, text_of
+
+BATCH = 128
+_EARLIEST = 1_000_000_000_000
+"""Entries have a time in ms as score; the set's own member '' has one below this."""
+_FIELDS = ("n", "s", "y", "i", "x", "l", "a", "u", "h", "b", "r", "w")
+_SAMPLE = 32
+
+Entry = tuple[int, int, str]
+"""Minus the claim time, number of the shard, key: sorts the newest first."""
+Batch = tuple[Shard, list[str]]
+
+
+class ClaimAdmin:
+    """What operators ask of all claims of a tenant."""
+
+    def __init__(self, link: Link, names: Names) -> None:
+        self._link = link
+        self._names = names
+        self._sweep_from = 0
+
+    async def newest(self, tenant: str, tool: str, session: str, state: str, prefix: str, limit: int) -> Records:
+        """Records that fit, newest claim first."""
+        found: Records = []
+        batch: list[Entry] = []
+        async for entry in self._newest_entries(tenant, max(8, limit // 32)):
+            if entry is not None and entry[2].startswith(prefix):
+                batch.append(entry)
+            if batch and (entry is None or len(batch) == BATCH):
+                records = await self._records(batch)
+                found += [record for record in records if _fits(record, tool, session, state)]
+                batch = []
+                if len(found) >= limit:
+                    break
+        return found[:limit]
+
+    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
+        """Live records by tool and state."""
+        numbers: Counter[tuple[str, str]] = Counter()
+        async for shard, keys in self._batches(tenant):
+            words = (len(keys), *(shard.record + key for key in keys))
+            reply = await self._link.run(scripts.COUNT, shard.slot, words)
+            for at in range(0, len(reply), 3):
+                numbers[text_of(reply[at]), reply[at + 1].decode()] += reply[at + 2]
+        return dict(numbers)
+
+    async def flush(self, tenant: str, tool: str, session: str, prefix: str) -> int:
+        """Forget the records that fit; how many there were."""
+        dropped = 0
+        async for shard, keys in self._batches(tenant):
+            doomed = [key for key in keys if key.startswith(prefix)]
+            if doomed:
+                names = [
+                    name for key in doomed for name in (shard.record + key, shard.history + key, shard.expiries + key)
+                ]
+                words = (len(names) + 1, *names, shard.entries + tenant, line_of(tool), line_of(session), shard.channel)
+                dropped += (await self._link.run(scripts.CLEAR, shard.slot, (*words, *doomed)))[0]
+        return dropped
+
+    async def sweep(self, limit: int) -> int:
+        """Drop index entries whose records Redis has expired; a next call goes on where this one stopped."""
+        tenants = await self._link.command(self._names.tenants_slot, "SMEMBERS", self._names.tenants)
+        shards = self._names.shards
+        per_shard = max(1, -(-limit // len(shards)))
+        dropped = 0
+        for step in range(len(shards)):
+            shard = shards[(self._sweep_from + step) % len(shards)]
+            for tenant in tenants:
+                if dropped >= limit:
+                    self._sweep_from = (self._sweep_from + step) % len(shards)
+                    return dropped
+                dropped += await self._sweep_shard(shard, tenant.decode(), min(per_shard, limit - dropped))
+        return dropped
+
+    async def usage(self, tenant: str) -> Mapping[str, float]:
+        """Records of a tenant and the server's memory for one, measured on some of the newest."""
+        entries = 0
+        for count in await self._over_shards("ZCARD", tenant):
+            entries += max(0, count - 1)
+        sizes: list[int] = []
+        async for entry in self._newest_entries(tenant, 1):
+            if entry is None or len(sizes) >= _SAMPLE:
+                break
+            shard = self._names.shards[entry[1]]
+            size = await self._link.command(shard.slot, "MEMORY", "USAGE", shard.record + entry[2])
+            if size:
+                sizes.append(size)
+        return {"records": entries, "bytesPerRecord": sum(sizes) / len(sizes) if sizes else 0.0}
+
+    async def _sweep_shard(self, shard: Shard, tenant: str, limit: int) -> int:
+        index = shard.entries + tenant
+        oldest = await self._link.command(
+            shard.slot, "ZRANGEBYSCORE", index, _EARLIEST, "+inf", "LIMIT", 0, max(limit, 4)
+        )
+        if not oldest:
+            return 0
+        keys = [member.decode() for member in oldest]
+        names = [name for key in keys for name in (shard.record + key, shard.history + key)]
+        words = (len(names) + 1, *names, index, *keys)
+        return int(await self._link.run(scripts.SWEEP, shard.slot, words))
+
+    async def _over_shards(self, command: str, tenant: str, *words: Any) -> list[Any]:
+        return await self._link.commands(
+            [(shard.slot, (command, shard.entries + tenant, *words)) for shard in self._names.shards]
+        )
+
+    async def _newest_entries(self, tenant: str, page: int) -> AsyncIterator[Entry | None]:
+        """The entries of all shards, newest first; ``None`` where the next ones must be fetched."""
+        cursors: dict[int, tuple[int | str, int]] = dict.fromkeys(range(len(self._names.shards)), ("+inf", 0))
+        heap: list[Entry] = []
+        while cursors:
+            horizon = await self._fetch(tenant, cursors, heap, page)
+            while heap and -heap[0][0] >= horizon:
+                yield heapq.heappop(heap)
+            yield None
+            page = min(page * 4, 1024)
+
+    async def _fetch(self, tenant: str, cursors: dict[int, tuple[int | str, int]], heap: list[Entry], page: int) -> int:
+        """One more page of every shard; the time down to which the heap is complete."""
+        asked = list(cursors.items())
+        calls = []
+        for number, (newest, offset) in asked:
+            shard = self._names.shards[number]
+            words = (shard.entries + tenant, newest, _EARLIEST, "WITHSCORES", "LIMIT", offset, page)
+            calls.append((shard.slot, ("ZREVRANGEBYSCORE", *words)))
+        for (number, (newest, offset)), reply in zip(asked, await self._link.commands(calls), strict=True):
+            scores = [int(score) for score in reply[1::2]]
+            for member, score in zip(reply[::2], scores, strict=True):
+                heapq.heappush(heap, (-score, number, member.decode()))
+            if len(scores) < page:
+                del cursors[number]
+            else:
+                last = scores[-1]
+                cursors[number] = (last, scores.count(last) + (offset if last == newest else 0))
+        return max((int(newest) for newest, _ in cursors.values()), default=0)
+
+    async def _batches(self, tenant: str) -> AsyncIterator[Batch]:
+        """All keys of the tenant's indexes, shard by shard, oldest first."""
+        for shard in self._names.shards:
+            oldest, offset = _EARLIEST, 0
+            while True:
+                words = (shard.entries + tenant, oldest, "+inf", "WITHSCORES", "LIMIT", offset, BATCH)
+                reply = await self._link.command(shard.slot, "ZRANGEBYSCORE", *words)
+                if reply:
+                    yield shard, [member.decode() for member in reply[::2]]
+                if len(reply) < 2 * BATCH:
+                    break
+                scores = [int(score) for score in reply[1::2]]
+                offset = scores.count(scores[-1]) + (offset if scores[-1] == oldest else 0)
+                oldest = scores[-1]
+
+    async def _records(self, entries: list[Entry]) -> Records:
+        calls = []
+        for _, number, key in entries:
+            shard = self._names.shards[number]
+            calls.append((shard.slot, ("HMGET", shard.record + key, *_FIELDS)))
+        replies = await self._link.commands(calls)
+        return [record_of(entry[2], fields) for entry, fields in zip(entries, replies, strict=True) if fields[1]]
+
+
+def _fits(record: DedupeRecord, tool: str, session: str, state: str) -> bool:
+    return tool in ("", record.tool) and session in ("", record.request.session_key) and state in ("", record.state)

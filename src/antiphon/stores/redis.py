@@ -1,0 +1,57 @@
+"""Claims of a fleet on Redis or Valkey (R6, R9, R13, D1-D3, D7, D10, D31)."""
+
+from __future__ import annotations
+
+from antiphon.errors import ConfigError
+from antiphon.stores._redis_journal import Options, RedisJournal
+from antiphon.stores._redis_keys import Names
+from antiphon.stores._redis_url import SETTING, parse
+
+
+class RedisStore:
+    """A Redis or Valkey server, a set of Sentinels, or a Cluster, by its URL.
+
+    >>> RedisStore("redis://user:secret@cache.example:6379/0").url
+    'redis://user@cache.example:6379/0'
+
+    *wait_replicas* is the least number of replicas that must have every claim before it counts; a single
+    claim can ask for more. *patience_s* is how long a server that cannot be reached is tried again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "antiphon",
+        seal_key: bytes | str | None = None,
+        wait_replicas: int = 0,
+        wait_ms: int = 250,
+        patience_s: float = 1.0,
+    ) -> None:
+        if wait_replicas < 0 or wait_ms <= 0 or patience_s < 0:
+            raise ConfigError("wait_replicas, wait_ms and patience_s cannot be negative.", path=SETTING)
+        self._target = parse(url)
+        self._names = Names(prefix)
+        self._options = Options(wait_replicas, wait_ms, patience_s)
+        self.seal_key = seal_key
+        self.prefix = prefix
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.url!r}, prefix={self.prefix!r})"
+
+    @property
+    def url(self) -> str:
+        """Where it is, without secrets."""
+        return self._target.safe_url
+
+    def open_sync(self) -> RedisJournal:
+        """A journal whose calls block the calling thread and finish without suspending."""
+        from antiphon.stores._redis_sync import SyncJournal
+
+        return SyncJournal(self._target, self._names, self._options)
+
+    def open_async(self) -> RedisJournal:
+        """A journal for the running event loop."""
+        from antiphon.stores._redis_async import AsyncJournal
+
+        return AsyncJournal(self._target, self._names, self._options)
