@@ -18,29 +18,34 @@ if TYPE_CHECKING:
     from antiphon.canonical import canonical_json
     from antiphon.contract.result import ToolDenied
     from antiphon.contract.spec import ToolSpec
+    from antiphon.decide.turn import ReplayControl
     from antiphon.errors import AntiphonError
     from antiphon.keys import idempotency_key
+    from antiphon.llm.key import llm_cache_key
+    from antiphon.llm.request import canonical_request
+    from antiphon.ops.app import Antiphon, agent, configure, record, run
+    from antiphon.ops.gateways import AsyncGateway, Gateway
 
 _HOMES = {
-    "Antiphon": "antiphon.ops",
+    "Antiphon": "antiphon.ops.app",
     "AntiphonError": "antiphon.errors",
-    "AsyncGateway": "antiphon._gateway",
-    "Gateway": "antiphon._gateway",
+    "AsyncGateway": "antiphon.ops.gateways",
+    "Gateway": "antiphon.ops.gateways",
     "ReplayControl": "antiphon.decide.turn",
     "ToolDenied": "antiphon.contract.result",
     "ToolSpec": "antiphon.contract.spec",
-    "agent": "antiphon.ops",
+    "agent": "antiphon.ops.app",
     "branch": "antiphon._scope",
     "canonical_json": "antiphon.canonical",
-    "canonical_request": "antiphon.llm",
-    "configure": "antiphon.ops",
+    "canonical_request": "antiphon.llm.request",
+    "configure": "antiphon.ops.app",
     "idempotency_key": "antiphon.keys",
-    "llm_cache_key": "antiphon.keys",
-    "record": "antiphon.ops",
-    "replay": "antiphon.ops",
-    "run": "antiphon.ops",
+    "llm_cache_key": "antiphon.llm.key",
+    "record": "antiphon.ops.app",
+    "replay": "antiphon.ops.app",
+    "run": "antiphon.ops.app",
     "submit": "antiphon._scope",
-    "wrap": "antiphon.ops",
+    "wrap": "antiphon.adapters",
     "wrap_context": "antiphon._scope",
 }
 
