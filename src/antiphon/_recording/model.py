@@ -10,7 +10,10 @@ from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.errors import AntiphonError, CallFailed, InvalidInput
-from antiphon.llm import canonical_request, envelope_kind, llm_cache_key, summarise, variant_digest
+from antiphon.llm.key import llm_cache_key, variant_digest
+from antiphon.llm.refusal import envelope_kind
+from antiphon.llm.request import canonical_request
+from antiphon.llm.response import summarise
 from antiphon.ports import Answer
 
 RECIPE = "rfc0041"

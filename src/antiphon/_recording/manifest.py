@@ -1,0 +1,96 @@
+"""Under which code a run was made: commit, changes, source of the entry point, package versions."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from antiphon.contract.events import CodeVersion
+
+_PACKAGES = (
+    "antiphon",
+    "anthropic",
+    "google-genai",
+    "httpx",
+    "httpx2",
+    "langchain",
+    "langchain-core",
+    "langgraph",
+    "litellm",
+    "mcp",
+    "openai",
+    "openai-agents",
+    "pydantic-ai-slim",
+)
+_GIT_SECONDS = 2.0
+
+
+@lru_cache(maxsize=8)
+def _git(folder: str) -> tuple[str | None, bool | None]:
+    """Commit of the checkout around *folder*, and whether it has uncommitted changes."""
+
+    def ask(*words: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", folder, *words], capture_output=True, text=True, timeout=_GIT_SECONDS, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    status = ask("status", "--porcelain", "--untracked-files=no")
+    return commit, None if status is None else bool(status)
+
+
+def code_version(function: Callable[..., Any] | None) -> CodeVersion:
+    """The version of the code around *function*, or of the working folder."""
+    folder, digest = str(Path.cwd()), None
+    if function is not None:
+        try:
+            source = inspect.getsource(function)
+            digest = hashlib.sha256(source.encode()).hexdigest()
+            folder = str(Path(inspect.getfile(function)).resolve().parent)
+        except (OSError, TypeError):
+            digest = None
+    commit, dirty = _git(folder)
+    return CodeVersion(commit=commit, dirty=dirty, source_digest=digest)
+
+
+@lru_cache(maxsize=1)
+def package_versions() -> dict[str, str]:
+    """Python and the packages a replay cares about."""
+    found = {"python": sys.version.partition(" ")[0]}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def entry_of(function: Callable[..., Any]) -> str:
+    """How the function can be found again: ``module:name``, or ``file.py:name`` for a script."""
+    function = inspect.unwrap(function)
+    module = getattr(function, "__module__", "__main__")
+    name = getattr(function, "__qualname__", type(function).__name__)
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if module != "__main__" and not getattr(loaded, "__antiphon_script__", False):
+        return f"{module}:{name}"
+    if file is None:
+        return f"__main__:{name}"
+    path = Path(file).resolve()
+    try:
+        return f"{path.relative_to(Path.cwd())}:{name}"
+    except ValueError:
+        return f"{path}:{name}"

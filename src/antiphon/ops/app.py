@@ -1,0 +1,259 @@
+"""One object that holds store, gateways and recorder together; the functions of the front door use the current one."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from antiphon._drive import drive
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.owner import owner_token
+from antiphon._gateway.turns import SessionState, TurnState
+from antiphon._recording.manifest import code_version, entry_of, package_versions
+from antiphon._recording.recorder import Recorder
+from antiphon._recording.run import Run
+from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_of
+from antiphon.contract.events import RunManifest
+from antiphon.errors import NotFound
+from antiphon.ops.gateways import AsyncGateway, Gateway
+from antiphon.ports import Blobs, Clock, Invoker, Journal, Store
+from antiphon.redact import Redactor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+AGENT_MARK = "__antiphon_agent__"
+
+
+class Antiphon:
+    """Store, gateway and recorder of one configuration.
+
+    >>> from antiphon.stores import MemoryStore
+    >>> app = Antiphon(store=MemoryStore())
+    >>> with app.run("greeting") as run:
+    ...     run.finish("hello")
+    >>> run.status
+    'completed'
+    """
+
+    def __init__(
+        self,
+        config: ConfigLike = None,
+        *,
+        store: Store | None = None,
+        tenant: str | None = None,
+        workspace: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.loaded = resolve(config)
+        self.config = self.loaded.config
+        self.store = store if store is not None else store_of(self.config)
+        self.tenant = tenant or self.config.gateway.tenant
+        self.workspace = workspace or self.config.gateway.workspace
+        self.clock = clock or Clock()
+
+    @functools.cached_property
+    def journal(self) -> Journal:
+        """The store's synchronous journal."""
+        return self.store.open_sync()
+
+    @functools.cached_property
+    def gateway(self) -> Gateway:
+        """The gateway for synchronous code."""
+        return Gateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace)
+
+    @functools.cached_property
+    def async_gateway(self) -> AsyncGateway:
+        """The gateway for asyncio code."""
+        return AsyncGateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace)
+
+    @functools.cached_property
+    def blobs(self) -> Blobs | None:
+        """Large payloads; none for a store that never leaves the process."""
+        return None if self.store.url.startswith("memory") else blobs_of(self.config)
+
+    @functools.cached_property
+    def _redactor(self) -> Redactor:
+        return Redactor(rules_of(self.config))
+
+    # -- runs ----------------------------------------------------------------------------------------------------
+
+    def recorder(self, run_id: str, salt: str, *, invoker: Invoker | None = None, sink: Any = None) -> Recorder:
+        """What writes the events of a run."""
+        return Recorder(
+            run_id,
+            store=self.store,
+            journal=self.journal,
+            clock=self.clock,
+            redactor=self._redactor.with_salt(salt),
+            blobs=lambda: self.blobs,
+            tenant=self.tenant,
+            workspace=self.workspace,
+            invoker=invoker,
+            sink=sink,
+        )
+
+    def run(
+        self,
+        name: str,
+        *,
+        input: Any = None,  # noqa: A002
+        session: str | None = None,
+        resume: str | None = None,
+        entry: str | None = None,
+        function: Callable[..., Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Open a run. With *resume* an interrupted run goes on: its finished calls are answered from their records."""
+        manifest = self._resumed(resume) if resume is not None else None
+        if manifest is None:
+            manifest = RunManifest(
+                id=resume or uuid7(),
+                name=name,
+                status="running",
+                started_at_ms=self.clock.now_ms(),
+                tenant=self.tenant,
+                workspace=self.workspace,
+                session=session,
+                entry=entry,
+                salt=os.urandom(16).hex(),
+                code=code_version(function),
+                packages=package_versions(),
+                config_digest=hashlib.sha256(msgspec.json.encode(self.config)).hexdigest(),
+                tags={"owner": owner_token(), **(tags or {})},
+            )
+        run = Run(self.recorder(manifest.id, manifest.salt), manifest, self._caller(manifest))
+        run.input = input
+        return run
+
+    def _resumed(self, run_id: str) -> RunManifest:
+        found = drive(self.journal.manifest(run_id))
+        if found is None or found.tenant != self.tenant:
+            raise NotFound(f"There is no run {run_id} to resume.", hint="List the runs with: antiphon runs")
+        return msgspec.structs.replace(
+            found, status="running", finished_at_ms=None, tags={**found.tags, "owner": owner_token()}
+        )
+
+    def _caller(self, manifest: RunManifest) -> Callable[[str, Mapping[str, Any], str | None], Any]:
+        state = TurnState(SessionState(manifest.session or "default", "default"))
+
+        def call(tool: str, arguments: Mapping[str, Any], call_id: str | None) -> Any:
+            gateway = self.gateway
+            if tool in gateway.core.tools:
+                turn = TurnState(state.session)
+                return gateway._turn_call(turn, tool, arguments, call_id)
+            return self.async_gateway._turn_call(TurnState(state.session), tool, arguments, call_id)
+
+        return call
+
+    def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop."""
+        info = getattr(function, AGENT_MARK, {})
+        name = info.get("name") or getattr(function, "__name__", "agent")
+        run = self.run(name, input=_input_of(args, kwargs), entry=entry_of(function), function=function)
+        if not inspect.iscoroutinefunction(inspect.unwrap(function)):
+            with _noted(run), run, using(self):
+                run.output = function(*args, **kwargs)
+            return run
+
+        async def recorded() -> Run:
+            with _noted(run):
+                async with run:
+                    with using(self):
+                        run.output = await function(*args, **kwargs)
+            return run
+
+        import asyncio
+
+        if asyncio._get_running_loop() is not None:
+            return recorded()
+        return asyncio.run(recorded())
+
+
+def _input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The input as it is shown and given again: a single argument stands for itself."""
+    if len(args) == 1 and not kwargs:
+        return {"args": [args[0]]}
+    return {"args": list(args), **({"kwargs": dict(kwargs)} if kwargs else {})}
+
+
+@contextmanager
+def _noted(run: Run) -> Iterator[None]:
+    """An exception that leaves a run says which run it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"antiphon: recorded as run {run.id}")
+        raise
+
+
+# -- the current object ------------------------------------------------------------------------------------------
+
+_current: ContextVar[Antiphon | None] = ContextVar("antiphon_app", default=None)
+_default: dict[int, Antiphon] = {}
+
+
+def current() -> Antiphon:
+    """The object the front door's functions use: the one of this context, else a process default."""
+    app = _current.get()
+    if app is None:
+        pid = os.getpid()
+        app = _default.get(pid)
+        if app is None:
+            app = _default[pid] = Antiphon()
+    return app
+
+
+@contextmanager
+def using(app: Antiphon) -> Iterator[Antiphon]:
+    """Make *app* current in this context."""
+    token = _current.set(app)
+    try:
+        yield app
+    finally:
+        _current.reset(token)
+
+
+def configure(config: ConfigLike = None, **document: Any) -> Antiphon:
+    """Replace the process default. Takes a configuration, or the document's keywords (``storage_backend=…``)."""
+    if document:
+        from antiphon.ops.legacy import config_from_keywords
+
+        config = config_from_keywords(config, document)
+    app = _default[os.getpid()] = Antiphon(config)
+    return app
+
+
+def agent(function: Callable[P, R] | None = None, *, name: str | None = None) -> Any:
+    """Mark an entry point that can be run again: by ``antiphon run``, a replay, or over HTTP.
+
+    >>> @agent
+    ... def greet(who: str) -> str:
+    ...     return f"hello {who}"
+    >>> greet("ada")
+    'hello ada'
+    """
+
+    def mark(found: Callable[P, R]) -> Callable[P, R]:
+        setattr(found, AGENT_MARK, {"name": name or getattr(found, "__name__", "agent")})
+        return found
+
+    return mark if function is None else mark(function)
+
+
+def run(name: str, **options: Any) -> Run:
+    """Open a run with the current object: ``with antiphon.run("triage") as run: …``."""
+    return current().run(name, **options)
+
+
+def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run *function* as a recorded run with the current object."""
+    return current().record(function, *args, **kwargs)

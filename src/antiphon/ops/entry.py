@@ -1,0 +1,68 @@
+"""Finds the function that ``file.py:function`` or ``module:function`` names."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from antiphon.errors import InvalidInput, NotFound
+
+
+def load_entry(target: str) -> Callable[..., Any]:
+    """The entry point; a clear error where it cannot be found or imported."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise InvalidInput(f"{target!r} does not name an entry point.", hint="Write file.py:function or module:function.")
+    module = _script(Path(place)) if place.endswith(".py") else _module(place)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            known = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:10])
+            raise NotFound(f"{place} has no {name!r}.", hint=f"It has: {known or 'no functions'}.", code="entry_missing")
+    if not callable(found):
+        raise InvalidInput(f"{target} is not callable.")
+    return found  # type: ignore[no-any-return]
+
+
+def _script(path: Path) -> Any:
+    full = path.resolve()
+    if not full.is_file():
+        raise NotFound(f"There is no file {path}.", hint="Give the path from the working folder.", code="entry_missing")
+    name = f"antiphon_script_{hashlib.sha256(str(full).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = str(full.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, full)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    module.__dict__["__antiphon_script__"] = True
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception):
+            raise NotFound(
+                f"{path} cannot be imported: {type(error).__name__}: {error}.", code="entry_missing"
+            ) from error
+        raise
+    return module
+
+
+def _module(name: str) -> Any:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise NotFound(
+            f"The module {name} cannot be imported: {type(error).__name__}: {error}.", code="entry_missing"
+        ) from error
