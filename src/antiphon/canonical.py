@@ -25,7 +25,7 @@ __all__ = ["MAX_DEPTH", "MAX_SAFE_INTEGER", "MAX_VALUES", "canonical_digest", "c
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 MAX_DEPTH: Final = 200
 """Lists and objects may be nested this deep (orjson itself gives up at 254)."""
-MAX_VALUES: Final = 10_000_000
+MAX_VALUES: Final = 1_000_000
 """A document may hold this many values; what is shared counts each time, so a small cycle cannot fill the memory."""
 
 _AS_GIVEN: Final = (
@@ -192,36 +192,39 @@ def _rebuild(value: Any) -> Any:
 
 
 def _copy(value: Any, depth: int, budget: list[int]) -> Any:
-    is_object = isinstance(value, dict)
-    if not is_object and not isinstance(value, (list, tuple)):
+    if not isinstance(value, (dict, list, tuple)):
         return _leaf(value)
     if depth > MAX_DEPTH:
         raise _Bad(f"The value is nested deeper than {MAX_DEPTH} levels")
     budget[0] -= len(value)
     if budget[0] < 0:
         raise _Bad(f"The value has more than {MAX_VALUES} parts")
-    depth += 1
-    part: Any = None
-    item: Any
+    if isinstance(value, dict):
+        return _copy_object(value, depth + 1, budget)
+    items: list[Any] = []
     try:
-        if is_object:
-            fields: dict[str, Any] = {}
-            for part, item in dict.items(value):
-                if type(part) is not str or not part.isascii():
-                    part = _name(part)
-                    if part in fields:
-                        raise _Bad("The name occurs twice")
-                kind = type(item)
-                if item is None or kind is bool or (kind is str and item.isascii()):
-                    fields[part] = item
-                else:
-                    fields[part] = _copy(item, depth, budget)
-            return dict(sorted(fields.items(), key=_utf16_units))
-        return [_copy(item, depth, budget) for part, item in enumerate(value)]
+        for item in list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value):
+            items.append(_copy(item, depth + 1, budget))
     except _Bad as bad:
-        if part is not None:
-            bad.trail.append(part if isinstance(part, (str, int)) else repr(part))
+        bad.trail.append(len(items))
         raise
+    return items
+
+
+def _copy_object(value: dict[Any, Any], depth: int, budget: list[int]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, item in dict.items(value):
+        if not isinstance(key, str):
+            raise _Bad(f"A name is of type {type(key).__name__}, not a string")
+        try:
+            name = key if type(key) is str and key.isascii() else _text(key, "The name")
+            if name in fields:
+                raise _Bad("The name occurs twice")
+            fields[name] = _copy(item, depth, budget)
+        except _Bad as bad:
+            bad.trail.append(str.__str__(key))
+            raise
+    return dict(sorted(fields.items(), key=_utf16_units))
 
 
 def _utf16_units(field: tuple[str, Any]) -> bytes:
@@ -243,12 +246,6 @@ def _leaf(value: Any) -> Any:
         raise _Bad(value.reason)
     hint = "Encode it as text, e.g. base64." if isinstance(value, (bytes, bytearray, memoryview)) else ""
     raise _Bad(f"A {type(value).__name__} is not JSON", hint)
-
-
-def _name(key: Any) -> str:
-    if not isinstance(key, str):
-        raise _Bad(f"The name of a field is a {type(key).__name__}, not a string")
-    return _text(key, "The name of a field")
 
 
 def _text(value: str, what: str) -> str:
