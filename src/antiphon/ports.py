@@ -99,15 +99,18 @@ class Claims(Protocol):
     async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
         """Insert an in-flight record if there is no live one, else return what is there.
 
-        The new version is ``max(previous + 1, server microseconds)``, so it grows even after a record
-        expired. *events* are written only if the claim was won.
+        A record lives until ``expires_at_ms``: the longer of TTL and lease while in flight, whatever became of
+        its lease. If the current one has expired but the asking identity has a live execution of its own, that
+        one is returned, as both. The new version is ``max(previous + 1, server microseconds)``, so it grows even
+        after a record expired. *events* are written only if the claim was won.
         """
         ...
 
     async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
         """Replace the current record if its version is still *version* (takeover, or a new execution).
 
-        The replaced record stays findable by its own identity until it would have expired.
+        The replaced record stays findable by its own identity until it would have expired. If nothing lives
+        there any more (cleared, expired), this is a plain claim.
         """
         ...
 

@@ -118,6 +118,11 @@ def manifest_of(document: bytes) -> RunManifest:
     except msgspec.ValidationError:
         _refuse_newer(document, "The manifest of a run")
         raise
+    return known_manifest(manifest)
+
+
+def known_manifest(manifest: RunManifest) -> RunManifest:
+    """The manifest, if this release knows its format."""
     check_version(f"The manifest of run {manifest.id!r}", manifest.v, EVENT_VERSION)
     return manifest
 

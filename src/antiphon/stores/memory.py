@@ -12,7 +12,7 @@ from typing import Any
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.ports import Ask, BreakerRow, Claimed, Clock, Existing, Final, Journal, Row
-from antiphon.stores._common import Records
+from antiphon.stores._common import Records, known_manifest
 from antiphon.stores._memory_claims import ClaimTable, Node
 from antiphon.stores._memory_log import BreakerTable, LogTable, events_of
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
@@ -174,7 +174,8 @@ class MemoryJournal:
 
     async def manifest(self, run: str) -> RunManifest | None:
         with self._lock:
-            return self._log.manifest(run)
+            found = self._log.manifest(run)
+        return None if found is None else known_manifest(found)
 
     async def runs(
         self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
@@ -189,7 +190,7 @@ class MemoryJournal:
             for manifest in found
             if manifest.id.startswith(prefix) and name in ("", manifest.name) and status in ("", manifest.status)
         )
-        return [manifest for manifest, _ in zip(fitting, range(limit), strict=False)]
+        return [known_manifest(manifest) for manifest, _ in zip(fitting, range(limit), strict=False)]
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         with self._lock:

@@ -1,0 +1,137 @@
+"""What the conformance rules stand on: asks, finals, faces and concurrency, the same for both faces."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+from antiphon._drive import drive
+from antiphon.contract.events import RunManifest
+from antiphon.contract.record import RecordedRequest
+from antiphon.ports import Ask, Claimed, Existing, Final, Journal, Row, Store
+
+T = TypeVar("T")
+Face = Literal["sync", "async"]
+Step = Callable[[Journal], Awaitable[T]]
+
+TTL_MS = 60_000
+SHORT_MS = 400
+"""Long enough for a loaded machine to act within it, short enough to wait for where time cannot be moved."""
+
+
+def must(condition: object, what: str) -> None:
+    """Fail with the sentence of the rule that was broken."""
+    if not condition:
+        raise AssertionError(what)
+
+
+def claimed(answer: Claimed | Existing) -> Claimed:
+    """The answer of a call that has to win."""
+    must(isinstance(answer, Claimed), f"the claim should have been won, but the store answered {answer}")
+    return answer  # type: ignore[return-value]
+
+
+def existing(answer: Claimed | Existing | None) -> Existing:
+    """The answer of a call that has to lose."""
+    must(isinstance(answer, Existing), f"the store should have shown a record, but it answered {answer}")
+    return answer  # type: ignore[return-value]
+
+
+class Bench:
+    """A store under test in one face."""
+
+    def __init__(
+        self, make: Callable[[], Store], face: Face = "sync", advance: Callable[[int], None] | None = None
+    ) -> None:
+        self.make = make
+        self.store = make()
+        self.face = face
+        self._advance = advance
+        self.name = uuid.uuid4().hex[:12]
+        self.tenant = f"tenant-{self.name}"
+
+    def open(self) -> Journal:
+        """A journal of this face."""
+        return self.store.open_sync() if self.face == "sync" else self.store.open_async()
+
+    async def pass_ms(self, milliseconds: int) -> None:
+        """Let time pass on the store's clock."""
+        if self._advance is not None:
+            self._advance(milliseconds)
+        else:
+            await self.sleep(milliseconds / 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let real time pass."""
+        if self.face == "sync":
+            import time
+
+            time.sleep(seconds)
+        else:
+            import asyncio
+
+            await asyncio.sleep(seconds)
+
+    async def together(self, journal: Journal, steps: Sequence[Step[T]]) -> list[T]:
+        """Run *steps* at the same time: threads in the synchronous face, tasks in the asynchronous one."""
+        if self.face == "async":
+            import asyncio
+
+            return list(await asyncio.gather(*(step(journal) for step in steps)))
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=len(steps)) as pool:
+            return list(pool.map(lambda step: drive(_as_coroutine(step, journal)), steps))
+
+    def key(self, name: str = "key") -> str:
+        """A store key nobody else has."""
+        return f"{name}-{self.name}"
+
+    def ask(self, key: str, identity: str = "call-1", **changes: Any) -> Ask:
+        """A request for the claim on *key*."""
+        session = changes.pop("session", "session-1")
+        values: dict[str, Any] = {
+            "key": key,
+            "identity": identity,
+            "tool": "tools/send",
+            "idempotency_key": f"given-{key}",
+            "request": RecordedRequest(
+                session_key=session,
+                actor_id="actor-1",
+                request_id=f"request-of-{identity}",
+                params_digest="digest",
+                identity=identity,
+                params_digest_exact="exact",
+                tool_call_id=identity,
+            ),
+            "ttl_ms": TTL_MS,
+            "lease_ms": TTL_MS,
+            "owner": "owner-1",
+            "tenant": self.tenant,
+            "workspace": "workspace-1",
+        }
+        return Ask(**(values | changes))
+
+    def rows(self, run: str, *types: str) -> list[Row]:
+        """Events on their way into the log."""
+        return [Row(run, kind, 1, b'{"lane":"0","index":0,"payload":{"n":1},"meta":{}}') for kind in types]
+
+    def manifest(self, run: str, **changes: Any) -> RunManifest:
+        """The head of a run."""
+        values: dict[str, Any] = {"id": run, "name": "demo", "status": "running", "started_at_ms": 1_000}
+        return RunManifest(**(values | {"tenant": self.tenant} | changes))
+
+
+def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = TTL_MS, **changes: Any) -> Final:
+    """A call that succeeded."""
+    return Final("done", ttl_ms, payload=payload, attempt_count=1, **changes)
+
+
+def failed(code: str = "refused", ttl_ms: int = TTL_MS) -> Final:
+    """A call that did not."""
+    return Final("failed", ttl_ms, error=(code, "it did not work", True, False), attempt_count=1)
+
+
+async def _as_coroutine(step: Step[T], journal: Journal) -> T:
+    return await step(journal)

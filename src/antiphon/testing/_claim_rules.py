@@ -1,0 +1,264 @@
+"""Rules of the claim: who gets it, who keeps it, and what is remembered of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from antiphon.contract.record import DedupeRecord, RecordedAttempt, RecordedError
+from antiphon.ports import Claimed, Existing, Journal
+from antiphon.testing._bench import SHORT_MS, TTL_MS, Bench, claimed, done, existing, failed, must
+
+RACERS = 12
+
+
+class ClaimRules(Bench):
+    """One method per rule; each gets an open journal and unused keys."""
+
+    async def rule_begin_inserts_or_returns(self, j: Journal) -> None:
+        """The first one gets the claim; everybody after it is shown the record."""
+        key = self.key()
+        must(await j.read(key) is None, "there is nothing to read before the first claim")
+        won = claimed(await j.begin(self.ask(key)))
+        again = existing(await j.begin(self.ask(key)))
+        must(again.current.state == "inflight", "a claim begins in flight")
+        must(again.current.version == won.version == again.current.fence, "version and fence are what the winner got")
+        must(again.current.lock_until_ms == won.now_ms + TTL_MS, "the lease counts from the store's own time")
+        must(again.own == again.current, "the same identity finds the record as its own")
+        other = existing(await j.begin(self.ask(key, "call-2")))
+        must(other.current == again.current and other.own is None, "another identity has no record of its own")
+        seen = existing(await j.read(key))
+        must(seen.current == again.current, "reading shows the same record")
+
+    async def rule_record_says_who_asked(self, j: Journal) -> None:
+        """Every field of the ask is in the record."""
+        ask = self.ask(self.key())
+        claimed(await j.begin(ask))
+        record = existing(await j.read(ask.key, ask.identity)).current
+        for field in ("key", "tool", "idempotency_key", "request", "ttl_ms", "owner", "tenant", "workspace"):
+            must(getattr(record, field) == getattr(ask, field), f"{field} is kept")
+        must(record.expires_at_ms == record.created_at_ms + ask.ttl_ms, "an in-flight record expires by its TTL")
+
+    async def rule_one_of_many_begins(self, j: Journal) -> None:
+        """Of many that ask at once exactly one gets the claim."""
+        key = self.key()
+        asks = [self.ask(key, f"call-{n}") for n in range(RACERS)]
+        answers = await self.together(j, [lambda journal, ask=ask: journal.begin(ask) for ask in asks])  # type: ignore[misc]
+        must(sum(isinstance(answer, Claimed) for answer in answers) == 1, "exactly one of many begins wins")
+
+    async def rule_one_of_many_takes(self, j: Journal) -> None:
+        """Of many that try to replace the same version exactly one does."""
+        key = self.key()
+        won = claimed(await j.begin(self.ask(key)))
+        asks = [self.ask(key, f"call-{n}") for n in range(2, RACERS + 2)]
+        answers = await self.together(j, [lambda journal, ask=ask: journal.take(ask, won.version) for ask in asks])  # type: ignore[misc]
+        winners = [answer for answer in answers if isinstance(answer, Claimed)]
+        must(len(winners) == 1, "exactly one of many takeovers wins")
+        must(winners[0].version > won.version, "a takeover has a higher version")
+        current = existing(await j.read(key)).current
+        must(current.version == winners[0].version, "the winner's record is the current one")
+        for answer in answers:
+            if isinstance(answer, Existing):
+                must(answer.current.version == current.version, "losers are shown the winner's record")
+
+    async def rule_versions_only_grow(self, j: Journal) -> None:
+        """Every claim and every settlement has a higher version, also after clearing and expiry."""
+        key = self.key()
+        seen = [claimed(await j.begin(self.ask(key))).version]
+        seen.append(await j.settle(key, seen[-1], done()) or 0)
+        seen.append(claimed(await j.take(self.ask(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), seen[-1])).version)
+        await self.pass_ms(SHORT_MS + 50)
+        seen.append(claimed(await j.begin(self.ask(key, "call-3"))).version)
+        await j.clear(key)
+        seen.append(claimed(await j.begin(self.ask(key, "call-4"))).version)
+        await j.flush(tenant=self.tenant)
+        seen.append(claimed(await j.begin(self.ask(key, "call-5", ttl_ms=SHORT_MS, lease_ms=1))).version)
+        await self.pass_ms(SHORT_MS + 50)
+        await j.sweep()
+        seen.append(claimed(await j.begin(self.ask(key, "call-6"))).version)
+        must(all(earlier < later for earlier, later in pairwise(seen)), f"versions grow: {seen}")
+
+    async def rule_replaced_executions_are_kept(self, j: Journal) -> None:
+        """Each call identity finds its own execution, whatever ran since."""
+        key = self.key()
+        version = claimed(await j.begin(self.ask(key, "call-0"))).version
+        for n in range(40):
+            settled = await j.settle(key, version, done(b'{"n":%d}' % n))
+            must(settled is not None, "the holder can settle")
+            version = claimed(await j.take(self.ask(key, f"call-{n + 1}"), settled or 0)).version
+        for n in range(40):
+            answer = existing(await j.begin(self.ask(key, f"call-{n}")))
+            must(answer.current.version == version, "the current record is the newest")
+            must(answer.own is not None, f"call-{n} has an execution of its own")
+            assert answer.own is not None
+            must(bytes(answer.own.payload) == b'{"n":%d}' % n, "it is answered from its own outcome")  # type: ignore[arg-type]
+            must(answer.own.request.identity == f"call-{n}", "and by its own request")
+
+    async def rule_own_execution_outlives_the_current_one(self, j: Journal) -> None:
+        """When the current record has expired, an identity with a live execution is shown that, and may replace it."""
+        key = self.key()
+        version = claimed(await j.begin(self.ask(key, "call-1"))).version
+        first = await j.settle(key, version, done(b'"first"'))
+        version = claimed(await j.take(self.ask(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first or 0)).version
+        second = await j.settle(key, version, failed(ttl_ms=SHORT_MS))
+        await self.pass_ms(SHORT_MS + 50)
+        await j.sweep()
+        again = existing(await j.begin(self.ask(key, "call-1")))
+        must(again.current.version == first and again.own == again.current, "the earlier execution answers")
+        must(existing(await j.read(key, "call-1")).current.version == first, "reading agrees")
+        taken = claimed(await j.take(self.ask(key, "call-1"), first or 0))
+        must(taken.version > (second or 0), "and replacing it gives a version above all others")
+
+    async def rule_new_identity_after_expiry_begins(self, j: Journal) -> None:
+        """An expired current record does not stop a new identity, even if others have executions there."""
+        key = self.key()
+        version = claimed(await j.begin(self.ask(key, "call-1"))).version
+        first = await j.settle(key, version, done())
+        version = claimed(await j.take(self.ask(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first or 0)).version
+        await j.settle(key, version, failed(ttl_ms=SHORT_MS))
+        await self.pass_ms(SHORT_MS + 50)
+        claimed(await j.begin(self.ask(key, "call-3")))
+        own = existing(await j.begin(self.ask(key, "call-1"))).own
+        must(own is not None and own.version == first, "the live execution is still found")
+
+    async def rule_alias(self, j: Journal) -> None:
+        """A waiter that shared a result finds it as its own later, also after others ran."""
+        key = self.key()
+        version = claimed(await j.begin(self.ask(key, "call-1"))).version
+        await j.alias(key, "call-2", version)
+        must(existing(await j.read(key, "call-2")).own is None, "a claim in flight has nothing to share")
+        settled = await j.settle(key, version, done(b'"shared"')) or 0
+        await j.alias(key, "call-2", settled)
+        own = existing(await j.begin(self.ask(key, "call-2"))).own
+        must(own is not None and own.version == settled, "the alias finds the settled record")
+        third = claimed(await j.take(self.ask(key, "call-3"), settled))
+        await j.alias(key, "call-4", settled)
+        for identity in ("call-1", "call-2", "call-4"):
+            own = existing(await j.begin(self.ask(key, identity))).own
+            must(own is not None and own.version == settled, f"{identity} still finds it")
+        must(existing(await j.read(key)).current.version == third.version, "the current record is untouched")
+        await j.alias(key, "call-9", settled + 999_999_999)
+        must(existing(await j.read(key, "call-9")).own is None, "an unknown version aliases nothing")
+
+    async def rule_settle_is_fenced_after_takeover(self, j: Journal) -> None:
+        """A worker that was replaced cannot end its successor's claim; its events are history all the same."""
+        key, run = self.key(), self.key("run")
+        zombie = claimed(await j.begin(self.ask(key, "call-1")))
+        holder = claimed(await j.take(self.ask(key, "call-2"), zombie.version))
+        late = await j.settle(key, zombie.version, done(b'"late"'), self.rows(run, "call.finished"))
+        must(late is None, "the late settlement is refused")
+        must(not await j.renew(key, zombie.version, TTL_MS), "so is a late renewal")
+        current = existing(await j.read(key)).current
+        must((current.version, current.state) == (holder.version, "inflight"), "the holder's claim is untouched")
+        must(len(await j.events(run)) == 1, "the late worker's event is in the log")
+        must(await j.settle(self.key("never"), 1, done()) is None, "what was never claimed cannot be settled")
+
+    async def rule_unknown_is_settled_by_its_new_version(self, j: Journal) -> None:
+        """Marking a claim unknown gives it a new version, by which alone its true outcome is entered."""
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key)))
+        unknown = await j.settle(key, held.version, failed("outcome_unknown"))
+        must(unknown is not None and unknown > held.version, "settling gives a higher version")
+        must(await j.settle(key, held.version, done()) is None, "the old version is fenced")
+        settled = await j.settle(key, unknown or 0, done(b'"found out"'))
+        must(settled is not None, "the new version settles it")
+        record = existing(await j.read(key)).current
+        must((record.state, record.fence) == ("done", held.version), "the fence stays that of the dispatch")
+        must(record.error.__class__ is not RecordedError, "nothing is left of the unknown")
+
+    async def rule_only_the_holder_renews(self, j: Journal) -> None:
+        """A renewal extends the lease of an in-flight claim of that version and of no other."""
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key, lease_ms=1_000)))
+        must(await j.renew(key, held.version, 300_000), "the holder renews")
+        record = existing(await j.read(key)).current
+        must(record.version == held.version, "renewing does not change the version")
+        must(_lock(record) >= held.now_ms + 300_000, "the lease is longer")
+        must(record.expires_at_ms >= _lock(record), "a record outlives its lease")
+        must(not await j.renew(key, held.version + 1, 300_000), "nobody else renews")
+        settled = await j.settle(key, held.version, done()) or 0
+        must(not await j.renew(key, settled, 300_000), "a settled claim has no lease")
+
+    async def rule_lapsed_lease_is_still_seen(self, j: Journal) -> None:
+        """A claim past its lease is not free: it is shown, and can be renewed or taken."""
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key, lease_ms=50)))
+        await self.pass_ms(100)
+        must(await j.sweep() == 0, "an in-flight claim is not swept when its lease ends")
+        seen = existing(await j.begin(self.ask(key, "call-2")))
+        must((seen.current.version, seen.current.state) == (held.version, "inflight"), "it is still in flight")
+        must(_lock(seen.current) <= seen.now_ms, "and says that its lease is over")
+        must(await j.renew(key, held.version, TTL_MS), "a holder that was only slow keeps it")
+
+    async def rule_lease_longer_than_ttl(self, j: Journal) -> None:
+        """A claim is not forgotten while somebody holds its lease, however short its TTL."""
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key, ttl_ms=1, lease_ms=TTL_MS)))
+        await self.pass_ms(50)
+        await j.sweep()
+        must(existing(await j.begin(self.ask(key, "call-2"))).current.version == held.version, "it is still held")
+
+    async def rule_final_state_sets_the_ttl(self, j: Journal) -> None:
+        """Once settled, a record lives as long as its outcome says; then it is as if it never was."""
+        for final in (done(ttl_ms=SHORT_MS), failed(ttl_ms=SHORT_MS)):
+            key = self.key(final.state)
+            held = claimed(await j.begin(self.ask(key)))
+            await j.settle(key, held.version, final)
+            record = existing(await j.read(key)).current
+            must(record.ttl_ms == SHORT_MS, "the record names the TTL of its outcome")
+            must(record.expires_at_ms - record.updated_at_ms == SHORT_MS, "and expires by it")
+        await self.pass_ms(SHORT_MS + 50)
+        for state in ("done", "failed"):
+            must(await j.read(self.key(state)) is None, f"an expired {state} record is not shown")
+            claimed(await j.begin(self.ask(self.key(state), "call-2")))
+
+    async def rule_take_of_what_is_gone_begins(self, j: Journal) -> None:
+        """Taking a record that was cleared or expired meanwhile is a plain claim."""
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key)))
+        await j.clear(key)
+        taken = claimed(await j.take(self.ask(key, "call-2"), held.version))
+        must(await j.settle(key, taken.version, done()) is not None, "and it is a real claim")
+
+    async def rule_outcome_survives_to_the_byte(self, j: Journal) -> None:
+        """Payload, references, error and attempts come back as they were given."""
+        payload = b'{"b":1.0,"a":[1e3,"\\u00e4\\ud83d\\ude00","\xc3\xa4"],"n":12345678901234567890,"t":" x  y "}'
+        attempts = (
+            RecordedAttempt(started_at_ms=1, finished_at_ms=2, status="error", retriable=True, error_code="ETIMEDOUT"),
+            RecordedAttempt(started_at_ms=3, finished_at_ms=4, status="success", retriable=False),
+        )
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key)))
+        final = done(payload, attempts=attempts)._replace(attempt_count=2)
+        await j.settle(key, held.version, final)
+        record = existing(await j.begin(self.ask(key))).current
+        must(bytes(record.payload) == payload, "payload bytes are untouched")  # type: ignore[arg-type]
+        must(record.execution.attempts == attempts, "attempts are kept")  # type: ignore[union-attr]
+        must(record.execution.attempt_count == 2, "and counted")  # type: ignore[union-attr]
+        must(record.dispatched, "the record says that the tool was touched")
+        claimed(await j.take(self.ask(key, "call-2"), record.version))
+        own = existing(await j.begin(self.ask(key))).own
+        must(own == record, "the same as history")
+
+        other = self.key("other")
+        held = claimed(await j.begin(self.ask(other)))
+        error = ("boom", "it went\nwrong “here”", False, True)
+        final = done(None, payload_ref="sha256:abc", payload_sealed="c2VhbGVk", output_redacted=True, dispatched=False)
+        await j.settle(other, held.version, final._replace(error=error))
+        record = existing(await j.read(other)).current
+        must(record.payload_ref == "sha256:abc" and record.payload_sealed == "c2VhbGVk", "references are kept")
+        must(record.output_redacted is True and not record.dispatched, "so are the marks")
+        expected = RecordedError(code="boom", message=error[1], terminal=False, should_retriable=True)
+        must(record.error == expected, "and the error")
+
+    async def rule_large_payload(self, j: Journal) -> None:
+        """A megabyte is kept as well as a byte."""
+        key = self.key()
+        payload = b'"' + b"x" * 1_000_000 + b'"'
+        held = claimed(await j.begin(self.ask(key)))
+        await j.settle(key, held.version, done(payload))
+        record = existing(await j.begin(self.ask(key))).current
+        must(bytes(record.payload) == payload, "all of it")  # type: ignore[arg-type]
+
+
+def _lock(record: DedupeRecord) -> int:
+    return record.lock_until_ms if isinstance(record.lock_until_ms, int) else 0
