@@ -16,8 +16,11 @@ __all__ = [
     "FieldDiff",
     "Nearest",
     "diff_values",
+    "flatten",
+    "likeness",
     "mark_words",
     "nearest",
+    "same",
     "shorten",
     "word_diff",
 ]
@@ -212,10 +215,10 @@ def nearest(name: str, arguments: Any, candidates: Sequence[tuple[str, Any]], *,
         ratios = {other: SequenceMatcher(None, name, other).ratio() for other in {other for other, _ in candidates}}
         closest = max(ratios.values())
         places = [place for place, (other, _) in enumerate(candidates) if ratios[other] == closest]
-    wanted = _flat(arguments)
+    wanted = flatten(arguments)
     best, best_score = places[0], -1.0
     for place in places:
-        score = _likeness(wanted, _flat(candidates[place][1]))
+        score = likeness(wanted, flatten(candidates[place][1]))
         if score > best_score:
             best, best_score = place, score
     other, recorded = candidates[best]
@@ -224,7 +227,7 @@ def nearest(name: str, arguments: Any, candidates: Sequence[tuple[str, Any]], *,
     return Nearest(best, max(best_score, 0.0), diffs)
 
 
-def _flat(value: Any) -> dict[str, Any]:
+def flatten(value: Any) -> dict[str, Any]:
     """Every leaf by its path."""
     leaves: dict[str, Any] = {}
     stack: list[tuple[str, Any]] = [("", value)]
@@ -239,7 +242,7 @@ def _flat(value: Any) -> dict[str, Any]:
     return leaves
 
 
-def _likeness(a: dict[str, Any], b: dict[str, Any]) -> float:
+def likeness(a: dict[str, Any], b: dict[str, Any]) -> float:
     """Equal leaves over all leaves; texts that share words count for a part."""
     total = len(a.keys() | b.keys())
     points = 0.0

@@ -125,6 +125,12 @@ def compare(a: Phrase, b: Phrase, recorded: str, live: str, vectors: Vectors | N
     return Likeness(meaning, "meaning") if meaning > containment else Likeness(containment, "words contained")
 
 
+def swapped(a: Phrase, b: Phrase) -> bool:
+    """Whether the same words play other parts: *the cat sat on the mat*, *the mat sat on the cat*."""
+    pairs, loose_a, loose_b = _same_words(a.words, b.words)
+    return not loose_a and not loose_b and bool(_roles(a.words, b.words, pairs))
+
+
 def _regions(a: Phrase, b: Phrase) -> tuple[int, str]:
     """How many regions only one side names, or why that is too much."""
     left, right = {name for _, name in a.regions}, {name for _, name in b.regions}

@@ -1,0 +1,135 @@
+"""Answers that sound alike and say the opposite. An embedding does not see that, so it is reported beside it.
+
+*approved* and *denied*, *yes* and *no*, *$100* and *$900* have nearly the same vector. Each such pair is one
+:class:`Contradiction`; the similarity itself stays what K5 says it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from antiphon.decide._alike import swapped
+from antiphon.decide._lexicon import opposite
+from antiphon.decide._phrase import Phrase, read
+
+Kind = Literal["opposite", "negation", "number", "currency", "roles"]
+
+_SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s|$)[^.!?\n]*)*[.!?]*")
+_SPELLED = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), range(2, 13), strict=True))
+_CURRENCY_SIGNS = frozenset("$€£¥₹₩₽")
+_CURRENCY_NAMES = {
+    **dict.fromkeys(("usd", "dollar", "dollars", "$"), "USD"),
+    **dict.fromkeys(("eur", "euro", "euros", "€"), "EUR"),
+    **dict.fromkeys(("gbp", "£"), "GBP"),
+    **dict.fromkeys(("jpy", "yen", "¥"), "JPY"),
+    **dict.fromkeys(("chf", "francs"), "CHF"),
+    **dict.fromkeys(("inr", "rupees", "₹"), "INR"),
+}
+_WEAK = frozenset("in out on off up down over under with all some now".split())
+"""Opposites too common in any text to mean something by themselves."""
+_MAX_SENTENCES = 200
+_SHORT = 4
+_OVERLAP = 0.3
+_SAME_CLAIM = 0.6
+
+
+class Contradiction(NamedTuple):
+    """One point on which two answers disagree."""
+
+    kind: Kind
+    recorded: str
+    replayed: str
+
+    def to_wire(self) -> dict[str, str]:
+        """The JSON form."""
+        return {"kind": self.kind, "recorded": self.recorded, "replayed": self.replayed}
+
+
+def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
+    """Where *replayed* says the opposite of *recorded*, or another number.
+
+    >>> contradictions("refund approved for order 12", "refund denied for order 12")
+    [Contradiction(kind='opposite', recorded='approved', replayed='denied')]
+    >>> contradictions("Paris is the capital of France.", "France's capital city is Paris.")
+    []
+    """
+    if recorded == replayed:
+        return []
+    found = [*_sentences(recorded, replayed), *_numbers(recorded, replayed), *_currencies(recorded, replayed)]
+    return list(dict.fromkeys(found))
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in _SENTENCE.findall(text)[:_MAX_SENTENCES] if part.strip()]
+
+
+def _sentences(recorded: str, replayed: str) -> Iterable[Contradiction]:
+    """Compare each recorded sentence with the one that is closest to it."""
+    old = [(text, read(text)) for text in _split(recorded)]
+    new = [(text, read(text)) for text in _split(replayed)]
+    if not old or not new:
+        return
+    for text, phrase in old:
+        overlap, other, other_text = max(
+            ((_overlap(phrase, candidate), candidate, candidate_text) for candidate_text, candidate in new),
+            key=lambda entry: entry[0],
+        )
+        if phrase.plain == other.plain:
+            continue
+        short = max(len(phrase.words), len(other.words)) <= _SHORT
+        if overlap < _OVERLAP and not short:
+            continue
+        pairs = list(_opposites(phrase, other))
+        yield from pairs
+        if not pairs and overlap >= _SAME_CLAIM and len(phrase.negated) % 2 != len(other.negated) % 2:
+            yield Contradiction("negation", text, other_text)
+        if not pairs and sorted(phrase.plain) == sorted(other.plain) and swapped(phrase, other):
+            yield Contradiction("roles", text, other_text)
+
+
+def _overlap(a: Phrase, b: Phrase) -> float:
+    union = len(a.canons | b.canons)
+    return len(a.canons & b.canons) / union if union else 0.0
+
+
+def _opposites(a: Phrase, b: Phrase) -> Iterable[Contradiction]:
+    only_a = [word for word in dict.fromkeys(a.plain) if word not in b.plain and word not in _WEAK]
+    only_b = [word for word in dict.fromkeys(b.plain) if word not in a.plain and word not in _WEAK]
+    for left in only_a:
+        for right in only_b:
+            if opposite(left, right):
+                yield Contradiction("opposite", left, right)
+
+
+def _numbers(recorded: str, replayed: str) -> Iterable[Contradiction]:
+    old, new = _figures(recorded), _figures(replayed)
+    left, right = list((old - new).elements()), list((new - old).elements())
+    if left and right:
+        yield Contradiction("number", ", ".join(left), ", ".join(right))
+
+
+def _figures(text: str) -> Counter[str]:
+    """Everything with a digit in it; small numbers in words count as figures."""
+    found: Counter[str] = Counter()
+    for token in read(text).plain:
+        if token in _SPELLED:
+            found[str(_SPELLED[token])] += 1
+        elif any(character.isdigit() for character in token):
+            found[token] += 1
+    return found
+
+
+def _currencies(recorded: str, replayed: str) -> Iterable[Contradiction]:
+    old, new = _money(recorded), _money(replayed)
+    left, right = sorted(old - new), sorted(new - old)
+    if left and right:
+        yield Contradiction("currency", ", ".join(left), ", ".join(right))
+
+
+def _money(text: str) -> set[str]:
+    phrase = read(text)
+    named = {_CURRENCY_NAMES[word] for word in phrase.plain if word in _CURRENCY_NAMES}
+    return named | {_CURRENCY_NAMES.get(sign, sign) for sign in phrase.signs if sign in _CURRENCY_SIGNS}

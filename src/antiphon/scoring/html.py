@@ -1,0 +1,346 @@
+"""The HTML report: one file without scripts, fonts or links, readable on a phone, light and dark.
+
+Its input is a :class:`antiphon.scoring.ReplayReport`: a plain mapping whose fields may all be absent.
+Nothing in it is trusted. Texts are escaped, and the page's own policy forbids scripts and any request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from antiphon.scoring._alignment import Call, Pair, align
+from antiphon.scoring._ars import band
+from antiphon.scoring._determinism import THRESHOLD
+from antiphon.scoring._html import Markup, bar, field_table, join, ring, tag, text, tile, value_text, word_changes
+from antiphon.scoring._html_style import STYLE
+from antiphon.scoring._report import ReplayReport, count
+from antiphon.scoring._similarity import answer_text
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
+_MAX_DIFFERENT = 500
+_MAX_EQUAL = 100
+_FOLD = 3
+"""More equal calls in a row than this are folded away."""
+
+
+def render_report(report: ReplayReport) -> str:
+    """The page for *report*."""
+    title = report.get("title") or "Replay report"
+    pairs, old, new = _timeline_pairs(report)
+    body = join(
+        (
+            _header(report, title),
+            _first(report, pairs, old, new),
+            _scores(report),
+            _numbers(report),
+            _changes(report),
+            _contradictions(report),
+            _semantic_hits(report),
+            _answers(report),
+            _timeline(pairs, old, new),
+        )
+    )
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _timeline_pairs(report: ReplayReport) -> tuple[list[Pair], list[Call], list[Call]]:
+    old = [Call.of(call) for call in report.get("timelineA") or ()]
+    new = [Call.of(call) for call in report.get("timelineB") or ()]
+    return align(old, new), old, new
+
+
+def _header(report: ReplayReport, title: str) -> Markup:
+    runs = [report.get("sourceRun"), report.get("replayRun")]
+    line = " → ".join(str(run) for run in runs if run)
+    kind = {"A": "strict (A)", "B": "explore (B)"}.get(report.get("replayType", ""), "")
+    verdict = report.get("verdict")
+    reasons = [tag("li", reason) for reason in report.get("verdictReasons") or ()]
+    return tag(
+        "header",
+        tag(
+            "div",
+            tag("h1", title),
+            tag("p", " · ".join(part for part in (kind, line, report.get("createdAt") or "") if part), class_="muted"),
+            tag("p", report["reason"], class_="muted") if report.get("reason") else "",
+            tag("ul", *reasons) if reasons else "",
+            class_="what",
+        ),
+        tag("span", verdict, class_=f"badge {'pass' if verdict == 'pass' else 'fail'}") if verdict else "",
+    )
+
+
+def _first(report: ReplayReport, pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> Markup:
+    """The first divergence; where none was reported, the first difference of the timelines."""
+    divergences = report.get("divergences") or ()
+    if divergences:
+        first = divergences[0]
+        fields = first.get("fields") or first.get("diffs") or ()
+        more = f"{len(divergences) - 1} more further down." if len(divergences) > 1 else ""
+        place = f"#{first['index']} " if first.get("index") is not None else ""
+        return tag(
+            "section",
+            tag("h2", "First divergence"),
+            tag("p", tag("b", f"{place}{first.get('name', '')}"), " ", first.get("message", "")),
+            field_table(fields),
+            tag("p", more, class_="muted") if more else "",
+            _others(divergences[1:]),
+            class_="first",
+        )
+    different = next((pair for pair in pairs if _kind(pair) != "equal"), None)
+    if different is not None:
+        call = old[different.left] if different.left is not None else new[different.right or 0]
+        said = {"added": "was not in the recording", "dropped": "was not made again", "changed": "differs"}
+        said["moved"] = "was made at another place"
+        return tag(
+            "section",
+            tag("h2", "First difference"),
+            tag("p", tag("b", call.name), f" {said[_kind(different)]}."),
+            field_table(diff.to_wire() for diff in different.diffs),
+            class_="first",
+        )
+    if not pairs and "divergences" not in report:
+        return Markup()
+    return tag("section", tag("h2", "No divergence"), tag("p", "Every call is the recorded one."), class_="first none")
+
+
+def _others(divergences: Sequence[Mapping[str, Any]]) -> Markup:
+    if not divergences:
+        return Markup()
+    items = [
+        tag(
+            "li", tag("b", entry.get("name", "")), " ", entry.get("message", ""), field_table(entry.get("fields") or ())
+        )
+        for entry in divergences[:_MAX_DIFFERENT]
+    ]
+    return tag("details", tag("summary", "The other divergences"), tag("ul", *items))
+
+
+def _scores(report: ReplayReport) -> Markup:
+    cards: list[Markup] = []
+    ars = report.get("ars") or {}
+    if "score" in ars:
+        label = ars.get("band") or band(ars["score"]).label
+        names = (("outputSimilarity", "Output similarity"), ("toolAccuracy", "Tool accuracy"))
+        parts = [bar(name, float(ars[key])) for key, name in names if key in ars]  # type: ignore[literal-required]
+        by = f"Similarity by {report['embedder']}." if report.get("embedder") else ""
+        cards.append(_score("Agent regression score", ars["score"], parts, f"{label}. {by}"))
+    if "determinismScore" in report:
+        parts = [bar(name.capitalize(), value) for name, value in (report.get("determinismParts") or {}).items()]
+        limit = report.get("threshold", THRESHOLD)
+        cards.append(_score("Determinism score", report["determinismScore"], parts, f"Threshold {limit:.2f}."))
+    return tag("div", *cards, class_="scores") if cards else Markup()
+
+
+def _score(name: str, value: float, parts: Iterable[Markup], note: str) -> Markup:
+    inner = tag("div", *parts, tag("p", note, class_="note"), class_="parts")
+    return tag("section", tag("h2", name), tag("div", ring(name, value), inner, class_="score"))
+
+
+def _numbers(report: ReplayReport) -> Markup:
+    saved = report.get("saved") or {}
+    saved_tiles = [
+        tile(name, shown)
+        for name, shown in (
+            ("calls not repeated", saved.get("calls")),
+            ("tokens not paid", saved.get("tokens")),
+            ("money not spent", f"${saved['cost']:.4f}" if "cost" in saved else None),
+            ("seconds not waited", f"{saved['seconds']:.2f}" if "seconds" in saved else None),
+        )
+        if shown is not None
+    ]
+    counts = list(_counts(report))
+    parts = []
+    if saved_tiles:
+        parts += [tag("h2", "Saved"), tag("div", *saved_tiles, class_="tiles")]
+    if counts:
+        parts += [tag("h3" if saved_tiles else "h2", "Calls"), tag("div", *counts, class_="tiles")]
+    return tag("section", *parts) if parts else Markup()
+
+
+def _counts(report: ReplayReport) -> Iterator[Markup]:
+    for key, name in (("cacheHits", "cache hits"), ("newToolCalls", "new"), ("unusedToolCalls", "unused")):
+        if key in report:
+            yield tile(name, count(report[key]))  # type: ignore[literal-required]
+    if "blocked" in report:
+        yield tile("blocked side effects", count(report["blocked"]), kind="alarm" if count(report["blocked"]) else "")
+    structure = report.get("structure") or {}
+    for key, name in (("added", "added"), ("dropped", "dropped"), ("changed", "changed"), ("reordered", "reordered")):
+        if key in structure:
+            yield tile(name, count(structure[key]))
+    for key, name in (("sideEffectsChanged", "side effects changed"), ("refusalFlips", "refusal flips")):
+        if key in structure:
+            number = count(structure[key])
+            yield tile(name, number, kind="alarm" if number else "")
+    for key, name, form in (
+        ("tokens", "tokens", ",.0f"),
+        ("cost", "cost", ".4f"),
+        ("latencyMs", "latency, ms", ",.0f"),
+    ):
+        total = structure.get(key)
+        if isinstance(total, Mapping):
+            note = f"recorded {total.get('recorded', 0):{form}}"
+            yield tile(name, f"{total.get('replayed', 0):{form}}", note)
+
+
+def _changes(report: ReplayReport) -> Markup:
+    changes = report.get("changes")
+    if changes is None:
+        return Markup()
+    parts: list[Markup] = []
+    for section, fields in changes.items():
+        entries = [
+            {"path": name, "recorded": change.get("artifact"), "current": change.get("current")}
+            for name, change in fields.items()
+        ]
+        parts += [tag("h3", section), field_table(entries)]
+    unknown = report.get("notCompared") or ()
+    if unknown:
+        parts.append(tag("p", f"Not compared, unknown on one side: {', '.join(unknown)}.", class_="muted"))
+    return tag("section", tag("h2", "Changes" if changes else "No changes detected"), *parts)
+
+
+def _contradictions(report: ReplayReport) -> Markup:
+    found = report.get("contradictions") or ()
+    entries = [
+        {
+            "path": f"answer {entry['index']}: {entry.get('kind', '')}" if "index" in entry else entry.get("kind", ""),
+            "recorded": entry.get("recorded"),
+            "current": entry.get("replayed"),
+        }
+        for entry in found
+    ]
+    if not entries:
+        return Markup()
+    return tag("section", tag("h2", "Contradictions"), field_table(entries), class_="first")
+
+
+def _semantic_hits(report: ReplayReport) -> Markup:
+    entries = [
+        {
+            "path": f"{hit.get('name', '?')} {float(hit.get('score', 0)):.0%}",
+            "recorded": hit.get("recorded"),
+            "current": hit.get("live"),
+        }
+        for hit in report.get("semanticHits") or ()
+    ]
+    if not entries:
+        return Markup()
+    note = tag("p", "Calls answered by a recorded call with other words.", class_="muted")
+    return tag("section", tag("h2", "Semantic hits"), note, field_table(entries))
+
+
+def _answers(report: ReplayReport) -> Markup:
+    old, new = report.get("outputsA") or (), report.get("outputsB") or ()
+    cards: list[Markup] = []
+    for index in range(min(max(len(old), len(new)), _MAX_DIFFERENT)):
+        before = answer_text(old[index]) if index < len(old) else None
+        after = answer_text(new[index]) if index < len(new) else None
+        if before == after:
+            shown = text(value_text(before))
+        elif before is None:
+            shown = tag("ins", value_text(after))
+        elif after is None:
+            shown = tag("del", value_text(before))
+        else:
+            shown = word_changes(before, after)
+        cards.append(tag("tr", tag("th", f"Answer {index}", scope="row"), tag("td", tag("pre", shown))))
+    return tag("section", tag("h2", "Answers"), tag("table", *cards, class_="fields")) if cards else Markup()
+
+
+def _kind(pair: Pair) -> str:
+    if pair.left is None:
+        return "added"
+    if pair.right is None:
+        return "dropped"
+    return "changed" if pair.diffs else "moved" if pair.moved else "equal"
+
+
+def _timeline(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> Markup:
+    if not pairs:
+        return Markup()
+    legend = join(("Each row is one call: left recorded, right replayed. ", tag("del", "gone"), " ", tag("ins", "new")))
+    rows: list[Markup] = []
+    equal: list[Pair] = []
+    different = 0
+    for pair in (*pairs, None):
+        if pair is not None and _kind(pair) == "equal":
+            equal.append(pair)
+            continue
+        rows += _folded(equal, old, new)
+        equal = []
+        if pair is not None:
+            different += 1
+            if different <= _MAX_DIFFERENT:
+                rows.append(_row(pair, old, new))
+    if different > _MAX_DIFFERENT:
+        rows.append(tag("p", f"{different - _MAX_DIFFERENT} more differing calls are not shown.", class_="muted"))
+    return tag(
+        "section",
+        tag("h2", "Timeline"),
+        tag("p", legend, class_="legend"),
+        tag("div", tag("span", "Recorded"), tag("span", "Replayed"), class_="heads"),
+        *rows,
+    )
+
+
+def _folded(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> list[Markup]:
+    rows = [_row(pair, old, new) for pair in pairs[:_MAX_EQUAL]]
+    if len(pairs) <= _FOLD:
+        return rows
+    if len(pairs) > _MAX_EQUAL:
+        rows.append(tag("p", f"{len(pairs) - _MAX_EQUAL} more equal calls.", class_="muted"))
+    return [tag("details", tag("summary", f"{len(pairs)} equal calls"), *rows)]
+
+
+def _row(pair: Pair, old: Sequence[Call], new: Sequence[Call]) -> Markup:
+    left = _call(old[pair.left], pair.left, "Recorded") if pair.left is not None else _gap("not in the recording")
+    right = _call(new[pair.right], pair.right, "Replayed") if pair.right is not None else _gap("not made again")
+    fields = field_table(diff.to_wire() for diff in pair.diffs)
+    moved = tag("p", "At another place than in the recording.", class_="muted full") if pair.moved else ""
+    return tag(
+        "div", left, right, tag("div", fields, class_="full") if fields else "", moved, class_=f"row {_kind(pair)}"
+    )
+
+
+def _gap(why: str) -> Markup:
+    return tag("div", why, class_="call gap")
+
+
+def _call(call: Call, place: int, side: str) -> Markup:
+    marks = [
+        tag("span", mark, class_=f"mark {kind}".strip())
+        for mark, kind, shown in (
+            ("side effect", "alarm", call.side_effect),
+            (call.outcome, "alarm", call.outcome != "ok"),
+            (call.source, "", bool(call.source)),
+        )
+        if shown
+    ]
+    facts = [
+        f"{call.tokens:,} tokens" if call.tokens else "",
+        f"${call.cost:.4f}" if call.cost else "",
+        f"{call.latency_ms:,.0f} ms" if call.latency_ms else "",
+    ]
+    shown = [("arguments", call.arguments), ("result", call.value)]
+    details = [tag("h3", name) + tag("pre", value_text(value)) for name, value in shown if value is not None]
+    return tag(
+        "div",
+        tag(
+            "div",
+            tag("span", side, class_="side muted"),
+            tag("span", f"#{place}", class_="muted"),
+            tag("b", call.name),
+            *marks,
+            tag("span", " · ".join(fact for fact in facts if fact), class_="muted"),
+            class_="top",
+        ),
+        tag("details", tag("summary", "arguments and result"), *(Markup(part) for part in details)) if details else "",
+        class_="call",
+    )
