@@ -21,8 +21,10 @@ from antiphon.stores._redis_record import line_of, record_of, text_of
 BATCH = 128
 _EARLIEST = 1_000_000_000_000
 """Entries have a time in ms as score; the set's own member '' has one below this."""
-_FIELDS = ("n", "s", "y", "i", "x", "l", "a", "u", "h", "b", "r", "w")
 _SAMPLE = 32
+_FIRST_RANK = 1
+"""The member '' comes first."""
+_LEAST_SWEPT = 16
 
 Entry = tuple[int, int, str]
 """Minus the claim time, number of the shard, key: sorts the newest first."""
@@ -35,7 +37,7 @@ class ClaimAdmin:
     def __init__(self, link: Link, names: Names) -> None:
         self._link = link
         self._names = names
-        self._sweep_from = 0
+        self._sweep_rank = _FIRST_RANK
 
     async def newest(self, tenant: str, tool: str, session: str, state: str, prefix: str, limit: int) -> Records:
         """Records that fit, newest claim first."""
@@ -76,18 +78,24 @@ class ClaimAdmin:
         return dropped
 
     async def sweep(self, limit: int) -> int:
-        """Drop index entries whose records Redis has expired; a next call goes on where this one stopped."""
+        """Drop index entries whose records Redis has expired; the next call goes on where this one stopped."""
         tenants = await self._link.command(self._names.tenants_slot, "SMEMBERS", self._names.tenants)
-        shards = self._names.shards
-        per_shard = max(1, -(-limit // len(shards)))
-        dropped = 0
-        for step in range(len(shards)):
-            shard = shards[(self._sweep_from + step) % len(shards)]
-            for tenant in tenants:
-                if dropped >= limit:
-                    self._sweep_from = (self._sweep_from + step) % len(shards)
-                    return dropped
-                dropped += await self._sweep_shard(shard, tenant.decode(), min(per_shard, limit - dropped))
+        first = self._sweep_rank
+        last = first + max(_LEAST_SWEPT, -(-limit // len(self._names.shards))) - 1
+        dropped = seen = 0
+        for tenant in (name.decode() for name in tenants):
+            calls = []
+            for shard, members in zip(
+                self._names.shards, await self._over_shards("ZRANGE", tenant, first, last), strict=True
+            ):
+                keys = [member.decode() for member in members]
+                if keys:
+                    names = [name for key in keys for name in (shard.record + key, shard.history + key)]
+                    words = (len(names) + 1, *names, shard.entries + tenant, *keys)
+                    calls.append((scripts.SWEEP, shard.slot, words))
+            seen += len(calls)
+            dropped += sum(await self._link.run_many(calls))
+        self._sweep_rank = last + 1 if seen else _FIRST_RANK
         return dropped
 
     async def usage(self, tenant: str) -> Mapping[str, float]:
@@ -104,18 +112,6 @@ class ClaimAdmin:
             if size:
                 sizes.append(size)
         return {"records": entries, "bytesPerRecord": sum(sizes) / len(sizes) if sizes else 0.0}
-
-    async def _sweep_shard(self, shard: Shard, tenant: str, limit: int) -> int:
-        index = shard.entries + tenant
-        oldest = await self._link.command(
-            shard.slot, "ZRANGEBYSCORE", index, _EARLIEST, "+inf", "LIMIT", 0, max(limit, 4)
-        )
-        if not oldest:
-            return 0
-        keys = [member.decode() for member in oldest]
-        names = [name for key in keys for name in (shard.record + key, shard.history + key)]
-        words = (len(names) + 1, *names, index, *keys)
-        return int(await self._link.run(scripts.SWEEP, shard.slot, words))
 
     async def _over_shards(self, command: str, tenant: str, *words: Any) -> list[Any]:
         return await self._link.commands(
@@ -171,9 +167,9 @@ class ClaimAdmin:
         calls = []
         for _, number, key in entries:
             shard = self._names.shards[number]
-            calls.append((shard.slot, ("HMGET", shard.record + key, *_FIELDS)))
+            calls.append((shard.slot, ("HGETALL", shard.record + key)))
         replies = await self._link.commands(calls)
-        return [record_of(entry[2], fields) for entry, fields in zip(entries, replies, strict=True) if fields[1]]
+        return [record_of(entry[2], fields) for entry, fields in zip(entries, replies, strict=True) if len(fields) > 2]
 
 
 def _fits(record: DedupeRecord, tool: str, session: str, state: str) -> bool:

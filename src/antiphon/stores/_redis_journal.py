@@ -174,11 +174,11 @@ class RedisJournal:
 
 def _report(target: Target, about: Mapping[str, str], latency_ms: float) -> Mapping[str, Any]:
     policy = about.get("maxmemory_policy", "unknown")
-    durable = about.get("aof_enabled") == "1"
+    append_only = about.get("aof_enabled") == "1"
     warnings = []
     if policy not in ("noeviction", "unknown") and about.get("maxmemory", "0") != "0":
         warnings.append(f"maxmemory-policy is {policy}: Redis may forget claims; set noeviction")
-    if not durable:
+    if not append_only:
         warnings.append("appendonly is off: a restart forgets claims")
     if about.get("role") not in ("master", None):
         warnings.append("this is a replica: claims cannot be written")
@@ -187,7 +187,8 @@ def _report(target: Target, about: Mapping[str, str], latency_ms: float) -> Mapp
         "url": target.safe_url,
         "version": about.get("valkey_version") or about.get("redis_version", "unknown"),
         "server": "valkey" if "valkey_version" in about else "redis",
-        "durable": durable,
+        "durable": True,
+        "appendonly": append_only,
         "replicas": int(about.get("connected_slaves", 0)),
         "maxmemoryPolicy": policy,
         "latencyMs": round(latency_ms, 3),

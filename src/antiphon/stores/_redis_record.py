@@ -1,23 +1,20 @@
-"""How a claim record lies in Redis: short fields of a hash, so that a script never decodes a body.
+"""How a claim record lies in Redis: a hash of few fields, so that a script never decodes a body.
 
-| field | holds |                                                                   |
-|-------|-------|-------------------------------------------------------------------|
-| n     | version                                                                   |
-| s     | state: inflight, done, failed, cancelled; absent in what a cleared record leaves behind |
-| y     | nonce of the operation that wrote it last: a repeated one is recognised   |
-| i     | call identity of the execution                                            |
-| x, l  | end of the record and of its lease, in ms of the server's clock           |
-| a     | format, fence and creation time                                           |
-| u     | time of the last change, TTL, whether the tool may have been touched      |
-| h     | head: tool, session key and the rest of the request, as three lines of JSON |
-| b, r  | outcome and result, as JSON                                               |
-| w     | somebody waits: publish the next change                                   |
+| field | holds                                                                             |
+|-------|-----------------------------------------------------------------------------------|
+| m     | what scripts compare and change, twelve words: format, version, state, nonce of the |
+|       | operation that wrote it last, fence, created, updated, TTL, dispatched, expires, end of lease, identity |
+| h     | head: tool, session key and the rest of the request, as three lines of JSON       |
+| b, r  | outcome and result, as JSON                                                       |
+| w     | somebody waits: publish the next change                                           |
+| t     | instead of all others: the version a cleared record had, so that versions go on   |
+
+Times are milliseconds of the server's clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -25,8 +22,6 @@ from msgspec import UNSET, Raw, UnsetType
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.ports import Ask, Final
 from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of
-
-FIELDS = 12
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +40,7 @@ _encode = msgspec.json.Encoder().encode
 _head_of = msgspec.json.Decoder(_Head).decode
 _text_of = msgspec.json.Decoder(str).decode
 _outcome_from = msgspec.json.Decoder(Outcome).decode
-_packed_fields = msgspec.msgpack.Decoder(list[str | bool]).decode
+_packed_fields = msgspec.msgpack.Decoder(list[str]).decode
 
 
 def head_of(ask: Ask) -> bytes:
@@ -81,28 +76,30 @@ def outcome_bytes(final: Final) -> bytes:
     return _encode(outcome_of(final))
 
 
-def unpacked(packed: bytes) -> list[bytes | None]:
+def unpacked(packed: bytes) -> list[bytes]:
     """The fields of an earlier execution, as the history keeps them."""
-    return [field.encode() if isinstance(field, str) else None for field in _packed_fields(packed)]
+    return [field.encode() for field in _packed_fields(packed)]
 
 
-def record_of(key: str, fields: Sequence[Any]) -> DedupeRecord:
-    """The record; one that a newer release wrote is refused, not guessed at (D1)."""
-    version, state, _, identity, expires, lock, about, updated, head, outcome_text, payload, _ = fields
-    form, fence, created = about.split()
-    check_version(f"The claim record {key}", int(form), RECORD_VERSION)
-    updated_at, ttl, dispatched = updated.split()
-    tool, session, rest = head.split(b"\n", 2)
+def record_of(key: str, fields: Sequence[bytes]) -> DedupeRecord:
+    """The record from names and values in turn; one that a newer release wrote is refused (D1)."""
+    found = dict(zip(fields[::2], fields[1::2], strict=True))
+    meta = found[b"m"].split(b" ", 11)
+    check_version(f"The claim record {key}", int(meta[0]), RECORD_VERSION)
+    _, version, state, _, fence, created, updated, ttl, dispatched, expires, lock, identity = meta
+    tool, session, rest = found[b"h"].split(b"\n", 2)
     about_call = _head_of(rest)
+    outcome_text = found.get(b"b")
     outcome = NO_OUTCOME if outcome_text is None else _outcome_from(outcome_text)
+    payload = found.get(b"r")
     lock_until = int(lock)
     return DedupeRecord(
         key=key,
         tool=_text_of(tool),
         idempotency_key=about_call.idempotency_key,
-        state=state.decode(),
+        state=state.decode(),  # type: ignore[arg-type]
         created_at_ms=int(created),
-        updated_at_ms=int(updated_at),
+        updated_at_ms=int(updated),
         expires_at_ms=int(expires),
         ttl_ms=int(ttl),
         request=RecordedRequest(

@@ -1,21 +1,23 @@
 -- Let an identity find a settled execution as its own.
 -- KEYS: record, history, history expiries
 -- ARGV: 1 identity  2 version of the execution
-local record = redis.call('HMGET', KEYS[1], 'n', 's', 'i', 'x', 'a', 'h')
+local record = redis.call('HMGET', KEYS[1], 'm', 'h')
+local version, state, fence, ends, identity =
+  string.match(record[1] or '', '^%d+ (%d+) (%a+) %S+ (%d+) %d+ %d+ %d+ %d (%d+) %d+ (.*)$')
 local place
-if record[2] and record[1] == ARGV[2] then
-  if record[2] == 'inflight' or record[3] == ARGV[1] then
+if version == ARGV[2] then
+  if state == 'inflight' or identity == ARGV[1] then
     return 0
   end
-  place = string.match(record[5], '^%d+ (%d+)') .. ' ' .. record[4]
-  redis.call('HSETNX', KEYS[2], 'h', record[6])
+  place = fence .. ' ' .. ends
+  redis.call('HSETNX', KEYS[2], 'h', record[2])
 else
   place = redis.call('HGET', KEYS[2], 'v:' .. ARGV[2])
   if not place then
     return 0
   end
+  ends = string.match(place, ' (%d+)$')
 end
-local ends = string.match(place, ' (%d+)$')
 redis.call('HSET', KEYS[2], 'i:' .. ARGV[1], place)
 redis.call('ZADD', KEYS[3], ends, 'i:' .. ARGV[1])
 local time = redis.call('TIME')

@@ -6,24 +6,32 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local micros = time[1] * 1000000 + time[2]
-local record = redis.call('HMGET', KEYS[1], 'n', 's', 'y', 'i', 'x', 'l', 'a', 'u', 'h', 'b', 'r', 'w')
-local version, state = record[1], record[2]
-
--- This very operation was executed before its answer got lost.
-if state and record[3] == ARGV[3] then
-  return {1, version, now}
+local flat = redis.call('HGETALL', KEYS[1])
+local record = {}
+for at = 1, #flat, 2 do
+  record[flat[at]] = flat[at + 1]
+end
+local version, state, nonce, current, ends, identity = record.t
+if record.m then
+  if tonumber(string.match(record.m, '^%d+')) > tonumber(ARGV[7]) then
+    return {0, now, flat, 1}  -- of a newer release: neither reused nor replaced
+  end
+  version, state, nonce, current, ends, identity =
+    string.match(record.m, '^%d+ (%d+) (%a+) (%S+) (%d+) %d+ %d+ %d+ %d (%d+) %d+ (.*)$')
+  if nonce == ARGV[3] then  -- this very operation was executed before its answer got lost
+    return {1, version, now}
+  end
 end
 
-local current = state and string.match(record[7], '^%d+ (%d+)')
 if not (state and version == ARGV[1]) then
-  local own = state and record[4] == ARGV[2] and 1
+  local own = identity == ARGV[2] and 1
   if not own then
     local place = redis.call('HGET', KEYS[2], 'i:' .. ARGV[2])
     if place then
-      local fence, ends = string.match(place, '^(%d+) (%d+)$')
+      local fence, over = string.match(place, '^(%d+) (%d+)$')
       if fence == current then
         own = 1
-      elseif tonumber(ends) > now then
+      elseif tonumber(over) > now then
         own = redis.call('HGET', KEYS[2], 'e:' .. fence)
         if own and not state and ARGV[1] ~= '' and redis.call('HGET', KEYS[2], 'v:' .. ARGV[1]) == place then
           own = false  -- the caller has seen it and replaces it
@@ -32,7 +40,7 @@ if not (state and version == ARGV[1]) then
     end
   end
   if state then
-    return {0, now, record, own}
+    return {0, now, flat, own}
   elseif own then  -- a later execution expired before the asking call's own one
     return {0, now, false, own}
   end
@@ -40,15 +48,14 @@ end
 
 if ARGV[1] ~= '' then
   redis.call('HDEL', KEYS[2], 'i:' .. ARGV[2])
-  if state and (record[4] ~= ARGV[2] or state ~= 'inflight') then
+  if state and (identity ~= ARGV[2] or state ~= 'inflight') then
     -- The replaced execution stays findable for its identity, and for who shared it, until it would have expired.
-    local execution, settled, ends = 'e:' .. current, 'v:' .. version, record[5]
-    local place = current .. ' ' .. ends
-    redis.call('HSET', KEYS[2], execution, cmsgpack.pack(record), settled, place, 'h', record[9])
+    local execution, settled, place = 'e:' .. current, 'v:' .. version, current .. ' ' .. ends
+    redis.call('HSET', KEYS[2], execution, cmsgpack.pack(flat), settled, place, 'h', record.h)
     redis.call('ZADD', KEYS[3], ends, execution, ends, settled)
-    if record[4] ~= ARGV[2] then
-      redis.call('HSET', KEYS[2], 'i:' .. record[4], place)
-      redis.call('ZADD', KEYS[3], ends, 'i:' .. record[4])
+    if identity ~= ARGV[2] then
+      redis.call('HSET', KEYS[2], 'i:' .. identity, place)
+      redis.call('ZADD', KEYS[3], ends, 'i:' .. identity)
     end
     local over = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 16)
     if #over > 0 then
@@ -62,13 +69,13 @@ if ARGV[1] ~= '' then
   end
 end
 
-local fresh = string.format('%.0f', math.max(micros, (version or 0) + 1))
-local life = math.max(ARGV[4], ARGV[5])
 if version then
   redis.call('DEL', KEYS[1])
 end
-redis.call('HSET', KEYS[1], 'n', fresh, 's', 'inflight', 'y', ARGV[3], 'i', ARGV[2], 'x', now + life, 'l', now + ARGV[5],
-  'a', ARGV[7] .. ' ' .. fresh .. ' ' .. now, 'u', now .. ' ' .. ARGV[4] .. ' 0', 'h', ARGV[6])
+local fresh = string.format('%.0f', math.max(micros, (version or 0) + 1))
+local life = math.max(ARGV[4], ARGV[5])
+redis.call('HSET', KEYS[1], 'h', ARGV[6], 'm', string.format('%s %s inflight %s %s %.0f %.0f %s 0 %.0f %.0f %s',
+  ARGV[7], fresh, ARGV[3], fresh, now, now, ARGV[4], now + life, now + ARGV[5], ARGV[2]))
 redis.call('PEXPIRE', KEYS[1], life)
 
 -- The member '' keeps the longest time an entry can be needed; every 16th claim drops what is older.
@@ -82,7 +89,7 @@ if micros % 16 == 0 then
   redis.call('PEXPIRE', KEYS[4], horizon)
 end
 
-if record[12] then
+if record.w then
   redis.call('PUBLISH', ARGV[9], version .. ' ' .. ARGV[8])
 end
 return {1, fresh, now}

@@ -6,8 +6,8 @@ local dropped, removed = 0, 0
 local index = KEYS[3 * (#ARGV - 3) + 1]
 for at = 4, #ARGV do
   local first = 3 * (at - 4)
-  local record = redis.call('HMGET', KEYS[first + 1], 'n', 's', 'w', 'h')
-  local head = record[4] or redis.call('HGET', KEYS[first + 2], 'h')
+  local record = redis.call('HMGET', KEYS[first + 1], 'm', 'h', 'w')
+  local head = record[2] or redis.call('HGET', KEYS[first + 2], 'h')
   local fits = head
   if head and (ARGV[1] ~= '' or ARGV[2] ~= '') then
     local tool, session = string.match(head, '^([^\n]*)\n([^\n]*)\n')
@@ -19,14 +19,13 @@ for at = 4, #ARGV do
       redis.call('ZREM', index, ARGV[at])
     end
     if record[1] then
-      redis.call('HSET', KEYS[first + 1], 'n', record[1])  -- versions go on from here
+      local version = string.match(record[1], '^%d+ (%d+)')
+      redis.call('HSET', KEYS[first + 1], 't', version)  -- versions go on from here
       redis.call('PEXPIRE', KEYS[first + 1], 3600000)
-    end
-    if record[2] then
       dropped = dropped + 1
-    end
-    if record[3] then
-      redis.call('PUBLISH', ARGV[3], record[1] .. ' ' .. ARGV[at])
+      if record[3] then
+        redis.call('PUBLISH', ARGV[3], version .. ' ' .. ARGV[at])
+      end
     end
   end
 end

@@ -5,13 +5,13 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local numbers, answer = {}, {}
 for _, key in ipairs(KEYS) do
-  local record = redis.call('HMGET', key, 's', 'l', 'h')
-  local state = record[1]
-  if state then
-    if state == 'inflight' and tonumber(record[2]) <= now then
+  local record = redis.call('HMGET', key, 'm', 'h')
+  if record[1] then
+    local state, lock = string.match(record[1], '^%d+ %d+ (%a+) %S+ %d+ %d+ %d+ %d+ %d %d+ (%d+) ')
+    if state == 'inflight' and tonumber(lock) <= now then
       state = 'stale'
     end
-    local group = string.match(record[3], '^([^\n]*)\n') .. '\n' .. state
+    local group = string.match(record[2], '^[^\n]*\n') .. state
     numbers[group] = (numbers[group] or 0) + 1
   end
 end

@@ -1,9 +1,10 @@
 -- Note that the tool may have been touched.
 -- KEYS: record
 -- ARGV: 1 version
-local record = redis.call('HMGET', KEYS[1], 'n', 's', 'u')
-if record[1] ~= ARGV[1] or not record[2] then
+local meta = redis.call('HGET', KEYS[1], 'm')
+local before, version, after = string.match(meta or '', '^(%d+ (%d+) %a+ %S+ %d+ %d+ %d+ %d+) %d (.*)$')
+if version ~= ARGV[1] then
   return 0
 end
-redis.call('HSET', KEYS[1], 'u', (string.gsub(record[3], '%d$', '1')))
+redis.call('HSET', KEYS[1], 'm', before .. ' 1 ' .. after)
 return 1

@@ -1,16 +1,19 @@
 -- Extend a lease.
 -- KEYS: record
 -- ARGV: 1 version  2 lease ms
-local record = redis.call('HMGET', KEYS[1], 'n', 's', 'x', 'u')
-if record[1] ~= ARGV[1] or record[2] ~= 'inflight' then
+local meta = redis.call('HGET', KEYS[1], 'm')
+local form, version, state, about, ttl, ends, identity =
+  string.match(meta or '', '^(%d+) (%d+) (%a+) (%S+ %d+ %d+) %d+ (%d+ %d) (%d+) %d+ (.*)$')
+if version ~= ARGV[1] or state ~= 'inflight' then
   return 0
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local ends = now + ARGV[2]
-redis.call('HSET', KEYS[1], 'l', ends, 'u', now .. string.match(record[4], ' .*$'))
-if tonumber(record[3]) < ends then
-  redis.call('HSET', KEYS[1], 'x', ends)
+local lease = now + ARGV[2]
+if tonumber(ends) < lease then
+  ends = lease
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
+redis.call('HSET', KEYS[1], 'm',
+  string.format('%s %s %s %s %.0f %s %.0f %.0f %s', form, version, state, about, now, ttl, ends, lease, identity))
 return 1

@@ -5,7 +5,7 @@
 local over = {}
 for at, member in ipairs(ARGV) do
   local record, history = KEYS[2 * at - 1], KEYS[2 * at]
-  if redis.call('HEXISTS', record, 's') == 0 and redis.call('EXISTS', history) == 0 then
+  if redis.call('HEXISTS', record, 'm') == 0 and redis.call('EXISTS', history) == 0 then
     over[#over + 1] = member
   end
 end

@@ -1,0 +1,144 @@
+"""What the tests of the Redis store share: asks, both faces, Clusters and Sentinels, a look at the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal, Self, TypeVar
+
+import redis
+
+from antiphon._drive import drive
+from antiphon.contract.record import RecordedRequest
+from antiphon.ports import Ask, Claimed, Existing, Final
+from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores.redis import RedisStore
+from tests.servers import HOST, Valkey, free_port
+
+T = TypeVar("T")
+Face = Literal["sync", "async"]
+FACES: tuple[Face, ...] = ("sync", "async")
+HOUR_MS = 3_600_000
+
+
+def ask(key: str, identity: str = "call-1", **changes: Any) -> Ask:
+    """A request for the claim on *key*."""
+    request = RecordedRequest(
+        session_key=changes.pop("session", "session-1"),
+        actor_id="actor-1",
+        request_id=f"request-of-{identity}",
+        params_digest="d" * 64,
+        identity=identity,
+    )
+    values: dict[str, Any] = {
+        "tool": "tools/send",
+        "idempotency_key": "computed",
+        "ttl_ms": HOUR_MS,
+        "lease_ms": 60_000,
+        "owner": "test",
+        "tenant": "default",
+        "workspace": "default",
+    }
+    return Ask(key=key, identity=identity, request=request, **{**values, **changes})
+
+
+def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = HOUR_MS) -> Final:
+    return Final("done", ttl_ms, payload=payload, attempt_count=1)
+
+
+def claimed(answer: Claimed | Existing) -> Claimed:
+    assert isinstance(answer, Claimed), answer
+    return answer
+
+
+def existing(answer: Claimed | Existing | None) -> Existing:
+    assert isinstance(answer, Existing), answer
+    return answer
+
+
+def in_face(face: Face, store: RedisStore, work: Callable[[RedisJournal], Coroutine[Any, Any, T]]) -> T:
+    """Run *work* with a journal of *face*, and close it."""
+
+    async def run() -> T:
+        journal = store.open_sync() if face == "sync" else store.open_async()
+        try:
+            return await work(journal)
+        finally:
+            await journal.close()
+
+    return drive(run()) if face == "sync" else asyncio.run(run())
+
+
+async def sleep(face: Face, seconds: float) -> None:
+    """Let time pass without blocking what the face needs."""
+    if face == "sync":
+        time.sleep(seconds)
+    else:
+        await asyncio.sleep(seconds)
+
+
+async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for something another task does."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        await asyncio.sleep(0.005)
+
+
+def until_sync(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait for something another thread or process does."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def calls(client: redis.Redis, *names: str) -> dict[str, int]:
+    """How often the server executed each command since ``CONFIG RESETSTAT``; all of them if none is named."""
+    found: dict[str, Any] = client.info("commandstats")
+    return {
+        name.removeprefix("cmdstat_"): row["calls"] for name, row in found.items() if not names or name[8:] in names
+    }
+
+
+class Cluster:
+    """Three primaries that share the slots, each a private server."""
+
+    def __init__(self) -> None:
+        options = {"cluster-enabled": "yes", "cluster-node-timeout": "2000", "cluster-require-full-coverage": "no"}
+        self.nodes = [Valkey(port=free_port(spread=(0, 10_000)), options=options) for _ in range(3)]
+        self._running = contextlib.ExitStack()
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes)
+
+    def client(self, number: int) -> redis.Redis:
+        return redis.Redis(HOST, self.nodes[number].port)
+
+    def __enter__(self) -> Self:
+        for node in self.nodes:
+            self._running.enter_context(node)
+        edges = [0, 5461, 10923, 16384]
+        for number in range(3):
+            with self.client(number) as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", edges[number], edges[number + 1] - 1)
+                for other in self.nodes:
+                    client.execute_command("CLUSTER", "MEET", HOST, other.port)
+        for number in range(3):
+            with self.client(number) as client:
+                until_sync(lambda client=client: self._whole(client), 30)  # type: ignore[misc]
+        return self
+
+    @staticmethod
+    def _whole(client: redis.Redis) -> bool:
+        about = client.execute_command("CLUSTER", "INFO")
+        return "cluster_state:ok" in str(about) and len(client.execute_command("CLUSTER", "SLOTS")) == 3
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+
+Step = Callable[[RedisJournal], Awaitable[Any]]
