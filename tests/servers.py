@@ -452,7 +452,12 @@ def main() -> None:
         sys.exit("usage: python -m tests.servers up")
     with contextlib.ExitStack() as running, contextlib.suppress(KeyboardInterrupt):
         for kind, start in KINDS.items():
-            print(f"export {VARIABLES[kind]}={running.enter_context(start()).url}", flush=True)
+            url = running.enter_context(start()).url
+            print(f"export {VARIABLES[kind]}={url}", flush=True)
+            if kind == "s3":
+                Weed.make_bucket(url, "antiphon")
+                print(f"export ANTIPHON_TEST_S3_BUCKET=antiphon ANTIPHON_TEST_S3_KEY={S3_KEY}", flush=True)
+                print(f"export ANTIPHON_TEST_S3_SECRET={S3_SECRET}", flush=True)
         print("# running; interrupt to stop", flush=True)
         signal.pause()
 
