@@ -1,1 +1,71 @@
+"""The command line. Each command is a module of this package, imported only when it is called.
 
+A command module has ``register(parser)``, which adds its arguments, and ``run(arguments) -> int``, which returns the
+exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("antiphon.cli.run", "run an agent and record it"),
+    "exec": ("antiphon.cli.exec", "run any command and record its model and MCP calls, with no code change"),
+    "runs": ("antiphon.cli.runs", "list recorded runs"),
+    "show": ("antiphon.cli.show", "show a run as a timeline, one event, or what the model saw"),
+    "replay": ("antiphon.cli.replay", "replay a run: strictly, or with a new model, prompt or code"),
+    "diff": ("antiphon.cli.diff", "compare two runs"),
+    "test": ("antiphon.cli.test", "replay a folder of golden runs as tests"),
+    "export": ("antiphon.cli.export", "write a run as one readable JSON document"),
+    "import": ("antiphon.cli.import_", "read an artifact (.antiphon or .kurral) into the store"),
+    "scan": ("antiphon.cli.scan", "find secrets in files without printing them"),
+    "gc": ("antiphon.cli.gc", "delete old runs by age, count or size"),
+    "claims": ("antiphon.cli.claims", "list, show, clear, resolve or flush claim records"),
+    "breakers": ("antiphon.cli.breakers", "list, force open or reset circuit breakers"),
+    "doctor": ("antiphon.cli.doctor", "check stores, tools and retry owners"),
+    "config": ("antiphon.cli.config", "show every setting and where it came from"),
+    "models": ("antiphon.cli.models", "install the sentence-embedding model"),
+    "serve": ("antiphon.cli.serve", "start the HTTP host"),
+    "apikeys": ("antiphon.cli.apikeys", "create or revoke API keys of the host"),
+    "demo": ("antiphon.cli.demo", "see it work: one minute, offline, no key"),
+}
+
+EXIT = {"ok": 0, "diverged": 1, "usage": 2, "blocked": 3, "not_found": 4, "entry": 5, "unreadable": 6}
+
+_HEAD = "usage: antiphon COMMAND [options]\n\nReliable and replayable calls for AI agents.\n\ncommands:\n"
+_TAIL = (
+    "\n  antiphon COMMAND --help shows its options and an example.\n\n"
+    "example:\n  antiphon run agent.py:main --input '\"hello\"' && antiphon show --latest\n\n"
+    "exit codes: 0 equal or passed, 1 regression or divergence, 2 usage, 3 blocked for review, 4 not found,\n"
+    "            5 entry point or model missing, 6 unreadable or other-version recording\n"
+)
+
+
+def overview() -> str:
+    """What ``antiphon --help`` prints."""
+    return _HEAD + "".join(f"  {name:<10} {text}\n" for name, (_, text) in COMMANDS.items()) + _TAIL
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the command ``antiphon``."""
+    words = sys.argv[1:] if argv is None else argv
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview(), end="")
+        return 0
+    if words[0] in ("-V", "--version", "version"):
+        from antiphon._version import __version__
+
+        print(f"antiphon {__version__}")
+        return 0
+    name, rest = words[0], words[1:]
+    if name not in COMMANDS:
+        import difflib
+
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean 'antiphon {near[0]}'?" if near else ""
+        print(f"antiphon: there is no command {name!r}.{hint} See: antiphon --help", file=sys.stderr)
+        return EXIT["usage"]
+    from antiphon.cli._base import call
+
+    return call(name, COMMANDS[name][1], import_module(COMMANDS[name][0]), rest)

@@ -1,0 +1,169 @@
+"""What all commands share: parsing, errors as exit codes, tables, JSON output, progress."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeVar
+
+from antiphon import errors
+from antiphon.cli import EXIT
+
+T = TypeVar("T")
+
+_EXIT_OF: tuple[tuple[type[errors.AntiphonError], str], ...] = (
+    (errors.Divergence, "diverged"),
+    (errors.ReplayBlocked, "blocked"),
+    (errors.MissingExtra, "entry"),
+    (errors.ArtifactError, "unreadable"),
+    (errors.StoreVersionError, "unreadable"),
+    (errors.NotFound, "not_found"),
+    (errors.InvalidInput, "usage"),
+)
+
+
+def exit_code(error: errors.AntiphonError) -> int:
+    """The documented exit code of an error."""
+    if error.code == "entry_missing":
+        return EXIT["entry"]
+    return next((EXIT[name] for kind, name in _EXIT_OF if isinstance(error, kind)), 1)
+
+
+def call(name: str, summary: str, command: ModuleType, words: list[str]) -> int:
+    """Parse, run, and turn errors into one line on standard error and an exit code."""
+    parser = argparse.ArgumentParser(
+        prog=f"antiphon {name}",
+        description=getattr(command, "DESCRIPTION", summary[0].upper() + summary[1:] + "."),
+        epilog=getattr(command, "EXAMPLE", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.register(parser)
+    arguments = parser.parse_args(words)
+    try:
+        code = command.run(arguments)
+        sys.stdout.flush()
+        return int(code or 0)
+    except errors.AntiphonError as error:
+        report(error, getattr(arguments, "json", False))
+        return exit_code(error)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("antiphon: interrupted", file=sys.stderr)
+        return 130
+
+
+def report(error: errors.AntiphonError, as_json: bool) -> None:
+    """Say what happened and what to do next."""
+    if as_json:
+        print_json({"error": error.code, "message": error.message, "hint": error.hint})
+        return
+    print(f"antiphon: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"          {error.hint}", file=sys.stderr)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for machines")
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    import orjson
+
+    sys.stdout.write(orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode() + "\n")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[int] = ()) -> str:
+    """Columns aligned, the last one unpadded; cut to the terminal's width when there is a terminal."""
+    text = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(line[i]) for line in [list(head), *text]) for i in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(cells))
+        return cut("  ".join(padded).rstrip())
+
+    return "\n".join([bold(line(head)), *(line(row) for row in text)])
+
+
+def cut(text: str) -> str:
+    if not sys.stdout.isatty():
+        return text
+    width = os.get_terminal_size().columns
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _style(code: str, text: str) -> str:
+    plain = os.environ.get("NO_COLOR") or not sys.stdout.isatty()
+    return text if plain else f"\x1b[{code}m{text}\x1b[0m"
+
+
+def bold(text: str) -> str:
+    return _style("1", text)
+
+
+def dim(text: str) -> str:
+    return _style("2", text)
+
+
+def green(text: str) -> str:
+    return _style("32", text)
+
+
+def red(text: str) -> str:
+    return _style("31", text)
+
+
+def yellow(text: str) -> str:
+    return _style("33", text)
+
+
+def progress(items: Iterable[T], total: int | None, label: str) -> Iterator[T]:
+    """A line that counts, on a terminal only."""
+    shown = sys.stderr.isatty()
+    for number, item in enumerate(items, 1):
+        if shown and (number % 50 == 0 or number == total):
+            of = f" of {total}" if total else ""
+            print(f"\r{label}: {number}{of}", end="", file=sys.stderr)
+        yield item
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr)
+
+
+@contextmanager
+def application(arguments: argparse.Namespace) -> Iterator[Any]:
+    """The current application object, made from ``--config`` where the command has it."""
+    from antiphon.ops.app import Antiphon, current, using
+
+    config = getattr(arguments, "config", None)
+    if config is None:
+        yield current()
+        return
+    app = Antiphon(config)
+    with using(app):
+        yield app
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help="configuration file (default: antiphon.toml)")
+
+
+def when(ms: int | None) -> str:
+    """A time for people, in the local zone."""
+    from datetime import datetime
+
+    return "" if ms is None else datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(ms: float | None) -> str:
+    """A duration for people."""
+    if ms is None:
+        return ""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    return f"{ms / 1000:.1f} s" if ms < 60_000 else f"{ms / 60_000:.1f} min"

@@ -1,0 +1,74 @@
+"""A fence around replayed code: sockets, processes and writes outside a scratch folder are refused (D34).
+
+It is an audit hook: what bypasses Python (libpq, uvloop, gRPC, other native code) bypasses it too. On Linux the
+command line also enters an empty network namespace where the kernel allows it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from antiphon.errors import ReplayBlocked
+
+_state: ContextVar[list[str] | None] = ContextVar("antiphon_fence", default=None)
+_installed = False
+_SOCKETS = frozenset({"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"})
+_PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"})
+_CHANGES = frozenset({"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"})
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_HARMLESS = ("/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/proc/self/")
+
+
+def _allowed(path: Any) -> bool:
+    if isinstance(path, int):
+        return True
+    text = os.fsdecode(path) if isinstance(path, (str, bytes)) else str(path)
+    full = os.path.realpath(text)
+    scratch = os.path.realpath(tempfile.gettempdir())
+    return full.startswith((scratch + os.sep, *_HARMLESS)) or "__pycache__" in full
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    escapes = _state.get() if _installed else None
+    if escapes is None:
+        return
+    what = ""
+    if event in _SOCKETS:
+        target = args[1] if event == "socket.connect" and len(args) > 1 else args[:2]
+        if event == "socket.connect" and isinstance(target, (str, bytes)):
+            what = f"a connection to {target!r}"
+        else:
+            what = f"{event} {target!r}"
+    elif event in _PROCESSES:
+        what = f"starting a process ({args[0]!r})" if args else event
+    elif event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & _WRITE_FLAGS and not _allowed(args[0]):
+        what = f"writing {args[0]!r}"
+    elif event in _CHANGES and args and not _allowed(args[0]):
+        what = f"{event} {args[0]!r}"
+    if what:
+        escapes.append(what)
+        raise ReplayBlocked(f"A replay may not touch the world: {what} was refused.", hint="See docs: what strict means.")
+
+
+@contextmanager
+def fenced(active: bool = True) -> Iterator[list[str]]:
+    """Refuse sockets, processes and writes in this context; the list says what was tried."""
+    global _installed
+    escapes: list[str] = []
+    if not active:
+        yield escapes
+        return
+    if not _installed:
+        sys.addaudithook(_hook)
+        _installed = True
+    token = _state.set(escapes)
+    try:
+        yield escapes
+    finally:
+        _state.reset(token)

@@ -1,0 +1,64 @@
+"""Finding and reading runs: by id, unique prefix, ``latest`` or path (K8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from antiphon._drive import drive
+from antiphon._recording.recorder import resolve
+from antiphon._replay.tape import Tape
+from antiphon.contract.events import Event, RunManifest
+from antiphon.errors import InvalidInput, NotFound
+from antiphon.ops.app import Antiphon
+
+LATEST = "latest"
+_BATCH = 500
+
+
+def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
+    """The manifest of a run named by id, unique prefix, or ``latest`` (``None`` means the same)."""
+    journal = app.journal
+    if wanted is None or wanted == LATEST:
+        found = [m for m in drive(journal.runs(tenant=app.tenant, limit=50)) if m.source_run is None]
+        if not found:
+            raise NotFound("There is no recorded run yet.", hint="Record one: antiphon run agent.py:main")
+        return found[0]
+    exact = drive(journal.manifest(wanted))
+    if exact is not None and exact.tenant == app.tenant:
+        return exact
+    if not wanted.strip():
+        raise InvalidInput("The run id is empty.")
+    matches = drive(journal.runs(tenant=app.tenant, prefix=wanted, limit=10))
+    if len(matches) == 1:
+        return matches[0]
+    if not matches:
+        raise NotFound(f"There is no run {wanted!r}.", hint="List them: antiphon runs")
+    listed = ", ".join(f"{m.id} ({m.name})" for m in matches)
+    raise NotFound(f"{wanted!r} is the beginning of several runs.", hint=f"Candidates: {listed}", code="ambiguous")
+
+
+def is_artifact(wanted: str) -> bool:
+    """Whether *wanted* names a file rather than a run."""
+    return wanted.endswith((".antiphon", ".kurral", ".json")) or Path(wanted).is_file()
+
+
+def load_tape(app: Antiphon, manifest: RunManifest) -> Tape:
+    """The recording, ready to be asked; spilled payloads are brought back when they are needed."""
+
+    def whole(event: Event) -> Event:
+        payload = event.payload
+        if any(isinstance(value, dict) and "$blob" in value for value in payload.values()):
+            import msgspec
+
+            return msgspec.structs.replace(event, payload=drive(resolve(payload, app.blobs, app.tenant)))
+        return event
+
+    return Tape.load(manifest, app.journal, whole)
+
+
+def events_of(app: Antiphon, run: str, *, start: int = 0, stop: int | None = None) -> Iterator[Event]:
+    """The events of a run in order, read in batches."""
+    while batch := drive(app.journal.events(run, start=start, stop=stop, limit=_BATCH)):
+        yield from batch
+        start = batch[-1].seq + 1

@@ -1,0 +1,142 @@
+"""Runs the current code on the answers of a recording, and says where it went another way (K4, L5)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon._differ import diff_values
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.owner import owner_token
+from antiphon._recording.run import Run
+from antiphon._replay.current import Setup
+from antiphon._replay.observe import DivergenceFound, Observer, Seen
+from antiphon._replay.strict import StrictInvoker
+from antiphon._replay.tape import Tape
+from antiphon._scope import Site
+from antiphon.contract.events import RunManifest
+from antiphon.errors import Divergence
+from antiphon.ops.app import Antiphon, using
+from antiphon.ops.fence import fenced
+from antiphon.ops.start import arguments_of
+
+
+class StrictResult:
+    """What a strict re-execution found."""
+
+    def __init__(self, observer: Observer, invoker: StrictInvoker, setup: Setup) -> None:
+        self.observer = observer
+        self.invoker = invoker
+        self.setup = setup
+        self.output: Any = None
+        self.error: BaseException | None = None
+        self.escapes: list[str] = []
+
+    @property
+    def divergences(self) -> list[DivergenceFound]:
+        return self.observer.divergences
+
+
+def execute_strictly(app: Antiphon, tape: Tape, function: Callable[..., Any], *, fence: bool = True) -> StrictResult:
+    """Call *function* with the recorded input; every model, tool, clock and random answer comes from the tape."""
+    redactor = app._redactor.with_salt(tape.manifest.salt)
+    observer = Observer(tape, redactor.redact)
+    invoker = StrictInvoker(tape, observer)
+    setup = Setup()
+    result = StrictResult(observer, invoker, setup)
+
+    def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Any:
+        if kind == "call.started" and payload.get("kind") == "llm":
+            setup.saw_request(payload)
+        elif kind == "prompt":
+            setup.saw_prompt(payload)
+        return Seen(kind, site, payload, meta)
+
+    async def sink(rows: Sequence[Any], asynchronous: bool) -> None:
+        observer.see(rows)
+
+    recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, sink=sink)
+    recorder.scope.encode = encode
+    started = tape.event(0).payload
+    scope = recorder.scope
+    entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
+    observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **_input(started)}, {}),))
+    args, kwargs = arguments_of(started.get("input"))
+    run = Run(recorder, tape.manifest)
+    token = scope.activate()
+    try:
+        with using(app), fenced(fence) as escapes:
+            result.escapes = escapes
+            result.output = _call(function, args, kwargs)
+    except Divergence as error:
+        result.error = error
+    except Exception as error:
+        result.error = error
+    finally:
+        scope.deactivate(token)
+    del run
+    if result.error is None:
+        _compare_end(tape, observer, {"status": "completed", "output": _plain(result.output)})
+    elif not isinstance(result.error, Divergence):
+        kind = type(result.error)
+        error_payload = {
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "code": getattr(result.error, "code", kind.__name__),
+            "message": str(result.error),
+        }
+        _compare_end(tape, observer, {"status": "failed", "error": error_payload})
+    observer.finish()
+    return result
+
+
+def _input(started: dict[str, Any]) -> dict[str, Any]:
+    return {"input": started["input"]} if "input" in started else {}
+
+
+def _call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value = function(*args, **kwargs)
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio
+
+    async def finish() -> Any:
+        return await value
+
+    return asyncio.run(finish())
+
+
+def _plain(value: Any) -> Any:
+    from antiphon._recording.recorder import dump
+
+    return msgspec.json.decode(dump(value))
+
+
+def _compare_end(tape: Tape, observer: Observer, payload: dict[str, Any]) -> None:
+    if tape.last is None:
+        return
+    recorded = tape.event(tape.last.seq).payload
+    current = observer._redact(payload)
+    differences = diff_values(recorded, current, limit=50)
+    if differences:
+        place = len(tape.lanes.get("0", ())) - 1
+        kind = "error" if payload["status"] != recorded.get("status") else "output"
+        observer.add(DivergenceFound(kind, "0", place, tape.last.seq, "run.finished", tuple(differences)))
+
+
+def replay_manifest(app: Antiphon, tape: Tape, details: dict[str, Any]) -> RunManifest:
+    """A replay is itself a run, linked to its source (K1)."""
+    now = app.clock.now_ms()
+    source = tape.manifest
+    return msgspec.structs.replace(
+        source,
+        id=uuid7(),
+        status="completed",
+        started_at_ms=now,
+        finished_at_ms=now,
+        source_run=source.id,
+        replay=details,
+        tags={"owner": owner_token(), "replay": str(details.get("replayType", ""))},
+    )
