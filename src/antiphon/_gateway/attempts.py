@@ -15,6 +15,7 @@ from antiphon._gateway.threads import Abandoned, ThreadRunner, TimedOut
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import RecordedAttempt
 from antiphon.contract.result import Retried
+from antiphon.contract.spec import ToolSpec
 from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.classify import classify, is_control_flow
 from antiphon.decide.failure import Failure, timed_out
@@ -76,10 +77,7 @@ class Attempts:
                     self.vote(path, permits, None)
                     self.note(call, began, now, error_code="cancelled")
                     raise
-                if isinstance(error, TimedOut):
-                    failure = timed_out(error.seconds, still_running=error.still_running)
-                else:
-                    failure = classify(error, tool.spec)
+                failure = _failure(error, tool.spec)
                 self.note(call, began, now, error_code=failure.code, retriable=failure.retriable)
                 self.vote(path, permits, failure)
                 outcome, delay = self._judge(call, number, failure, error, now, path, budget, doubt)
@@ -149,10 +147,7 @@ class Attempts:
                 nested.__enter__()
             if tool.kind == "sync":
                 if limit is None and not self.core.asynchronous:
-                    value = tool.invoke(call.params, context)
-                    if inspect.isawaitable(value) and self.core.asynchronous:
-                        return await value
-                    return value
+                    return tool.invoke(call.params, context)
                 return await self._on_thread(call, context, limit)
             value = tool.invoke(call.params, context)
             if tool.kind == "async":
@@ -193,7 +188,15 @@ class Attempts:
     # -- judgement -----------------------------------------------------------------------------------------------
 
     def _judge(
-        self, call: Call, number: int, failure: Failure, error: BaseException, now: float, path: Path, budget: Any, doubt: bool
+        self,
+        call: Call,
+        number: int,
+        failure: Failure,
+        error: BaseException,
+        now: float,
+        path: Path,
+        budget: Any,
+        doubt: bool,
     ) -> tuple[Outcome, float | None]:
         """The outcome if this was the last attempt, or the pause before the next one."""
         tool, core = call.tool, self.core
@@ -216,14 +219,21 @@ class Attempts:
             doubt=doubt,
         )
         if isinstance(step, Retry):
-            return failed("retriable_error", failure.code, failure.message, retriable=True, attempts=number), step.delay_ms
+            return failed(
+                "retriable_error", failure.code, failure.message, retriable=True, attempts=number
+            ), step.delay_ms
         assert isinstance(step, Stop)
         if step.status == "outcome_unknown":
             message = f"{tool.full_name}: {failure.message}. {UNKNOWN_HINT}"
             outcome = failed("error", "outcome_unknown", message, attempts=number, reason=failure.code)
         else:
             outcome = failed(
-                step.status, failure.code, failure.message, retriable=failure.retriable, attempts=number, reason=step.reason
+                step.status,
+                failure.code,
+                failure.message,
+                retriable=failure.retriable,
+                attempts=number,
+                reason=step.reason,
             )
         outcome.exception = error
         if open_now:
@@ -293,12 +303,20 @@ class Attempts:
         call.attempts = (*call.attempts, attempt) if call.attempts else (attempt,)
 
 
+def _failure(error: BaseException, spec: ToolSpec) -> Failure:
+    """What went wrong, classified; a limit of ours is told apart from the tool's own errors."""
+    if isinstance(error, TimedOut):
+        return timed_out(error.seconds, still_running=error.still_running)
+    return classify(error, spec)
+
+
 async def _within(awaitable: Any, seconds: float) -> Any:
     """Await with a limit of ours, told apart from a ``TimeoutError`` of the tool's own."""
     import asyncio
 
+    timeout = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as timeout:
+        async with timeout:
             return await awaitable
     except TimeoutError:
         if timeout.expired():

@@ -146,40 +146,40 @@ def from_envelope(envelope: ToolCallEnvelope, tool: Tool, wall_ms: int, monotoni
     target, payload, transport, control = envelope.target, envelope.payload, envelope.transport, envelope.control
     call = Call(tool, payload.params, target.session_key, target.actor_id, envelope.request_id)
     if envelope.tool_call_id is not UNSET:
-        call.call_id = envelope.tool_call_id  # type: ignore[assignment]
+        call.call_id = envelope.tool_call_id
     call.identity = call.call_id or envelope.request_id
     if payload.idempotency_key is not UNSET:
-        call.given_key = payload.idempotency_key  # type: ignore[assignment]
+        call.given_key = payload.idempotency_key
     call.mode = transport.dedupe_mode
     call.max_attempts = min(call.max_attempts, transport.retry_budget.max_attempts)
     call.max_elapsed_ms = min(call.max_elapsed_ms, transport.retry_budget.max_elapsed_ms)
     if transport.circuit_breaker_hint is not UNSET:
-        call.hint = transport.circuit_breaker_hint  # type: ignore[assignment]
+        call.hint = transport.circuit_breaker_hint
     hints = payload.call_hints
     if hints is not UNSET:
-        call.safety = hints.safety_critical is True  # type: ignore[union-attr]
-        call.retry_safe = hints.expected_retry_safe is True  # type: ignore[union-attr]
-        if hints.timeout_ms is not UNSET:  # type: ignore[union-attr]
-            seconds = hints.timeout_ms / 1000  # type: ignore[union-attr, operator]
+        call.safety = hints.safety_critical is True
+        call.retry_safe = hints.expected_retry_safe is True
+        if hints.timeout_ms is not UNSET:
+            seconds = hints.timeout_ms / 1000
             call.timeout = seconds if call.timeout is None else min(call.timeout, seconds)
     if control.deadline_at_ms is not UNSET:
-        call.deadline_ms = control.deadline_at_ms  # type: ignore[assignment]
-        call.deadline = monotonic + (control.deadline_at_ms - wall_ms) / 1000  # type: ignore[operator]
+        call.deadline_ms = control.deadline_at_ms
+        call.deadline = monotonic + (control.deadline_at_ms - wall_ms) / 1000
     if control.from_hook is not UNSET:
-        call.from_hook = control.from_hook  # type: ignore[assignment]
+        call.from_hook = control.from_hook
     if control.request_tags is not UNSET:
-        call.tags = control.request_tags  # type: ignore[assignment]
+        call.tags = control.request_tags
     if target.workspace_id is not UNSET:
-        call.workspace = target.workspace_id  # type: ignore[assignment]
+        call.workspace = target.workspace_id
     if target.tenant_id is not UNSET:  # an envelope can narrow its tenant, never choose it (D31)
         call.workspace = f"{target.tenant_id}/{call.workspace or ''}"
     if target.correlation_id is not UNSET:
-        call.correlation_id = target.correlation_id  # type: ignore[assignment]
+        call.correlation_id = target.correlation_id
     trace = envelope.trace
     if trace.traceparent is not UNSET:
-        call.traceparent = trace.traceparent  # type: ignore[assignment]
+        call.traceparent = trace.traceparent
     if trace.baggage is not UNSET:
-        call.baggage = trace.baggage  # type: ignore[assignment]
+        call.baggage = trace.baggage
     reuse = tool.reuse_default
     if reuse is None:
         reuse = "never" if tool.spec.effect == "write" else "session"

@@ -152,9 +152,7 @@ async def answer_if_done(core: Core, call: Call) -> Outcome | None:
     return None
 
 
-async def _reuse(
-    core: Core, call: Call, found: DedupeRecord, matched_on: Any, shared: bool, now_ms: int
-) -> Outcome:
+async def _reuse(core: Core, call: Call, found: DedupeRecord, matched_on: Any, shared: bool, now_ms: int) -> Outcome:
     outcome = await core.keeper.restore(call, found)
     outcome.from_cache = True
     outcome.matched_on = matched_on
@@ -166,7 +164,7 @@ async def _reuse(
             await core.journal().alias(call.key, call.identity, found.version)
     if call.scope is not None:
         record.decision(call, "reused", {"state": found.state}, {"matchedOn": matched_on, "ageMs": outcome.age_ms})
-    core.telemetry.hit(call, found.state if not matched_on == "inflight" else "inflight")
+    core.telemetry.hit(call, "inflight" if matched_on == "inflight" else found.state)
     return outcome
 
 
@@ -241,9 +239,9 @@ async def settle(core: Core, call: Call, outcome: Outcome) -> None:
     if outcome.attempts == 0:
         final = Final("cancelled", call.tool.ttl.failed_ms, dispatched=False)
     elif outcome.status == "success":
-        final = core.keeper.small_success(call, outcome)
-        if final is None:
-            final = await core.keeper.final_success(core, call, outcome.value, outcome)
+        final = core.keeper.small_success(call, outcome) or await core.keeper.final_success(
+            core, call, outcome.value, outcome
+        )
     else:
         error = (outcome.code, core.keeper.clean(outcome.message), outcome.terminal, outcome.retriable)
         unknown = outcome.code == rules.UNKNOWN_CODE
@@ -284,7 +282,9 @@ async def interrupted(core: Core, call: Call, interrupt: BaseException) -> None:
         final = Final("cancelled", call.tool.ttl.failed_ms, attempts=call.attempts, attempt_count=1, dispatched=True)
     else:
         final = unknown_final(call, f"the caller was interrupted ({type(interrupt).__name__})")
-    outcome = failed("error", "cancelled", f"{call.tool.full_name} was interrupted: {type(interrupt).__name__}.", attempts=1)
+    outcome = failed(
+        "error", "cancelled", f"{call.tool.full_name} was interrupted: {type(interrupt).__name__}.", attempts=1
+    )
     try:
         if core.asynchronous:
             import asyncio

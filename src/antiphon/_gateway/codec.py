@@ -57,7 +57,7 @@ def decoder(returns: Any) -> Callable[[bytes], Any]:
 
     validate = getattr(kind, "model_validate_json", None)
     if callable(validate):
-        return validate
+        return lambda data: validate(data)
 
     def convert(data: bytes) -> Any:
         try:
@@ -76,7 +76,11 @@ def _model_type(returns: Any) -> Any:
 
     import msgspec
 
-    if dataclasses.is_dataclass(returns) or issubclass(returns, msgspec.Struct) or hasattr(returns, "model_validate_json"):
+    if (
+        dataclasses.is_dataclass(returns)
+        or issubclass(returns, msgspec.Struct)
+        or hasattr(returns, "model_validate_json")
+    ):
         return returns
     if returns.__module__ in ("datetime", "uuid", "decimal"):
         return returns

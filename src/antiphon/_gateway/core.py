@@ -222,9 +222,7 @@ class Core:
         self.telemetry.shadow(call, verdict or "run")
         return await self.attempts.once(call)
 
-    async def finish(
-        self, call: Call, outcome: Outcome, hooked: HookCall | None, *, recorded: bool = True
-    ) -> Outcome:
+    async def finish(self, call: Call, outcome: Outcome, hooked: HookCall | None, *, recorded: bool = True) -> Outcome:
         """Tell everybody who has to know what came of the call."""
         if hooked is not None and outcome.attempts == 0:
             self.hooks.after(hooked, outcome)

@@ -64,8 +64,12 @@ def exception_of(call: Call, outcome: Outcome) -> BaseException:
         return error
     if kind is None:
         kind = _BY_STATUS.get(outcome.status, errors.CallFailed)
-    data = {"tool": call.tool.full_name, "attempts": outcome.attempts, "status": outcome.status}
-    return kind(outcome.message, code=outcome.code, **data) if kind is not errors.InvalidInput else kind(outcome.message, **data)
+    data: dict[str, Any] = {"tool": call.tool.full_name, "attempts": outcome.attempts, "status": outcome.status}
+    return (
+        kind(outcome.message, code=outcome.code, **data)
+        if kind is not errors.InvalidInput
+        else kind(outcome.message, **data)
+    )
 
 
 def invalid(envelope: Any, message: str, core: Core, *, code: str = "validation_error") -> ToolResultEnvelope:
@@ -94,7 +98,9 @@ def suspended(core: Core, call: Call, error: BaseException) -> Outcome:
         core.renewer.release(call)
         final = claims.unknown_final(call, "an asynchronous part suspended inside the synchronous face")
         drive(claims.write(core, call, final, None))
-    return failed("error", "outcome_unknown", f"{call.tool.full_name}: {error}. Use an AsyncGateway for it.", attempts=1)
+    return failed(
+        "error", "outcome_unknown", f"{call.tool.full_name}: {error}. Use an AsyncGateway for it.", attempts=1
+    )
 
 
 # -- the layer switched off (R12, TR-14) -------------------------------------------------------------------------

@@ -34,7 +34,12 @@ class _Face:
     core: Core
 
     def tool(
-        self, name: str | Callable[..., Any] | None = None, *, namespace: str = "tools", idempotent: bool, **declared: Any
+        self,
+        name: str | Callable[..., Any] | None = None,
+        *,
+        namespace: str = "tools",
+        idempotent: bool,
+        **declared: Any,
     ) -> Callable[[F], F]:
         """Decorate a function: every call of it goes through the gateway; signature and types stay.
 
@@ -119,7 +124,9 @@ class _Face:
     def _named_call(self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None) -> Call:
         tool = self.core.tools.get(name)
         if tool is None:
-            raise NotFound(f"No tool named {name!r} is registered.", hint=f"Registered: {', '.join(sorted(self.tools))}.")
+            raise NotFound(
+                f"No tool named {name!r} is registered.", hint=f"Registered: {', '.join(sorted(self.tools))}."
+            )
         call = Call(tool, dict(arguments), state.session.key, state.session.actor, uuid7())
         call.call_id = call_id
         call.turn = state
@@ -193,7 +200,7 @@ class Gateway(_Face):
             return edge.suspended(self.core, call, error)
 
     def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
-        """Run one call envelope (wire form or object). Never raises for a bad envelope: the result says what is wrong."""
+        """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
         call = self._envelope_call(envelope)
         if isinstance(call, ToolResultEnvelope):
             return call
@@ -290,7 +297,7 @@ class AsyncGateway(_Face):
         return guarded
 
     async def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
-        """Run one call envelope (wire form or object). Never raises for a bad envelope: the result says what is wrong."""
+        """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
         call = self._envelope_call(envelope)
         if isinstance(call, ToolResultEnvelope):
             return call
@@ -328,5 +335,3 @@ class AsyncGateway(_Face):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+
 from antiphon._gateway import codec, record
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon.decide.loop import LoopGuard, LoopPolicy

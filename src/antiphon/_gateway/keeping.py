@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from antiphon._drive import drive
 from antiphon._gateway import codec
 from antiphon._gateway.call import Call, Outcome, failed
+from antiphon._gateway.parts import Parts
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import AntiphonError, StoreError
-from antiphon._gateway.parts import Parts
 from antiphon.ports import Final
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ class Keeper:
 
     async def _data(self, record: DedupeRecord) -> bytes | None:
         if record.payload is not UNSET:
-            return bytes(record.payload)  # type: ignore[arg-type]
+            return bytes(record.payload)
         if record.payload_sealed is not UNSET:
-            return self._unseal(record.payload_sealed)  # type: ignore[arg-type]
+            return self._unseal(record.payload_sealed)
         if record.payload_ref is UNSET:
             return None
         ref = str(record.payload_ref)
@@ -158,7 +158,9 @@ def _restore_failure(record: DedupeRecord) -> Outcome:
     error: Any = record.error
     if error is UNSET:
         return failed("error", record.state, f"The earlier call ended as {record.state}.")
-    attempts = 0 if record.execution is UNSET else record.execution.attempt_count  # type: ignore[union-attr]
+    attempts = 0 if record.execution is UNSET else record.execution.attempt_count
     if error.should_retriable:
-        return failed("retry_exhausted" if attempts > 1 else "retriable_error", error.code, error.message, retriable=True)
+        return failed(
+            "retry_exhausted" if attempts > 1 else "retriable_error", error.code, error.message, retriable=True
+        )
     return failed("error", error.code, error.message)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import uuid
 from functools import lru_cache
+from pathlib import Path
 
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
+        return Path(path).read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
@@ -29,7 +29,7 @@ def _started(pid: int) -> str:
 def _place() -> str:
     boot = _read("/proc/sys/kernel/random/boot_id")[:8]
     try:
-        namespace = os.readlink("/proc/self/ns/pid").strip("pid:[]")
+        namespace = str(Path("/proc/self/ns/pid").readlink()).strip("pid:[]")
     except OSError:
         return ""
     return f"{boot}.{namespace}" if boot else ""

@@ -50,7 +50,11 @@ def _started(call: Call, scope: RunScope) -> Row:
     }
     if call.redacted:
         payload["keyOf"] = "redacted"
-    meta: dict[str, Any] = {"requestId": call.request_id, "keyFingerprint": call.fingerprint, "idempotent": spec.idempotent}
+    meta: dict[str, Any] = {
+        "requestId": call.request_id,
+        "keyFingerprint": call.fingerprint,
+        "idempotent": spec.idempotent,
+    }
     if call.call_id is not None:
         meta["callId"] = call.call_id
     if spec.effect is not None:

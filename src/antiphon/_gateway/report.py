@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -10,6 +11,8 @@ from antiphon.decide.breaker import Transition
 from antiphon.decide.failure import Failure
 from antiphon.errors import StoreError
 from antiphon.ports import Listener
+
+log = logging.getLogger("antiphon.telemetry")
 
 
 class Metrics(Protocol):
@@ -50,7 +53,7 @@ class Reporter:
             try:
                 listener.emit(event, fields)
             except Exception:
-                continue
+                log.exception("a listener failed on %s", event)
 
     def _fields(self, call: Call, **more: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {

@@ -208,4 +208,3 @@ async def reused_chunks_async(outcome: Outcome) -> AsyncIterator[Any]:
     """A reused stream for asynchronous readers."""
     for data in reused_chunks(outcome):
         yield data
-

@@ -63,7 +63,9 @@ class Tool:
         """Prepared keys by session, actor and workspace."""
         self.signature = _signature(function)
         self.context_param = _context_param(self.signature)
-        params = [p for p in self.signature.parameters.values() if p.name != self.context_param] if self.signature else []
+        params = (
+            [p for p in self.signature.parameters.values() if p.name != self.context_param] if self.signature else []
+        )
         plain = self.signature is not None and all(p.kind in _PLAIN for p in params)
         self.names: tuple[str, ...] = (
             tuple(p.name for p in params if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) if plain else ()
@@ -95,7 +97,11 @@ class Tool:
         """Named parameters of a Python call, defaults included; ``TypeError`` as Python would raise it."""
         names = self.name_set
         if names is not None and len(args) <= len(self.names):
-            params = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs} if args else {**self.defaults, **kwargs}
+            params = (
+                {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
+                if args
+                else {**self.defaults, **kwargs}
+            )
             if len(params) == len(names) and len(args) + len(kwargs) <= len(names) and params.keys() == names:
                 if not (args and kwargs and any(name in kwargs for name in self.names[: len(args)])):
                     return params
@@ -123,7 +129,11 @@ class Tool:
 
     def invoke(self, params: dict[str, Any], context: CallContext | None) -> Any:
         """Call the function with named parameters (and its context, if it asks for one)."""
-        extra = {self.context_param: context} if self.context_param is not None and self.context_param not in params else None
+        extra = (
+            {self.context_param: context}
+            if self.context_param is not None and self.context_param not in params
+            else None
+        )
         if self.name_set is not None or self.signature is None:
             return self.function(**params, **extra) if extra else self.function(**params)
         args: list[Any] = []
@@ -132,7 +142,11 @@ class Tool:
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY and parameter.name in rest:
                 args.append(rest.pop(parameter.name))
             elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                before = [p.name for p in self.signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+                before = [
+                    p.name
+                    for p in self.signature.parameters.values()
+                    if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+                ]
                 args.extend(rest.pop(name) for name in before if name in rest)
                 args.extend(rest.pop(parameter.name, ()))
         return self.function(*args, **rest)

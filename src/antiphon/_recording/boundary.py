@@ -47,8 +47,7 @@ class Boundary:
         if self.scope.invoker is None:
             return None
         call = Invocation(self.kind, self.name, self.arguments, self.digest, self.site, None, self.stream)
-        answer = await self.scope.invoker.answer(call)
-        return answer
+        return await self.scope.invoker.answer(call)
 
     async def _write(self, *rows: Row) -> None:
         if self.scope.sink is not None and rows:
@@ -71,7 +70,12 @@ class Boundary:
             await self._write(row)
 
     async def finish(
-        self, outcome: str, *, value: Any = None, error: dict[str, Any] | None = None, meta: dict[str, Any] | None = None
+        self,
+        outcome: str,
+        *,
+        value: Any = None,
+        error: dict[str, Any] | None = None,
+        meta: dict[str, Any] | None = None,
     ) -> None:
         """Write the outcome: ``ok``, ``error`` or ``refusal``."""
         payload: dict[str, Any] = {"outcome": outcome}

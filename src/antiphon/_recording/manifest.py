@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -36,10 +37,14 @@ _GIT_SECONDS = 2.0
 def _git(folder: str) -> tuple[str | None, bool | None]:
     """Commit of the checkout around *folder*, and whether it has uncommitted changes."""
 
+    git = shutil.which("git")
+    if git is None:
+        return None, None
+
     def ask(*words: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", folder, *words], capture_output=True, text=True, timeout=_GIT_SECONDS, check=False
+                [git, "-C", folder, *words], capture_output=True, text=True, timeout=_GIT_SECONDS, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

@@ -10,13 +10,13 @@ from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.errors import AntiphonError, CallFailed, InvalidInput
-from antiphon.llm.key import llm_cache_key, variant_digest
+from antiphon.llm.key import Recipe, llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.request import canonical_request
 from antiphon.llm.response import summarise
 from antiphon.ports import Answer
 
-RECIPE = "rfc0041"
+RECIPE: Recipe = "rfc0041"
 
 
 def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def open_llm(
     digest: str | None = None
     canonical: Any = body
     try:
-        canonical = canonical_request(body, provider=provider)
+        canonical = canonical_request(body, provider=provider)  # type: ignore[arg-type]
         digest = llm_cache_key(canonical, recipe=RECIPE)
         payload["variant"] = variant_digest(canonical)
         payload["request"] = canonical

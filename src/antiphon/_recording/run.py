@@ -215,5 +215,3 @@ class Run:
             found += batch
             start = batch[-1].seq + 1
         return found
-
-

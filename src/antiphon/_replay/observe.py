@@ -30,7 +30,7 @@ class DivergenceFound(NamedTuple):
     kind: str
     """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error`` or ``draw``."""
     lane: str
-    index: int
+    at: int
     """Position in the lane."""
     seq: int | None
     """The recorded event, if there is one."""
@@ -47,7 +47,7 @@ class DivergenceFound(NamedTuple):
         wire: dict[str, Any] = {
             "kind": self.kind,
             "lane": self.lane,
-            "index": self.index,
+            "index": self.at,
             "what": self.what,
             "fields": [diff.to_wire() for diff in self.fields],
         }
@@ -129,7 +129,8 @@ class Observer:
         fields = tuple(best.diffs[:_SHOWN]) if best is not None else ()
         note = ""
         if near is not None and not fields:
-            note = f"recorded in lane {near.lane} as occurrence {near.nth + 1}, asked for in lane {site.lane} as {site.nth + 1}"
+            asked = f"asked for in lane {site.lane} as occurrence {site.nth + 1}"
+            note = f"recorded in lane {near.lane} as occurrence {near.nth + 1}, {asked}"
         found = DivergenceFound(
             "miss",
             site.lane,

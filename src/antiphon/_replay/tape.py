@@ -43,7 +43,20 @@ class Key(NamedTuple):
 class RecordedCall:
     """One call of the recording: its place, and where its events are."""
 
-    __slots__ = ("_payload", "call", "chunks", "digest", "finished", "index", "kind", "lane", "name", "nth", "started", "used")
+    __slots__ = (
+        "_payload",
+        "call",
+        "chunks",
+        "digest",
+        "finished",
+        "index",
+        "kind",
+        "lane",
+        "name",
+        "nth",
+        "started",
+        "used",
+    )
 
     def __init__(self, event: Event) -> None:
         payload = event.payload

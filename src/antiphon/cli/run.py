@@ -13,14 +13,20 @@ EXAMPLE = "example:\n  antiphon run examples/support_agent.py:main --input '\"My
 
 
 def register(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
     parser.add_argument("target", help="file.py:function or module:function")
-    parser.add_argument("--input", metavar="JSON", help="the argument, as JSON (an object with args/kwargs for several)")
-    parser.add_argument("--resume", metavar="RUN", help="go on with an interrupted run: finished calls are not made again")
+    parser.add_argument(
+        "--input", metavar="JSON", help="the argument, as JSON (an object with args/kwargs for several)"
+    )
+    parser.add_argument(
+        "--resume", metavar="RUN", help="go on with an interrupted run: finished calls are not made again"
+    )
     add_config(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Run the entry point; 1 if the agent failed."""
     from antiphon.ops.start import start
 
     with application(arguments) as app:
@@ -51,4 +57,6 @@ def _input(text: str | None) -> object:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"--input is not JSON: {error}.", hint="A plain text needs its quotes: --input '\"hello\"'") from None
+        raise InvalidInput(
+            f"--input is not JSON: {error}.", hint="A plain text needs its quotes: --input '\"hello\"'"
+        ) from None

@@ -74,7 +74,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str, str], text: str) -> Loaded:
-    sources = {key: name for key in _leaves(table)}
+    sources = dict.fromkeys(_leaves(table), name)
     try:
         config = msgspec.convert(table, Config)
     except msgspec.ValidationError as error:
@@ -162,6 +162,10 @@ def _line_of(text: str, path: str, leaf: str) -> int:
             if section == leaf or section.endswith("." + leaf):
                 return number
         key = re.match(r'\s*"?([\w./-]+)"?\s*=', line)
-        if key and key[1].rpartition(".")[2] == leaf and (not path or path.split(".")[0] in (section.split(".")[0], leaf)):
+        if (
+            key
+            and key[1].rpartition(".")[2] == leaf
+            and (not path or path.split(".")[0] in (section.split(".")[0], leaf))
+        ):
             return number
     return 0

@@ -86,7 +86,9 @@ def store_of(config: Config) -> Store:
 
 def rules_of(config: Config) -> Rules:
     """The redaction rules: ours and the user's."""
-    own = tuple(Rule(name=rule.name, pattern=rule.pattern or "", field=rule.field or "") for rule in config.redact.rules)
+    own = tuple(
+        Rule(name=rule.name, pattern=rule.pattern or "", field=rule.field or "") for rule in config.redact.rules
+    )
     fields = tuple(Rule(name="field", field=name) for name in config.redact.fields)
     return Rules(personal=config.redact.personal_data, user=(*own, *fields))
 

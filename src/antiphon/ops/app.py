@@ -157,7 +157,7 @@ class Antiphon:
     def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop."""
         info = getattr(function, AGENT_MARK, {})
-        name = info.get("name") or getattr(function, "__name__", "agent")
+        name = str(info.get("name") or getattr(function, "__name__", "agent"))
         run = self.run(name, input=_input_of(args, kwargs), entry=entry_of(function), function=function)
         if not inspect.iscoroutinefunction(inspect.unwrap(function)):
             with _noted(run), run, using(self):

@@ -17,14 +17,18 @@ def load_entry(target: str) -> Callable[..., Any]:
     """The entry point; a clear error where it cannot be found or imported."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
-        raise InvalidInput(f"{target!r} does not name an entry point.", hint="Write file.py:function or module:function.")
+        raise InvalidInput(
+            f"{target!r} does not name an entry point.", hint="Write file.py:function or module:function."
+        )
     module = _script(Path(place)) if place.endswith(".py") else _module(place)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
         if found is None:
             known = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))[:10])
-            raise NotFound(f"{place} has no {name!r}.", hint=f"It has: {known or 'no functions'}.", code="entry_missing")
+            raise NotFound(
+                f"{place} has no {name!r}.", hint=f"It has: {known or 'no functions'}.", code="entry_missing"
+            )
     if not callable(found):
         raise InvalidInput(f"{target} is not callable.")
     return found  # type: ignore[no-any-return]

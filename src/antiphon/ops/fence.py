@@ -19,8 +19,12 @@ from antiphon.errors import ReplayBlocked
 _state: ContextVar[list[str] | None] = ContextVar("antiphon_fence", default=None)
 _installed = False
 _SOCKETS = frozenset({"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"})
-_PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"})
-_CHANGES = frozenset({"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"})
+_PROCESSES = frozenset(
+    {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"}
+)
+_CHANGES = frozenset(
+    {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
+)
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _HARMLESS = ("/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/proc/self/")
 
@@ -47,13 +51,21 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
             what = f"{event} {target!r}"
     elif event in _PROCESSES:
         what = f"starting a process ({args[0]!r})" if args else event
-    elif event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & _WRITE_FLAGS and not _allowed(args[0]):
+    elif (
+        event == "open"
+        and len(args) > 2
+        and isinstance(args[2], int)
+        and args[2] & _WRITE_FLAGS
+        and not _allowed(args[0])
+    ):
         what = f"writing {args[0]!r}"
     elif event in _CHANGES and args and not _allowed(args[0]):
         what = f"{event} {args[0]!r}"
     if what:
         escapes.append(what)
-        raise ReplayBlocked(f"A replay may not touch the world: {what} was refused.", hint="See docs: what strict means.")
+        raise ReplayBlocked(
+            f"A replay may not touch the world: {what} was refused.", hint="See docs: what strict means."
+        )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
         args, kwargs = arguments_of(given)
         info = getattr(function, AGENT_MARK, {})
         run = app.run(
-            info.get("name") or getattr(function, "__name__", "agent"),
+            str(info.get("name") or getattr(function, "__name__", "agent")),
             input=given if is_arguments(given) else None if given is None else {"args": [given]},
             entry=entry_of(function),
             function=function,
