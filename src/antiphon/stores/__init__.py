@@ -6,13 +6,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from antiphon.stores.composed import ComposedStore
     from antiphon.stores.memory import MemoryStore
     from antiphon.stores.postgres import PostgresStore
+    from antiphon.stores.redis import RedisStore
     from antiphon.stores.sqlite import SQLiteStore
 
-_MODULES = {"MemoryStore": "memory", "PostgresStore": "postgres", "SQLiteStore": "sqlite"}
+_MODULES = {
+    "ComposedStore": "composed",
+    "MemoryStore": "memory",
+    "PostgresStore": "postgres",
+    "RedisStore": "redis",
+    "SQLiteStore": "sqlite",
+}
 
-__all__ = ["MemoryStore", "PostgresStore", "SQLiteStore"]
+__all__ = ["ComposedStore", "MemoryStore", "PostgresStore", "RedisStore", "SQLiteStore"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from antiphon.stores._redis_log import BreakerStates, RunLog, breaker_of
 from antiphon.stores._redis_push import Hub
 from antiphon.stores._redis_reads import Reads
 from antiphon.stores._redis_url import Target
+from antiphon.stores._settling import Settling
 
 Manifests = list[RunManifest]
 Events = list[Event]
@@ -45,6 +46,7 @@ class RedisJournal:
         self._admin = ClaimAdmin(self._link, names)
         self._log = RunLog(self._link, names, self._steps.nonce)
         self._breakers = BreakerStates(self._link, names)
+        self._settling = Settling()
         self._reads: Reads
         self._hub: Hub
 
@@ -63,9 +65,11 @@ class RedisJournal:
         return answer
 
     async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        if events:
-            await self._write(events)
-        return await self._steps.settle(key, version, final)
+        if not events:
+            return await self._steps.settle(key, version, final)
+        return await self._settling.run(
+            key, version, events, self._write, lambda: self._steps.settle(key, version, final)
+        )
 
     async def _write(self, events: Sequence[Row]) -> None:
         runs: dict[str, list[Row]] = {}
