@@ -48,7 +48,7 @@ def decode(document: Any, kind: type[T]) -> T:
         found = _PATH.search(text)
         path = found["path"] if found else "$"
         field = _FIELD.search(text)
-        if field and not path.endswith("]") and not path.endswith("." + field["name"]):
+        if field and not path.endswith("." + field["name"]):
             path = f"{path}.{field['name']}"
         raise ContractError(f"{_PATH.sub('', text)} (at {path}).", path=path) from None
     except RecursionError:
@@ -57,4 +57,4 @@ def decode(document: Any, kind: type[T]) -> T:
 
 def given(value: T | UnsetType) -> T | None:
     """``None`` where an optional field is absent."""
-    return None if value is UNSET else value  # type: ignore[return-value]
+    return None if value is UNSET else value

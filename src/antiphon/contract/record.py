@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
-from antiphon.contract._base import UNSET, Millis, UnsetType, Value
+from antiphon.contract._base import UNSET, Millis, UnsetType, Value, decode
 
 ClaimState = Literal["inflight", "done", "failed", "cancelled"]
 RECORD_VERSION = 1
@@ -81,3 +81,8 @@ class DedupeRecord(Value, frozen=True):
         """The JSON form as plain Python data."""
         wire: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return wire
+
+    @classmethod
+    def from_wire(cls, document: Any) -> Self:
+        """Read the JSON form; plain data goes through JSON, for the payload is kept as its bytes."""
+        return decode(document if isinstance(document, (bytes, bytearray, str)) else msgspec.json.encode(document), cls)

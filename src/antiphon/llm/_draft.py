@@ -35,6 +35,7 @@ TRANSPORT: Final = (
 """Fields that cannot change what a model answers: they are left out of every key."""
 
 _LAST_STEP: Final = re.compile(r'(?:\.[^.\[\]"]+|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z')
+_SNAKE: Final = re.compile("_([a-z])")
 _FIELD_ORDER: Final = (
     "temperature",
     "responseSchema",
@@ -81,15 +82,17 @@ _VERBATIM: Final = (".arguments", ".block", ".parameters", ".hosted", ".response
 class Draft:
     """Collects messages, tools and settings of one request."""
 
-    def __init__(self, body: Any, *, vendor: str, model: str | None = None) -> None:
+    def __init__(self, body: Any, *, vendor: str, model: str | None = None, camel: bool = False) -> None:
         self.body = Fields(body, "$")
         self.vendor = vendor
+        self._camel = camel
         self._messages: list[dict[str, Any]] = []
         self._tools: list[tuple[dict[str, Any], str, str]] = []
         self._fields: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
         self._refs: dict[str, str] = {}
         self._developer: list[int] = []
+        self._calls: dict[str, str] = {}
         self._ignored: list[str] = self.body.drop(*TRANSPORT)
         self._model = model
         if model is None:
@@ -115,6 +118,13 @@ class Draft:
                 self._refs[f"{place}.content[{index}]"] = piece.path
                 for suffix, inner in piece.inner:
                     self._refs[f"{place}.content[{index}]{suffix}"] = inner
+        if role == "tool" and self._calls.get(fields.get("toolCallId") or "") == fields.get("name"):
+            fields.pop("name", None)  # the call it answers has said it; not every vendor repeats it
+        self._calls.update(
+            (piece.block["id"], piece.block["name"])
+            for piece in pieces
+            if piece.block["type"] == "toolCall" and "id" in piece.block
+        )
         message.update((name, value) for name, value in fields.items() if value)
         self._messages.append(message)
 
@@ -161,6 +171,8 @@ class Draft:
 
     def option(self, name: str, value: Any, path: str) -> None:
         """Keep something only this vendor knows, so that no key ever ignores it."""
+        if self._camel:  # a vendor that takes both spellings means one option by them
+            name = _SNAKE.sub(lambda found: found[1].upper(), name)
         key = f"vendor.{self.vendor}.{name}"
         self._options[key] = value
         self._refs[f"$.providerOptions[{json.dumps(key)}]"] = path

@@ -31,9 +31,10 @@ def read(draft: Draft) -> None:
         _content(draft, system, path, role="system")
     contents = body.take("contents")
     if isinstance(contents, (str, dict)):
-        contents = [contents]
-    for index, value in enumerate(as_list(contents, "$.contents")):
-        _content(draft, value, f"$.contents[{index}]")
+        _content(draft, contents, "$.contents")
+    else:
+        for index, value in enumerate(as_list(contents, "$.contents")):
+            _content(draft, value, f"$.contents[{index}]")
     for value, at in body.items("tools"):
         _tools(draft, Fields(value, at))
     _choice(draft)
@@ -72,15 +73,23 @@ def _content(draft: Draft, value: Any, path: str, role: str = "") -> None:
 
 
 def _result(draft: Draft, part: Fields) -> None:
+    """A tool's result; ``output`` and ``error`` alone are Gemini's way to say what it returned, or that it failed."""
     result = part.fields("functionResponse", "function_response")
     assert result is not None
     name = result.need_text("name")
     call_id = result.text("id")
     at = result.at("response")
-    value = result.object("response")
-    piece = Piece({"type": "json", "value": {} if value is None else value}, at, ((".value", at),))
+    value: Any = result.object("response") or {}
+    is_error = value.keys() == {"error"}
+    if is_error or value.keys() == {"output"}:
+        inner = "error" if is_error else "output"
+        at, value = f"{at}.{inner}", value[inner]
+    if isinstance(value, str):
+        pieces = [text_piece(value, at)] if value else []
+    else:
+        pieces = [Piece({"type": "json", "value": value}, at, ((".value", at),))]
     extra = {**result.rest(), **part.rest()}
-    draft.say("tool", [piece], result.path, name=name, toolCallId=call_id, vendorFields=extra)
+    draft.say("tool", pieces, result.path, name=name, toolCallId=call_id, isError=is_error, vendorFields=extra)
 
 
 def _piece(draft: Draft, part: Fields, value: dict[str, Any], path: str) -> Piece:

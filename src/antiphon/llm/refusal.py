@@ -121,7 +121,8 @@ def _openai_responses(response: dict[str, Any]) -> Verdict:
                 return "refusal", texts(part.get("refusal")) or "refusal"
     if dig(response, "incomplete_details", "reason") == "content_filter":
         return "refusal", "content_filter"
-    return _VALID if isinstance(response.get("output"), list) else _UNKNOWN
+    ended_badly = response.get("status") in ("failed", "cancelled")
+    return _VALID if isinstance(response.get("output"), list) and not ended_badly else _UNKNOWN
 
 
 def _anthropic(response: dict[str, Any]) -> Verdict:

@@ -45,7 +45,7 @@ def canonical_request_with_refs(
     default_vendor, read = DIALECTS[provider]
     if provider == "gemini":
         model, body = _gemini_model(model, body)
-    draft = Draft(body, vendor=vendor or default_vendor, model=model)
+    draft = Draft(body, vendor=vendor or default_vendor, model=model, camel=provider == "gemini")
     try:
         read(draft)
         return draft.done()
