@@ -88,7 +88,7 @@ class Run:
             payload["input"] = self.input
         recorder = self._recorder
         drive(recorder.journal.open_run(self._manifest))
-        drive(recorder.scope.sink((recorder.encode("run.started", None, payload, {}),), False))  # type: ignore[misc, arg-type]
+        drive(recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, {}),)))
         self._token = self.scope.activate()
         return self
 
@@ -110,9 +110,13 @@ class Run:
                 "message": str(error),
             }
         recorder = self._recorder
-        drive(recorder.scope.sink((recorder.encode("run.finished", None, payload, {}),), False))  # type: ignore[misc, arg-type]
+        first = drive(recorder.journal.append(self.id, (recorder.encode("run.finished", None, payload, {}),)))
         self._manifest = msgspec.structs.replace(
-            self._manifest, status=status, finished_at_ms=recorder.clock.now_ms(), **self._facts
+            self._manifest,
+            status=status,
+            finished_at_ms=recorder.clock.now_ms(),
+            events=first + 1,
+            **self._facts,
         )
         drive(recorder.journal.update_run(self._manifest))
 

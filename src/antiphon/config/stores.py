@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from antiphon.errors import ConfigError
 from antiphon.ports import Store
 
 
 def open_store(url: str, *, setting: str = "[store]") -> Store:
-    """``sqlite:///path``, ``memory:``, ``redis://…`` (also ``rediss``, ``unix``, ``valkey``), ``postgresql://…``."""
+    """``sqlite:///relative``, ``sqlite:////absolute``, ``memory:``, ``redis://…`` or ``postgresql://…``."""
     scheme = url.partition(":")[0].lower()
     if scheme == "memory":
         from antiphon.stores.memory import MemoryStore
@@ -18,9 +19,9 @@ def open_store(url: str, *, setting: str = "[store]") -> Store:
     if scheme == "sqlite":
         from antiphon.stores.sqlite import SQLiteStore
 
-        path, _, query = url.partition("://")[2].partition("?")
-        options = dict(part.partition("=")[::2] for part in query.split("&") if part)
-        return SQLiteStore(Path(path.removeprefix("/") if path.startswith("//") else path), **options)  # type: ignore[arg-type]
+        path, _, query = url.partition(":")[2].partition("?")
+        options: Any = dict(part.partition("=")[::2] for part in query.split("&") if part)
+        return SQLiteStore(Path(path.removeprefix("///")), **options)
     if scheme.startswith(("redis", "valkey", "unix")):
         from antiphon.stores.redis import RedisStore
 
