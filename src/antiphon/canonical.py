@@ -67,7 +67,7 @@ def parse_json(text: str | bytes | bytearray) -> Any:
     try:
         if not isinstance(text, str):
             text = text.decode("utf-8")
-        value = json.loads(text, object_pairs_hook=_unique, parse_int=_safe_integer)
+        value = _DECODER.decode(text)
     except UnicodeDecodeError as error:
         raise CanonicalError(f"The text is not UTF-8 (byte {error.start}).") from None
     except json.JSONDecodeError as error:
@@ -324,3 +324,6 @@ def _safe_integer(text: str) -> Any:
     if len(text) <= 17 and -MAX_SAFE_INTEGER <= (number := int(text)) <= MAX_SAFE_INTEGER:
         return number
     return _Marked("The integer is beyond ±(2^53−1)")
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_unique, parse_int=_safe_integer)

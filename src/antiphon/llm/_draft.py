@@ -105,28 +105,28 @@ class Draft:
     def say(self, role: str, pieces: Sequence[Piece], path: str, **fields: Any) -> None:
         """Append a message; a single plain text block becomes a string."""
         place = f"$.messages[{len(self._messages)}]"
-        message: dict[str, Any] = {"role": role}
+        message: dict[str, Any] = {"role": role, "content": ""}
         self._refs[place] = path
-        if not pieces:
-            message["content"] = ""
-        elif len(pieces) == 1 and pieces[0].block.keys() == {"type", "text"} and pieces[0].block["type"] == "text":
+        if len(pieces) == 1 and len(pieces[0].block) == 2 and pieces[0].block["type"] == "text":
             message["content"] = pieces[0].block["text"]
             self._refs[f"{place}.content"] = pieces[0].path
-        else:
-            message["content"] = [piece.block for piece in pieces]
-            for index, piece in enumerate(pieces):
-                self._refs[f"{place}.content[{index}]"] = piece.path
-                for suffix, inner in piece.inner:
-                    self._refs[f"{place}.content[{index}]{suffix}"] = inner
-        if role == "tool" and self._calls.get(fields.get("toolCallId") or "") == fields.get("name"):
-            fields.pop("name", None)  # the call it answers has said it; not every vendor repeats it
-        self._calls.update(
-            (piece.block["id"], piece.block["name"])
-            for piece in pieces
-            if piece.block["type"] == "toolCall" and "id" in piece.block
-        )
-        message.update((name, value) for name, value in fields.items() if value)
+        elif pieces:
+            message["content"] = [
+                self._placed(piece, f"{place}.content[{index}]") for index, piece in enumerate(pieces)
+            ]
+        if fields:
+            if role == "tool" and self._calls.get(fields.get("toolCallId") or "") == fields.get("name"):
+                fields.pop("name", None)  # the call it answers has said it; not every vendor repeats it
+            message.update((name, value) for name, value in fields.items() if value)
         self._messages.append(message)
+
+    def _placed(self, piece: Piece, place: str) -> dict[str, Any]:
+        self._refs[place] = piece.path
+        for suffix, inner in piece.inner:
+            self._refs[place + suffix] = inner
+        if piece.block["type"] == "toolCall" and "id" in piece.block:
+            self._calls[piece.block["id"]] = piece.block["name"]
+        return piece.block
 
     def say_as_developer(self, pieces: Sequence[Piece], path: str, **fields: Any) -> None:
         """Append a developer's message: a system message for the reader; that a model may tell them apart is kept."""

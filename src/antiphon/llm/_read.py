@@ -69,16 +69,17 @@ class Fields:
 
     def text(self, *names: str) -> str | None:
         """The field as a string, or ``None``."""
-        path = self.at(*names)
-        value = self.take(*names)
-        return None if value is None else as_text(value, path)
+        for name in names:
+            value = self._left.pop(name, None)
+            if value is not None:
+                return as_text(value, f"{self.path}.{name}")
+        return None
 
     def need_text(self, *names: str) -> str:
         """The field as a non-empty string."""
-        path = self.at(*names)
         value = self.text(*names)
         if not value:
-            raise wrong(path, "a non-empty string")
+            raise wrong(f"{self.path}.{names[0]}", "a non-empty string")
         return value
 
     def number(self, *names: str) -> float | int | None:
@@ -111,11 +112,12 @@ class Fields:
 
     def items(self, *names: str) -> list[tuple[Any, str]]:
         """The elements of a list field with their paths; nothing if it is absent."""
-        path = self.at(*names)
-        value = self.take(*names)
-        if value is None:
-            return []
-        return [(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path))]
+        for name in names:
+            value = self._left.pop(name, None)
+            if value is not None:
+                path = f"{self.path}.{name}"
+                return [(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path))]
+        return []
 
     def texts(self, *names: str) -> list[str] | None:
         """The field as a list of strings; one string alone counts as a list of one."""
@@ -129,9 +131,11 @@ class Fields:
 
     def fields(self, *names: str) -> Fields | None:
         """The field as an object, or ``None``."""
-        path = self.at(*names)
-        value = self.take(*names)
-        return None if value is None else Fields(value, path)
+        for name in names:
+            value = self._left.pop(name, None)
+            if value is not None:
+                return Fields(value, f"{self.path}.{name}")
+        return None
 
     def object(self, *names: str) -> dict[str, Any] | None:
         """The field as an object that is kept as it is, or ``None``."""

@@ -43,31 +43,35 @@ def _message(draft: Draft, value: Any, path: str) -> None:
     role = _ROLES.get(said or "")
     if role is None:
         raise wrong(f"{path}.role", f"one of {', '.join(_ROLES)}")
-    pieces = _thoughts(message)
-    pieces += content(message.take("content"), f"{path}.content", draft.vendor)
-    refusal = message.text("refusal")
-    if refusal is not None:
-        pieces.append(Piece({"type": "refusal", "text": refusal}, f"{path}.refusal"))
-    pieces += [_call(call, at, draft.vendor) for call, at in message.items("tool_calls")]
-    old_call = message.fields("function_call")
-    if old_call is not None:
-        at = f"{old_call.path}.arguments"
-        pieces.append(tool_call(old_call.need_text("name"), old_call.text("arguments") or "", old_call.path, at))
-    fields = {
-        "name": message.text("name"),
-        "toolCallId": message.text("tool_call_id"),
-        "vendorFields": message.rest(),
-    }
+    pieces = content(message.take("content"), f"{path}.content", draft.vendor)
+    fields: dict[str, Any] = {}
+    if message.rest():
+        thought = message.text("reasoning_content")
+        if thought is not None:
+            pieces.insert(0, Piece({"type": "thinking", "text": thought}, f"{path}.reasoning_content"))
+        pieces += _refusal_and_calls(message, path)
+        fields = {
+            "name": message.text("name"),
+            "toolCallId": message.text("tool_call_id"),
+            "vendorFields": message.rest(),
+        }
     if said == "developer":
         draft.say_as_developer(pieces, path, **fields)
     else:
         draft.say(role, pieces, path, **fields)
 
 
-def _thoughts(message: Fields) -> list[Piece]:
-    path = message.at("reasoning_content")
-    text = message.text("reasoning_content")
-    return [] if text is None else [Piece({"type": "thinking", "text": text}, path)]
+def _refusal_and_calls(message: Fields, path: str) -> list[Piece]:
+    pieces = []
+    refusal = message.text("refusal")
+    if refusal is not None:
+        pieces.append(Piece({"type": "refusal", "text": refusal}, f"{path}.refusal"))
+    pieces += [_call(call, at) for call, at in message.items("tool_calls")]
+    old_call = message.fields("function_call")
+    if old_call is not None:
+        at = f"{old_call.path}.arguments"
+        pieces.append(tool_call(old_call.need_text("name"), old_call.text("arguments") or "", old_call.path, at))
+    return pieces
 
 
 def content(value: Any, path: str, vendor: str) -> list[Piece]:
@@ -80,7 +84,7 @@ def content(value: Any, path: str, vendor: str) -> list[Piece]:
     return [openai_part(part, f"{path}[{index}]", vendor) for index, part in enumerate(parts)]
 
 
-def _call(value: Any, path: str, vendor: str) -> Piece:
+def _call(value: Any, path: str) -> Piece:
     call = Fields(value, path)
     kind = call.text("type") or "function"
     call_id = call.text("id")

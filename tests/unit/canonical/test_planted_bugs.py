@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -60,5 +61,5 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_forgiving_parser_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CanonicalError):
         canonical.parse_json('{"a":1,"a":2}')
-    monkeypatch.setattr(canonical, "_unique", dict)
+    monkeypatch.setattr(canonical, "_DECODER", json.JSONDecoder())
     assert canonical.parse_json('{"a":1,"a":2}') == {"a": 2}

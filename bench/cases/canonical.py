@@ -1,0 +1,63 @@
+"""Canonical JSON and keys of Antiphon."""
+
+import hashlib
+import json
+from pathlib import Path
+
+from antiphon.canonical import canonical_json
+from antiphon.contract.spec import ToolSpec
+from antiphon.keys import Conversation, call_keys, llm_cache_key
+from antiphon.llm.request import canonical_request
+
+
+def _value(file):
+    return json.loads(Path(file).read_bytes())
+
+
+def key(file):
+    """Canonical bytes of the file's value, hashed."""
+    value = _value(file)
+    return lambda: hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def key_with_whole_floats(file):
+    """The same with a number (1.0) that the fast path cannot print."""
+    value = {**_value(file), "temperature": 1.0}
+    return lambda: hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def all_call_keys(file, effect=None):
+    """Idempotency key, store key, both digests and fingerprint of a call."""
+    params = _value(file)
+    spec = ToolSpec(name="send", idempotent=False, effect=effect)
+    return lambda: call_keys(spec, params, session="session-1", actor="actor-1")
+
+
+def llm_key(file):
+    """The key of a canonical LLM request."""
+    request = canonical_request(_value(file), provider="openai-chat")
+    return lambda: llm_cache_key(request)
+
+
+def llm_mapping(file):
+    """A provider's request to the canonical request."""
+    body = _value(file)
+    return lambda: canonical_request(body, provider="openai-chat")
+
+
+def llm_key_of_a_longer_talk(file):
+    """The key after one more message of a conversation that is already hashed."""
+    request = canonical_request(_value(file), provider="openai-chat")
+    start = Conversation(request["messages"])
+    start.key(request)
+
+    def run(n):
+        talk = Conversation()
+        talk._pieces = list(start._pieces)
+        talk._hashed = {head: (state.copy(), count) for head, (state, count) in start._hashed.items()}
+        message = {"role": "user", "content": "And the next step?"}
+        for _ in range(n):
+            talk.add(message)
+            talk.key(request)
+
+    return run
