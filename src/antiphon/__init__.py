@@ -42,7 +42,7 @@ _HOMES = {
     "idempotency_key": "antiphon.keys",
     "llm_cache_key": "antiphon.llm.key",
     "record": "antiphon.ops.app",
-    "replay": "antiphon.ops.app",
+    "replay": "antiphon.ops.replay",
     "run": "antiphon.ops.app",
     "submit": "antiphon._scope",
     "wrap": "antiphon.adapters",

@@ -299,6 +299,8 @@ class Invocation(NamedTuple):
     spec: Any = None
     """:class:`antiphon.contract.spec.ToolSpec` of a tool."""
     stream: bool = False
+    body: Any = None
+    """The provider's own request body of a model call."""
 
 
 class Answer(NamedTuple):

@@ -46,7 +46,8 @@ class Boundary:
         """The replay's answer, or ``None`` when the call is to be made."""
         if self.scope.invoker is None:
             return None
-        call = Invocation(self.kind, self.name, self.arguments, self.digest, self.site, None, self.stream)
+        body = self.payload.get("providerRequest")
+        call = Invocation(self.kind, self.name, self.arguments, self.digest, self.site, None, self.stream, body)
         return await self.scope.invoker.answer(call)
 
     async def _write(self, *rows: Row) -> None:

@@ -71,8 +71,15 @@ def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
     return "ok", meta
 
 
+def rewritten(scope: RunScope, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request as an exploring replay wants it: another model, temperature or prompt."""
+    rewrite = getattr(scope.invoker, "rewrite", None)
+    return request if rewrite is None else rewrite(dict(request))  # type: ignore[no-any-return]
+
+
 def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:
     """One synchronous model call."""
+    request = rewritten(scope, request)
     boundary = open_llm(scope, request, provider, asynchronous=False, stream=bool(request.get("stream")))
     answer = drive(boundary.answer())
     if answer is not None:
@@ -92,6 +99,7 @@ def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any],
 
 async def ask_async(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:
     """One asynchronous model call."""
+    request = rewritten(scope, request)
     boundary = open_llm(scope, request, provider, asynchronous=True, stream=bool(request.get("stream")))
     answer = await boundary.answer()
     if answer is not None:

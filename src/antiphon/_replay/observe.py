@@ -41,6 +41,18 @@ class DivergenceFound(NamedTuple):
     """The recorded event that comes nearest to a call nobody recorded."""
     note: str = ""
 
+    def message(self) -> str:
+        """The difference in one sentence."""
+        where = f"lane {self.lane}, index {self.at}"
+        head = {
+            "miss": f"the recording has no answer for {self.what} ({where})",
+            "missing": f"{self.what} did not happen ({where})",
+            "extra": f"{self.what} is not in the recording ({where})",
+        }.get(self.kind, f"{self.what} is not as recorded ({where})")
+        details = "; ".join(str(diff) for diff in self.fields[:3])
+        more = f" and {len(self.fields) - 3} more" if len(self.fields) > 3 else ""
+        return head + (f": {details}{more}" if details else "") + (f" [{self.note}]" if self.note else "")
+
     def to_wire(self, run: str) -> dict[str, Any]:
         """The JSON form, with the command that shows the recorded side."""
         at = self.seq if self.seq is not None else self.nearest
@@ -49,6 +61,7 @@ class DivergenceFound(NamedTuple):
             "lane": self.lane,
             "index": self.at,
             "what": self.what,
+            "message": self.message(),
             "fields": [diff.to_wire() for diff in self.fields],
         }
         if self.seq is not None:
@@ -74,6 +87,10 @@ class Observer:
         self.notes: list[FieldDiff] = []
         self._silent: set[str] = set()
         """Lanes that have gone their own way: what follows there is a consequence."""
+
+    def redacted(self, value: Any) -> Any:
+        """A live value as the recording would show it."""
+        return self._redact(value)
 
     def add(self, found: DivergenceFound) -> None:
         self.total += 1

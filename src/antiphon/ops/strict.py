@@ -118,7 +118,7 @@ def _compare_end(tape: Tape, observer: Observer, payload: dict[str, Any]) -> Non
     if tape.last is None:
         return
     recorded = tape.event(tape.last.seq).payload
-    current = observer._redact(payload)
+    current = observer.redacted(payload)
     differences = diff_values(recorded, current, limit=50)
     if differences:
         place = len(tape.lanes.get("0", ())) - 1

@@ -1,0 +1,221 @@
+"""Explore replay: some boundaries live, others from the recording, side effects blocked (K4, K6, D11, D20).
+
+A tool call is answered by, in this order: a static or fault rule; an equal recorded call (each once, in recorded
+order; then again for idempotent tools); a call equal after white space is normalised; a call alike in its free text
+(never for a side effect); a result this replay has already fetched; the live tool, if it is safe; the block message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from antiphon._replay.tape import RecordedCall, Tape
+from antiphon.canonical import canonical_json
+from antiphon.contract.spec import ToolSpec
+from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
+from antiphon.decide.semantic import SemanticIndex
+from antiphon.errors import ReplayMiss
+from antiphon.llm.refusal import envelope_kind
+from antiphon.ports import Answer, Invocation
+
+_FAULTS: Mapping[str, dict[str, Any]] = {
+    "timeout": {"class": "TimeoutError", "code": "ETIMEDOUT", "message": "injected timeout", "status": "timeout"},
+    "rate_limited": {"class": "", "code": "rate_limited", "message": "injected 429", "status": "retriable_error"},
+}
+
+
+class SemanticHit(NamedTuple):
+    """A call answered by one that is alike, with both argument sets (D11)."""
+
+    name: str
+    recorded: Any
+    current: Any
+    score: float
+    seq: int
+
+
+class Blocked(NamedTuple):
+    """A call that was not made."""
+
+    name: str
+    arguments: Any
+    reason: str
+
+
+class ExploreInvoker:
+    """Answers by the boundary table. ``None`` lets the live pipeline make the call."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        table: BoundaryTable,
+        *,
+        reviewed: Mapping[str, bool],
+        embedder: Any = None,
+        threshold: float = 0.85,
+        exact_only: bool = False,
+        rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+        llm: Callable[[dict[str, Any]], Any] | None = None,
+        fork_at: int | None = None,
+    ) -> None:
+        self._tape = tape
+        self._table = table
+        self._reviewed = reviewed
+        self._exact_only = exact_only
+        self._rewrite = rewrite
+        self._llm = llm
+        self._fork_at = fork_at
+        self._index: SemanticIndex[RecordedCall] = SemanticIndex(embedder, threshold)
+        self._indexed: set[str] = set()
+        self._queues: dict[tuple[str, str], list[RecordedCall]] = {}
+        self._loose: dict[tuple[str, str], list[RecordedCall]] = {}
+        self._fresh: dict[tuple[str, str], Answer] = {}
+        self.hits = 0
+        self.semantic: list[SemanticHit] = []
+        self.blocked: list[Blocked] = []
+        self.new: list[tuple[str, Any]] = []
+        self.live_models = 0
+        for call in tape.calls.values():
+            self._queues.setdefault((call.name, call.digest), []).append(call)
+
+    def rewrite(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The request as this replay wants it: another model, temperature or prompt."""
+        return request if self._rewrite is None else self._rewrite(request)
+
+    def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
+        """Recorded where the recording has it, fresh where the code went another way."""
+        place = (site.lane, what, site.nth)
+        return self._tape.draws[place] if place in self._tape.draws else fresh()
+
+    async def answer(self, call: Invocation) -> Answer | None:
+        rule = self._table.rule(call.kind, call.name.partition("/")[2] or call.name)
+        if rule.mode == "static":
+            return Answer("ok", rule.value, source="static")
+        if rule.mode == "fault":
+            return _fault(rule)
+        if call.kind != "llm":
+            return self._tool(call, rule)
+        answer = self._model(call, rule)
+        if answer is None and self._llm is not None:
+            answer = await self._ask(call)
+        return answer
+
+    async def _ask(self, call: Invocation) -> Answer:
+        """The model this replay was given answers instead of the one the code knows."""
+        assert self._llm is not None
+        response = self._llm(dict(call.body or {}))
+        if inspect.isawaitable(response):
+            response = await response
+        kind, _ = envelope_kind(response)
+        return Answer("refusal" if kind == "refusal" else "ok", response, source="live")
+
+    # -- models --------------------------------------------------------------------------------------------------
+
+    def _model(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
+        found = self._tape.find(call.site.lane, call.name, call.digest, call.site.nth)
+        before_fork = self._fork_at is not None and found is not None and found.started < self._fork_at
+        if rule.mode == "live" and not before_fork:
+            self.live_models += 1
+            return None
+        found = found or self._next(call)
+        if found is None:
+            raise ReplayMiss("The model is frozen and the recording has no answer for this request.")
+        self.hits += 1
+        return self._tape.answer(found)
+
+    # -- tools ---------------------------------------------------------------------------------------------------
+
+    def _tool(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
+        spec: ToolSpec | None = call.spec
+        short = call.name.partition("/")[2] or call.name
+        reviewed = self._reviewed.get(short, self._reviewed.get(call.name))
+        exact = self._next(call, again=spec is not None and spec.idempotent)
+        verdict = may_run_live(
+            spec, reviewed, "explore", self._table, name=short, kind=call.kind, recorded=exact is not None
+        )
+        if verdict.allowed and rule.mode == "live":
+            self.new.append((call.name, call.arguments))
+            return None
+        if exact is not None:
+            self.hits += 1
+            return self._tape.answer(exact)
+        alike = None if not self._may_match(spec, reviewed) else self._alike(call, short)
+        if alike is not None:
+            self.hits += 1
+            return self._tape.answer(alike, source="semantic")
+        kept = self._fresh.get((call.name, call.digest))
+        if kept is not None and (spec is None or spec.idempotent):
+            return kept
+        if verdict.allowed:
+            self.new.append((call.name, call.arguments))
+            return None
+        self.blocked.append(Blocked(call.name, call.arguments, verdict.reason))
+        return Answer("ok", block_message(short), source="blocked", meta={"blocked": verdict.reason})
+
+    def keep(self, name: str, digest: str, payload: Mapping[str, Any]) -> None:
+        """Remember what a live call brought, for the next equal one."""
+        outcome = str(payload.get("outcome", "ok"))
+        self._fresh[(name, digest)] = Answer(outcome, payload.get("value"), payload.get("error"), source="live")
+
+    def _next(self, call: Invocation, *, again: bool = False) -> RecordedCall | None:
+        queue = self._queues.get((call.name, call.digest), [])
+        fresh = next((found for found in queue if not found.used), None)
+        return fresh or (queue[-1] if again and queue else None)
+
+    def _may_match(self, spec: ToolSpec | None, reviewed: bool | None) -> bool:
+        """Only reads are matched loosely; a side effect matches exactly or not at all (D11)."""
+        if self._exact_only or reviewed is False:
+            return False
+        if spec is not None and (spec.effect == "write" or (spec.effect is None and not spec.idempotent)):
+            return False
+        return reviewed is True or (spec is not None and (spec.effect == "read" or spec.idempotent))
+
+    def _alike(self, call: Invocation, short: str) -> RecordedCall | None:
+        self._prepare(call.name, call.spec)
+        normal = self._loose.get((call.name, _normal_digest(call.arguments)), [])
+        found = next((recorded for recorded in normal if not recorded.used), None)
+        score = 1.0
+        if found is None:
+            hits = [hit for hit in self._index.find(call.name, call.arguments) if not hit.ref.used]
+            if not hits:
+                return None
+            found, score = hits[0].ref, hits[0].match.score
+        recorded = self._tape.arguments(found)
+        self.semantic.append(SemanticHit(short, recorded, call.arguments, score, found.started))
+        return found
+
+    def _prepare(self, name: str, spec: ToolSpec | None) -> None:
+        if name in self._indexed:
+            return
+        self._indexed.add(name)
+        if spec is not None:
+            self._index.declare(name, None, spec.exact)
+        for recorded in self._tape.by_name.get(name, []):
+            arguments = self._tape.arguments(recorded)
+            self._index.add(name, arguments, recorded)
+            self._loose.setdefault((name, _normal_digest(arguments)), []).append(recorded)
+
+
+def _normal_digest(arguments: Any) -> str:
+    return hashlib.sha256(canonical_json(_normal(arguments))).hexdigest()
+
+
+def _normal(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.split())
+    if isinstance(value, dict):
+        return {name: _normal(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_normal(item) for item in value]
+    return value
+
+
+def _fault(rule: BoundaryRule) -> Answer:
+    if rule.fault == "malformed":
+        return Answer("ok", {"malformed": "\u0000"}, source="fault")
+    if rule.fault == "refusal":
+        return Answer("refusal", {"kind": "refusal", "reason": "injected refusal"}, source="fault")
+    return Answer("error", error=_FAULTS[str(rule.fault)], source="fault")

@@ -1,0 +1,158 @@
+"""Runs the current code with some boundaries live, as a run of its own beside the recording (K4, D20)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import orjson
+
+from antiphon._drive import drive
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.owner import owner_token
+from antiphon._recording.run import Run
+from antiphon._replay.explore import ExploreInvoker
+from antiphon._replay.tape import Tape, full_name
+from antiphon.contract.events import RunManifest
+from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
+from antiphon.ops.app import Antiphon, using
+from antiphon.ops.runs import load_tape
+from antiphon.ops.side_effects import Known
+from antiphon.ops.start import arguments_of
+from antiphon.ports import Row
+
+
+class Explored:
+    """What an exploring replay brought: its own run, and how its calls were answered."""
+
+    def __init__(self, run: Run, tape: Tape, invoker: ExploreInvoker) -> None:
+        self.run = run
+        self.tape = tape
+        self.invoker = invoker
+
+
+def known_tools(app: Antiphon, tape: Tape) -> list[Known]:
+    """The tools of the recording and of the gateway, for review."""
+    specs = {spec.name: spec for spec in app.gateway.tools.values()}
+    if "async_gateway" in app.__dict__:
+        specs |= {spec.name: spec for spec in app.async_gateway.tools.values()}
+    names = {name.partition("/")[2] or name for name, calls in tape.by_name.items() if calls[0].kind != "llm"}
+    found = [Known(name, specs[name].description if name in specs else "", specs.get(name)) for name in sorted(names)]
+    return found + [Known(name, spec.description, spec) for name, spec in sorted(specs.items()) if name not in names]
+
+
+def rewriter(changes: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+    """Another model, temperature, seed or system prompt in every request the code makes."""
+    wanted = {name: value for name, value in changes.items() if value is not None}
+    if not wanted:
+        return None
+
+    def rewrite(request: dict[str, Any]) -> dict[str, Any]:
+        changed = dict(request)
+        for name in ("model", "temperature", "seed"):
+            if name in wanted:
+                changed[name] = wanted[name]
+        prompt = wanted.get("prompt")
+        if prompt is not None:
+            _set_system(changed, str(prompt))
+        return changed
+
+    return rewrite
+
+
+def _set_system(request: dict[str, Any], prompt: str) -> None:
+    if "system" in request:
+        request["system"] = prompt
+    elif "instructions" in request:
+        request["instructions"] = prompt
+    elif isinstance(request.get("messages"), list):
+        rest = [
+            m for m in request["messages"] if not (isinstance(m, dict) and m.get("role") in ("system", "developer"))
+        ]
+        request["messages"] = [{"role": "system", "content": prompt}, *rest]
+
+
+def execute_exploring(
+    app: Antiphon,
+    tape: Tape,
+    function: Callable[..., Any],
+    *,
+    reviewed: Mapping[str, bool],
+    table: BoundaryTable = MODEL_LIVE,
+    changes: Mapping[str, Any] | None = None,
+    llm: Callable[[dict[str, Any]], Any] | None = None,
+    embedder: Any = None,
+    exact_only: bool = False,
+    threshold: float = 0.85,
+    fork_at: int | None = None,
+    given: Any = None,
+) -> Explored:
+    """Call *function* with the recorded (or the *given*) input under the boundary table."""
+    invoker = ExploreInvoker(
+        tape,
+        table,
+        reviewed=reviewed,
+        embedder=embedder,
+        threshold=threshold,
+        exact_only=exact_only,
+        rewrite=rewriter(changes or {}),
+        llm=llm,
+        fork_at=fork_at,
+    )
+    manifest = _manifest(app, tape.manifest)
+    recorder = app.recorder(manifest.id, manifest.salt, invoker=invoker)
+    asked: dict[str, tuple[str, str]] = {}
+
+    async def sink(rows: Sequence[Row], asynchronous: bool) -> None:
+        for row in rows:
+            if row.type in ("call.started", "call.finished"):
+                _remember(row, asked, invoker)
+        await recorder.write(rows, asynchronous)
+
+    recorder.scope.sink = sink
+    run = Run(recorder, manifest)
+    recorded_input = given if given is not None else tape.event(0).payload.get("input")
+    run.input = recorded_input
+    args, kwargs = arguments_of(recorded_input)
+    try:
+        with run, using(app):
+            value = function(*args, **kwargs)
+            if inspect.isawaitable(value):
+                import asyncio
+
+                value = asyncio.run(_await(value))
+            run.output = value
+    except Exception as error:
+        run.error = error
+    fresh = drive(app.journal.manifest(run.id))
+    return Explored(run, load_tape(app, fresh if fresh is not None else run.manifest), invoker)
+
+
+def _remember(row: Row, asked: dict[str, tuple[str, str]], invoker: ExploreInvoker) -> None:
+    """Results of live calls are kept for the next equal call of this replay."""
+    body = orjson.loads(row.body)
+    payload = body["payload"]
+    if row.type == "call.started":
+        if payload.get("kind") != "llm":
+            asked[body["call"]] = (full_name(payload), str(payload.get("digest")))
+    elif body["call"] in asked and "answeredBy" not in (body["meta"].get("metadata") or {}):
+        invoker.keep(*asked[body["call"]], payload)
+
+
+async def _await(value: Any) -> Any:
+    return await value
+
+
+def _manifest(app: Antiphon, source: RunManifest) -> RunManifest:
+    return msgspec.structs.replace(
+        source,
+        id=uuid7(),
+        status="running",
+        started_at_ms=app.clock.now_ms(),
+        finished_at_ms=None,
+        source_run=source.id,
+        events=0,
+        tags={"owner": owner_token(), "replay": "B"},
+    )
