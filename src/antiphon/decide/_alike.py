@@ -9,7 +9,7 @@ from operator import mul
 from typing import NamedTuple
 
 from antiphon.decide._lexicon import AMBIGUOUS_PLACES, ANYWHERE, HEADS, HOMES, LINKS, opposite
-from antiphon.decide._phrase import MAX_ACRONYM, Phrase, Word, read
+from antiphon.decide._phrase import Phrase, Word, read
 
 Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Texts in, vectors out."""
@@ -23,8 +23,12 @@ Synonyms start at 0.5, so no lower line separates them, and the list in ``_lexic
 _QUALIFIER_WEIGHT = 0.15
 _FILLER_WEIGHT = 0.01
 _NEAR_CREDIT = 0.95
+_MAX_ACRONYM = 6
+"""Letters of the longest acronym that is looked for."""
 MAX_NEAR_WORDS = 3
-"""With more other words than this, a text is another text."""
+"""As many words may have another word of the same meaning in their place."""
+MAX_LOOSE = 8
+"""With more words than this that only one side has, a text is another text."""
 
 
 class Likeness(NamedTuple):
@@ -103,6 +107,8 @@ def compare(a: Phrase, b: Phrase, recorded: str, live: str, vectors: Vectors | N
     if refusal:
         return Likeness(0.0, refusal)
     pairs, loose_a, loose_b = _same_words(a.words, b.words)
+    if len(loose_a) + len(loose_b) > MAX_LOOSE:
+        return Likeness(0.0, "too many other words")
     if loose_a or loose_b:
         _acronyms(a.words, b.words, pairs, loose_a, loose_b)
     meant: list[_Pair] = []
@@ -173,7 +179,7 @@ def _acronyms(
     ):
         for index in list(loose_short):
             letters = short[index].text
-            if not 2 <= len(letters) <= MAX_ACRONYM or not (short[index].upper or len(letters) > 2):
+            if not 2 <= len(letters) <= _MAX_ACRONYM or not (short[index].upper or len(letters) > 2):
                 continue
             run = _initials(long, loose_long, letters)
             if run:
@@ -193,13 +199,12 @@ def _initials(words: tuple[Word, ...], loose: list[int], letters: str) -> list[i
     return []
 
 
-def may_abbreviate(a: Phrase, b: Phrase) -> bool:
+def may_abbreviate(ours: frozenset[str], theirs: frozenset[str]) -> bool:
     """Whether acronyms could explain every word that only one side has; true too often rather than too seldom."""
-    ours, theirs = a.canons - b.canons, b.canons - a.canons
     initials, their_initials = {word[0] for word in ours}, {word[0] for word in theirs}
-    short = sum(2 <= len(word) <= MAX_ACRONYM and their_initials.issuperset(word) for word in ours)
-    their_short = sum(2 <= len(word) <= MAX_ACRONYM and initials.issuperset(word) for word in theirs)
-    return len(theirs) <= their_short + MAX_ACRONYM * short and len(ours) <= short + MAX_ACRONYM * their_short
+    short = sum(2 <= len(word) <= _MAX_ACRONYM and their_initials.issuperset(word) for word in ours)
+    their_short = sum(2 <= len(word) <= _MAX_ACRONYM and initials.issuperset(word) for word in theirs)
+    return len(theirs) <= their_short + _MAX_ACRONYM * short and len(ours) <= short + _MAX_ACRONYM * their_short
 
 
 def _near_words(

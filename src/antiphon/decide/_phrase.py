@@ -45,13 +45,10 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _GROUPED = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
-_UP_TO_LOWER = re.compile(r"[^a-z]*[a-z]")
 _LETTERS = re.compile(r"[^\W\d_]+")
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)+")
 _TAIL = re.compile(r"['’](?:s|d|m|re|ve|ll)$", re.IGNORECASE)
 _MAX_CHARACTERS = 20_000
-MAX_ACRONYM = 6
-"""Letters of the longest acronym that is looked for."""
 
 
 class Word(NamedTuple):
@@ -85,10 +82,6 @@ class Phrase(NamedTuple):
     regions: tuple[tuple[str, str], ...]
     """(place, region) of each ", Region" behind a place."""
     fillers: int
-    initials: frozenset[str]
-    """First letters of the content words."""
-    shorts: tuple[frozenset[str], ...]
-    """Letters of each word that is short enough to be an acronym."""
 
 
 class _Raw(NamedTuple):
@@ -167,17 +160,16 @@ def _split(kind: str, piece: str) -> list[tuple[str, str]]:
     return [(kind, piece)]
 
 
-def _has_camel_case(text: str) -> bool:
-    """Whether a capital follows a small letter."""
-    first = _UP_TO_LOWER.match(text)
-    return first is not None and text[first.end() :] != text[first.end() :].lower()
+def _capitals_matter(text: str) -> bool:
+    """Whether an identifier mixes capitals and small letters (*aB3x*), more than a name does (*Covid-19*)."""
+    return not (text.isupper() or text[1:] == text[1:].lower())
 
 
 def _fold(token: _Raw) -> str:
     """Lower case, except for identifiers whose capitals may matter."""
     if token.kind == "number":
         return plain_number(token.text)
-    if token.kind == "hard" and _has_camel_case(token.text):
+    if token.kind == "hard" and _capitals_matter(token.text):
         return token.text
     if token.text in ("US", "USA", "U.S"):
         return "usa"
@@ -314,6 +306,4 @@ def read(text: str) -> Phrase:
         tuple(sorted(negated)),
         tuple(regions),
         fillers,
-        frozenset(word.text[0] for word in words),
-        tuple(frozenset(word.text) for word in words if 2 <= len(word.text) <= MAX_ACRONYM),
     )

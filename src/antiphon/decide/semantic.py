@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from antiphon.decide._alike import MAX_NEAR_WORDS, Embedder, Likeness, Vectors, compare, may_abbreviate
+from antiphon.decide._alike import MAX_LOOSE, MAX_NEAR_WORDS, Embedder, Likeness, Vectors, compare, may_abbreviate
 from antiphon.decide._leaves import Kind, Leaf, leaves, same_value, squeeze_math
 from antiphon.decide._phrase import Phrase, read
 
@@ -195,10 +195,10 @@ def _worth_a_look(recorded: Iterable[Phrase | None], live: Iterable[Phrase | Non
             continue
         shared = len(a.canons & b.canons)
         ours, theirs = len(a.canons) - shared, len(b.canons) - shared
+        if ours + theirs > MAX_LOOSE:
+            return False
         if (not ours and not theirs) or (by_meaning and ours <= MAX_NEAR_WORDS and theirs <= MAX_NEAR_WORDS):
             continue
-        if not (any(map(b.initials.issuperset, a.shorts)) or any(map(a.initials.issuperset, b.shorts))):
-            return False
-        if not may_abbreviate(a, b):
+        if not may_abbreviate(a.canons - b.canons, b.canons - a.canons):
             return False
     return True

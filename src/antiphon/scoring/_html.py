@@ -12,6 +12,7 @@ import orjson
 from antiphon._differ import ABSENT, word_diff
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+_SPACE = re.compile(r"\s")
 _LONGEST = 6_000
 _GOOD, _FAIR = 0.9, 0.7
 
@@ -65,8 +66,11 @@ def word_changes(old: Any, new: Any) -> Markup:
         return tag("ins", value_text(new))
     if new is ABSENT:
         return tag("del", value_text(old))
+    before, after = value_text(old), value_text(new)
+    if not (_SPACE.search(before) and _SPACE.search(after)):
+        return join((tag("del", before), " → ", tag("ins", after)))
     names = {"-": "del", "+": "ins"}
-    edits = word_diff(value_text(old), value_text(new))
+    edits = word_diff(before, after)
     return join(text(edit.text) if edit.op == "=" else tag(names[edit.op], edit.text) for edit in edits)
 
 

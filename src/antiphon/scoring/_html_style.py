@@ -25,9 +25,10 @@ section, header {
   background:var(--card); border:1px solid var(--line); border-radius:10px; padding:1rem 1.1rem;
   margin-bottom:1rem;
 }
-header { display:flex; flex-wrap:wrap; gap:.4rem 1rem; align-items:center; }
+header { display:flex; flex-wrap:wrap; gap:.4rem 1rem; align-items:flex-start; }
 header .what { flex:1 1 16rem; min-width:0; }
 .muted, .note { color:var(--muted); font-size:.875rem; }
+.tile .note { font-size:.75rem; }
 .badge { font-weight:600; border-radius:999px; padding:.2rem .9rem; border:2px solid currentColor; }
 .badge.pass { color:var(--good); }
 .badge.fail { color:var(--poor); }
@@ -91,6 +92,8 @@ summary { cursor:pointer; color:var(--accent); font-size:.875rem; }
 .side { display:none; }
 @media (max-width:700px) {
   main { padding:.75rem .6rem 2rem; }
+  header .what { flex-basis:100%; }
+  .badge { order:-1; }
   .row { grid-template-columns:1fr; }
   .heads { display:none; }
   .side { display:inline; }

@@ -148,8 +148,8 @@ def _numbers(report: ReplayReport) -> Markup:
     saved_tiles = [
         tile(name, shown)
         for name, shown in (
-            ("calls not repeated", saved.get("calls")),
-            ("tokens not paid", saved.get("tokens")),
+            ("calls not repeated", f"{saved['calls']:,}" if "calls" in saved else None),
+            ("tokens not paid", f"{saved['tokens']:,}" if "tokens" in saved else None),
             ("money not spent", f"${saved['cost']:.4f}" if "cost" in saved else None),
             ("seconds not waited", f"{saved['seconds']:.2f}" if "seconds" in saved else None),
         )
@@ -319,7 +319,7 @@ def _call(call: Call, place: int, side: str) -> Markup:
         for mark, kind, shown in (
             ("side effect", "alarm", call.side_effect),
             (call.outcome, "alarm", call.outcome != "ok"),
-            (call.source, "", bool(call.source)),
+            (call.source, "", call.source not in ("", call.outcome)),
         )
         if shown
     ]
