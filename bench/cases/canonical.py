@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
-from antiphon.keys import Conversation, call_keys, llm_cache_key
+from antiphon.keys import Conversation, KeyMaker, llm_cache_key
 from antiphon.llm.request import canonical_request
 
 
@@ -30,7 +30,8 @@ def all_call_keys(file, effect=None):
     """Idempotency key, store key, both digests and fingerprint of a call."""
     params = _value(file)
     spec = ToolSpec(name="send", idempotent=False, effect=effect)
-    return lambda: call_keys(spec, params, session="session-1", actor="actor-1")
+    maker = KeyMaker(spec, session="session-1", actor="actor-1")
+    return lambda: maker.keys(params)
 
 
 def llm_key(file):

@@ -36,7 +36,6 @@ __all__ = [
     "Conversation",
     "KeyMaker",
     "Recipe",
-    "call_keys",
     "idempotency_key",
     "idempotency_parts",
     "llm_cache_key",
@@ -52,7 +51,6 @@ __all__ = [
 
 KEY_VERSION: Final = "k1"
 """First element of a store key: a release that changes canonicalisation counts on, and reads both for one TTL."""
-_MAKERS_KEPT: Final = 4096
 
 _sha256 = hashlib.sha256
 
@@ -132,29 +130,6 @@ class KeyMaker:
             digest if exact is canonical else _sha256(exact).hexdigest(),
             store[:16],
         )
-
-
-_makers: dict[tuple[int, str, str, str, str], KeyMaker] = {}
-
-
-def call_keys(
-    spec: ToolSpec,
-    params: dict[str, Any],
-    *,
-    tenant: str = "default",
-    workspace: str = "default",
-    session: str,
-    actor: str,
-    given: str | None = None,
-) -> CallKeys:
-    """All keys of one call; *given* is the caller's or a hook's idempotency key (R2). What repeats is kept ready."""
-    place = (id(spec), tenant, workspace, session, actor)
-    maker = _makers.get(place)
-    if maker is None or maker.spec is not spec:
-        if len(_makers) >= _MAKERS_KEPT:
-            _makers.clear()
-        maker = _makers[place] = KeyMaker(spec, tenant=tenant, workspace=workspace, session=session, actor=actor)
-    return maker.keys(params) if given is None else maker.keys_given(params, given)
 
 
 def idempotency_key(

@@ -62,6 +62,7 @@ class MappedRequest(NamedTuple):
     def origin(self, path: str) -> str:
         """Where the value at a canonical *path* stands in the provider's body; of its nearest known ancestor if new.
 
+        >>> from antiphon.llm.request import canonical_request_with_refs
         >>> body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
         >>> canonical_request_with_refs(body, provider="openai-chat").origin("$.maxOutputTokens")
         '$.max_tokens'

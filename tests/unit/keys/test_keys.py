@@ -13,12 +13,10 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon import keys
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import CanonicalError, InvalidInput
 from antiphon.keys import (
     KeyMaker,
-    call_keys,
     idempotency_key,
     idempotency_parts,
     params_digests,
@@ -118,22 +116,15 @@ def test_an_unknown_scope_is_refused() -> None:
         store_key(namespace="n", tool="t", idempotency_key="k", session="s", actor="a", scope="planet")
 
 
-def test_call_keys_follow_the_spec_they_are_given() -> None:
+def test_keys_follow_the_spec_session_and_actor() -> None:
     read = ToolSpec(name="t", idempotent=True, effect="read")
-    place = {"session": "s", "actor": "a"}
-    assert call_keys(read, {"q": "a b"}, **place) != call_keys(WRITE, {"q": "a  b"}, **place)
-    assert call_keys(read, {"q": "a b"}, **place)[:3] == call_keys(read, {"q": "a  b"}, **place)[:3]
-    assert call_keys(WRITE, {}, **place, given="mine").idempotency_key == "mine"
-    assert call_keys(WRITE, {}, **place) == KeyMaker(WRITE, **place).keys({})
-    assert call_keys(WRITE, {}, session="s", actor="b") != call_keys(WRITE, {}, **place)
-
-
-def test_the_kept_makers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "_MAKERS_KEPT", 10)
-    monkeypatch.setattr(keys, "_makers", {})
-    for session in range(100):
-        call_keys(WRITE, {}, session=str(session), actor="a")
-    assert len(keys._makers) <= 10
+    mine = KeyMaker(read, session="s", actor="a")
+    assert mine.keys({"q": "a b"})[:3] == mine.keys({"q": "a  b"})[:3]
+    assert mine.keys({"q": "a b"})[3] != mine.keys({"q": "a  b"})[3]
+    write = KeyMaker(WRITE, session="s", actor="a")
+    assert write.keys({"q": "a b"})[0] != write.keys({"q": "a  b"})[0]
+    assert write.keys({}) != KeyMaker(WRITE, session="s", actor="b").keys({})
+    assert write.keys({}).store_key != KeyMaker(WRITE, session="s", actor="a", tenant="x").keys({}).store_key
 
 
 blanks = st.text(st.sampled_from(' \t\n\x0b\x1c\x85\xa0\u2003\u3000ab"\\é'), max_size=6)
