@@ -1,0 +1,26 @@
+"""Keep secrets and personal data out of whatever is written (R14, D21).
+
+>>> redactor = Redactor(Rules(), salt="4f1c")
+>>> redactor.redact({"user": "ada", "password": "correct-Horse-7-battery"})
+{'user': 'ada', 'password': '[secret:password:3f6a0a4cf2f1d2b1]'}
+
+A placeholder is a keyed digest: equal secrets stay equal within a run, and any machine that has the
+run's salt computes the same one. A secret that could be guessed from its digest gets a constant instead.
+"""
+
+from antiphon.redact._compare import EqualityPattern, same_after_redaction
+from antiphon.redact._redactor import Redactor
+from antiphon.redact._rules import Rule, Rules
+from antiphon.redact._scan import Finding, scan_path
+from antiphon.redact._stream import StreamRedactor
+
+__all__ = [
+    "EqualityPattern",
+    "Finding",
+    "Redactor",
+    "Rule",
+    "Rules",
+    "StreamRedactor",
+    "same_after_redaction",
+    "scan_path",
+]

@@ -1,0 +1,304 @@
+"""Replace secrets by placeholders in JSON-like data, in text and in serialised JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from antiphon.errors import InvalidInput
+from antiphon.redact._fields import Field
+from antiphon.redact._kinds import TOKEN_KINDS, TOKENS
+from antiphon.redact._pairs import TRIVIAL, is_code, is_number
+from antiphon.redact._placeholder import PLACEHOLDER, placeholder
+from antiphon.redact._prefilter import Prefilter
+from antiphon.redact._rules import Rules
+from antiphon.redact._spans import Span
+from antiphon.redact._text import TextRules
+
+_SCHEME = re.compile(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
+_SCHEMA_WORDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"})
+_MEDIA_WORDS = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format"})
+_PAIR_NAMES = ("name", "key", "header", "Name", "Key")
+_PAIR_NAME = re.compile(
+    r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
+)
+_KEEP = Field("", "keep")
+
+
+class Redactor:
+    """Rules and a salt. ``redact`` returns the very same object where there is nothing to redact.
+
+    It is idempotent, and never touches the ids that runs, calls, providers and traces are held together with.
+    """
+
+    __slots__ = ("_names", "_prefilter", "_salt", "_text")
+
+    def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
+        rules = rules or Rules()
+        self._text = TextRules(rules)
+        self._names = self._text.names
+        self._prefilter = Prefilter(rules)
+        self._salt = _salt(salt)
+
+    def with_salt(self, salt: str | bytes) -> Redactor:
+        """The same rules under the salt of another run; compiled patterns are shared."""
+        other = object.__new__(Redactor)
+        other._text, other._names, other._prefilter = self._text, self._names, self._prefilter
+        other._salt = _salt(salt)
+        return other
+
+    def placeholder(self, kind: str, secret: str) -> str:
+        """What stands for *secret* in this run."""
+        return placeholder(kind, secret, self._salt)
+
+    def may_hold(self, document: bytes) -> bool:
+        """A quick look: ``False`` is certain, ``True`` means that the rules have to read it."""
+        return self._prefilter.may_hold(document)
+
+    def spans(self, text: str) -> list[Span]:
+        """Where secrets stand in *text*, in order."""
+        if not self._prefilter.may_hold(_quoted(text)):
+            return []
+        return self._text.spans(text)
+
+    def redact_text(self, text: str) -> str:
+        """*text* with placeholders; JSON inside a text is read as JSON."""
+        return self._string(text, entropy=True)
+
+    def redact(self, value: Any, field: str = "") -> Any:
+        """JSON-like *value* with placeholders; *field* is the name it stands under, if it has one."""
+        try:
+            return self._under(value, self._names[field]) if field else self._walk(value)
+        except RecursionError:
+            raise InvalidInput("The value is nested too deeply to be redacted.", hint="Flatten it.") from None
+
+    def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
+        """Serialised JSON (or text) with placeholders, and whether anything was replaced."""
+        if not self._prefilter.may_hold(document):
+            return document, False
+        try:
+            value = _loads(document)
+        except (ValueError, RecursionError):
+            text = document.decode("utf-8", "surrogateescape")
+            redacted = self.redact_text(text)
+            return (document, False) if redacted is text else (redacted.encode("utf-8", "surrogateescape"), True)
+        redacted = self.redact(value)
+        return (document, False) if redacted is value else (_dumps(redacted), True)
+
+    def leaves(self, value: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
+        """Each secret of JSON-like *value* as (JSON pointer, kind, secret): for tools that report, never for logs."""
+        probe = self.redact(value)
+        if probe is not value:
+            yield from self._differences(value, probe, pointer)
+
+    def _differences(self, before: Any, after: Any, pointer: str) -> Iterator[tuple[str, str, str]]:
+        if before is after:
+            return
+        if isinstance(before, dict):
+            for (key, old), (new_key, new) in zip(before.items(), after.items(), strict=True):
+                where = f"{pointer}/{new_key.replace('~', '~0').replace('/', '~1')}"
+                if key != new_key:
+                    yield from ((where, span.kind, key[span.start : span.end]) for span in self.spans(key))
+                yield from self._differences(old, new, where)
+        elif isinstance(before, (list, tuple)):
+            for index, (old, new) in enumerate(zip(before, after, strict=True)):
+                yield from self._differences(old, new, f"{pointer}/{index}")
+        else:
+            text = before if isinstance(before, str) else str(before)
+            whole = PLACEHOLDER.fullmatch(after)
+            spans = [] if whole else self._text.spans(text)
+            if spans:
+                yield from ((pointer, span.kind, text[span.start : span.end]) for span in spans)
+            else:
+                found = whole or PLACEHOLDER.search(after)
+                yield pointer, found[1] if found else "secret", text
+
+    def _walk(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is str:
+            return self._string(value, entropy=True)
+        if kind is dict:
+            return self._mapping(value)
+        if kind is list or kind is tuple:
+            return self._sequence(value)
+        return value
+
+    def _mapping(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        names = self._names
+        named = _named_pair(value)
+        pair = names[named] if named is not None else None
+        logprobs = "logprob" in value
+        media = not _MEDIA_WORDS.isdisjoint(value) or value.get("type") == "base64"
+        changed: dict[int, tuple[Any, Any]] | None = None
+        for position, (key, item) in enumerate(value.items()):
+            new_key: Any = key
+            if type(key) is str:
+                field = names[key]
+                if key == "value" and pair is not None and pair.mode != "keep":
+                    field = pair
+                elif (logprobs and key == "token") or (media and key == "data"):
+                    field = _KEEP
+                new = self._walk(item) if field is None else self._under(item, field)
+                if len(key) > 7:
+                    new_key = self._string(key, entropy=False)
+            else:
+                new = self._walk(item)
+            if new is not item or new_key is not key:
+                if changed is None:
+                    changed = {}
+                changed[position] = (new_key, new)
+        if changed is None:
+            return value
+        return dict(changed.get(n) or pair_ for n, pair_ in enumerate(value.items()))
+
+    def _sequence(self, value: Any) -> Any:
+        if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and _PAIR_NAME.fullmatch(value[0]):
+            # Headers and environments are often lists of (name, value).
+            field = self._names[value[0]]
+            if field is not None and field.mode == "secret":
+                new = self._secret(value[1], field)
+                return value if new is value[1] else type(value)((value[0], new))
+        return self._each(value, None)
+
+    def _each(self, value: Any, field: Field | None) -> Any:
+        items: list[Any] | None = None
+        for index, item in enumerate(value):
+            new = self._walk(item) if field is None else self._under(item, field)
+            if new is not item:
+                if items is None:
+                    items = list(value)
+                items[index] = new
+        if items is None:
+            return value
+        return items if type(value) is list else tuple(items)
+
+    def _under(self, value: Any, field: Field | None) -> Any:
+        """*value* below a name that says what it is."""
+        kind = type(value)
+        if field is None:
+            return self._walk(value)
+        if kind is str:
+            if field.mode == "keep":
+                return self._string(value, entropy=False)
+            return self._secret(value, field)
+        if kind is int:
+            return self._number(value, field)
+        if kind is list or kind is tuple:
+            return self._each(value, field)
+        if kind is dict:
+            if field.mode != "secret" or not _SCHEMA_WORDS.isdisjoint(value):
+                return self._mapping(value)
+            return self._below(value, field)
+        return value
+
+    def _below(self, value: dict[Any, Any], field: Field) -> dict[Any, Any]:
+        """Everything under ``credentials`` or ``cookies`` is one, whatever it is called."""
+        own = {key: self._names[key] if type(key) is str else None for key in value}
+        new = {
+            key: self._under(item, field if (below := own[key]) is None or below.mode == "keep" else below)
+            for key, item in value.items()
+        }
+        return value if all(new[key] is item for key, item in value.items()) else new
+
+    def _secret(self, value: str, field: Field) -> str:
+        if field.mode == "digits":
+            return (
+                self.placeholder(field.kind, value) if is_code(field.kind, value) else self._string(value, entropy=True)
+            )
+        if field.mode == "personal":
+            return (
+                self.placeholder(field.kind, value)
+                if is_number(field.kind, value)
+                else self._string(value, entropy=True)
+            )
+        scheme = _SCHEME.match(value)
+        start = scheme.end() if scheme else 0
+        secret = value[start:]
+        if not secret.strip() or TRIVIAL.fullmatch(secret.strip()) or PLACEHOLDER.fullmatch(secret):
+            return value
+        token = TOKENS.fullmatch(secret)
+        kind = TOKEN_KINDS[token.lastgroup or ""] if token else field.kind
+        return value[:start] + self.placeholder(kind, secret)
+
+    def _number(self, value: int, field: Field) -> Any:
+        """A number is a secret where only a number can be one; ``max_tokens: 5`` is none."""
+        text = str(value)
+        if field.mode == "digits" and is_code(field.kind, text):
+            return self.placeholder(field.kind, text)
+        if field.mode == "personal" and is_number(field.kind, text):
+            return self.placeholder(field.kind, text)
+        if field.kind == "password":
+            return self.placeholder(field.kind, text)
+        return value
+
+    def _string(self, text: str, *, entropy: bool) -> str:
+        if len(text) < 4 or not self._prefilter.may_hold(_quoted(text)):
+            return text
+        if text[0] in "{[" and text[-1] in "}]" and (inner := _nested(text)) is not None:
+            redacted = self.redact(inner)
+            return text if redacted is inner else _dumps_like(redacted, text)
+        spans = self._text.spans(text, entropy=entropy)
+        if not spans:
+            return text
+        pieces: list[str] = []
+        position = 0
+        for span in spans:
+            pieces += text[position : span.start], self.placeholder(span.kind, text[span.start : span.end])
+            position = span.end
+        pieces.append(text[position:])
+        return "".join(pieces)
+
+
+def _salt(salt: str | bytes) -> bytes:
+    return salt.encode() if isinstance(salt, str) else bytes(salt)
+
+
+def _quoted(text: str) -> bytes:
+    """A text as the prefilter expects it: with something before and after."""
+    return b'"' + text.encode("utf-8", "surrogatepass") + b'"'
+
+
+def _named_pair(value: dict[Any, Any]) -> str | None:
+    """The name in ``{"name": "Authorization", "value": …}``."""
+    if "value" in value and len(value) <= 6:
+        for key in _PAIR_NAMES:
+            name = value.get(key)
+            if type(name) is str:
+                return name
+    return None
+
+
+def _nested(text: str) -> Any:
+    try:
+        inner = _loads(text.encode())
+    except (ValueError, RecursionError):
+        return None
+    return inner if isinstance(inner, (dict, list)) else None
+
+
+def _loads(document: bytes) -> Any:
+    """Parse without loss: numbers that do not fit 64 bits are kept by the slower parser."""
+    if _BIG_NUMBER.search(document):
+        return json.loads(document)
+    return orjson.loads(document)
+
+
+_BIG_NUMBER = re.compile(rb"[0-9]{17}")
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+
+def _dumps_like(value: Any, text: str) -> str:
+    """Serialised with the spacing that *text* has."""
+    if '": ' in text:
+        return json.dumps(value, ensure_ascii=False)
+    return _dumps(value).decode()

@@ -1,0 +1,136 @@
+"""Look for secrets in files, and say where they are without saying what they are (D21)."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from antiphon.redact._kinds import PRIVATE_KEY, TOKEN_KINDS, TOKENS
+from antiphon.redact._placeholder import CONSTANT_KINDS, guessable
+from antiphon.redact._redactor import Redactor
+from antiphon.redact._rules import Rules
+
+_SKIPPED_FOLDERS = frozenset({".git", ".hg", ".venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"})
+_JSON_LIMIT = 8 << 20
+_BLOCK = 1 << 20
+_OVERLAP = 4096
+_TEXT = re.compile(rb"[\x20-\x7e\t\r\n]{20,}")
+
+
+class Finding(NamedTuple):
+    """A secret in a file: where and of what kind, never what."""
+
+    file: str
+    where: str
+    """``line 12``, a JSON pointer such as ``/events/3/payload/token``, both, or ``byte 4096`` in a binary file."""
+    kind: str
+    fingerprint: str
+    """Equal for equal secrets; for what could be guessed it depends on the place only."""
+
+
+def scan_path(path: str | os.PathLike[str], rules: Rules | None = None) -> Iterator[Finding]:
+    """Findings in a file, or in all files below a folder, in order of their names."""
+    redactor = Redactor(rules or Rules(personal=False), salt="scan")
+    root = Path(path)
+    for file in _files(root):
+        for where, kind, secret in _scan_file(file, redactor):
+            yield Finding(str(file), where, kind, _fingerprint(file, where, kind, secret))
+
+
+def _files(root: Path) -> Iterator[Path]:
+    if not root.is_dir():
+        yield root
+        return
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
+        for name in sorted(names):
+            file = Path(folder, name)
+            if file.is_file() and not file.is_symlink():
+                yield file
+
+
+def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]:
+    with file.open("rb") as stream:
+        head = stream.read(4096)
+    if b"\0" in head:
+        return _scan_binary(file)
+    if file.stat().st_size <= _JSON_LIMIT:
+        document = file.read_bytes()
+        if not redactor.may_hold(document):
+            return ()
+        if document.lstrip()[:1] in (b"{", b"["):
+            try:
+                return redactor.leaves(orjson.loads(document))
+            except orjson.JSONDecodeError:
+                pass
+    return _scan_lines(file, redactor)
+
+
+def _scan_lines(file: Path, redactor: Redactor) -> Iterator[tuple[str, str, str]]:
+    """Line by line; a line that is a JSON document is read as one. An armoured key counts at its first line."""
+    armour: list[str] = []
+    armour_line = 0
+    with file.open("rb") as stream:
+        for number, raw in enumerate(stream, 1):
+            text = raw.decode("utf-8", "replace")
+            if armour:
+                armour.append(text)
+            elif "-----BEGIN" in text and "-----END" not in text:
+                armour, armour_line = [text], number
+            if armour:
+                if "-----END" in text:
+                    yield from _in_text("".join(armour), f"line {armour_line}", redactor)
+                    armour = []
+                continue
+            if not redactor.may_hold(raw):
+                continue
+            if text.lstrip()[:1] in ("{", "["):
+                try:
+                    value: Any = orjson.loads(raw)
+                except orjson.JSONDecodeError:
+                    pass
+                else:
+                    for pointer, kind, secret in redactor.leaves(value):
+                        yield f"line {number} {pointer}", kind, secret
+                    continue
+            yield from _in_text(text, f"line {number}", redactor)
+    if armour:
+        yield from _in_text("".join(armour), f"line {armour_line}", redactor)
+
+
+def _in_text(text: str, where: str, redactor: Redactor) -> Iterator[tuple[str, str, str]]:
+    for span in redactor.spans(text):
+        yield where, span.kind, text[span.start : span.end]
+
+
+def _scan_binary(file: Path) -> Iterator[tuple[str, str, str]]:
+    """A database or an archive: only tokens that are certain by their looks."""
+    seen: set[int] = set()
+    with file.open("rb") as stream:
+        base = 0
+        kept = b""
+        while block := stream.read(_BLOCK):
+            data = kept + block
+            for run in _TEXT.finditer(data):
+                text = run[0].decode("ascii")
+                for pattern in (TOKENS, PRIVATE_KEY):
+                    for match in pattern.finditer(text):
+                        place = base + run.start() + match.start()
+                        if place not in seen:
+                            seen.add(place)
+                            kind = TOKEN_KINDS[match.lastgroup] if match.lastgroup else "private_key"
+                            yield f"byte {place}", kind, match[0]
+            kept = data[-_OVERLAP:]
+            base += len(data) - len(kept)
+
+
+def _fingerprint(file: Path, where: str, kind: str, secret: str) -> str:
+    if kind in CONSTANT_KINDS or guessable(secret):
+        secret = f"{file}\n{where}\n{kind}"
+    return hmac.digest(b"antiphon scan", secret.encode("utf-8", "surrogatepass"), "sha256")[:8].hex()

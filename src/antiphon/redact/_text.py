@@ -1,0 +1,152 @@
+"""Find secrets in text. Rules come in order; what one has taken is closed to the next.
+
+A text is cut at the placeholders it already has, and each piece is searched alone until nothing is found in any.
+That is why redacting twice is redacting once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+from antiphon.redact import _kinds as kinds
+from antiphon.redact._entropy import RUN, looks_random
+from antiphon.redact._names import Names
+from antiphon.redact._pairs import TRIVIAL, pair_spans
+from antiphon.redact._personal import personal_spans
+from antiphon.redact._placeholder import PLACEHOLDER
+from antiphon.redact._rules import Rules
+from antiphon.redact._spans import Span
+
+Detector = Callable[[str], Iterable[Span]]
+
+
+class TextRules:
+    """The detectors that a set of rules switches on."""
+
+    __slots__ = ("_all", "_without_entropy", "names")
+
+    def __init__(self, rules: Rules) -> None:
+        self.names = Names(rules)
+        detectors: list[Detector] = [
+            _detector(rule.name, rule.compile())
+            for rule in rules.user
+            if rule.pattern and (rules.personal or not rule.personal)
+        ]
+        if rules.secrets:
+            detectors += [_private_keys, _tokens, _urls, _headers, self._pairs]
+        if rules.personal:
+            detectors.append(personal_spans)
+        self._without_entropy = tuple(detectors)
+        self._all = (*detectors, _random_runs) if rules.entropy else self._without_entropy
+
+    def _pairs(self, text: str) -> Iterator[Span]:
+        return pair_spans(text, self.names.__getitem__)
+
+    def spans(self, text: str, *, entropy: bool = True) -> list[Span]:
+        """All secrets of *text* in order; they do not overlap."""
+        detectors = self._all if entropy else self._without_entropy
+        found: list[Span] = []
+        todo = _between_placeholders(text)
+        while todo:
+            start, end = todo.pop()
+            spans = _first(text[start:end], detectors)
+            position = start
+            for span in spans:
+                begin, stop = start + span.start, start + span.end
+                found.append(Span(begin, stop, span.kind))
+                todo.append((position, begin))
+                position = stop
+            if spans:
+                todo.append((position, end))
+        found.sort()
+        return found
+
+
+def _between_placeholders(text: str) -> list[tuple[int, int]]:
+    pieces: list[tuple[int, int]] = []
+    position = 0
+    for match in PLACEHOLDER.finditer(text):
+        pieces.append((position, match.start()))
+        position = match.end()
+    pieces.append((position, len(text)))
+    return pieces
+
+
+def _first(piece: str, detectors: tuple[Detector, ...]) -> list[Span]:
+    """What the first detector that finds anything finds, in order and without overlaps."""
+    if not piece:
+        return []
+    for detect in detectors:
+        chosen: list[Span] = []
+        end = 0
+        for span in sorted(detect(piece)):
+            if span.start >= end and span.end > span.start:
+                chosen.append(span)
+                end = span.end
+        if chosen:
+            return chosen
+    return []
+
+
+def _detector(kind: str, pattern: re.Pattern[str]) -> Detector:
+    group = "secret" if "secret" in pattern.groupindex else 0
+
+    def detect(text: str) -> Iterator[Span]:
+        for match in pattern.finditer(text):
+            yield Span(*match.span(group), kind)
+
+    return detect
+
+
+def _private_keys(text: str) -> Iterator[Span]:
+    for match in kinds.PRIVATE_KEY.finditer(text):
+        yield Span(match.start(), match.end(), "private_key")
+
+
+def _tokens(text: str) -> Iterator[Span]:
+    for match in kinds.TOKENS.finditer(text):
+        yield Span(match.start(), match.end(), kinds.TOKEN_KINDS[match.lastgroup or ""])
+
+
+def _urls(text: str) -> Iterator[Span]:
+    if "@" in text:
+        for pattern, kind in ((kinds.URL_PASSWORD, "url_password"), (kinds.URL_TOKEN, "url_token")):
+            for match in pattern.finditer(text):
+                if not TRIVIAL.fullmatch(match["secret"]):
+                    yield Span(*match.span("secret"), kind)
+
+
+def _headers(text: str) -> Iterator[Span]:
+    for pattern, kind in (
+        (kinds.HEADER, "authorization"),
+        (kinds.COOKIE, "cookie"),
+        (kinds.SESSION_COOKIE, "cookie"),
+        (kinds.BEARER, "bearer"),
+    ):
+        for match in pattern.finditer(text):
+            if not TRIVIAL.fullmatch(match["secret"]):
+                yield Span(*match.span("secret"), kind)
+    for match in kinds.BASIC.finditer(text):
+        if _is_basic(match["secret"]):
+            yield Span(*match.span("secret"), "basic")
+    if "curl" in text:
+        for match in kinds.CURL_USER.finditer(text):
+            if not TRIVIAL.fullmatch(match["secret"]):
+                yield Span(*match.span("secret"), "password")
+
+
+def _is_basic(text: str) -> bool:
+    """Whether *text* is ``user:password`` in base64, and not the word that follows "basic"."""
+    try:
+        return b":" in base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _random_runs(text: str) -> Iterator[Span]:
+    for match in RUN.finditer(text):
+        if looks_random(match[0]):
+            yield Span(match.start(), match.end(), "high_entropy")

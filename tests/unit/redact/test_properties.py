@@ -1,0 +1,123 @@
+"""What must hold for any data: redaction is idempotent, keeps structure, and the quick look never hides a secret."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.redact import Redactor, Rules
+from antiphon.redact._fields import classify
+from antiphon.redact._text import TextRules
+from tests.unit.redact.corpus import KEPT_TEXTS, Forge, in_text, named, personal, tokens
+
+REDACTOR = Redactor(Rules(), salt="unit")
+SNIPPETS = [p.text for p in tokens(Forge(11)) + in_text(Forge(12)) + personal(Forge(13))]
+SECRETS = [p.secret for p in tokens(Forge(11))]
+
+glue = st.sampled_from(
+    ["", " ", "\n", ": ", "=", '"', "'", ", ", "://", "@", "-", "_", "\\", "[", "]", "{", "}", "password=", "é"]
+)
+pieces = st.one_of(st.sampled_from(SNIPPETS), st.sampled_from(KEPT_TEXTS), glue, st.text(max_size=12))
+texts = st.lists(pieces, max_size=6).map("".join)
+names = st.one_of(
+    st.sampled_from([name for name, _, _ in named(Forge(14))]),
+    st.sampled_from(["id", "note", "value", "name", "key", "content", "data", "type", "logprob", "arguments"]),
+    st.text(alphabet="abkeypstnw_-AKT. $", max_size=14),
+)
+values = st.recursive(
+    st.one_of(
+        texts, st.integers(-(2**53), 2**53), st.booleans(), st.none(), st.floats(allow_nan=False, allow_infinity=False)
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(names, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+def shape(value: Any) -> Any:
+    """Nesting and lengths, without the leaves."""
+    if isinstance(value, dict):
+        return [shape(item) for item in value.values()]
+    if isinstance(value, list):
+        return [shape(item) for item in value]
+    return None
+
+
+@settings(max_examples=400, deadline=None)
+@given(texts)
+def test_redacting_text_twice_is_redacting_once(text: str) -> None:
+    once = REDACTOR.redact_text(text)
+    assert REDACTOR.redact_text(once) == once
+
+
+@settings(max_examples=400, deadline=None)
+@given(values)
+def test_redacting_twice_is_redacting_once(value: Any) -> None:
+    once = REDACTOR.redact(value)
+    assert REDACTOR.redact(once) == once
+
+
+@settings(max_examples=300, deadline=None)
+@given(values)
+def test_structure_is_kept_and_the_original_untouched(value: Any) -> None:
+    before = json.dumps(value)
+    redacted = REDACTOR.redact(value)
+    assert json.dumps(value) == before
+    assert shape(redacted) == shape(value)
+
+
+@settings(max_examples=400, deadline=None)
+@given(values)
+def test_the_quick_look_lets_nothing_pass_that_the_rules_would_change(value: Any) -> None:
+    redacted = REDACTOR.redact(value)
+    document = orjson.dumps(value)
+    if redacted is not value:
+        assert REDACTOR.may_hold(document), value
+    cleaned, changed = REDACTOR.redact_bytes(document)
+    assert changed is (redacted is not value)
+    assert orjson.loads(cleaned) == orjson.loads(orjson.dumps(redacted))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(SECRETS), st.lists(pieces, max_size=3), st.lists(pieces, max_size=3))
+def test_a_secret_between_blanks_never_survives(secret: str, before: list[str], after: list[str]) -> None:
+    text = f"{''.join(before)} {secret} {''.join(after)}"
+    assert f" {secret} " not in REDACTOR.redact_text(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(SECRETS), st.sampled_from(SECRETS))
+def test_equal_secrets_stay_equal_and_different_ones_different(one: str, two: str) -> None:
+    first, second = REDACTOR.redact([one, two])
+    assert (first == second) is (one == two)
+    assert Redactor(salt="unit").redact(one) == first
+    assert Redactor(salt="other").redact(one) != first
+
+
+@settings(max_examples=600, deadline=None)
+@given(texts)
+def test_the_quick_look_is_never_narrower_than_the_text_rules(text: str) -> None:
+    if TextRules(Rules()).spans(text):
+        assert REDACTOR.may_hold(orjson.dumps(text)), text
+
+
+@settings(max_examples=600, deadline=None)
+@given(names, st.sampled_from(["tr0ub4dor", "4821", "123", "078-05-1120", "+4791234567"]))
+def test_the_quick_look_is_never_narrower_than_the_names(name: str, value: str) -> None:
+    if classify(name) is not None and REDACTOR.redact({name: value}) != {name: value}:
+        assert REDACTOR.may_hold(orjson.dumps({name: value})), name
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.sampled_from(["", "--", "-", "x_", "my-", "$"]),
+    names,
+    st.sampled_from([" ", "=", ": ", " = ", '": "', "' => '"]),
+)
+def test_the_quick_look_is_never_narrower_than_pairs(before: str, name: str, separator: str) -> None:
+    text = f"run {before}{name}{separator}tr0ub4dor7 now"
+    if TextRules(Rules()).spans(text):
+        assert REDACTOR.may_hold(orjson.dumps(text)), text
