@@ -130,18 +130,15 @@ def alias(connection: sqlite3.Connection, key: str, identity: str, version: int)
     if claim is None or claim.identity == identity:
         return
     if claim.version == version:
-        if claim.state == "inflight":
-            return
-        record, v, expires = _encode(claim.to_record()), claim.v, claim.expires_at_ms
+        record = claim.to_record()
     else:
         found = connection.execute(SQL["execution_of_version"], (key, version)).fetchone()
         if found is None:
             return
-        record, v, expires = found
-    connection.execute(
-        SQL["insert_execution"], (key, identity, claim.tenant, claim.workspace, version, expires, record, v)
-    )
-    connection.execute(SQL["mark_history"], (expires, key))
+        record = _known(claim.key, *found)
+    if record.state != "inflight":
+        _keep(connection, record, identity)
+        connection.execute(SQL["mark_history"], (record.expires_at_ms, key))
 
 
 def renew(connection: sqlite3.Connection, key: str, version: int, lease_ms: int, now: int) -> bool:
@@ -253,8 +250,11 @@ def _earlier(connection: sqlite3.Connection, claim: _Claim, identity: str, now: 
     row = connection.execute(_EXECUTION, (claim.key, identity, now)).fetchone()
     if row is None:
         return None
-    record, v = row
-    check_version(f"An earlier execution of the claim {claim.key}", v, RECORD_VERSION)
+    return _known(claim.key, *row)
+
+
+def _known(key: str, record: bytes, v: int) -> DedupeRecord:
+    check_version(f"An earlier execution of the claim {key}", v, RECORD_VERSION)
     return _record(record)
 
 
@@ -297,7 +297,7 @@ def _replace(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed:
         if history:
             connection.execute(SQL["delete_execution"], (ask.key, ask.identity))
         if before.expires_at_ms > now and before.identity != ask.identity:
-            _keep(connection, before)
+            _keep(connection, before.to_record(), before.identity)
             history = True
         sweep_at = before.sweep_at_ms if history else 0
         connection.execute(SQL["delete_claim"], (ask.key,))
@@ -306,9 +306,9 @@ def _replace(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed:
     return Claimed(version, now)
 
 
-def _keep(connection: sqlite3.Connection, claim: _Claim) -> None:
-    values = (claim.key, claim.identity, claim.tenant, claim.workspace, claim.version, claim.expires_at_ms)
-    connection.execute(SQL["insert_execution"], (*values, _encode(claim.to_record()), claim.v))
+def _keep(connection: sqlite3.Connection, record: DedupeRecord, identity: str) -> None:
+    values = (record.key, identity, record.tenant, record.workspace, record.version, record.expires_at_ms)
+    connection.execute(SQL["insert_execution"], (*values, _encode(record), record.v))
 
 
 def _bury(connection: sqlite3.Connection, gone: list[tuple[str, int, int]]) -> None:

@@ -21,7 +21,7 @@ _SENTENCES = {
     sqlite3.SQLITE_IOERR: (
         "io",
         "cannot be read or written",
-        "Check the disk; the last commit that was answered is kept.",
+        "Check the disk. All that was answered before is kept.",
     ),
     sqlite3.SQLITE_CORRUPT: ("corrupt", "is damaged", "Restore it from a backup, or move it away to start a new one."),
     sqlite3.SQLITE_NOTADB: ("corrupt", "is not an SQLite database", "Move it away, or give SQLiteStore another path."),
@@ -46,7 +46,8 @@ def _translate(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
     reason, what, hint = _SENTENCES.get(
         (code or 0) & 0xFF, ("failed", "failed", "This is not an error of yours: please report it.")
     )
-    return StoreUnavailable(f"The store {path} {what} ({error}). {_KEPT}", hint=hint, reason=reason)
+    kept = "Whether this step was kept is uncertain." if reason == "io" else _KEPT
+    return StoreUnavailable(f"The store {path} {what} ({error}). {kept}", hint=hint, reason=reason)
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -198,6 +198,9 @@ class DatabaseFile:
                     _run_apart(connection, operation)
             ran = True
             connection.execute("COMMIT")
+        except sqlite3.Error:  # a commit that failed may have rolled back by itself: nothing of it is done
+            ran = False
+            raise
         finally:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")

@@ -7,7 +7,7 @@ FROM claims WHERE key = ?;
 SELECT record, v FROM executions WHERE key = ? AND identity = ? AND expires_at_ms > ?;
 
 -- name: execution_of_version
-SELECT record, v, expires_at_ms FROM executions WHERE key = ? AND version = ?;
+SELECT record, v FROM executions WHERE key = ? AND version = ?;
 
 -- name: insert_claim
 INSERT INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,

@@ -1,0 +1,301 @@
+"""D7, R6: SQLite under threads, loops, cancellation, interrupts and forks; commits are shared and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from antiphon._drive import drive
+from antiphon.errors import StoreUnavailable
+from antiphon.ports import Claimed, Journal
+from antiphon.stores import MemoryStore, SQLiteStore
+from antiphon.stores._sqlite_file import DatabaseFile, Operation
+from antiphon.testing._bench import Bench, claimed, done, existing
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SQLiteStore:
+    return SQLiteStore(tmp_path / "antiphon.db")
+
+
+@pytest.fixture
+def bench(store: SQLiteStore) -> Bench:
+    return Bench(lambda: store)
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps each commit had."""
+    sizes: list[int] = []
+    commit = DatabaseFile._commit
+
+    def counted(self: DatabaseFile, connection: sqlite3.Connection, batch: list[Operation]) -> None:
+        sizes.append(len(batch))
+        commit(self, connection, batch)
+
+    monkeypatch.setattr(DatabaseFile, "_commit", counted)
+    return sizes
+
+
+async def test_tasks_share_commits(store: SQLiteStore, bench: Bench, batches: list[int]) -> None:
+    journal = store.open_async()
+    await journal.ping()
+    batches.clear()
+    answers = await asyncio.gather(*(journal.begin(bench.ask(f"k{n}"), bench.rows("run", "a")) for n in range(200)))
+    assert all(isinstance(answer, Claimed) for answer in answers)
+    assert sum(batches) == 200
+    assert len(batches) < 40
+    assert [event.seq for event in await journal.events("run")] == list(range(200))
+    await journal.close()
+
+
+def test_threads_share_commits(store: SQLiteStore, bench: Bench, batches: list[int]) -> None:
+    journal = store.open_sync()
+    drive(journal.ping())
+    other = sqlite3.connect(store.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # hold them back until all are queued
+    batches.clear()
+    with ThreadPoolExecutor(8) as pool:
+        asks = [bench.ask(f"k{n}") for n in range(8)]
+        answers = [pool.submit(drive, journal.begin(ask)) for ask in asks]
+        while len(journal._file._queue) < 7:  # type: ignore[attr-defined]
+            threading.Event().wait(0.001)
+        other.execute("ROLLBACK")
+        assert all(isinstance(answer.result(), Claimed) for answer in answers)
+    assert sorted(batches) == [1, 7]
+    other.close()
+    drive(journal.close())
+
+
+async def test_one_bad_step_does_not_harm_its_batch(store: SQLiteStore, bench: Bench) -> None:
+    journal = store.open_async()
+    await journal.begin(bench.ask("newer"))
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE claims SET v = 99")
+    connection.close()
+    steps = [journal.settle("newer", n, done(), bench.rows("run", f"{n}")) for n in range(5)]
+    takes = [journal.take(bench.ask("newer", "call-2"), 0)]
+    good = [journal.begin(bench.ask(f"good-{n}")) for n in range(5)]
+    answers = await asyncio.gather(*steps, *takes, *good, return_exceptions=True)
+    assert answers[:5] == [None] * 5
+    assert type(answers[5]).__name__ == "StoreVersionError"
+    assert all(isinstance(answer, Claimed) for answer in answers[6:])
+    assert len(await journal.events("run")) == 5
+    await journal.close()
+
+
+async def test_every_caller_gets_an_exception_of_its_own(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "no" / "such" / "a.db")
+    journal, bench = store.open_async(), Bench(lambda: store)
+    answers = await asyncio.gather(*(journal.begin(bench.ask(f"k{n}")) for n in range(5)), return_exceptions=True)
+    assert all(isinstance(answer, StoreUnavailable) for answer in answers)
+    assert len({id(answer) for answer in answers}) == 5
+
+
+async def test_a_cancelled_begin_still_tells_its_caller_that_it_won(store: SQLiteStore, bench: Bench) -> None:
+    """Otherwise a claim would be held by nobody until its lease ends, and then count as unknown."""
+    journal = store.open_async()
+    await journal.ping()
+    told: list[Claimed] = []
+
+    async def call() -> None:
+        told.append(claimed(await journal.begin(bench.ask("k"))))
+        await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(call())
+    await asyncio.sleep(0)
+    task.cancel("enough")
+    with pytest.raises(asyncio.CancelledError, match="enough"):
+        await task
+    assert existing(await journal.read("k")).current.version == told[0].version
+    await journal.close()
+
+
+async def test_a_timeout_around_a_step_is_still_a_timeout(store: SQLiteStore, bench: Bench) -> None:
+    journal = store.open_async()
+    other = sqlite3.connect(store.path, isolation_level=None)
+    await journal.ping()
+    other.execute("BEGIN IMMEDIATE")
+    loop = asyncio.get_running_loop()
+    loop.call_later(0.2, lambda: other.execute("ROLLBACK"))
+
+    async def call() -> None:
+        async with asyncio.timeout(0.05):
+            claimed(await journal.begin(bench.ask("k")))
+            await asyncio.sleep(60)
+
+    with pytest.raises(TimeoutError):
+        await call()
+    other.close()
+    assert existing(await journal.read("k")).current.state == "inflight"
+    await journal.close()
+
+
+def test_both_faces_and_many_loops_at_once(store: SQLiteStore, bench: Bench) -> None:
+    def in_loop(number: int) -> int:
+        async def work() -> int:
+            journal = store.open_async()
+            answers = [await journal.begin(bench.ask(f"k{n}", f"loop-{number}")) for n in range(40)]
+            await journal.close()
+            return sum(isinstance(answer, Claimed) for answer in answers)
+
+        return asyncio.run(work())
+
+    def in_thread(number: int) -> int:
+        journal = store.open_sync()
+        answers = [drive(journal.begin(bench.ask(f"k{n}", f"thread-{number}"))) for n in range(40)]
+        drive(journal.close())
+        return sum(isinstance(answer, Claimed) for answer in answers)
+
+    with ThreadPoolExecutor(6) as pool:
+        won = [*pool.map(in_loop, range(3)), *pool.map(in_thread, range(3))]
+    assert sum(won) == 40
+
+
+def test_an_interrupted_leader_does_not_take_others_with_it(store: SQLiteStore, bench: Bench) -> None:
+    journal = store.open_sync()
+    drive(journal.ping())
+    file: DatabaseFile = journal._file  # type: ignore[attr-defined]
+    ran: list[str] = []
+
+    def interrupted(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE meta SET value = 1234 WHERE name = 'version_floor'")
+        raise KeyboardInterrupt
+
+    def innocent(connection: sqlite3.Connection) -> str:
+        ran.append("once")
+        return "done"
+
+    follower = Operation(innocent)
+    file.submit(follower)
+    with pytest.raises(KeyboardInterrupt):
+        file.write(Operation(interrupted))
+    assert not follower.done
+    file.write_queued()
+    assert follower.answer() == "done"
+    floor = file.read(
+        lambda connection: connection.execute("SELECT value FROM meta WHERE name = 'version_floor'").fetchone()
+    )
+    assert floor == (0,), "what the interrupted step did is undone"
+    drive(journal.close())
+
+
+def test_a_commit_that_fails_by_itself_is_not_taken_for_done(
+    store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite may roll back on its own; the transaction is over then, and still nothing was kept."""
+    journal = store.open_sync()
+    drive(journal.ping())
+    file: DatabaseFile = journal._file  # type: ignore[attr-defined]
+
+    class Failing(sqlite3.Connection):
+        def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+            if sql == "COMMIT":
+                super().execute("ROLLBACK")
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(sql, *values)  # type: ignore[arg-type]
+
+    drive(journal.close())
+    monkeypatch.setattr(file, "open", lambda: sqlite3.connect(store.path, isolation_level=None, factory=Failing))
+    with pytest.raises(StoreUnavailable):
+        file.write(Operation(lambda connection: None))
+
+
+def _forked(work: object) -> int:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()  # type: ignore[operator]
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_inherits_no_connection_and_works(store: SQLiteStore, bench: Bench) -> None:
+    journal = store.open_sync()
+    held = claimed(drive(journal.begin(bench.ask("k"))))
+
+    def child() -> None:
+        assert not [name for name in _open_files() if "antiphon.db" in name]
+        assert existing(drive(journal.begin(bench.ask("k", "call-2")))).current.version == held.version
+        claimed(drive(journal.begin(bench.ask("of-the-child"))))
+
+    assert _forked(child) == 0
+    assert drive(journal.settle("k", held.version, done())) is not None
+    assert existing(drive(journal.read("of-the-child"))).current.state == "inflight"
+    drive(journal.close())
+
+
+def _open_files() -> list[str]:
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the listing's own
+            names.append(str(link.readlink()))
+    return names
+
+
+def test_forks_while_threads_write(store: SQLiteStore, bench: Bench) -> None:
+    journal = store.open_sync()
+    stop = threading.Event()
+    counts = [0, 0]
+
+    def write(number: int) -> None:
+        while not stop.is_set():
+            claimed(drive(journal.begin(bench.ask(f"t{number}-{counts[number]}"))))
+            counts[number] += 1
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for n in range(10):
+        assert _forked(lambda n=n: claimed(drive(journal.begin(bench.ask(f"child-{n}"))))) == 0
+    stop.set()
+    for thread in threads:
+        thread.join()
+    found = drive(journal.list(tenant=bench.tenant, limit=100_000))
+    assert len(found) == sum(counts) + 10
+    drive(journal.close())
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_fork_while_others_wait_leaves_the_child_usable(kind: str, tmp_path: Path) -> None:
+    made: MemoryStore | SQLiteStore = MemoryStore() if kind == "memory" else SQLiteStore(tmp_path / "a.db")
+    bench = Bench(lambda: made)
+    journal: Journal = made.open_sync()
+    held = claimed(drive(journal.begin(bench.ask("k"))))
+    waiter = threading.Thread(target=lambda: drive(journal.wait("k", held.version, 30)))
+    waiter.start()
+    assert _forked(lambda: drive(journal.settle("other", 1, done()))) == 0
+    assert _forked(lambda: drive(journal.wait("k", held.version, 0.01))) == 0
+    drive(journal.settle("k", held.version, done()))
+    waiter.join(10)
+    assert not waiter.is_alive()
+    drive(journal.close())
+
+
+async def test_an_async_journal_works_in_a_forked_child(store: SQLiteStore, bench: Bench) -> None:
+    journal = store.open_async()
+    await journal.begin(bench.ask("k"))
+
+    def child() -> None:
+        thread = threading.Thread(target=lambda: asyncio.run(use()))  # this thread's loop is the parent's
+        thread.start()
+        thread.join(20)
+        assert answers
+
+    answers: list[object] = []
+
+    async def use() -> None:
+        answers.append(await journal.begin(bench.ask("k", "call-2")))
+
+    assert _forked(child) == 0
+    await journal.close()

@@ -1,0 +1,82 @@
+"""R6, D31: the migrations make the published schema, and no query walks through a table that grows."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from antiphon._drive import drive
+from antiphon.stores import SQLiteStore
+from antiphon.stores._common import SQL_FOLDER
+from antiphon.stores._sqlite_claims import SQL, Filter
+from antiphon.stores._sqlite_connect import migrations, statements
+
+ALLOWED_SCANS = {"tools"}
+"""The recursive table itself, which has one row per tool."""
+
+
+def shape(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    rows = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name").fetchall()
+    return [(kind, name, table, " ".join((sql or "").split())) for kind, name, table, sql in rows]
+
+
+@pytest.fixture
+def migrated(tmp_path: Path) -> sqlite3.Connection:
+    store = SQLiteStore(tmp_path / "a.db")
+    journal = store.open_sync()
+    drive(journal.ping())
+    drive(journal.close())
+    return sqlite3.connect(store.path)
+
+
+def test_schema_equals_migrations(migrated: sqlite3.Connection) -> None:
+    fresh = sqlite3.connect(":memory:")
+    for statement in statements((SQL_FOLDER / "sqlite" / "schema.sql").read_text()):
+        fresh.execute(statement)
+    assert shape(fresh) == shape(migrated)
+    assert migrated.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == (len(migrations()),)
+    migrated.close()
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    numbers = [int(path.name[:4]) for path in migrations()]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_tenant_and_workspace_are_columns_of_every_table_of_records(migrated: sqlite3.Connection) -> None:
+    for table in ("claims", "executions", "runs"):
+        columns = {row[1] for row in migrated.execute(f"PRAGMA table_info({table})")}
+        assert {"tenant", "workspace"} <= columns, table
+    migrated.close()
+
+
+def plan(connection: sqlite3.Connection, query: str) -> list[str]:
+    blanks = query.count("?")
+    highest = max((int(word) for word in range(1, 20) if f"?{word}" in query), default=blanks)
+    values = [1] * (highest if "?1" in query else blanks)
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", values)]
+
+
+@pytest.mark.parametrize("name", sorted(SQL))
+def test_named_queries_never_scan(migrated: sqlite3.Connection, name: str) -> None:
+    scans = [step for step in plan(migrated, SQL[name]) if step.startswith("SCAN") and "CONSTANT ROW" not in step]
+    assert [step for step in scans if step.split()[1] not in ALLOWED_SCANS] == []
+    migrated.close()
+
+
+@pytest.mark.parametrize("tool", ["", "t"])
+@pytest.mark.parametrize("session", ["", "s"])
+@pytest.mark.parametrize("prefix", ["", "p"])
+@pytest.mark.parametrize("state", ["", "done", "inflight"])
+def test_filters_never_scan(migrated: sqlite3.Connection, tool: str, session: str, prefix: str, state: str) -> None:
+    condition, _ = Filter("tenant", tool, session, prefix, state).where()
+    steps = plan(migrated, f"SELECT id FROM claims {condition} AND expires_at_ms > ? ORDER BY id DESC LIMIT ?")
+    assert not [step for step in steps if step.startswith("SCAN")], steps
+    migrated.close()
+
+
+def test_a_planted_full_scan_is_found(migrated: sqlite3.Connection) -> None:
+    assert plan(migrated, "SELECT * FROM claims WHERE owner = ?")[0].startswith("SCAN")
+    migrated.close()

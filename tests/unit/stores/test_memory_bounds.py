@@ -1,0 +1,158 @@
+"""R6, D3: the memory store is bounded, forgets in the right order, and never forgets what must be kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from antiphon.errors import InvalidInput, StoreUnavailable
+from antiphon.ports import Final
+from tests.unit.stores.kit import Kit, claimed, done, existing, failed
+
+MUST_BE_KEPT = [
+    failed("outcome_unknown"),
+    Final("cancelled", 60_000, dispatched=True),
+    done(None),
+]
+MAY_GO = [
+    done(),
+    done(None, payload_ref="sha256:x"),
+    done(None, payload_sealed="x"),
+    failed("refused"),
+    Final("cancelled", 60_000, dispatched=False),
+]
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    kit = Kit(max_keys=3)
+    for key in ("a", "b", "c"):
+        kit.finish(key)
+    existing(kit.begin("a"))  # used again
+    kit.finish("d")
+    assert [kit.known(key) for key in "abcd"] == [True, False, True, True]
+    assert kit.size() == 3
+
+
+@pytest.mark.parametrize("final", MAY_GO)
+def test_what_may_go_makes_room(final: Final) -> None:
+    kit = Kit(max_keys=1)
+    kit.finish("a", final=final)
+    kit.claim("b")
+    assert not kit.known("a")
+
+
+@pytest.mark.parametrize("final", MUST_BE_KEPT)
+def test_unknown_outcomes_are_never_evicted(final: Final) -> None:
+    kit = Kit(max_keys=3)
+    kit.finish("unknown", final=final)
+    kit.claim("in-flight")
+    for n in range(20):
+        kit.finish(f"done-{n}")
+    assert kit.known("unknown")
+    assert kit.known("in-flight")
+    assert kit.size() == 3
+
+
+def test_a_store_full_of_what_must_be_kept_refuses_new_claims_and_keeps_the_old() -> None:
+    kit = Kit(max_keys=3)
+    held = kit.claim("a")
+    kit.finish("b", final=failed("outcome_unknown"))
+    kit.claim("c")
+    with pytest.raises(StoreUnavailable, match="full") as refused:
+        kit.begin("d")
+    assert refused.value.code == "store_full"
+    assert "MemoryStore" in refused.value.hint
+    assert all(kit.known(key) for key in "abc")
+    assert existing(kit.begin("a", "call-2")).current.version == held  # duplicates are still answered
+    with pytest.raises(StoreUnavailable):
+        kit.run(kit.journal.take(kit.bench.ask("a", "call-2"), held))
+    assert kit.run(kit.journal.settle("a", held, done())) is not None
+    claimed(kit.begin("d"))
+
+
+def test_what_must_be_kept_goes_when_its_whole_time_is_over() -> None:
+    kit = Kit(max_keys=2)
+    kit.claim("a")
+    kit.finish("b", final=failed("outcome_unknown"))
+    kit.clock.advance(60_001)
+    kit.claim("c")
+    kit.claim("d")
+    assert kit.size() == 2
+
+
+def test_an_unknown_that_was_settled_may_go() -> None:
+    kit = Kit(max_keys=1)
+    version = kit.finish("a", final=failed("outcome_unknown"))
+    kit.run(kit.journal.settle("a", version, done()))
+    kit.claim("b")
+    assert not kit.known("a")
+
+
+def test_a_done_record_that_turns_out_unknown_stays() -> None:
+    kit = Kit(max_keys=1)
+    version = kit.finish("a")
+    kit.run(kit.journal.settle("a", version, failed("outcome_unknown")))
+    with pytest.raises(StoreUnavailable):
+        kit.begin("b")
+
+
+def test_executions_of_one_key_are_bounded_too() -> None:
+    kit = Kit(max_keys=10)
+    version = kit.finish("a", "call-0")
+    for n in range(1, 50):
+        taken = claimed(kit.run(kit.journal.take(kit.bench.ask("a", f"call-{n}"), version)))
+        version = kit.run(kit.journal.settle("a", taken.version, done())) or 0
+    assert kit.size() == 10
+    assert existing(kit.begin("a", "call-0")).own is None
+    assert existing(kit.begin("a", "call-45")).own is not None
+
+
+def test_aliases_are_bounded_too() -> None:
+    kit = Kit(max_keys=10)
+    version = kit.finish("a")
+    for n in range(50):
+        kit.run(kit.journal.alias("a", f"sharer-{n}", version))
+    assert kit.size() <= 10
+    assert existing(kit.begin("a", "sharer-49")).own is not None
+
+
+def test_everything_goes_when_everything_expired() -> None:
+    kit = Kit()
+    for n in range(100):
+        kit.finish(f"k{n}", final=done(ttl_ms=1_000 * (n + 1)))
+    kit.clock.advance(50_000)
+    assert kit.run(kit.journal.sweep()) == 50
+    assert kit.size() == 50
+    kit.clock.advance(3_600_000)
+    assert kit.run(kit.journal.sweep(limit=20)) == 20
+    assert kit.run(kit.journal.sweep()) == 30
+    assert kit.size() == 0
+
+
+def test_a_clock_that_goes_back_gives_no_version_twice() -> None:
+    kit = Kit()
+    versions = [kit.claim("a")]
+    kit.clock.advance(-3_600_000)
+    kit.run(kit.journal.clear("a"))
+    versions.append(kit.claim("a"))
+    kit.clock.advance(-3_600_000)
+    versions.append(kit.run(kit.journal.settle("a", versions[-1], done())) or 0)
+    assert versions == sorted(set(versions))
+
+
+def test_the_log_forgets_whole_finished_runs_oldest_first() -> None:
+    kit = Kit(max_events=10)
+    journal, bench = kit.journal, kit.bench
+    kit.run(journal.open_run(bench.manifest("live")))
+    kit.run(journal.append("live", bench.rows("live", "a", "b")))
+    for n in range(6):
+        kit.run(journal.open_run(bench.manifest(f"r{n}", status="completed")))
+        kit.run(journal.append(f"r{n}", bench.rows(f"r{n}", *"abc")))
+    kit.run(journal.open_run(bench.manifest("last")))
+    kept = [len(kit.run(journal.events(f"r{n}"))) for n in range(6)]
+    assert kept == [0, 0, 0, 0, 3, 3]
+    assert len(kit.run(journal.events("live"))) == 2
+
+
+def test_a_store_without_room_makes_no_sense() -> None:
+    with pytest.raises(InvalidInput, match="max_keys"):
+        Kit(max_keys=0)
