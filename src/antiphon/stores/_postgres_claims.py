@@ -123,12 +123,9 @@ class PostgresClaims:
             return await self._engine.run(name, params, once=once)
 
         def then(rows: Rows) -> list[Step]:
-            won = bool(rows) and (name != "begin" or rows[0][1] is not None)
-            return [
-                ("append", {**log_params(*other, tenant, workspace), "op": params["op"]})
-                for other in others
-                if won or not won_only
-            ]
+            if won_only and rows[0][1] is None:
+                return []
+            return [("append", {**log_params(*other, tenant, workspace), "op": params["op"]}) for other in others]
 
         return await self._engine.run_together(name, params, then, once=once)
 

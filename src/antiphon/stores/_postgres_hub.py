@@ -131,6 +131,9 @@ class Hub:
         failures = 0
         broken = (load_driver().Error, AntiphonError, OSError)
         while not self._stopping.is_set():
+            if not self._wanted():
+                _rest(bell)
+                continue
             link = None
             try:
                 link = self._connect()
@@ -140,16 +143,20 @@ class Hub:
             except broken as error:
                 # Whoever waits reads for himself: either he gets through, or he can say what is wrong.
                 self._wake(self._watches)
+                _log.log(logging.DEBUG if failures else logging.WARNING, "Not listening to PostgreSQL now: %s", error)
                 failures += 1
-                _log.warning("Listening to PostgreSQL failed, trying again: %s", error)
                 low, high = _BACKOFF_S
                 self._stopping.wait(min(high, low * 2**failures))
             finally:
                 if link is not None:
                     link.drop()
 
+    def _wanted(self) -> bool:
+        with self._lock:
+            return bool(self._watches or any(self._told.values()))
+
     def _connect(self) -> SyncLink:
-        link = drive(connect_sync(self._options, self._options.listen_dsn))
+        link = drive(connect_sync(self._options, listener=True))
         drive(prepare_session(link, self._options))
         link.connection.add_notify_handler(lambda notify: self._hear(notify.payload))
         if self._options.can_listen:
@@ -170,18 +177,10 @@ class Hub:
         if due:
             return
         socket = link.connection.pgconn
-        poll = select.poll()
-        poll.register(socket.socket, select.POLLIN)
-        poll.register(bell, select.POLLIN)
-        ready = {
-            fd for fd, _ in poll.poll(None if wake_up is None else max(0.0, wake_up - time.monotonic()) * 1000 + 1)
-        }
-        if bell in ready:
-            os.read(bell, 4096)
-        if socket.socket in ready:
-            socket.consume_input()
-            while (notify := socket.notifies()) is not None:
-                self._hear(notify.extra.decode())
+        _rest(bell, socket.socket, None if wake_up is None else max(0.0, wake_up - time.monotonic()))
+        socket.consume_input()
+        while (notify := socket.notifies()) is not None:
+            self._hear(notify.extra.decode())
 
     def _due(self) -> tuple[list[tuple[str, int]], float | None]:
         now = time.monotonic()
@@ -259,6 +258,16 @@ class Hub:
     def _fetch(self, link: SyncLink, name: str, **params: Any) -> Rows:
         statement = self._statements[name]
         return drive(link.fetch(statement, statement.values(params), prepare=True))
+
+
+def _rest(bell: int, socket: int | None = None, seconds: float | None = None) -> None:
+    """Sleep until the bell rings, the server says something, or time is up."""
+    poll = select.poll()
+    poll.register(bell, select.POLLIN)
+    if socket is not None:
+        poll.register(socket, select.POLLIN)
+    if bell in dict(poll.poll(None if seconds is None else seconds * 1000 + 1)):
+        os.read(bell, 4096)
 
 
 def _pass_on(listeners: Iterable[Told], row: BreakerRow) -> None:

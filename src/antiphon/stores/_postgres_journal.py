@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ class PostgresJournal(PostgresClaims, PostgresLog):
         PostgresClaims.__init__(self, engine)
         PostgresLog.__init__(self, engine)
         self._hub: Hub | None = None
+        self._leave: weakref.finalize[..., PostgresJournal] | None = None
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = self._engine.new_waiter()
@@ -55,21 +57,23 @@ class PostgresJournal(PostgresClaims, PostgresLog):
             "version": version,
             "database": database,
             "schema": self._engine.options.schema,
-            "durable": fsync == "on" and synchronous != "off",
+            "durable": self.durable,
+            "fsync": fsync == "on",
             "synchronousCommit": synchronous,
             "readOnly": recovering,
             "latencyMs": round(latency, 3),
         }
 
     async def close(self) -> None:
-        hub, self._hub = self._hub, None
-        if hub is not None:
-            release_hub(hub)
+        self._hub = None
+        if self._leave is not None:
+            self._leave()
         await self._engine.close()
 
     def _listener(self) -> Hub:
         if self._hub is None or self._hub.pid != os.getpid():
             self._hub = acquire_hub(self._engine.options)
+            self._leave = weakref.finalize(self, release_hub, self._hub)
         return self._hub
 
 

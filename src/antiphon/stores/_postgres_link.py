@@ -108,35 +108,36 @@ class AsyncLink(_Socket):
         self.connection.limit_s = limit
 
 
-async def connect_sync(options: Options, dsn: str = "") -> SyncLink:
+async def connect_sync(options: Options, *, listener: bool = False) -> SyncLink:
     """Dial; every failure is one error that names the setting."""
+    dsn = (listener and options.listen_dsn) or options.dsn
     driver = load_driver()
     try:
         connection = driver.Sync.connect(
-            _conninfo(options, dsn),
+            _conninfo(options, dsn, "antiphon-listener" if listener else "antiphon"),
             autocommit=True,
             cursor_factory=driver.SyncCursor,
             prepare_threshold=_prepares(options),
         )
     except driver.Error as error:
-        raise cannot_connect(error, without_secrets(dsn or options.dsn)) from None
+        raise cannot_connect(error, without_secrets(dsn)) from None
     connection.limit_s = options.statement_timeout_s + _GRACE_S
     register(connection)
     return SyncLink(connection)
 
 
-async def connect_async(options: Options, dsn: str = "") -> AsyncLink:
+async def connect_async(options: Options) -> AsyncLink:
     """Dial from within an event loop."""
     driver = load_driver()
     try:
         connection = await driver.Async.connect(
-            _conninfo(options, dsn),
+            _conninfo(options, options.dsn, "antiphon"),
             autocommit=True,
             cursor_factory=driver.AsyncCursor,
             prepare_threshold=_prepares(options),
         )
     except driver.Error as error:
-        raise cannot_connect(error, without_secrets(dsn or options.dsn)) from None
+        raise cannot_connect(error, without_secrets(options.dsn)) from None
     connection.limit_s = options.statement_timeout_s + _GRACE_S
     register(connection)
     return AsyncLink(connection)
@@ -197,13 +198,13 @@ def _prepares(options: Options) -> int | None:
     return None if options.pgbouncer else 5
 
 
-def _conninfo(options: Options, dsn: str) -> str:
+def _conninfo(options: Options, dsn: str, name: str) -> str:
     """The address, with our defaults for what it leaves open."""
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-    given = conninfo_to_dict(dsn or options.dsn)
+    given = conninfo_to_dict(dsn)
     defaults: dict[str, Any] = {
-        "application_name": "antiphon",
+        "application_name": name,
         "client_encoding": "UTF8",
         "connect_timeout": max(1, round(options.connect_timeout_s)),
         "keepalives_idle": 30,
@@ -211,4 +212,4 @@ def _conninfo(options: Options, dsn: str) -> str:
         "keepalives_count": 3,
         "tcp_user_timeout": 20_000,
     }
-    return make_conninfo(dsn or options.dsn, **{key: value for key, value in defaults.items() if key not in given})
+    return make_conninfo(dsn, **{key: value for key, value in defaults.items() if key not in given})

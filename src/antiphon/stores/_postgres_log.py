@@ -87,7 +87,7 @@ class PostgresLog:
             "limit": max(0, limit),
         }
         rows = await self._engine.run("events", params)
-        return [event_of(seq, Row(run, kind, at_ms, body)) for seq, kind, at_ms, body in rows]
+        return [event_of(seq, Row(run, from_text(kind), at_ms, body)) for seq, kind, at_ms, body in rows]
 
     async def delete_run(self, run: str) -> bool:
         """Hidden at once, then removed in batches; a deletion that was broken off is finished by ``sweep``."""

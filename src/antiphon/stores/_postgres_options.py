@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from antiphon.errors import ConfigError
 
@@ -62,4 +62,5 @@ def without_secrets(dsn: str) -> str:
         query = [(key, value) for key, value in parse_qsl(parts.query, keep_blank_values=True) if key not in SECRETS]
     except ValueError:
         return "postgresql://(unreadable)"
-    return urlunsplit(("postgresql", user + at + hosts, parts.path, urlencode(query, quote_via=quote), ""))
+    address = f"postgresql://{user}{at}{hosts}{parts.path}"
+    return f"{address}?{urlencode(query, quote_via=quote)}" if query else address

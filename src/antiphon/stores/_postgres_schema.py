@@ -9,7 +9,7 @@ from typing import NamedTuple
 from antiphon.errors import ConfigError, StoreVersionError
 from antiphon.stores._postgres_link import Link, Rows
 from antiphon.stores._postgres_options import Options, without_secrets
-from antiphon.stores._postgres_sql import FOLDER, in_schema, quote, statements
+from antiphon.stores._postgres_sql import FOLDER, in_schema, statements
 
 
 class Migration(NamedTuple):
@@ -76,8 +76,7 @@ async def _apply_pending(link: Link, options: Options, latest: int) -> None:
 
 
 async def _applied(link: Link, options: Options) -> int:
-    table = quote(options.schema) + ".migrations"
-    if not (await _fetch(link, options, "has_migrations", table=table))[0][0]:
+    if not (await _fetch(link, options, "has_migrations", schema=options.schema))[0][0]:
         return 0
     version: int = (await _fetch(link, options, "applied"))[0][0]
     return version

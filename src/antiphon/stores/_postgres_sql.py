@@ -13,7 +13,7 @@ FOLDER = SQL_FOLDER / "postgres"
 _FILES = ("claims.sql", "log.sql", "breakers.sql", "admin.sql")
 _INCLUDE = re.compile(r"\{(_\w+)\}")
 _PARAMETER = re.compile(r"%\((\w+)\)s")
-_SCHEMA = re.compile(r"\bantiphon\b(?=\.|\s*$)", re.MULTILINE)
+_SCHEMA = re.compile(r"\bantiphon\b(?=\.|;|\s*$)", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*$", re.MULTILINE)
 
 

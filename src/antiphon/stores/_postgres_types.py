@@ -10,6 +10,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from antiphon.errors import InvalidInput
+
 _HEAD = struct.Struct("!iiIii")
 _NUMBER = struct.Struct("!iq")
 _LENGTH = struct.Struct("!i")
@@ -60,6 +62,11 @@ def _pack(kind: int, items: Sequence[bytes]) -> bytes:
 
 def to_text(value: str) -> str:
     """*value* without NUL, which PostgreSQL's text cannot hold; reversible, and the identity for ordinary text."""
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise InvalidInput("A text with half a surrogate pair cannot be stored.") from None
     if "\0" in value or _ESCAPE in value:
         return value.replace(_ESCAPE, _ESCAPE + "1").replace("\0", _ESCAPE + "0")
     return value

@@ -71,11 +71,14 @@ class PostgresStore:
 
     def migrate(self) -> int:
         """Bring the tables to the version this release needs, and return it. Any process may call it at any time."""
-        from antiphon.stores._postgres_link import connect_sync
+        from antiphon.stores._postgres_errors import refused
+        from antiphon.stores._postgres_link import connect_sync, load_driver
         from antiphon.stores._postgres_schema import ensure_schema
 
         link = drive(connect_sync(self._options))
         try:
             return drive(ensure_schema(link, self._options, migrate=True))
+        except load_driver().Error as error:
+            raise refused(error, self.url, "migrate") from error
         finally:
             link.drop()

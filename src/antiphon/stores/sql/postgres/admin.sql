@@ -15,13 +15,17 @@ SELECT
     current_setting('synchronous_commit'), current_setting('fsync'), current_database()::text
 
 -- name: has_migrations
-SELECT to_regclass(%(table)s::text) IS NOT NULL
+-- Asked of the catalogue's tables, not of to_regclass: its cache may be older than a lock we waited for.
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s AND c.relname = 'migrations'
+)
 
 -- name: applied
 SELECT coalesce(max(version), 0)::bigint FROM antiphon.migrations
 
 -- name: has_schema
-SELECT to_regnamespace(quote_ident(%(schema)s)) IS NOT NULL
+SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace AS n WHERE n.nspname = %(schema)s)
 
 -- name: create_schema
 CREATE SCHEMA antiphon

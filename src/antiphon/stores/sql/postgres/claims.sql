@@ -114,7 +114,7 @@ due AS MATERIALIZED (
             WHERE i.key = %(key)s AND i.identity = %(identity)s AND e.expires_at_ms > (SELECT ms FROM clock)
         ),
         %(version)s
-    ) = %(version)s AS mine
+    ) = %(version)s AND NOT EXISTS (SELECT FROM held AS c WHERE c.live AND c.v > %(v)s) AS mine
 ),
 kept AS (
     INSERT INTO antiphon.executions (
@@ -173,7 +173,7 @@ INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, e
 SELECT c.key, %(identity)s, c.tenant, c.workspace, c.fence, c.expires_at_ms
 FROM (
     SELECT key, tenant, workspace, fence, expires_at_ms FROM antiphon.claims
-    WHERE key = %(key)s AND version = %(version)s
+    WHERE key = %(key)s AND version = %(version)s AND state <> 'inflight'
     UNION ALL
     SELECT key, tenant, workspace, fence, expires_at_ms FROM antiphon.executions
     WHERE key = %(key)s AND version = %(version)s

@@ -1,0 +1,300 @@
+"""What is particular to the PostgreSQL store: round trips, bytes, plans, batches, addresses (R6, D31, K1)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from antiphon._drive import drive
+from antiphon.contract.events import RunManifest
+from antiphon.errors import ConfigError, InvalidInput
+from antiphon.ports import Claimed, Existing, Final, Row
+from antiphon.stores import PostgresStore
+from antiphon.stores import _postgres_log as log_module
+from antiphon.stores._postgres_journal import PostgresJournal
+from antiphon.stores._postgres_link import SyncLink
+from antiphon.stores._postgres_sql import statements
+from antiphon.stores._postgres_types import from_text, to_text
+from tests.integration.stores.postgres_kit import ask, done, look, opened, row, seqs
+
+anything = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+
+
+@pytest.fixture
+def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements sent, one per round trip."""
+    sent: list[str] = []
+    fetch, script = SyncLink.fetch, SyncLink.script
+
+    async def counted(self: SyncLink, statement: Any, *args: Any, **kwargs: Any) -> Any:
+        sent.append(statement.name)
+        return await fetch(self, statement, *args, **kwargs)
+
+    async def scripted(self: SyncLink, sql: str) -> None:
+        sent.append(sql)
+        await script(self, sql)
+
+    monkeypatch.setattr(SyncLink, "fetch", counted)
+    monkeypatch.setattr(SyncLink, "script", scripted)
+    return sent
+
+
+def test_a_guarded_call_takes_two_round_trips_and_a_reused_one_takes_one(
+    postgres_database: str, trips: list[str]
+) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    drive(journal.ping())
+    trips.clear()
+    won = drive(journal.begin(ask("k"), [row("r")]))
+    assert isinstance(won, Claimed)
+    drive(journal.settle("k", won.version, done(), [row("r", "call.finished")]))
+    assert trips == ["begin", "settle"]
+    trips.clear()
+    reused = drive(journal.begin(ask("k", "again"), [row("r")]))
+    assert isinstance(reused, Existing)
+    assert trips == ["begin"]
+    with psycopg.connect(postgres_database, autocommit=True) as other:
+        plan = other.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'antiphon'").fetchone()
+    assert plan == (1,), "one caller uses one connection"
+    drive(journal.close())
+
+
+@given(key=anything, identity=anything, session=anything, tool=anything, reason=anything)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_text_comes_back_as_it_was(
+    postgres_dsn: str, key: str, identity: str, session: str, tool: str, reason: str
+) -> None:
+    journal = opened(PostgresStore(postgres_dsn))
+    try:
+        check_text(journal, key, identity, session, tool, reason)
+    finally:
+        drive(journal.close())
+
+
+def check_text(journal: PostgresJournal, key: str, identity: str, session: str, tool: str, reason: str) -> None:
+    key, run, tenant = (f"{time.time_ns()}{text}" for text in (key, tool, reason))
+    asked = ask(key, identity, session=session, tool=tool, tenant=tenant, idempotency_key=reason)
+    assert isinstance(drive(journal.begin(asked, [Row(run, tool, 1, b"{}")])), Claimed)
+    found = drive(journal.begin(asked))
+    assert isinstance(found, Existing)
+    assert found.own is not None
+    assert (found.own.key, found.own.tool, found.own.tenant) == (key, tool, tenant)
+    assert found.own.request == asked.request
+    assert [record.key for record in drive(journal.list(tenant=tenant, tool=tool, session=session))] == [key]
+    assert [event.type for event in drive(journal.events(run))] == [tool]
+
+
+@given(text=st.text(st.sampled_from("a\0\ue00001")), other=st.text(st.sampled_from("a\0\ue00001")))
+def test_escaped_text_is_reversible_and_never_collides(text: str, other: str) -> None:
+    assert from_text(to_text(text)) == text
+    assert "\0" not in to_text(text)
+    assert (to_text(text) == to_text(other)) == (text == other)
+
+
+def test_text_that_has_no_encoding_is_refused_before_anything_is_sent(postgres_dsn: str) -> None:
+    journal = opened(PostgresStore(postgres_dsn))
+    for asked in (ask("\ud800"), ask("k", session="x\udfff")):
+        with pytest.raises(InvalidInput, match="surrogate"):
+            drive(journal.begin(asked))
+    drive(journal.close())
+
+
+def test_bodies_are_kept_byte_for_byte(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    odd = b'{"b":1.0,  "a":[1e5,-0.0,"\\u00e4\\u0000"],"a":2}'
+    won = drive(journal.begin(ask("k"), [Row("r", "call.started", 1, b'{"payload": {"z":1.50}}')]))
+    assert isinstance(won, Claimed)
+    drive(journal.settle("k", won.version, Final("done", 60_000, payload=odd)))
+    found = drive(journal.read("k"))
+    assert found is not None
+    assert bytes(found.current.payload) == odd  # type: ignore[arg-type]
+    assert look(postgres_database, "SELECT payload, (SELECT body FROM antiphon.events) FROM antiphon.claims") == [
+        (odd, b'{"payload": {"z":1.50}}')
+    ]
+    drive(journal.close())
+
+
+def test_one_step_may_write_to_several_runs_or_to_none(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    mixed = [row("r1"), row("r2"), row("r2", n=1), row("r1", n=1)]
+    won = drive(journal.begin(ask("k"), mixed))
+    assert isinstance(won, Claimed)
+    assert isinstance(drive(journal.begin(ask("k", "b"), mixed)), Existing)
+    assert drive(journal.settle("k", won.version + 1, done(), mixed)) is None
+    settled = drive(journal.settle("k", won.version, done(), mixed))
+    assert settled is not None
+    assert isinstance(drive(journal.take(ask("k", "c"), settled, mixed)), Claimed)
+    assert isinstance(drive(journal.take(ask("k", "d"), settled, mixed)), Existing)
+    for run in ("r1", "r2"):
+        assert list(seqs(journal, run)) == list(range(8)), run
+    drive(journal.close())
+
+
+def test_a_long_run_is_read_in_pages_and_deleted_in_batches(
+    postgres_database: str, trips: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "_APPEND_BATCH", 400)
+    monkeypatch.setattr(log_module, "_DELETE_BATCH", 300)
+    journal = opened(PostgresStore(postgres_database))
+    manifest = RunManifest(id="r", name="long", status="running", started_at_ms=1)
+    drive(journal.open_run(manifest))
+    assert drive(journal.append("r", [row("r", n=n) for n in range(1000)])) == 0
+    assert drive(journal.append("r", [])) == 1000
+    assert drive(journal.append("other", [])) == 0
+    assert list(seqs(journal, "r")) == list(range(1000))
+    trips.clear()
+    assert drive(journal.delete_run("r"))
+    assert trips.count("delete_batch") == 5
+    assert look(postgres_database, "SELECT count(*) FROM antiphon.events") == [(0,)]
+    drive(journal.close())
+
+
+def test_a_deletion_that_was_broken_off_stays_hidden_and_is_finished(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    manifest = RunManifest(id="r", name="n", status="running", started_at_ms=1)
+    for finish in ("sweep", "open again"):
+        drive(journal.open_run(manifest))
+        drive(journal.append("r", [row("r"), row("r")]))
+        look(postgres_database, "UPDATE antiphon.runs SET deleting = true")
+        assert drive(journal.manifest("r")) is None
+        assert drive(journal.events("r")) == []
+        assert drive(journal.runs(tenant="default")) == []
+        assert not drive(journal.delete_run("r"))
+        if finish == "sweep":
+            drive(journal.sweep())
+            assert look(postgres_database, "SELECT count(*) FROM antiphon.events") == [(0,)]
+        else:
+            drive(journal.open_run(manifest))
+            assert drive(journal.manifest("r")) == manifest
+            assert drive(journal.append("r", [row("r")])) == 0
+    drive(journal.close())
+
+
+def test_pages_of_runs_use_the_index(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    for n in range(300):
+        drive(journal.open_run(RunManifest(id=f"run-{n:03}", name="n", status="completed", started_at_ms=n // 3)))
+    seen: list[str] = []
+    before = ""
+    while page := drive(journal.runs(tenant="default", limit=70, before=before)):
+        seen.extend(manifest.id for manifest in page)
+        before = page[-1].id
+    assert seen == [f"run-{n:03}" for n in reversed(range(300))]
+    look(postgres_database, "ANALYZE antiphon.runs")
+    statement = statements("antiphon")["runs"]
+    values = {"tenant": "default", "prefix": "", "name": "", "status": "", "before": "run-150", "limit": 5}
+    with psycopg.connect(postgres_database, cursor_factory=psycopg.RawCursor) as connection:
+        plan = connection.execute(f"EXPLAIN {statement.text}".encode(), statement.values(values)).fetchall()
+    assert any("runs_by_start" in line for (line,) in plan), plan
+    drive(journal.close())
+
+
+def test_settling_moves_no_index_entry(postgres_database: str) -> None:
+    """The cost of the ten thousandth call is that of the tenth: updates stay within their page."""
+    journal = opened(PostgresStore(postgres_database))
+    drive(journal.ping())
+    for n in range(200):
+        won = drive(journal.begin(ask(f"k{n}", ttl_ms=86_400_000), [row("r")]))
+        assert isinstance(won, Claimed)
+        drive(journal.settle(f"k{n}", won.version, done(ttl_ms=86_400_000), [row("r")]))
+    drive(journal.close())
+    time.sleep(0.1)
+    stats = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s AND schemaname = 'antiphon'"
+    deadline = time.monotonic() + 10
+    for table, least in (("claims", 0.9), ("runs", 0.9)):
+        while not (found := look(postgres_database, stats, table)[0])[0] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert found[1] >= least * found[0], (table, found)
+
+
+async def test_one_journal_per_loop_and_many_tasks(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database, max_connections=3).open_async()
+
+    async def guarded(n: int) -> None:
+        won = await journal.begin(ask(f"k{n}"), [row("r", n=n)])
+        assert isinstance(won, Claimed)
+        assert await journal.settle(f"k{n}", won.version, done(), [row("r", "call.finished", n)]) is not None
+
+    await asyncio.gather(*(guarded(n) for n in range(100)))
+    assert [event.seq for event in await journal.events("r")] == list(range(200))
+    used = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'antiphon' AND datname = current_database()"
+    assert (await asyncio.to_thread(look, postgres_database, used))[0][0] <= 3
+    await journal.close()
+
+
+def test_a_store_is_usable_from_loop_after_loop(postgres_database: str) -> None:
+    store = PostgresStore(postgres_database)
+
+    async def use(n: int) -> None:
+        journal = store.open_async()
+        assert isinstance(await journal.begin(ask(f"k{n}")), Claimed)
+        await journal.close()
+
+    for n in range(3):
+        asyncio.run(use(n))
+
+
+def test_flush_goes_through_many_records_in_batches(
+    postgres_database: str, trips: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.stores._postgres_claims._FLUSH_BATCH", 30)
+    journal = opened(PostgresStore(postgres_database))
+    for n in range(100):
+        drive(journal.begin(ask(f"k{n}")))
+    trips.clear()
+    assert drive(journal.flush(tenant="default", tool="tools/send")) == 100
+    assert trips.count("flush") == 4
+    drive(journal.close())
+
+
+def test_ping_says_what_operators_ask(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database, schema="elsewhere"))
+    answer = drive(journal.ping())
+    assert answer["store"] == "postgres"
+    assert answer["schema"] == "elsewhere"
+    assert answer["version"][0].isdigit()
+    assert answer["readOnly"] is False
+    assert answer["latencyMs"] > 0
+    drive(journal.close())
+
+
+@pytest.mark.parametrize(
+    ("dsn", "shown"),
+    [
+        ("postgresql://ada:s3cret@db:5432/x?sslmode=require", "postgresql://ada@db:5432/x?sslmode=require"),
+        ("postgres://ada:a%40b@db/x?password=s3cret&sslpassword=s3cret", "postgresql://ada@db/x"),
+        ("postgresql://ada:p@ss:w@rd@one,two/x", "postgresql://ada@one,two/x"),
+        ("postgresql:///x?host=/run/postgresql", "postgresql:///x?host=%2Frun%2Fpostgresql"),
+        ("host=db user=ada password='s3 cret\\'' dbname=x", "host=db user=ada password=*** dbname=x"),
+        ("host=db PASSWORD = s3cret", "host=db PASSWORD=***"),
+        ("s3cret", "postgresql://(unreadable)"),
+        ("postgresql://ada:s3cret@[::1/x", "postgresql://(unreadable)"),
+    ],
+)
+def test_the_address_is_shown_without_its_secrets(dsn: str, shown: str) -> None:
+    assert PostgresStore(dsn).url == shown
+    assert "s3cret" not in repr(PostgresStore(dsn))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"schema": ""}, {"schema": "s" * 60}, {"max_connections": 0}, {"statement_timeout_s": 0}, {"poll_s": -1}],
+)
+def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        PostgresStore("postgresql://db/x", **options)
+    assert raised.value.path in options
+
+
+def test_a_journal_has_the_capabilities_the_gateway_looks_for(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    assert journal.durable
+    assert callable(getattr(journal, "subscribe_breakers", None))
+    assert isinstance(journal, PostgresJournal)
+    drive(journal.close())

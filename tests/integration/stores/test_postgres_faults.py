@@ -1,0 +1,480 @@
+"""The PostgreSQL store when connections break, answers are lost, and servers restart, freeze or refuse (D10)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from antiphon._drive import drive
+from antiphon.errors import ConfigError, StoreError, StoreUnavailable
+from antiphon.ports import Claimed, Existing
+from antiphon.stores import PostgresStore
+from antiphon.stores._postgres_errors import AnswerLost
+from antiphon.stores._postgres_link import SyncLink
+from tests.faultproxy import FaultProxy
+from tests.integration.stores.postgres_kit import Background, ask, done, eventually, look, opened, row, seqs
+from tests.servers import Postgres, ServerFailed
+
+StartProxy = Callable[[int], FaultProxy]
+StartServer = Callable[..., Postgres]
+
+
+class Line:
+    """A store behind a network that loses answers on request."""
+
+    def __init__(self, dsn: str, proxy: FaultProxy, **options: Any) -> None:
+        self.dsn = dsn
+        self.proxy = proxy
+        self.journal = opened(PostgresStore(proxy.url(dsn), max_connections=1, **options))
+        for events in ([], [row("warm")]):  # a statement's first use takes a second round trip, to prepare it
+            first = drive(self.journal.begin(ask("warm", "a"), events))
+            assert isinstance(first, Claimed)
+            version = drive(self.journal.settle("warm", first.version, done(), events))
+            assert version is not None
+            drive(self.journal.take(ask("warm", "b"), version, events))
+            drive(self.journal.append("warm", [row("warm")]))
+            drive(self.journal.clear("warm"))
+        drive(self.journal.delete_run("warm"))
+
+    def lose_the_answer(self, call: Callable[[], Any], happened: Callable[[], Any]) -> Any:
+        """Run *call* so that it takes effect on the server but its answer never comes back."""
+        self.proxy.drop("down")
+        running = Background(call)
+        eventually(happened)
+        self.proxy.heal()
+        self.proxy.reset()
+        return running.result()
+
+    def lose_the_request(self, call: Callable[[], Any]) -> Any:
+        """Run *call* so that the connection breaks before the server has seen it."""
+        before = self.proxy.carried["up"]
+        self.proxy.drop("up")
+        running = Background(call)
+        time.sleep(0.2)
+        assert self.proxy.carried["up"] == before
+        self.proxy.heal()
+        self.proxy.reset()
+        return running.result()
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return look(self.dsn, sql)
+
+
+@pytest.fixture
+def line(postgres_database: str, fault_proxy: StartProxy) -> Line:
+    port = psycopg.conninfo.conninfo_to_dict(postgres_database)["port"]
+    assert port is not None
+    return Line(postgres_database, fault_proxy(int(port)))
+
+
+def test_begin_whose_answer_was_lost_is_recognised_as_ours(line: Line) -> None:
+    claimed = line.lose_the_answer(
+        lambda: drive(line.journal.begin(ask("k"), [row("r")])),
+        lambda: line.rows("SELECT 1 FROM antiphon.claims"),
+    )
+    assert isinstance(claimed, Claimed)
+    assert line.rows("SELECT version, state FROM antiphon.claims") == [(claimed.version, "inflight")]
+    assert seqs(line.journal, "r") == [0]
+    assert drive(line.journal.settle("k", claimed.version, done())) is not None
+
+
+def test_begin_whose_request_was_lost_is_sent_again(line: Line) -> None:
+    claimed = line.lose_the_request(lambda: drive(line.journal.begin(ask("k"), [row("r")])))
+    assert isinstance(claimed, Claimed)
+    assert seqs(line.journal, "r") == [0]
+
+
+def test_a_lost_begin_that_somebody_else_won_is_not_taken_for_ours(line: Line) -> None:
+    """The same process and the same identity: only the operation itself may recognise its claim."""
+    other = opened(PostgresStore(line.dsn))
+    line.proxy.drop("up")
+    running = Background(lambda: drive(line.journal.begin(ask("k"))))
+    time.sleep(0.1)
+    assert isinstance(drive(other.begin(ask("k"))), Claimed)
+    line.proxy.heal()
+    line.proxy.reset()
+    assert isinstance(running.result(), Existing)
+    drive(other.close())
+
+
+def test_take_whose_answer_was_lost_is_recognised_as_ours(line: Line) -> None:
+    first = drive(line.journal.begin(ask("k", "a")))
+    assert isinstance(first, Claimed)
+    settled = drive(line.journal.settle("k", first.version, done()))
+    assert settled is not None
+    taken = line.lose_the_answer(
+        lambda: drive(line.journal.take(ask("k", "b"), settled, [row("r")])),
+        lambda: line.rows("SELECT 1 FROM antiphon.claims WHERE state = 'inflight'"),
+    )
+    assert isinstance(taken, Claimed)
+    assert seqs(line.journal, "r") == [0]
+    assert line.rows("SELECT count(*) FROM antiphon.executions") == [(1,)]
+
+
+@pytest.mark.parametrize("events", [True, False])
+def test_settle_whose_answer_was_lost_counts_once(line: Line, events: bool) -> None:
+    first = drive(line.journal.begin(ask("k")))
+    assert isinstance(first, Claimed)
+    rows = [row("r", "call.finished")] if events else []
+    version = line.lose_the_answer(
+        lambda: drive(line.journal.settle("k", first.version, done(), rows)),
+        lambda: line.rows("SELECT 1 FROM antiphon.claims WHERE state = 'done'"),
+    )
+    assert line.rows("SELECT version FROM antiphon.claims") == [(version,)]
+    assert len(seqs(line.journal, "r")) == len(rows)
+
+
+def test_a_fenced_settle_whose_answer_was_lost_writes_its_events_once(line: Line) -> None:
+    first = drive(line.journal.begin(ask("k", lease_ms=1)))
+    assert isinstance(first, Claimed)
+    second = drive(line.journal.take(ask("k", "b"), first.version))
+    assert isinstance(second, Claimed)
+    version = line.lose_the_answer(
+        lambda: drive(line.journal.settle("k", first.version, done(), [row("r", "call.finished")])),
+        lambda: line.rows("SELECT 1 FROM antiphon.events"),
+    )
+    assert version is None
+    assert seqs(line.journal, "r") == [0]
+    assert line.rows("SELECT version FROM antiphon.claims") == [(second.version,)]
+
+
+def test_append_whose_answer_was_lost_is_written_once(line: Line) -> None:
+    drive(line.journal.append("r", [row("r")]))
+    first = line.lose_the_answer(
+        lambda: drive(line.journal.append("r", [row("r", n=1), row("r", n=2)])),
+        lambda: line.rows("SELECT 1 FROM antiphon.events WHERE seq = 2"),
+    )
+    assert first == 1
+    assert seqs(line.journal, "r") == [0, 1, 2]
+    assert line.lose_the_request(lambda: drive(line.journal.append("r", [row("r", n=3)]))) == 3
+    assert seqs(line.journal, "r") == [0, 1, 2, 3]
+
+
+def test_a_mutant_that_blindly_repeats_is_caught(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted bug: a lost answer taken for a lost request writes history twice."""
+
+    async def blindly(send: Callable[[], Any], _: Callable[[], Any]) -> Any:
+        try:
+            return await send()
+        except AnswerLost:
+            return await send()
+
+    monkeypatch.setattr("antiphon.stores._postgres_log.not_twice", blindly)
+    line.lose_the_answer(
+        lambda: drive(line.journal.append("r", [row("r")])), lambda: line.rows("SELECT 1 FROM antiphon.events")
+    )
+    assert seqs(line.journal, "r") == [0, 1]
+
+
+def test_broken_idle_connections_are_thrown_away_unseen(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database, reconnect_s=0.001))
+    drive(journal.begin(ask("k1")))
+    look(
+        postgres_database,
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE application_name = 'antiphon' AND datname = current_database()",
+    )
+    time.sleep(0.05)
+    assert isinstance(drive(journal.begin(ask("k2"))), Claimed)
+    drive(journal.close())
+
+
+def started(server: Postgres) -> bool:
+    """Start a server that was killed; it refuses while the last of its processes still dies."""
+    try:
+        server.start()
+    except ServerFailed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("how", ["restart", "crash"])
+def test_a_restarted_server_loses_no_claim_and_runs_none_twice(postgres_server: StartServer, how: str) -> None:
+    server = postgres_server(settings={"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"})
+    journal = opened(PostgresStore(server.url, max_connections=4, reconnect_s=20))
+    drive(journal.ping())
+    won: list[str] = []
+    unknown: list[str] = []
+    stop = threading.Event()
+
+    def work(worker: int) -> None:
+        n = 0
+        while not stop.is_set():
+            n += 1
+            key = f"{worker}-{n}"
+            try:
+                claimed = drive(journal.begin(ask(key, f"i{worker}"), [row(f"run{worker}")]))
+                assert isinstance(claimed, Claimed), "a claim of our own looked like somebody else's"
+                won.append(key)
+                version = drive(journal.settle(key, claimed.version, done(), [row(f"run{worker}", "call.finished")]))
+                assert version is not None
+            except StoreUnavailable:
+                unknown.append(key)
+
+    threads = [Background(lambda worker=worker: work(worker)) for worker in range(4)]  # type: ignore[misc]
+    try:
+        for _ in range(3):
+            time.sleep(0.4)
+            if how == "crash":
+                server.kill()
+                eventually(lambda: started(server))
+            else:
+                server.restart()
+        time.sleep(0.4)
+    finally:
+        stop.set()
+    for thread in threads:
+        thread.result()
+    assert len(won) > 50
+    assert unknown == []
+    assert look(server.url, "SELECT count(*) FROM antiphon.claims WHERE state = 'done'") == [(len(won),)]
+    for worker in range(4):
+        events = seqs(journal, f"run{worker}")
+        assert list(events) == list(range(len(events)))
+        assert len(events) == 2 * len([key for key in won if key.startswith(f"{worker}-")])
+    drive(journal.close())
+
+
+def test_a_server_that_stays_away_is_an_outage_after_patience(postgres_server: StartServer) -> None:
+    server = postgres_server()
+    journal = opened(PostgresStore(server.url, reconnect_s=0.5))
+    drive(journal.ping())
+    server.stop()
+    start = time.monotonic()
+    with pytest.raises(StoreUnavailable, match=r"cannot be reached.*\[store\] log.*Nothing was written"):
+        drive(journal.begin(ask("k")))
+    assert 0.4 < time.monotonic() - start < 5
+
+
+def test_a_frozen_server_does_not_freeze_the_caller(
+    postgres_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.stores._postgres_link._GRACE_S", 0.5)
+    server = postgres_server()
+    journal = opened(PostgresStore(server.url, statement_timeout_s=0.5, reconnect_s=0.5, connect_timeout_s=1))
+    claimed = drive(journal.begin(ask("k")))
+    assert isinstance(claimed, Claimed)
+    server.pause()
+    try:
+        start = time.monotonic()
+        with pytest.raises(StoreUnavailable):
+            drive(journal.settle("k", claimed.version, done()))
+        assert time.monotonic() - start < 15
+    finally:
+        server.resume()
+
+
+def test_wrong_addresses_fail_at_once_and_keep_their_secrets(postgres_database: str) -> None:
+    parts = psycopg.conninfo.conninfo_to_dict(postgres_database)
+    elsewhere = f"postgresql://ada:s3cret-word@127.0.0.1:1/{parts['dbname']}"
+    nobody = f"postgresql://nobody_here:s3cret-word@127.0.0.1:{parts['port']}/{parts['dbname']}"
+    nowhere = f"postgresql://postgres:s3cret-word@127.0.0.1:{parts['port']}/no_such_database"
+    for dsn, words in ((elsewhere, "cannot be reached"), (nobody, "refused the login"), (nowhere, "no_such_database")):
+        store = PostgresStore(dsn)
+        start = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=words) as raised:
+            drive(store.open_sync().ping())
+        assert time.monotonic() - start < 2
+        assert "[store] log" in str(raised.value)
+        assert "s3cret-word" not in f"{raised.value!r} {raised.value} {raised.value.__cause__} {store.url} {store!r}"
+    for dsn in ("postgresql://ada:s3cret-word@[oops/db", "host=127.0.0.1 password=s3cret-word port", "not an address"):
+        with pytest.raises((ConfigError, StoreUnavailable)) as unreadable:
+            drive(PostgresStore(dsn).open_sync().ping())
+        assert "s3cret-word" not in f"{unreadable.value!r} {unreadable.value} {PostgresStore(dsn).url}"
+
+
+def test_a_password_is_checked_and_named(postgres_server: StartServer) -> None:
+    server = postgres_server()
+    look(server.url, "CREATE ROLE ada LOGIN PASSWORD 'right'")
+    look(server.url, "GRANT CREATE ON DATABASE postgres TO ada")
+    hba = server.folder / "data" / "pg_hba.conf"
+    hba.write_text("host all postgres 127.0.0.1/32 trust\nhost all ada 127.0.0.1/32 scram-sha-256\n")
+    look(server.url, "SELECT pg_reload_conf()")
+
+    def store(password: str) -> PostgresStore:
+        return PostgresStore(f"postgresql://ada:{password}@127.0.0.1:{server.port}/postgres")
+
+    def refused() -> StoreUnavailable | None:
+        try:
+            drive(store("wrong").open_sync().ping())
+        except StoreUnavailable as error:
+            return error
+        return None
+
+    error = eventually(refused)
+    assert "refused the login" in str(error)
+    assert "wrong" not in str(error)
+    drive(store("right").open_sync().ping())
+
+
+def test_a_read_only_server_is_named_as_such(postgres_database: str) -> None:
+    PostgresStore(postgres_database).migrate()
+    name = postgres_database.rpartition("/")[2]
+    look(postgres_database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    journal = opened(PostgresStore(postgres_database))
+    with pytest.raises(StoreUnavailable, match=r"is read-only.*\[store\] log.*primary"):
+        drive(journal.begin(ask("k")))
+    assert drive(journal.read("k")) is None
+    drive(journal.close())
+
+
+def test_a_full_server_is_named_as_such(postgres_server: StartServer) -> None:
+    server = postgres_server(settings={"max_connections": "4", "superuser_reserved_connections": "0"})
+    journal = opened(PostgresStore(server.url))
+    held = []
+    try:
+        while True:
+            held.append(psycopg.connect(server.url))
+    except psycopg.OperationalError:
+        pass
+    with pytest.raises(StoreUnavailable, match=r"too many clients.*\[store\] log"):
+        drive(journal.ping())
+    for connection in held:
+        connection.close()
+    drive(journal.close())
+
+
+def test_a_busy_pool_is_an_outage_that_says_what_to_do(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database, max_connections=1, pool_timeout_s=0.2))
+    claimed = drive(journal.begin(ask("k")))
+    assert isinstance(claimed, Claimed)
+    with psycopg.connect(postgres_database) as blocker:
+        blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
+        settling = Background(lambda: drive(journal.settle("k", claimed.version, done())))
+        time.sleep(0.1)
+        with pytest.raises(StoreUnavailable, match=r"All 1 connections.*max_connections"):
+            drive(journal.read("k"))
+    assert settling.result() is not None
+    drive(journal.close())
+
+
+def test_a_lock_held_too_long_is_an_outage_and_the_connection_lives_on(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database, max_connections=1, lock_timeout_s=0.2))
+    claimed = drive(journal.begin(ask("k")))
+    assert isinstance(claimed, Claimed)
+    with psycopg.connect(postgres_database) as blocker:
+        blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
+        with pytest.raises(StoreUnavailable, match=r"did not finish in time.*long transactions"):
+            drive(journal.settle("k", claimed.version, done()))
+    assert drive(journal.settle("k", claimed.version, done())) is not None
+    drive(journal.close())
+
+
+def test_a_deadlock_is_done_again(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    drive(journal.ping())
+    fetch = SyncLink.fetch
+    failures = [psycopg.errors.DeadlockDetected(), psycopg.errors.SerializationFailure()]
+
+    async def sometimes(self: SyncLink, *args: Any, **kwargs: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await fetch(self, *args, **kwargs)
+
+    monkeypatch.setattr(SyncLink, "fetch", sometimes)
+    assert isinstance(drive(journal.begin(ask("k"))), Claimed)
+    assert failures == []
+    drive(journal.close())
+
+
+def test_what_postgresql_does_not_understand_is_not_called_an_outage(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    drive(journal.ping())
+    look(postgres_database, "ALTER TABLE antiphon.claims ADD CONSTRAINT no_bad_tool CHECK (tool <> 'bad')")
+    with pytest.raises(StoreError, match="no_bad_tool") as raised:
+        drive(journal.begin(ask("k", tool="bad")))
+    assert not isinstance(raised.value, StoreUnavailable)
+    drive(journal.close())
+
+
+def test_dropped_tables_are_named_as_such(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    drive(journal.ping())
+    look(postgres_database, "DROP SCHEMA antiphon CASCADE")
+    with pytest.raises(StoreUnavailable, match=r"lacks tables.*migrate\(\)"):
+        drive(journal.begin(ask("k")))
+    drive(journal.close())
+
+
+def test_a_closed_journal_says_so(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    drive(journal.ping())
+    drive(journal.close())
+    with pytest.raises(StoreUnavailable, match="closed"):
+        drive(journal.read("k"))
+
+
+async def test_a_cancelled_caller_breaks_off_no_statement(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database, max_connections=1).open_async()
+    await journal.ping()
+    claimed = await journal.begin(ask("k"))
+    assert isinstance(claimed, Claimed)
+    with psycopg.connect(postgres_database) as blocker:
+        blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
+        settling = asyncio.create_task(journal.settle("k", claimed.version, done(), [row("r")]))
+        await asyncio.sleep(0.1)
+        settling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await settling
+    existing = await journal.read("k")
+    assert existing is not None
+    assert existing.current.state == "done"
+    assert [event.seq for event in await journal.events("r")] == [0]
+    await journal.close()
+
+
+async def test_closing_lets_a_statement_end_first(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_async()
+    await journal.ping()
+    cancelled = asyncio.create_task(journal.begin(ask("k")))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await journal.close()
+    assert look(postgres_database, "SELECT count(*) FROM antiphon.claims") == [(1,)]
+
+
+def test_a_forked_child_dials_for_itself(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    claimed = drive(journal.begin(ask("parent")))
+    assert isinstance(claimed, Claimed)
+    waiting = Background(lambda: drive(journal.wait("parent", claimed.version, 20)))
+    eventually(lambda: look(postgres_database, "SELECT 1 FROM antiphon.claims WHERE waited"))
+    child = os.fork()
+    if child == 0:
+        try:
+            first = drive(journal.begin(ask("child")))
+            assert isinstance(first, Claimed)
+            drive(journal.wait("child", first.version, 0.3))
+            drive(journal.settle("child", first.version, done()))
+            drive(journal.close())
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert drive(journal.settle("parent", claimed.version, done())) is not None
+    waiting.result(timeout=5)
+    assert look(postgres_database, "SELECT count(*) FROM antiphon.claims WHERE state = 'done'") == [(2,)]
+    drive(journal.close())
+
+
+def test_ctrl_c_leaves_no_half_used_connection(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database, max_connections=1))
+    claimed = drive(journal.begin(ask("k")))
+    assert isinstance(claimed, Claimed)
+    with psycopg.connect(postgres_database) as blocker:
+        blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            drive(journal.settle("k", claimed.version, done()))
+    assert drive(journal.settle("k", claimed.version, done())) is not None
+    drive(journal.close())

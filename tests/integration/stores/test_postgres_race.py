@@ -1,0 +1,186 @@
+"""Many processes on one PostgreSQL: each intent dispatched once, killed and paused holders fenced (D2, D3, D7)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon._drive import drive
+from antiphon.ports import Claimed, Existing
+from antiphon.stores import PostgresStore
+from tests.integration.stores.postgres_kit import ask, done, eventually, opened, row, seqs
+
+PROCESSES, CALLERS, KEYS = 4, 16, 40
+spawn = multiprocessing.get_context("spawn")
+
+pytestmark = pytest.mark.serial
+
+
+def in_processes(work: Callable[..., None], *args: Any) -> None:
+    """Run *work* in all processes at once; fails if one does."""
+    started = [spawn.Process(target=work, args=(number, *args)) for number in range(PROCESSES)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join(100)
+    assert [process.exitcode for process in started] == [0] * PROCESSES
+
+
+def note(folder: Path, name: str, line: str) -> None:
+    """One atomic line in a file: what really happened in the world."""
+    with (folder / name).open("a") as file:
+        file.write(line + "\n")
+
+
+def lines(folder: Path, name: str) -> list[str]:
+    path = folder / name
+    return path.read_text().split() if path.exists() else []
+
+
+def race(number: int, dsn: str, folder: Path) -> None:
+    """Every caller of every process wants every key; whoever gets it has an effect in the world."""
+    journal = opened(PostgresStore(dsn, max_connections=CALLERS))
+
+    def caller(who: int) -> None:
+        for n in range(KEYS):
+            key = f"key-{n}"
+            identity = f"{number}-{who}"
+            answer = drive(journal.begin(ask(key, identity), [row("run")]))
+            while not isinstance(answer, Claimed):
+                if answer.current.state == "done":
+                    break
+                drive(journal.wait(key, answer.current.version, 20))
+                found = drive(journal.read(key, identity))
+                assert found is not None
+                answer = found
+            else:
+                note(folder, "effects", key)
+                settled = drive(journal.settle(key, answer.version, done(), [row("run", "call.finished")]))
+                assert settled is not None
+            own_key = f"own-{number}-{who}-{n}"
+            mine = drive(journal.begin(ask(own_key, identity)))
+            assert isinstance(mine, Claimed)
+            note(folder, "effects", own_key)
+            assert drive(journal.settle(own_key, mine.version, done())) is not None
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        for finished in [pool.submit(caller, who) for who in range(CALLERS)]:
+            finished.result()
+    drive(journal.close())
+
+
+def test_four_processes_of_sixteen_connections_dispatch_each_intent_once(
+    postgres_server: Callable[..., Any], tmp_path: Path
+) -> None:
+    server = postgres_server()
+    PostgresStore(server.url).migrate()
+    in_processes(race, server.url, tmp_path)
+    effects = Counter(lines(tmp_path, "effects"))
+    assert len(effects) == KEYS + PROCESSES * CALLERS * KEYS
+    assert set(effects.values()) == {1}
+    journal = opened(PostgresStore(server.url))
+    assert list(seqs(journal, "run")) == list(range(2 * KEYS))
+    drive(journal.close())
+
+
+def take_over(number: int, dsn: str, folder: Path) -> None:
+    """All processes see the same expired lease; each may replace it only once."""
+    journal = opened(PostgresStore(dsn, max_connections=CALLERS))
+
+    def caller(who: int) -> None:
+        for n in range(KEYS):
+            found = drive(journal.read(f"key-{n}"))
+            assert found is not None
+            version = int((folder / f"version-{n}").read_text())
+            answer = drive(journal.take(ask(f"key-{n}", f"{number}-{who}"), version))
+            if isinstance(answer, Claimed):
+                note(folder, "taken", f"key-{n}")
+            else:
+                assert answer.current.version != version
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        for finished in [pool.submit(caller, who) for who in range(CALLERS)]:
+            finished.result()
+    drive(journal.close())
+
+
+def test_a_version_is_replaced_once_however_many_try(postgres_dsn: str, unique: str, tmp_path: Path) -> None:
+    dsn = f"{postgres_dsn}?application_name={unique}"
+    journal = opened(PostgresStore(dsn))
+    drive(journal.flush(tenant="default"))
+    for n in range(KEYS):
+        won = drive(journal.begin(ask(f"key-{n}", lease_ms=1)))
+        assert isinstance(won, Claimed)
+        (tmp_path / f"version-{n}").write_text(str(won.version))
+    in_processes(take_over, dsn, tmp_path)
+    taken = Counter(lines(tmp_path, "taken"))
+    assert len(taken) == KEYS
+    assert set(taken.values()) == {1}
+    drive(journal.flush(tenant="default"))
+    drive(journal.close())
+
+
+def hold(dsn: str, folder: Path, lease_ms: int) -> None:
+    """Claim, have the effect, and never come back."""
+    journal = opened(PostgresStore(dsn))
+    won = drive(journal.begin(ask("held", "holder", lease_ms=lease_ms), [row("held-run")]))
+    assert isinstance(won, Claimed)
+    (folder / "version").write_text(str(won.version))
+    time.sleep(2)
+    late = drive(journal.settle("held", won.version, done(b'"late"'), [row("held-run", "call.finished")]))
+    (folder / "late").write_text(str(late))
+    drive(journal.close())
+
+
+def start_holder(dsn: str, folder: Path, lease_ms: int) -> tuple[Any, int]:
+    holder = spawn.Process(target=hold, args=(dsn, folder, lease_ms))
+    holder.start()
+    eventually(lambda: (folder / "version").exists() and (folder / "version").read_text(), 30)
+    return holder, int((folder / "version").read_text())
+
+
+def test_a_killed_holder_leaves_its_claim_to_be_seen(postgres_database: str, tmp_path: Path) -> None:
+    holder, version = start_holder(postgres_database, tmp_path, lease_ms=800)
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.join()
+    journal = opened(PostgresStore(postgres_database))
+    start = time.monotonic()
+    drive(journal.wait("held", version, 20))
+    assert time.monotonic() - start < 5, "the end of the lease wakes"
+    seen = drive(journal.begin(ask("held", "other")))
+    assert isinstance(seen, Existing)
+    assert (seen.current.state, seen.current.version) == ("inflight", version)
+    assert isinstance(seen.current.lock_until_ms, int)
+    assert seen.current.lock_until_ms <= seen.now_ms
+    assert list(seqs(journal, "held-run")) == [0], "the log says where it stopped"
+    assert drive(journal.sweep()) == 0, "and the record stays for its whole time"
+    drive(journal.close())
+
+
+def test_a_paused_holder_that_wakes_up_late_is_fenced(postgres_database: str, tmp_path: Path) -> None:
+    holder, version = start_holder(postgres_database, tmp_path, lease_ms=300)
+    os.kill(holder.pid, signal.SIGSTOP)
+    journal = opened(PostgresStore(postgres_database))
+    drive(journal.wait("held", version, 20))
+    successor = drive(journal.take(ask("held", "successor"), version))
+    assert isinstance(successor, Claimed)
+    assert successor.version > version
+    os.kill(holder.pid, signal.SIGCONT)
+    holder.join(30)
+    assert (tmp_path / "late").read_text() == "None"
+    found = drive(journal.read("held", "holder"))
+    assert found is not None
+    assert (found.current.version, found.current.state) == (successor.version, "inflight")
+    assert found.own is not None
+    assert found.own.version == version
+    assert list(seqs(journal, "held-run")) == [0, 1], "what the late holder did is history all the same"
+    drive(journal.close())

@@ -1,0 +1,299 @@
+"""Waiting on PostgreSQL: by push, announced only if somebody waits, one listener and one read per process (R5, R9)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from antiphon._drive import drive
+from antiphon.ports import BreakerRow, Claimed
+from antiphon.stores import PostgresStore
+from antiphon.stores import _postgres_hub as hub_module
+from antiphon.stores._postgres_engine import Engine
+from antiphon.stores._postgres_journal import PostgresJournal
+from tests.integration.stores.postgres_kit import Background, ask, done, eventually, look, opened
+
+LISTENERS = (
+    "SELECT pid FROM pg_stat_activity WHERE application_name = 'antiphon-listener' AND datname = current_database()"
+)
+WAITED = "SELECT 1 FROM antiphon.claims WHERE waited"
+
+
+def claim(journal: PostgresJournal, key: str, **changes: Any) -> int:
+    won = drive(journal.begin(ask(key, **changes)))
+    assert isinstance(won, Claimed)
+    return won.version
+
+
+@pytest.fixture(autouse=True)
+def no_listener_is_left() -> Iterator[None]:
+    """Every test closes its journals, and the last one to leave hangs up."""
+    yield
+    assert not hub_module._hubs
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements sent from now on."""
+    sent: list[str] = []
+    attempts = Engine._attempts
+
+    async def counted(self: Engine, name: str, *rest: Any) -> Any:
+        sent.append(name)
+        return await attempts(self, name, *rest)
+
+    monkeypatch.setattr(Engine, "_attempts", counted)
+    return sent
+
+
+def test_a_claim_is_announced_only_if_somebody_waits(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    quiet, watched = claim(journal, "quiet"), claim(journal, "watched")
+    with psycopg.connect(postgres_database, autocommit=True) as ear:
+        ear.execute('LISTEN "antiphon:antiphon"')
+        drive(journal.settle("quiet", quiet, done()))
+        waiting = Background(lambda: drive(journal.wait("watched", watched, 20)))
+        eventually(lambda: look(postgres_database, WAITED))
+        drive(journal.settle("watched", watched, done()))
+        waiting.result(timeout=5)
+        assert [notify.payload for notify in ear.notifies(timeout=0.3)] == ["cwatched"]
+    drive(journal.close())
+
+
+def test_what_is_over_is_not_waited_for(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    version = claim(journal, "k")
+    settled = drive(journal.settle("k", version, done()))
+    assert settled is not None
+    start = time.monotonic()
+    for key, number in (("k", version), ("k", settled), ("never", 1)):
+        drive(journal.wait(key, number, 20))
+    assert time.monotonic() - start < 5
+    drive(journal.close())
+
+
+async def test_many_tasks_share_one_listener_and_one_read(postgres_database: str, reads: list[str]) -> None:
+    journal = PostgresStore(postgres_database).open_async()
+    won = await journal.begin(ask("k"))
+    assert isinstance(won, Claimed)
+    latencies: list[float] = []
+    settled_at = 0.0
+
+    async def wait(n: int) -> None:
+        await journal.wait("k", won.version, 20)
+        existing = await journal.read("k", f"waiter-{n}")
+        latencies.append(time.perf_counter() - settled_at)
+        assert existing is not None
+        assert existing.current.state == "done"
+        assert existing.own is None
+
+    waiters = [asyncio.create_task(wait(n)) for n in range(64)]
+    while not await asyncio.to_thread(look, postgres_database, WAITED):
+        await asyncio.sleep(0.01)
+    reads.clear()
+    await asyncio.sleep(0.3)
+    assert reads == [], "nobody polls"
+    settled_at = time.perf_counter()
+    await journal.settle("k", won.version, done())
+    await asyncio.gather(*waiters)
+    assert reads.count("read") <= 2
+    assert len(await asyncio.to_thread(look, postgres_database, LISTENERS)) == 1
+    print(f"64 tasks woken, p50 {sorted(latencies)[32] * 1000:.1f} ms, p100 {max(latencies) * 1000:.1f} ms")
+    await journal.close()
+
+
+def test_many_threads_share_one_listener_and_few_reads(postgres_database: str, reads: list[str]) -> None:
+    journal = opened(PostgresStore(postgres_database, max_connections=2))
+    version = claim(journal, "k")
+
+    def wait(n: int) -> str:
+        drive(journal.wait("k", version, 20))
+        existing = drive(journal.read("k", f"waiter-{n}"))
+        assert existing is not None
+        return existing.current.state
+
+    with ThreadPoolExecutor(32) as pool:
+        waiting = [pool.submit(wait, n) for n in range(32)]
+        eventually(lambda: look(postgres_database, WAITED))
+        time.sleep(0.2)
+        reads.clear()
+        drive(journal.settle("k", version, done()))
+        assert {thread.result(timeout=10) for thread in waiting} == {"done"}
+    assert reads.count("read") < 16
+    assert len(look(postgres_database, LISTENERS)) == 1
+    drive(journal.close())
+
+
+def test_two_faces_and_two_journals_share_the_listener(postgres_database: str) -> None:
+    store = PostgresStore(postgres_database)
+    one, two = opened(store), opened(PostgresStore(postgres_database))
+    version = claim(one, "k")
+    waiting = [Background(lambda journal=journal: drive(journal.wait("k", version, 20))) for journal in (one, two)]  # type: ignore[misc]
+
+    async def third() -> None:
+        journal = store.open_async()
+        await journal.wait("k", version, 20)
+        await journal.close()
+
+    waiting.append(Background(lambda: asyncio.run(third())))
+    eventually(lambda: look(postgres_database, WAITED))
+    time.sleep(0.2)
+    assert len(look(postgres_database, LISTENERS)) == 1
+    drive(one.settle("k", version, done()))
+    for thread in waiting:
+        thread.result(timeout=5)
+    drive(one.close())
+    assert hub_module._hubs
+    drive(two.close())
+    assert not hub_module._hubs
+    eventually(lambda: not look(postgres_database, LISTENERS))
+
+
+def test_the_end_of_a_lease_wakes_and_a_renewal_does_not(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    version = claim(journal, "k", lease_ms=600)
+    start = time.monotonic()
+    waiting = Background(lambda: drive(journal.wait("k", version, 20)))
+    time.sleep(0.3)
+    assert drive(journal.renew("k", version, 1000))
+    waiting.result(timeout=5)
+    assert 1.2 < time.monotonic() - start < 4
+    drive(journal.close())
+
+
+def test_a_takeover_wakes(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    version = claim(journal, "k")
+    waiting = Background(lambda: drive(journal.wait("k", version, 20)))
+    eventually(lambda: look(postgres_database, WAITED))
+    assert isinstance(drive(journal.take(ask("k", "b"), version)), Claimed)
+    waiting.result(timeout=5)
+    assert look(postgres_database, WAITED) == []
+    drive(journal.close())
+
+
+def test_a_listener_that_lost_its_connection_reads_what_it_missed(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    version = claim(journal, "k")
+    waiting = Background(lambda: wait_until_settled(journal, version))
+    eventually(lambda: look(postgres_database, WAITED))
+    # One transaction ends the listener and the claim: the announcement is made while nobody listens.
+    with psycopg.connect(postgres_database) as connection:
+        connection.execute("SELECT pg_terminate_backend(pid) FROM (" + LISTENERS + ") AS listeners")
+        connection.execute("UPDATE antiphon.claims SET state = 'done', version = version + 1")
+    start = time.monotonic()
+    waiting.result(timeout=10)
+    assert time.monotonic() - start < 5
+    drive(journal.close())
+
+
+def wait_until_settled(journal: PostgresJournal, version: int) -> None:
+    """As the gateway waits: a wake-up is a reason to look, not a promise."""
+    while (existing := drive(journal.read("k"))) is not None and existing.current.state == "inflight":
+        drive(journal.wait("k", version, 20))
+
+
+async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_async()
+    won = await journal.begin(ask("k"))
+    assert isinstance(won, Claimed)
+    waiting = [asyncio.create_task(journal.wait("k", won.version, 20)) for _ in range(2)]
+    await asyncio.sleep(0.2)
+    waiting[0].cancel()
+    await journal.settle("k", won.version, done())
+    await asyncio.wait_for(waiting[1], 5)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    assert [hub._watches for hub in hub_module._hubs.values()] == [{}]
+    await journal.close()
+
+
+def test_behind_a_pooler_without_a_direct_line_waiting_polls(postgres_database: str, reads: list[str]) -> None:
+    journal = opened(PostgresStore(postgres_database, pgbouncer=True, poll_s=0.1))
+    version = claim(journal, "k")
+    waiting = Background(lambda: drive(journal.wait("k", version, 20)))
+    time.sleep(0.3)
+    drive(journal.settle("k", version, done()))
+    waiting.result(timeout=5)
+    assert look(postgres_database, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%'") == []
+    assert look(postgres_database, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+    drive(journal.close())
+
+
+def test_very_long_keys_wake_too(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    key = "ä" * 600
+    version = claim(journal, key)
+    waiting = Background(lambda: drive(journal.wait(key, version, 20)))
+    eventually(lambda: look(postgres_database, WAITED))
+    drive(journal.settle(key, version, done()))
+    waiting.result(timeout=5)
+    drive(journal.close())
+
+
+def test_breakers_are_pushed_to_every_process(postgres_database: str) -> None:
+    mine, theirs = opened(PostgresStore(postgres_database)), opened(PostgresStore(postgres_database))
+    drive(theirs.save_breaker("acme", BreakerRow("early", "OPEN", 1, 0, "before", 1)))
+    heard: list[BreakerRow] = []
+    changed = threading.Event()
+
+    def told(row: BreakerRow) -> None:
+        heard.append(row)
+        changed.set()
+
+    unsubscribe = mine.subscribe_breakers("acme", told)
+    assert changed.wait(5), "what is there is told at once"
+    changed.clear()
+    drive(theirs.save_breaker("other", BreakerRow("x", "OPEN", 1, 0, "not mine", 1)))
+    start = time.monotonic()
+    drive(theirs.save_breaker("acme", BreakerRow("tool/x", "FORCED_OPEN", 2, 0, "an operator", 1)))
+    assert changed.wait(5)
+    assert time.monotonic() - start < 1
+    assert [row.key for row in heard] == ["early", "tool/x"]
+    changed.clear()
+    look(postgres_database, "SELECT pg_terminate_backend(pid) FROM (" + LISTENERS + ") AS listeners")
+    drive(theirs.save_breaker("acme", BreakerRow("tool/x", "CLOSED", 3, 0, "reset", 2)))
+    assert changed.wait(5), "what was missed during a reconnect is told afterwards"
+    assert heard[-1].state == "CLOSED"
+    unsubscribe()
+    drive(theirs.save_breaker("acme", BreakerRow("tool/x", "OPEN", 4, 0, "unheard", 3)))
+    time.sleep(0.3)
+    assert heard[-1].state == "CLOSED"
+    drive(mine.close())
+    drive(theirs.close())
+
+
+async def test_breakers_are_told_in_the_event_loop(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_async()
+    assert isinstance(journal, PostgresJournal)
+    heard: asyncio.Queue[tuple[BreakerRow, int]] = asyncio.Queue()
+    unsubscribe = journal.subscribe_breakers("acme", lambda row: heard.put_nowait((row, threading.get_ident())))
+    row = BreakerRow("tool/\0odd", "OPEN", 1, 7, "why\0", 1, "me")
+    await journal.save_breaker("acme", row)
+    assert await asyncio.wait_for(heard.get(), 5) == (row, threading.get_ident())
+    unsubscribe()
+    await journal.close()
+
+
+def test_a_listener_that_raises_does_not_end_the_listening(postgres_database: str) -> None:
+    journal = opened(PostgresStore(postgres_database))
+    heard: list[str] = []
+
+    def bad(_: BreakerRow) -> None:
+        raise ValueError("no")
+
+    listeners: list[Callable[[BreakerRow], None]] = [bad, lambda row: heard.append(row.key)]
+    for listener in listeners:
+        journal.subscribe_breakers("acme", listener)
+    drive(journal.save_breaker("acme", BreakerRow("a", "OPEN", 1, 0, "", 1)))
+    eventually(lambda: "a" in heard)
+    drive(journal.save_breaker("acme", BreakerRow("b", "OPEN", 1, 0, "", 1)))
+    eventually(lambda: "b" in heard)
+    drive(journal.close())
