@@ -37,6 +37,7 @@ BAD_URL = Rule("invalid_url", "validation", False, "not_sent")
 INVALID = Rule("validation_error", "validation", False, "answered")
 SCHEMA = Rule("schema_error", "validation", False, "answered")
 UNAUTHORIZED = Rule("unauthorized", "answer", False, "answered")
+NO_CREDENTIALS = Rule("unauthorized", "answer", False, "not_sent")
 UNAVAILABLE = Rule("unavailable", "transport", True, "answered")
 REFUSAL = Rule("refusal", "refusal", False, "answered")
 QUOTA = Rule("quota_exhausted", "quota", False, "answered")
@@ -58,6 +59,7 @@ _HTTPX: dict[str, Rule] = {
     "NetworkError": RESET,
     "RemoteProtocolError": RESET,
     "ProxyError": PROXY,
+    "LocalProtocolError": Rule("protocol_error", "unclassified", False, "sent"),
     "UnsupportedProtocol": BAD_URL,
     "InvalidURL": BAD_URL,
     "DecodingError": BAD_RESPONSE,
@@ -72,7 +74,7 @@ _SDK: dict[str, Rule] = {
     "ContentFilterFinishReasonError": REFUSAL,
     "WebSocketConnectionClosedError": RESET,
     "RetryableError": CONNECTION,
-    "CredentialsError": UNAUTHORIZED,
+    "CredentialsError": NO_CREDENTIALS,
     "EnforcedSpendLimitReachedError": QUOTA,
 }
 
@@ -152,8 +154,8 @@ _BY_PACKAGE: dict[str, dict[str, Rule]] = {
         "SSLError": TLS,
         "HTTPClientError": CONNECTION,
         "ParamValidationError": INVALID,
-        "NoCredentialsError": UNAUTHORIZED,
-        "PartialCredentialsError": UNAUTHORIZED,
+        "NoCredentialsError": NO_CREDENTIALS,
+        "PartialCredentialsError": NO_CREDENTIALS,
     },
     "redis": {
         "AuthenticationError": UNAUTHORIZED,

@@ -215,7 +215,7 @@ def _tool_lists(failure: Failure, exc: BaseException, retriable: tuple[str, ...]
     if names.isdisjoint(terminal):
         return failure if names.isdisjoint(retriable) else _named(failure, exc)._replace(retriable=True)
     if failure.kind == "unclassified" and failure.status is None:
-        return _named(failure, exc)._replace(kind="answer", retriable=False, phase="answered")
+        return _named(failure, exc)._replace(kind="answer", retriable=False)
     return _named(failure, exc)._replace(retriable=False)
 
 

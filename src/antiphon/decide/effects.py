@@ -41,7 +41,7 @@ _IRREGULAR = {
     "find": ("found",),
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_HYPHENATED = re.compile(r"\b([eE])-(?=[mM]ail)")
+_EMAIL = re.compile(r"[eE]-[mM]ail|[eE]Mail")
 
 
 def _forms(word: str) -> frozenset[str]:
@@ -77,7 +77,7 @@ def words_of(text: str) -> list[str]:
     >>> words_of("sendEmail to_list, HTTPGet")
     ['send', 'email', 'to', 'list', 'http', 'get']
     """
-    return [word.lower() for word in _WORD.findall(_HYPHENATED.sub(r"\1", text))]
+    return [word.lower() for word in _WORD.findall(_EMAIL.sub("Email", text))]
 
 
 def suggest(name: str, description: str = "", docstring: str = "", spec: ToolSpec | None = None) -> Suggestion:

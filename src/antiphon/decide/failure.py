@@ -73,10 +73,12 @@ class Failure(NamedTuple):
         A completed round trip with a definite answer (404, 422, a spent quota) is a sign of health, hence
         ``success``; what never reached the dependency or cannot be read is no vote at all.
         """
-        if self.code in LOCAL_CODES or (self.kind == "answer" and self.status is None):
+        if self.code in LOCAL_CODES:
             return "none"
         if self.kind == "quota":
             return "success"
+        if self.kind == "answer" and self.status is None:
+            return "success" if self.phase == "answered" else "none"
         if self.code == "rate_limited" or self.status == 429:
             return "rate_only"
         if self.retriable or self.kind in ("transport", "timeout") or self.status in RETRIABLE_STATUSES:

@@ -237,16 +237,16 @@ class LoopGuard:
         if poll:
             return self._poll(tool, seen, now)
         equal = seen.equal if seen.moment == self._moment else 0
-        if equal >= policy.note_after:
+        if equal >= policy.note_after or equal >= policy.block_after:
             what = f"'{tool}' has returned the same result {equal} times for these arguments"
             return _ladder("identical", what, equal >= policy.block_after)
         two, three, four = self._matches
-        enough = policy.note_rounds - 1
+        enough = min(policy.note_rounds, policy.block_rounds) - 1
         if two >= 2 * enough or three >= 3 * enough or four >= 4 * enough:
             length, rounds = self._cycle(seen.token)
         else:
             length = rounds = 0
-        if rounds >= policy.note_rounds:
+        if rounds > enough:
             what = f"the last calls are the same {length} calls with the same results, {rounds} times over"
             return _ladder("cycle", what, rounds >= policy.block_rounds)
         times = seen.times if seen.moment >= self._progress else 0
