@@ -7,6 +7,7 @@ compares meaning; ``antiphon models install`` brings its weights once, and nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from antiphon.embed.install import ModelMissing, install_model, installed, model_folder
@@ -38,14 +39,20 @@ def load(name: str = "auto", folder: Path | None = None) -> Embedder:
         return lexical
     if name not in ("auto", "minilm"):
         raise ConfigError(f"There is no embedder '{name}'.", path="embedder", hint="Use auto, minilm or lexical.")
-    from antiphon.embed.minilm import MiniLM
-
     try:
-        return MiniLM(folder if folder is not None else model_folder())
+        return _minilm(folder if folder is not None else model_folder())
     except (ModelMissing, MissingExtra):
         if name == "minilm":
             raise
         return lexical
+
+
+@cache
+def _minilm(folder: Path) -> Embedder:
+    """The model of one folder, read once per process."""
+    from antiphon.embed.minilm import MiniLM
+
+    return MiniLM(folder)
 
 
 def name_of(embedder: Embedder | None) -> str:

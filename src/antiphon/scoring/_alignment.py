@@ -71,6 +71,7 @@ class Call:
             "latencyMs": self.latency_ms,
             "source": self.source,
             "id": self.id,
+            "lane": self.lane if self.lane != "0" else "",
         }
         return wire | {name: value for name, value in extra.items() if value}
 

@@ -210,7 +210,7 @@ def _contradictions(report: ReplayReport) -> Markup:
     found = report.get("contradictions") or ()
     entries = [
         {
-            "path": f"answer {entry['index']}: {entry.get('kind', '')}" if "index" in entry else entry.get("kind", ""),
+            "path": f"answer {entry.get('interaction', 0)}: {entry.get('kind', '')}",
             "recorded": entry.get("recorded"),
             "current": entry.get("replayed"),
         }

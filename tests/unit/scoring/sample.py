@@ -69,7 +69,7 @@ REPORT: ReplayReport = {
             "fields": [{"path": "arguments.to", "recorded": "ann"}],
         },
     ],
-    "contradictions": [{"index": 0, **found.to_wire()} for found in contradictions(*_ANSWERS)],
+    "contradictions": [{"interaction": 0, **found.to_wire()} for found in contradictions(*_ANSWERS)],
     "ars": {"score": _SCORE.score, "outputSimilarity": 0.95, "toolAccuracy": 0.6, "band": _SCORE.band.label},
     "embedder": "minilm-l6-v2",
     "structure": structure(_RECORDED, _REPLAYED).to_wire(),
