@@ -45,11 +45,12 @@ class Listener:
 class Channel:
     """A channel with local users. ``ready`` is what its first user waits for: the server's confirmation."""
 
-    __slots__ = ("idle_since", "listeners", "name", "ready", "users")
+    __slots__ = ("idle_since", "listeners", "name", "of_claims", "ready", "users")
 
-    def __init__(self, name: str, ready: Any) -> None:
+    def __init__(self, name: str, ready: Any, *, of_claims: bool) -> None:
         self.name = name
         self.ready = ready
+        self.of_claims = of_claims
         self.users = 0
         self.idle_since = 0.0
         self.listeners: set[Listener] = set()
@@ -73,12 +74,12 @@ class Channels:
     def all(self) -> list[Channel]:
         return list(self._by_name.values())
 
-    def enter(self, name: str) -> tuple[Channel, bool]:
+    def enter(self, name: str, *, of_claims: bool) -> tuple[Channel, bool]:
         """One more user; whether the channel must be subscribed first."""
         channel = self._by_name.get(name)
         new = channel is None
         if channel is None:
-            channel = self._by_name[name] = Channel(name, self._new_ready())
+            channel = self._by_name[name] = Channel(name, self._new_ready(), of_claims=of_claims)
         channel.users += 1
         return channel, new
 
@@ -106,6 +107,6 @@ def unsubscribe(names: Iterable[str]) -> bytes:
 
 
 def watch_key(message: bytes) -> WatchKey:
-    """Whom a message about a claim concerns: ``VERSION KEY``."""
+    """Whom a message about a claim concerns: ``VERSION KEY``. Nobody waits for what is not such a message."""
     version, _, key = message.partition(b" ")
-    return key.decode(), int(version)
+    return key.decode(errors="replace"), int(version) if version.isdigit() else 0

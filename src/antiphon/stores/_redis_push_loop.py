@@ -64,7 +64,7 @@ class LoopHub:
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         watch = self._watches.get((key, version))
         if watch is None:
-            watch = self._watches[key, version] = _Watch(self._enter(self._channel_of(key)))
+            watch = self._watches[key, version] = _Watch(self._enter(self._channel_of(key), of_claims=True))
             self._spawn(self._arm((key, version), watch))
         future: asyncio.Future[None] = self._loop.create_future()
         watch.waiting.add(future)
@@ -81,7 +81,7 @@ class LoopHub:
 
     def listen(self, name: str, on_message: Callable[[bytes], None], reload: Callable[[], Any]) -> Callable[[], None]:
         listener = Listener(on_message, reload)
-        channel = self._enter(name)
+        channel = self._enter(name, of_claims=False)
         channel.listeners.add(listener)
         if channel.ready.is_set():
             self._spawn(reload())
@@ -114,8 +114,8 @@ class LoopHub:
         except StoreError as error:
             watch.wake(error)
 
-    def _enter(self, name: str) -> Channel:
-        channel, new = self._channels.enter(name)
+    def _enter(self, name: str, *, of_claims: bool) -> Channel:
+        channel, new = self._channels.enter(name, of_claims=of_claims)
         if new and self._stream is not None:
             self._stream.write(subscribe([name]))
         if self._supervisor is None and not self._closed:
@@ -155,11 +155,10 @@ class LoopHub:
         if channel is None:
             return
         if kind == b"message":
-            if channel.listeners:
-                for listener in list(channel.listeners):
-                    _tell(listener.on_message, body)
-            else:
+            if channel.of_claims:
                 self._wake(watch_key(body))
+            for listener in list(channel.listeners):
+                _tell(listener.on_message, body)
         elif kind == b"subscribe":
             channel.ready.set()
             for listener in channel.listeners:

@@ -51,7 +51,7 @@ class ThreadHub:
             watch = self._watches.get((key, version))
             leads = watch is None
             if watch is None:
-                watch = self._watches[key, version] = _Watch(self._enter(self._channel_of(key)))
+                watch = self._watches[key, version] = _Watch(self._enter(self._channel_of(key), of_claims=True))
             watch.waiters += 1
         try:
             if leads:
@@ -70,7 +70,7 @@ class ThreadHub:
     def listen(self, name: str, on_message: Callable[[bytes], None], reload: Callable[[], Any]) -> Callable[[], None]:
         listener = Listener(on_message, reload)
         with self._lock:
-            channel = self._enter(name)
+            channel = self._enter(name, of_claims=False)
             channel.listeners.add(listener)
         if channel.ready.is_set():
             reload()
@@ -105,8 +105,8 @@ class ThreadHub:
             watch.error = error
             watch.event.set()
 
-    def _enter(self, name: str) -> Channel:
-        channel, new = self._channels.enter(name)
+    def _enter(self, name: str, *, of_claims: bool) -> Channel:
+        channel, new = self._channels.enter(name, of_claims=of_claims)
         if new:
             self._send(subscribe([name]))
         if self._thread is None and not self._closed:
@@ -140,6 +140,8 @@ class ThreadHub:
             except (OSError, StoreError) as error:
                 if not self._closed:
                     log.warning("the subscriber lost its connection and connects anew: %s", error)
+            except Exception:  # whatever it is, those who wait depend on this thread
+                log.exception("the subscriber failed and starts anew")
             finally:
                 with self._lock:
                     self._wire = None
@@ -161,11 +163,10 @@ class ThreadHub:
         if channel is None:
             return
         if kind == b"message":
-            if listeners:
-                for listener in listeners:
-                    _tell(listener.on_message, body)
-            else:
+            if channel.of_claims:
                 self._wake(watch_key(body))
+            for listener in listeners:
+                _tell(listener.on_message, body)
         elif kind == b"subscribe":
             channel.ready.set()
             for listener in listeners:

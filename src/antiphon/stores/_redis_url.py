@@ -95,6 +95,8 @@ def _parse(url: str) -> Target:
         if not parts.path:
             raise _wrong("the path of the socket is missing")
         return _target("single", (unquote(parts.path),), options, _safe(scheme, rest), secure=False)
+    port = SENTINEL_PORT if mode == "sentinel" else DEFAULT_PORT
+    addresses = tuple(_address(host, port) for host in (hosts.split(",") if mode else [hosts]))
     path = [unquote(part) for part in parts.path.split("/") if part]
     service = path.pop(0) if mode == "sentinel" and path else ""
     if mode == "sentinel" and not service:
@@ -105,8 +107,6 @@ def _parse(url: str) -> Target:
         options["db"] = int(path[0])
     if mode == "cluster" and options.get("db", 0):
         raise _wrong("a Cluster has database 0 only")
-    port = SENTINEL_PORT if mode == "sentinel" else DEFAULT_PORT
-    addresses = tuple(_address(host, port) for host in (hosts.split(",") if mode else [hosts]))
     kind: Mode = "sentinel" if mode == "sentinel" else "cluster" if mode else "single"
     return _target(kind, addresses, options, _safe(scheme, rest), service, secure=base == "rediss")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, Self, TypeVar
 
 import redis
@@ -103,6 +103,12 @@ def calls(client: redis.Redis, *names: str) -> dict[str, int]:
     }
 
 
+def command(client: redis.Redis, *words: Any) -> Any:
+    """Any command, typed."""
+    execute: Any = client.execute_command
+    return execute(*words)
+
+
 class Cluster:
     """Three primaries that share the slots, each a private server."""
 
@@ -124,9 +130,9 @@ class Cluster:
         edges = [0, 5461, 10923, 16384]
         for number in range(3):
             with self.client(number) as client:
-                client.execute_command("CLUSTER", "ADDSLOTSRANGE", edges[number], edges[number + 1] - 1)
+                command(client, "CLUSTER", "ADDSLOTSRANGE", edges[number], edges[number + 1] - 1)
                 for other in self.nodes:
-                    client.execute_command("CLUSTER", "MEET", HOST, other.port)
+                    command(client, "CLUSTER", "MEET", HOST, other.port)
         for number in range(3):
             with self.client(number) as client:
                 until_sync(lambda client=client: self._whole(client), 30)  # type: ignore[misc]
@@ -134,11 +140,8 @@ class Cluster:
 
     @staticmethod
     def _whole(client: redis.Redis) -> bool:
-        about = client.execute_command("CLUSTER", "INFO")
-        return "cluster_state:ok" in str(about) and len(client.execute_command("CLUSTER", "SLOTS")) == 3
+        about = command(client, "CLUSTER", "INFO")
+        return "cluster_state:ok" in str(about) and len(command(client, "CLUSTER", "SLOTS")) == 3
 
     def __exit__(self, *_: object) -> None:
         self._running.close()
-
-
-Step = Callable[[RedisJournal], Awaitable[Any]]

@@ -1,0 +1,409 @@
+"""D10, D1, D3: whatever is wrong with a Redis is said in words, and no fault lets a claim be won twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from antiphon._drive import drive
+from antiphon.errors import ConfigError, StoreUnavailable
+from antiphon.ports import Claimed, Existing
+from antiphon.stores import RedisStore
+from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores._redis_keys import Names
+from tests.faultproxy import FaultProxy
+from tests.integration.stores.redis_kit import (
+    FACES,
+    Face,
+    ask,
+    claimed,
+    command,
+    done,
+    existing,
+    in_face,
+    sleep,
+    until,
+    until_sync,
+)
+from tests.servers import HOST, Valkey, free_port
+
+Start = Callable[..., Valkey]
+Proxy = Callable[[int], FaultProxy]
+
+both_faces = pytest.mark.parametrize("face", FACES)
+
+
+def error_of(face: Face, store: RedisStore, key: str = "k") -> StoreUnavailable:
+    async def begin(journal: RedisJournal) -> None:
+        await journal.begin(ask(key))
+
+    with pytest.raises(StoreUnavailable) as caught:
+        in_face(face, store, begin)
+    assert "[store] claims" in str(caught.value), "the setting to look at is named"
+    return caught.value
+
+
+@both_faces
+def test_nobody_listens(face: Face) -> None:
+    started = time.monotonic()
+    error = error_of(face, RedisStore(f"redis://user:geheim@{HOST}:{free_port()}", patience_s=0.2))
+    assert "cannot be reached" in str(error)
+    assert "geheim" not in str(error)
+    assert time.monotonic() - started < 5
+
+
+@both_faces
+@pytest.mark.parametrize(
+    ("login", "words"), [("", "asks for a password"), (":wrong@", "refused user or password")], ids=["none", "wrong"]
+)
+def test_auth_refused(face: Face, login: str, words: str, valkey_server: Start) -> None:
+    server = valkey_server(requirepass="geheim")
+    error = error_of(face, RedisStore(f"redis://{login}{HOST}:{server.port}"))
+    assert words in str(error)
+    assert "wrong" not in str(error)
+
+    async def begin(journal: RedisJournal) -> Claimed | Existing:
+        return await journal.begin(ask("k"))
+
+    claimed(in_face(face, RedisStore(server.url), begin))
+
+
+@both_faces
+def test_acl_that_forbids_what_the_store_needs(face: Face, valkey_server: Start) -> None:
+    server = valkey_server()
+    with redis.Redis(HOST, server.port) as client:
+        command(client, "ACL", "SETUSER", "app", "on", ">pw", "~other:*", "+@all")
+        assert "does not allow this user" in str(error_of(face, RedisStore(f"redis://app:pw@{HOST}:{server.port}")))
+        command(client, "ACL", "SETUSER", "app", "resetkeys", "~antiphon:*", "resetchannels", "&antiphon:*")
+
+        async def wait_and_settle(journal: RedisJournal) -> None:
+            held = claimed(await journal.begin(ask("k")))
+            await journal.wait("k", held.version, 0.1)
+            assert await journal.settle("k", held.version, done()) is not None
+
+        in_face(face, RedisStore(f"redis://app:pw@{HOST}:{server.port}"), wait_and_settle)
+
+
+@both_faces
+def test_read_only_replica(face: Face, valkey_server: Start) -> None:
+    replica = valkey_server(replicaof=valkey_server())
+    error = error_of(face, RedisStore(replica.url, patience_s=0.1))
+    assert "read-only replica" in str(error)
+
+    async def ping(journal: RedisJournal) -> Any:
+        return await journal.ping()
+
+    assert any("replica" in warning for warning in in_face(face, RedisStore(replica.url), ping)["warnings"])
+
+
+@both_faces
+def test_full_server_refuses_new_claims_but_lets_running_calls_settle(face: Face, valkey_server: Start) -> None:
+    server = valkey_server(maxmemory="64mb")
+    with redis.Redis(HOST, server.port) as client:
+
+        async def fill(journal: RedisJournal) -> None:
+            held = claimed(await journal.begin(ask("running")))
+            client.config_set("maxmemory", "100kb")  # less than it uses already
+            with pytest.raises(StoreUnavailable, match="full") as caught:
+                await journal.begin(ask("new"))
+            assert "noeviction" in str(caught.value)
+            assert await journal.settle("running", held.version, done(b'"kept"')) is not None
+            assert existing(await journal.read("running")).current.state == "done"
+            assert await journal.read("new") is None
+
+        in_face(face, RedisStore(server.url), fill)
+
+
+@both_faces
+def test_eviction_and_missing_persistence_are_warned_of(face: Face, valkey_server: Start) -> None:
+    server = valkey_server(maxmemory="50mb", maxmemory_policy="allkeys-lru")
+
+    async def ping(journal: RedisJournal) -> Any:
+        return await journal.ping()
+
+    warnings = " ".join(in_face(face, RedisStore(server.url), ping)["warnings"])
+    assert "noeviction" in warnings
+    assert "appendonly" in warnings
+
+
+@both_faces
+def test_scripts_are_loaded_again_after_script_flush(face: Face, valkey_url: str, unique: str) -> None:
+    with redis.Redis.from_url(valkey_url) as client:
+
+        async def work(journal: RedisJournal) -> None:
+            client.script_flush()
+            held = claimed(await journal.begin(ask("k")))
+            client.script_flush()
+            assert await journal.settle("k", held.version, done()) is not None
+            client.script_flush()
+            assert existing(await journal.begin(ask("k", "call-2"))).current.state == "done"
+            client.script_flush()
+            assert len(await journal.list(tenant="default")) == 1
+            client.script_flush()
+            assert await journal.counts("default") == {("tools/send", "done"): 1}
+
+        in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
+def test_restart_in_the_middle_keeps_claims_and_nobody_wins_twice(face: Face, valkey_server: Start) -> None:
+    server = valkey_server(appendonly=True, appendfsync="always")
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("k")))
+        server.kill()
+        with pytest.raises(StoreUnavailable):
+            await journal.begin(ask("k", "call-2"))
+        server.start()
+        assert existing(await journal.begin(ask("k", "call-2"))).current.version == held.version
+        assert await journal.settle("k", held.version, done()) is not None
+
+    in_face(face, RedisStore(server.url, patience_s=0.1), work)
+
+
+async def test_settle_waits_out_a_restart(valkey_server: Start) -> None:
+    """An outcome that is not written makes its call unknown: settling is more patient than claiming."""
+    server = valkey_server(appendonly=True, appendfsync="always")
+    journal = RedisStore(server.url, patience_s=0.1).open_async()
+    held = claimed(await journal.begin(ask("k")))
+    server.kill()
+    settling = asyncio.create_task(journal.settle("k", held.version, done()))
+    await asyncio.sleep(0.5)
+    assert not settling.done()
+    await asyncio.to_thread(server.start)
+    assert await settling is not None
+    await journal.close()
+
+
+@both_faces
+def test_an_idle_connection_that_broke_is_not_noticed_by_callers(
+    face: Face, valkey_url: str, unique: str, fault_proxy: Proxy
+) -> None:
+    proxy = fault_proxy(_port(valkey_url))
+
+    async def work(journal: RedisJournal) -> None:
+        for n in range(5):
+            held = claimed(await journal.begin(ask(f"k{n}")))
+            proxy.reset()
+            assert await journal.settle(f"k{n}", held.version, done()) is not None
+            proxy.reset()
+
+    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique), work)
+
+
+@both_faces
+def test_a_claim_whose_answer_was_lost_is_recognised_as_ours(
+    face: Face, valkey_url: str, unique: str, fault_proxy: Proxy
+) -> None:
+    """The script ran, the connection broke before the answer: asking again must find the claim ours, not held."""
+    proxy = fault_proxy(_port(valkey_url))
+
+    async def work(journal: RedisJournal) -> None:
+        await journal.ping()
+        await journal.read("k")
+        proxy.truncate(0, "down")  # the answer is cut off and the connection closed
+        healing = _heal_soon(proxy, face)
+        held = claimed(await journal.begin(ask("k")))
+        await healing()
+        assert existing(await journal.read("k")).current.version == held.version
+        proxy.truncate(0, "down")
+        healing = _heal_soon(proxy, face)
+        settled = await journal.settle("k", held.version, done())
+        await healing()
+        assert settled is not None, "its own settlement must not look like somebody else's"
+        assert existing(await journal.read("k")).current.version == settled
+
+    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, patience_s=5), work)
+
+
+@both_faces
+def test_events_whose_answer_was_lost_are_written_once(
+    face: Face, valkey_url: str, unique: str, fault_proxy: Proxy
+) -> None:
+    from antiphon.ports import Row
+
+    proxy = fault_proxy(_port(valkey_url))
+    row = Row("r", "call.started", 1, b'{"payload":{},"meta":{}}')
+
+    async def work(journal: RedisJournal) -> None:
+        assert await journal.append("r", [row]) == 0
+        proxy.truncate(0, "down")
+        healing = _heal_soon(proxy, face)
+        assert await journal.append("r", [row, row]) == 1
+        await healing()
+        assert await journal.append("r", [row]) == 3
+        assert [event.seq for event in await journal.events("r")] == [0, 1, 2, 3]
+
+    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, patience_s=5), work)
+
+
+@both_faces
+def test_a_server_that_does_not_answer_fails_in_time(face: Face, valkey_server: Start) -> None:
+    server = valkey_server()
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("k")))
+        server.pause()
+        started = time.monotonic()
+        try:
+            with pytest.raises(StoreUnavailable, match="cannot be reached"):
+                await journal.begin(ask("k2"))
+            assert time.monotonic() - started < 6
+        finally:
+            server.resume()
+        assert await journal.settle("k", held.version, done()) is not None
+
+    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.5&socket_connect_timeout=0.3", patience_s=0.2), work)
+
+
+async def test_a_cancelled_caller_gives_its_claim_back(valkey_url: str, unique: str, fault_proxy: Proxy) -> None:
+    """The command was sent when its caller went away: the claim it won must not block others for a lease."""
+    proxy = fault_proxy(_port(valkey_url))
+    journal = RedisStore(proxy.url(valkey_url), prefix=unique).open_async()
+    claimed(await journal.begin(ask("another")))
+    proxy.delay(0.1)
+    task = asyncio.create_task(journal.begin(ask("k")))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    proxy.heal()
+    with redis.Redis.from_url(valkey_url) as client:
+        name = Names(unique).shard("k").record + "k"
+        await until(lambda: client.hexists(name, "t"))
+    claimed(await journal.begin(ask("k", "call-2")))
+    await journal.close()
+
+
+async def test_replies_never_shift_when_callers_are_cancelled(valkey_url: str, unique: str) -> None:
+    journal = RedisStore(valkey_url, prefix=unique).open_async()
+    versions = {n: claimed(await journal.begin(ask(f"k{n}"))).version for n in range(50)}
+    for delay in range(20):
+        tasks = [asyncio.create_task(journal.read(f"k{n}", "call-1")) for n in range(50)]
+        await asyncio.sleep(delay / 20_000)
+        for task in tasks[::2]:
+            task.cancel()
+        for n, task in enumerate(tasks):
+            if n % 2:
+                assert existing(await task).current.version == versions[n]
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await journal.close()
+
+
+async def test_a_cancelled_claim_that_was_never_sent_is_not_sent(valkey_url: str, unique: str) -> None:
+    journal = RedisStore(valkey_url, prefix=unique).open_async()
+    claimed(await journal.begin(ask("another")))
+    task = asyncio.create_task(journal.begin(ask("first")))
+    await asyncio.sleep(0)  # it is queued by now, and leaves with the next step of the loop
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await sleep("async", 0.05)
+    assert await journal.read("first") is None
+    await journal.close()
+
+
+@pytest.fixture
+def pair(valkey_server: Start) -> tuple[Valkey, Valkey]:
+    primary = valkey_server()
+    return primary, valkey_server(replicaof=primary)
+
+
+def _in_step(primary: Valkey) -> None:
+    with redis.Redis(HOST, primary.port) as client:
+        until_sync(lambda: client.set("step", time.monotonic()) and command(client, "WAIT", 1, 100) == 1)
+
+
+@both_faces
+def test_wait_lets_a_claim_count_only_when_replicas_have_it(face: Face, pair: tuple[Valkey, Valkey]) -> None:
+    primary, replica = pair
+    _in_step(primary)
+    store = RedisStore(primary.url, wait_ms=200)
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("safe", wait_replicas=1)))
+        with redis.Redis(HOST, replica.port) as copy:
+            assert copy.exists(Names("antiphon").shard("safe").record + "safe"), "the replica has it already"
+        assert await journal.settle("safe", held.version, done()) is not None
+        replica.pause()
+        try:
+            again = existing(await journal.begin(ask("safe", "call-2", wait_replicas=1)))
+            assert again.current.state == "done", "a record that is there answers whatever the replicas do"
+            with pytest.raises(StoreUnavailable, match="Only 0 of 1 replicas"):
+                await journal.begin(ask("unsafe", wait_replicas=1))
+            assert await journal.read("unsafe") is None, "the claim was given back"
+            claimed(await journal.begin(ask("unsafe")))
+        finally:
+            replica.resume()
+        with pytest.raises(StoreUnavailable, match="of 2 replicas"):
+            await journal.begin(ask("too-many", wait_replicas=2))
+
+    in_face(face, store, work)
+
+
+@both_faces
+def test_without_wait_a_failover_can_forget_a_claim_and_with_it_not(
+    face: Face, valkey_server: Start, fault_proxy: Proxy
+) -> None:
+    """What the reference page says about fail-over, shown: the replica is cut off, then promoted."""
+    primary, replica = valkey_server(), valkey_server()
+    cable = fault_proxy(primary.port)
+    with redis.Redis(HOST, replica.port) as client:
+        command(client, "REPLICAOF", HOST, cable.port)
+    _in_step(primary)
+
+    async def before(journal: RedisJournal) -> None:
+        claimed(await journal.begin(ask("safe", wait_replicas=1)))
+        cable.drop("down")
+        claimed(await journal.begin(ask("fast")))
+        with pytest.raises(StoreUnavailable):
+            await journal.begin(ask("refused", wait_replicas=1))
+
+    async def after(journal: RedisJournal) -> None:
+        assert existing(await journal.begin(ask("safe", "call-2"))).current.state == "inflight"
+        claimed(await journal.begin(ask("fast", "call-2")))  # won a second time: this is what WAIT is for
+
+    in_face(face, RedisStore(primary.url, wait_ms=100), before)
+    primary.kill()
+    with redis.Redis(HOST, replica.port) as client:
+        command(client, "REPLICAOF", "NO", "ONE")
+    in_face(face, RedisStore(replica.url), after)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prefix": "a{b}"}, {"prefix": ""}, {"wait_ms": 0}, {"wait_replicas": -1}, {"patience_s": -1.0}],
+    ids=str,
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        RedisStore("redis://localhost", **options)
+
+
+def test_a_closed_store_says_so(valkey_url: str, unique: str) -> None:
+    journal = RedisStore(valkey_url, prefix=unique).open_sync()
+    drive(journal.close())
+    with pytest.raises(StoreUnavailable, match="closed"):
+        drive(journal.begin(ask("k")))
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2].partition("/")[0])
+
+
+def _heal_soon(proxy: FaultProxy, face: Face) -> Callable[[], Any]:
+    """Let the network behave again in a moment; returns how to wait for it."""
+    import threading
+
+    timer = threading.Timer(0.2, proxy.heal)
+    timer.start()
+
+    async def healed() -> None:
+        while timer.is_alive():
+            await sleep(face, 0.01)
+
+    return healed

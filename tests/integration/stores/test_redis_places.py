@@ -1,0 +1,348 @@
+"""R6: the same store over a socket, TLS, Sentinel and Cluster; a moved slot or a new primary is followed."""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from antiphon.errors import StoreUnavailable
+from antiphon.ports import BreakerRow
+from antiphon.stores import RedisStore
+from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores._redis_keys import Names
+from tests.integration.stores.redis_kit import (
+    FACES,
+    Cluster,
+    Face,
+    ask,
+    claimed,
+    command,
+    done,
+    existing,
+    in_face,
+    sleep,
+    until_sync,
+)
+from tests.servers import HOST, Valkey, free_port
+
+Start = Callable[..., Valkey]
+both_faces = pytest.mark.parametrize("face", FACES)
+
+
+async def everything(journal: RedisJournal) -> None:
+    """A claim's whole life, waiting, listing, breakers."""
+    held = claimed(await journal.begin(ask("k")))
+    await journal.wait("k", held.version, 0.05)
+    settled = await journal.settle("k", held.version, done(b'"x"'))
+    assert settled is not None
+    assert existing(await journal.begin(ask("k", "call-2"))).current.version == settled
+    for n in range(50):
+        claimed(await journal.begin(ask(f"k{n}")))
+    assert len(await journal.list(tenant="default", limit=1000)) == 51
+    assert await journal.counts("default") == {("tools/send", "done"): 1, ("tools/send", "inflight"): 50}
+    row = BreakerRow("b", "OPEN", 1, 0, "", 1)
+    await journal.save_breaker("default", row)
+    assert await journal.load_breakers("default") == [row]
+    assert await journal.flush(tenant="default") == 51
+    assert (await journal.ping())["server"] == "valkey"
+
+
+@both_faces
+def test_unix_socket(face: Face, valkey_server: Start, tmp_path: Path) -> None:
+    path = Path("/tmp") / f"antiphon-{tmp_path.name[-20:]}-{free_port()}.sock"  # a socket's path must be short
+    valkey_server(options={"unixsocket": str(path)})
+    in_face(face, RedisStore(f"unix://{path}"), everything)
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        in_face(face, RedisStore(f"unix://{path}.not", patience_s=0.1), everything)
+
+
+@both_faces
+def test_another_database(face: Face, valkey_server: Start) -> None:
+    server = valkey_server()
+    in_face(face, RedisStore(f"redis://{HOST}:{server.port}/5"), everything)
+    with redis.Redis(HOST, server.port, db=0) as client:
+        assert client.dbsize() == 0
+    with pytest.raises(StoreUnavailable, match="does not have this database"):
+        in_face(face, RedisStore(f"redis://{HOST}:{server.port}/99"), everything)
+
+
+class TlsFront:
+    """Ends TLS before a plain server: what a managed Redis does."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.certificate = folder / "cert.pem"
+        key = folder / "key.pem"
+        _make_certificate(self.certificate, key)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.certificate, key)
+        self._server = socket.create_server((HOST, 0))
+        self.port = self._server.getsockname()[1]
+        self._context = context
+        self._target = port
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                plain, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        try:
+            client = self._context.wrap_socket(plain, server_side=True)
+        except OSError:
+            plain.close()
+            return
+        upstream = socket.create_connection((HOST, self._target))
+        client.settimeout(0.05)
+        threading.Thread(target=self._down, args=(upstream, client), daemon=True).start()
+        while True:
+            try:
+                data = client.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                upstream.close()
+                return
+            upstream.sendall(data)
+
+    @staticmethod
+    def _down(upstream: socket.socket, client: ssl.SSLSocket) -> None:
+        while True:
+            try:
+                data = upstream.recv(65536)
+                if not data:
+                    return
+                client.sendall(data)
+            except OSError:
+                return
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def _make_certificate(certificate: Path, key: Path) -> None:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(private, hashes.SHA256())
+    )
+    certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    key.write_bytes(private.private_bytes(pem, plain, serialization.NoEncryption()))
+
+
+@both_faces
+def test_tls(face: Face, valkey_server: Start, tmp_path: Path) -> None:
+    server = valkey_server(requirepass="geheim")
+    front = TlsFront(tmp_path, server.port)
+    place = f"localhost:{front.port}"
+    try:
+        in_face(face, RedisStore(f"rediss://:geheim@{place}?ssl_ca_certs={front.certificate}"), everything)
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            in_face(face, RedisStore(f"rediss://:geheim@{place}", patience_s=0.1), everything)
+        other_name = f"rediss://:geheim@{HOST}:{front.port}?ssl_ca_certs={front.certificate}"
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            in_face(face, RedisStore(other_name, patience_s=0.1), everything)
+    finally:
+        front.close()
+
+
+class Sentinel:
+    """A Sentinel that watches one primary; it is the same program with another task."""
+
+    def __init__(self, primary: Valkey, folder: Path, password: str = "") -> None:
+        self.port = free_port()
+        program = Path(primary._command()[0])
+        config = folder / "sentinel.conf"
+        lines = [
+            f"port {self.port}",
+            f"dir {folder}",
+            f"bind {HOST}",
+            f"sentinel monitor orders {HOST} {primary.port} 1",
+            "sentinel down-after-milliseconds orders 500",
+            "sentinel failover-timeout orders 3000",
+            *([f"requirepass {password}"] if password else []),
+        ]
+        config.write_text("\n".join(lines))
+        self._process = subprocess.Popen(
+            [str(program), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self.client = redis.Redis(HOST, self.port, password=password or None)
+        until_sync(self._knows_replica, 30)
+
+    def _knows_replica(self) -> bool:
+        try:
+            return bool(command(self.client, "SENTINEL", "REPLICAS", "orders"))
+        except (redis.exceptions.RedisError, OSError):
+            return False
+
+    def primary_port(self) -> int:
+        return int(command(self.client, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "orders")[1])
+
+    def close(self) -> None:
+        self.client.close()
+        self._process.kill()
+        self._process.wait()
+
+
+@both_faces
+def test_sentinel_names_the_primary_and_a_new_one_is_followed(face: Face, valkey_server: Start, tmp_path: Path) -> None:
+    primary = valkey_server()
+    replica = valkey_server(replicaof=primary)
+    sentinel = Sentinel(primary, tmp_path, password="watch")
+    url = f"redis+sentinel://{HOST}:{free_port()},{HOST}:{sentinel.port}/orders?sentinel_password=watch"
+    try:
+
+        async def work(journal: RedisJournal) -> None:
+            held = claimed(await journal.begin(ask("k", wait_replicas=1)))
+            primary.kill()
+            until_sync(lambda: sentinel.primary_port() == replica.port, 60)
+            settled = await journal.settle("k", held.version, done())
+            assert settled is not None
+            await journal.wait("k", settled, 1.0)
+            assert existing(await journal.begin(ask("k", "call-2"))).current.version == settled
+
+        in_face(face, RedisStore(url, patience_s=10), work)
+        with pytest.raises(StoreUnavailable, match="knows no service"):
+            in_face(face, RedisStore(url.replace("/orders", "/nothing"), patience_s=0.1), everything)
+    finally:
+        sentinel.close()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as running:
+        yield running
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Cluster]:
+    """One whose slots a test may move."""
+    with Cluster() as running:
+        yield running
+
+
+def _node_id(cluster: Cluster, number: int) -> str:
+    with cluster.client(number) as client:
+        return str(command(client, "CLUSTER", "MYID").decode())
+
+
+@both_faces
+def test_cluster(face: Face, cluster: Cluster, unique: str) -> None:
+    in_face(face, RedisStore(cluster.url, prefix=unique), everything)
+
+
+@both_faces
+def test_a_single_server_is_no_cluster(face: Face, valkey_server: Start) -> None:
+    url = f"redis+cluster://{HOST}:{valkey_server().port}"
+    with pytest.raises(StoreUnavailable, match="cluster support disabled"):
+        in_face(face, RedisStore(url, patience_s=0.1), everything)
+    with pytest.raises(StoreUnavailable, match="cannot be reached"):
+        in_face(face, RedisStore(f"redis+cluster://{HOST}:{free_port()}", patience_s=0.1), everything)
+
+
+@both_faces
+def test_a_moved_slot_is_followed(face: Face, own_cluster: Cluster, unique: str) -> None:
+    names = Names(unique)
+    key = next(f"k{n}" for n in range(1000) if names.shard(f"k{n}").slot < 5461)
+    slot = names.shard(key).slot
+
+    async def work(journal: RedisJournal) -> None:
+        claimed(await journal.begin(ask("elsewhere")))
+        for number in (1, 0, 2):
+            with own_cluster.client(number) as client:
+                command(client, "CLUSTER", "SETSLOT", slot, "NODE", _node_id(own_cluster, 1))
+        held = claimed(await journal.begin(ask(key)))  # MOVED
+        assert await journal.settle(key, held.version, done()) is not None
+        with own_cluster.client(1) as client:
+            assert client.exists(names.shard(key).record + key)
+
+    in_face(face, RedisStore(own_cluster.url, prefix=unique), work)
+
+
+@both_faces
+def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
+    face: Face, own_cluster: Cluster, unique: str
+) -> None:
+    """A script of one key is asked for at its new place; one of several keys is tried again until all are there."""
+    names = Names(unique)
+    key = next(f"k{n}" for n in range(1000) if names.shard(f"k{n}").slot < 5461)
+    shard = names.shard(key)
+    record, index = shard.record + key, shard.entries + "default"
+    port = own_cluster.nodes[1].port
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask(key)))
+        with own_cluster.client(1) as target, own_cluster.client(0) as source:
+            command(target, "CLUSTER", "SETSLOT", shard.slot, "IMPORTING", _node_id(own_cluster, 0))
+            command(source, "CLUSTER", "SETSLOT", shard.slot, "MIGRATING", _node_id(own_cluster, 1))
+            assert command(source, "MIGRATE", HOST, port, record, 0, 1000) == b"OK"
+            settled = await journal.settle(key, held.version, done())  # ASK
+            assert settled is not None
+
+            def arrive() -> None:
+                assert command(source, "MIGRATE", HOST, port, index, 0, 1000) == b"OK"
+                for client in (target, source):
+                    command(client, "CLUSTER", "SETSLOT", shard.slot, "NODE", _node_id(own_cluster, 1))
+
+            timer = threading.Timer(0.3, arrive)
+            timer.start()
+            seen = existing(await journal.begin(ask(key, "call-2")))  # TRYAGAIN until then
+            assert (seen.current.version, seen.current.state) == (settled, "done")
+            timer.join()
+
+    in_face(face, RedisStore(own_cluster.url, prefix=unique, patience_s=5), work)
+
+
+@both_faces
+def test_waiting_in_a_cluster_is_pushed_from_any_node(face: Face, cluster: Cluster, unique: str) -> None:
+    store = RedisStore(cluster.url, prefix=unique)
+
+    async def work(journal: RedisJournal) -> None:
+        for n in range(6):
+            held = claimed(await journal.begin(ask(f"k{n}")))
+            thread = threading.Thread(target=_settle_elsewhere, args=(store, f"k{n}", held.version))
+            thread.start()
+            started = time.monotonic()
+            await journal.wait(f"k{n}", held.version, 60)
+            assert time.monotonic() - started < 30
+            while thread.is_alive():
+                await sleep(face, 0.01)
+
+    in_face(face, store, work)
+
+
+def _settle_elsewhere(store: RedisStore, key: str, version: int) -> None:
+    async def settle(journal: RedisJournal) -> None:
+        time.sleep(0.1)
+        assert await journal.settle(key, version, done()) is not None
+
+    in_face("sync", store, settle)

@@ -1,0 +1,147 @@
+"""URLs are read as redis-py reads them; what cannot be used is refused by name, and no secret is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from redis.connection import parse_url
+
+from antiphon.errors import ConfigError
+from antiphon.stores import RedisStore
+from antiphon.stores._redis_keys import SHARDS, Names, key_slot
+from antiphon.stores._redis_url import parse
+from antiphon.stores._redis_wire import slot_of
+
+SAME_AS_REDIS_PY = [
+    "redis://localhost",
+    "redis://cache.example:7000/3",
+    "redis://user:p%40ss%2Fw%3Ard@cache.example:7000/3",
+    "redis://:only-password@cache.example",
+    "redis://user@cache.example",
+    "redis://[::1]:7000/1",
+    "redis://cache.example?db=4&socket_timeout=2.5&socket_connect_timeout=0.5&client_name=app",
+    "redis://cache.example/2?db=4",
+    "unix:///run/redis/redis.sock",
+    "unix://user:pw@/run/redis.sock?db=2",
+    "redis://cache.example?health_check_interval=10&max_connections=5",
+]
+
+
+@pytest.mark.parametrize("url", SAME_AS_REDIS_PY)
+def test_read_as_redis_py_reads_it(url: str) -> None:
+    theirs: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
+    ours = parse(url)
+    place = theirs.get("path") or (theirs.get("host", "localhost"), theirs.get("port", 6379))
+    assert ours.addresses == (place,)
+    assert ours.db == theirs.get("db", 0)
+    assert (ours.username, ours.password) == (theirs.get("username", ""), theirs.get("password", ""))
+    assert ours.timeout_s == theirs.get("socket_timeout", 5.0)
+    assert ours.connect_timeout_s == theirs.get("socket_connect_timeout", 2.0)
+    assert ours.tls is None
+
+
+@given(
+    st.text("abcxyz0123456789-_.~!$&'()*+,;=:@/?#[] äß", min_size=1, max_size=20),
+    st.integers(1, 65535),
+    st.integers(0, 15),
+)
+def test_passwords_survive_quoting_and_never_show(password: str, port: int, db: int) -> None:
+    from urllib.parse import quote
+
+    url = f"redis://user:{quote(password, safe='')}@cache.example:{port}/{db}"
+    target = parse(url)
+    assert (target.password, target.addresses, target.db) == (password, (("cache.example", port),), db)
+    assert target.safe_url == f"redis://user@cache.example:{port}/{db}"
+    assert repr(RedisStore(url)) == f"RedisStore('redis://user@cache.example:{port}/{db}', prefix='antiphon')"
+    assert target.safe_url in repr(target)
+    assert repr(target).count("password") == 0
+
+
+def test_tls() -> None:
+    import ssl
+
+    strict = parse("rediss://cache.example").tls
+    assert strict is not None
+    assert strict.check_hostname
+    assert strict.verify_mode is ssl.CERT_REQUIRED
+    open_ = parse("rediss://cache.example?ssl_cert_reqs=none").tls
+    assert open_ is not None
+    assert not open_.check_hostname
+    named = parse("rediss://cache.example?ssl_check_hostname=false&ssl_min_version=772").tls
+    assert named is not None
+    assert (named.check_hostname, named.verify_mode) == (False, ssl.CERT_REQUIRED)
+    assert named.minimum_version is ssl.TLSVersion.TLSv1_3
+
+
+def test_sentinel_and_cluster() -> None:
+    sentinel = parse("redis+sentinel://user:pw@s1:26379,s2,[::1]:5000/orders/2?sentinel_password=other")
+    assert sentinel.mode == "sentinel"
+    assert sentinel.addresses == (("s1", 26379), ("s2", 26379), ("::1", 5000))
+    assert (sentinel.service, sentinel.db, sentinel.sentinel_password) == ("orders", 2, "other")
+    assert "other" not in sentinel.safe_url
+    cluster = parse("valkey+cluster://n1:7000,n2:7001")
+    assert (cluster.mode, cluster.addresses) == ("cluster", (("n1", 7000), ("n2", 7001)))
+    assert parse("valkeys://n1".replace("valkeys", "rediss")).tls is not None
+    assert parse("rediss+cluster://n1").tls is not None
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("", "without ://"),
+        ("localhost:6379", "without ://"),
+        ("http://localhost", "http is not a scheme"),
+        ("redis+magic://localhost", "not a scheme"),
+        ("unix+cluster:///x", "socket cannot be"),
+        ("unix://", "path of the socket"),
+        ("redis://localhost/orders", "number of the database"),
+        ("redis://localhost?socket_timeout=fast", "socket_timeout is not a number"),
+        ("redis://localhost?typo=1", "typo is not known"),
+        ("redis://user:se/cret@localhost", "%XX"),
+        ("redis://[::1", "%XX"),
+        ("redis+sentinel://s1:26379", "name of the service"),
+        ("redis+cluster://n1/3", "database 0 only"),
+        ("rediss://localhost?ssl_cert_reqs=maybe", "ssl_cert_reqs"),
+        ("rediss://localhost?ssl_ca_certs=/no/such/file", "TLS"),
+        ("rediss://localhost?ssl_min_version=1", "%XX"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(url: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RedisStore(url)
+    assert words in str(caught.value)
+    assert "[store] claims" in str(caught.value)
+    assert "cret" not in str(caught.value)
+    assert caught.value.path == "[store] claims"
+
+
+@given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=12))
+def test_all_names_of_one_intent_share_a_slot(key: str, tenant: str) -> None:
+    """Cluster-safe: record, history, expiries and index of any key and tenant, braces included."""
+    shard = Names("antiphon").shard(key)
+    names = (shard.record + key, shard.history + key, shard.expiries + key, shard.entries + tenant)
+    assert {key_slot(name) for name in names} == {shard.slot}
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_names_of_one_run_share_a_slot(run: str) -> None:
+    manifest, events, slot = Names("antiphon").run(run)
+    assert key_slot(manifest) == key_slot(events) == slot
+
+
+def test_shards_spread_over_slots() -> None:
+    slots = {shard.slot for shard in Names("antiphon").shards}
+    assert len(slots) > SHARDS * 0.95
+    thirds = [sum(1 for slot in slots if slot * 3 // 16384 == third) for third in range(3)]
+    assert min(thirds) > SHARDS // 5
+
+
+def test_slots_are_those_of_redis() -> None:
+    from redis.crc import key_slot as theirs
+
+    for name in ("foo", "{user1000}.following", "a{}b", "{}", "antiphon:{7}:c:x", "x{y}z{w}"):
+        assert key_slot(name) == theirs(name.encode())
+    assert slot_of("123456789") == 12739
