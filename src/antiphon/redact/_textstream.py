@@ -16,6 +16,7 @@ _TRY_AFTER = 1024
 _LOOK_AHEAD = 256
 _GIVE_UP = 65_536
 _ARMOUR = "-----BEGIN"
+_ARMOUR_END = re.compile(r"-----END [A-Z0-9 ]+-----")
 _QUIET_BLANK = re.compile(r"[a-z,.;] (?=[A-Za-z][a-z])")
 _NOT_QUIET = re.compile(r"(?i)(?:bearer|basic|key|token|secret|code|--[a-z-]+)[,.;]? $")
 
@@ -57,10 +58,14 @@ class TextStream:
     def _cut(self) -> int:
         """How much of the tail no later piece can change."""
         tail = self._tail
-        armour = tail.rfind(_ARMOUR)
-        if armour >= 0 and "-----END" not in tail[armour:]:
-            return armour if len(tail) - armour < _GIVE_UP else len(tail)
         line = tail.rfind("\n") + 1
+        armour = tail.rfind(_ARMOUR)
+        if armour >= 0:
+            end = _ARMOUR_END.search(tail, armour)
+            if end is None:
+                return armour if len(tail) - armour < _GIVE_UP else len(tail)
+            if armour < line < end.end():
+                return armour
         if len(tail) - line < _TRY_AFTER:
             return line
         if len(tail) - line >= _GIVE_UP:

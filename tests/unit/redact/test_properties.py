@@ -15,6 +15,7 @@ from antiphon.redact._text import TextRules
 from tests.unit.redact.corpus import KEPT_TEXTS, Forge, in_text, named, personal, tokens
 
 REDACTOR = Redactor(Rules(), salt="unit")
+TEXT_RULES = TextRules(Rules())
 SNIPPETS = [p.text for p in tokens(Forge(11)) + in_text(Forge(12)) + personal(Forge(13))]
 SECRETS = [p.secret for p in tokens(Forge(11))]
 
@@ -100,7 +101,7 @@ def test_equal_secrets_stay_equal_and_different_ones_different(one: str, two: st
 @settings(max_examples=600, deadline=None)
 @given(texts)
 def test_the_quick_look_is_never_narrower_than_the_text_rules(text: str) -> None:
-    if TextRules(Rules()).spans(text):
+    if TEXT_RULES.spans(text):
         assert REDACTOR.may_hold(orjson.dumps(text)), text
 
 
@@ -119,5 +120,5 @@ def test_the_quick_look_is_never_narrower_than_the_names(name: str, value: str) 
 )
 def test_the_quick_look_is_never_narrower_than_pairs(before: str, name: str, separator: str) -> None:
     text = f"run {before}{name}{separator}tr0ub4dor7 now"
-    if TextRules(Rules()).spans(text):
+    if TEXT_RULES.spans(text):
         assert REDACTOR.may_hold(orjson.dumps(text)), text

@@ -1,0 +1,105 @@
+"""D21: ``antiphon scan`` finds leaks and never prints them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import orjson
+import pytest
+
+from antiphon.redact import Finding, Redactor, Rules, scan_path
+from tests.unit.redact.corpus import Forge, in_text, tokens
+
+
+def scan(path: Path, rules: Rules | None = None) -> list[Finding]:
+    return list(scan_path(path, rules))
+
+
+def test_every_token_is_found_and_none_is_shown(tmp_path: Path) -> None:
+    planted = tokens(Forge(41)) + in_text(Forge(42))
+    for number, one in enumerate(planted):
+        (tmp_path / f"{number:03}.txt").write_text(f"first\n{one.text}\n")
+    findings = scan(tmp_path)
+    assert {Path(f.file).stem for f in findings} == {f"{n:03}" for n in range(len(planted))}
+    shown = repr(findings)
+    assert not [one.kind for one in planted if len(one.secret) > 6 and one.secret in shown]
+    assert all(f.where.startswith("line 2") for f in findings)
+
+
+def test_json_is_located_by_pointer(tmp_path: Path) -> None:
+    key = tokens(Forge(1))[0].secret
+    file = tmp_path / "run.antiphon"
+    file.write_text(json.dumps({"events": [{"payload": {"a/b": "x", "password": "hunter2"}}, {"note": f"use {key}"}]}, indent=1))
+    assert [(f.where, f.kind) for f in scan(file)] == [
+        ("/events/0/payload/password", "password"),
+        ("/events/1/note", "openai"),
+    ]
+
+
+def test_json_lines_are_located_by_line_and_pointer(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"a": 1}\n{"token": "tr0ub4dor"}\n')
+    assert [(f.where, f.kind) for f in scan(file)] == [("line 2 /token", "token")]
+
+
+def test_an_armoured_key_is_one_finding(tmp_path: Path) -> None:
+    file = tmp_path / "id_rsa"
+    file.write_text("# my key\n" + Forge(2).pem() + "\nend\n")
+    assert [(f.where, f.kind) for f in scan(file)] == [("line 2", "private_key")]
+
+
+def test_a_database_is_searched_for_tokens(tmp_path: Path) -> None:
+    key = tokens(Forge(3))[10].secret
+    file = tmp_path / "runs.db"
+    with sqlite3.connect(file) as connection:
+        connection.execute("create table t (x)")
+        connection.execute("insert into t values (?)", (f"the key {key}",))
+    connection.close()
+    (finding,) = scan(file)
+    assert finding.kind == "github"
+    assert finding.where.startswith("byte ")
+
+
+@pytest.mark.parametrize("offset", [0, 1_048_570, 1_048_576 - 4096])
+def test_a_token_across_two_blocks_of_a_binary_file_is_found_once(tmp_path: Path, offset: int) -> None:
+    file = tmp_path / "big.bin"
+    key = tokens(Forge(4))[0].secret.encode()
+    file.write_bytes(b"\0" * 16 + b"\0" * offset + key + b"\0" * 100)
+    assert [f.where for f in scan(file)] == [f"byte {16 + offset}"]
+
+
+def test_what_was_redacted_scans_clean(tmp_path: Path) -> None:
+    redactor = Redactor(Rules(), salt="unit")
+    value = {"x": [one.text for one in tokens(Forge(5)) + in_text(Forge(6))]}
+    (tmp_path / "a.json").write_bytes(orjson.dumps(redactor.redact(value), option=orjson.OPT_INDENT_2))
+    (tmp_path / "a.txt").write_text("\n".join(redactor.redact(value)["x"]))
+    assert scan(tmp_path) == []
+
+
+def test_equal_secrets_have_equal_fingerprints_and_guessable_ones_none_of_their_own(tmp_path: Path) -> None:
+    key = tokens(Forge(7))[0].secret
+    (tmp_path / "a.txt").write_text(f"{key}\n{key}\npassword: hunter2\npassword: hunter2\n")
+    prints = [f.fingerprint for f in scan(tmp_path)]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+def test_personal_data_only_when_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ada@example.org\n")
+    assert scan(tmp_path) == []
+    assert [f.kind for f in scan(tmp_path, Rules())] == ["email"]
+
+
+def test_repositories_and_environments_are_left_out(tmp_path: Path) -> None:
+    key = tokens(Forge(8))[0].secret
+    for folder in (".git", "node_modules", "src"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(key)
+    assert [Path(f.file).parent.name for f in scan(tmp_path)] == ["src"]
+
+
+def test_a_missing_path_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        scan(tmp_path / "nothing")
