@@ -45,7 +45,7 @@ _HOMES = {
     "replay": "antiphon.ops.replay",
     "run": "antiphon.ops.app",
     "submit": "antiphon._scope",
-    "wrap": "antiphon.adapters",
+    "wrap": "antiphon.adapters.sdk",
     "wrap_context": "antiphon._scope",
 }
 

@@ -129,6 +129,11 @@ class RunScope:
         _active[id(self)] = self
         return _cursor.set(Cursor(self, self.root, self.root.counter))
 
+    def adopt(self) -> None:
+        """Let the running task go on in the root lane: for an entry point that turns out to be a coroutine."""
+        self.root.owner = _me()
+        _cursor.set(Cursor(self, self.root, self.root.counter))
+
     def deactivate(self, token: Token[Cursor | None]) -> None:
         _active.pop(id(self), None)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.runs import load_tape
 from antiphon.ops.side_effects import Known
-from antiphon.ops.start import arguments_of
+from antiphon.ops.start import arguments_of, call_entry
 from antiphon.ports import Row
 
 
@@ -118,12 +117,7 @@ def execute_exploring(
     args, kwargs = arguments_of(recorded_input)
     try:
         with run, using(app):
-            value = function(*args, **kwargs)
-            if inspect.isawaitable(value):
-                import asyncio
-
-                value = asyncio.run(_await(value))
-            run.output = value
+            run.output = call_entry(run.scope, function, args, kwargs)
     except Exception as error:
         run.error = error
     fresh = drive(app.journal.manifest(run.id))
@@ -139,10 +133,6 @@ def _remember(row: Row, asked: dict[str, tuple[str, str]], invoker: ExploreInvok
             asked[body["call"]] = (full_name(payload), str(payload.get("digest")))
     elif body["call"] in asked and "answeredBy" not in (body["meta"].get("metadata") or {}):
         invoker.keep(*asked[body["call"]], payload)
-
-
-async def _await(value: Any) -> Any:
-    return await value
 
 
 def _manifest(app: Antiphon, source: RunManifest) -> RunManifest:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphon._recording.manifest import entry_of
 from antiphon._recording.run import Run
+from antiphon._scope import RunScope
 from antiphon.ops.app import AGENT_MARK, Antiphon, using
 from antiphon.ops.entry import load_entry
 
@@ -26,19 +28,24 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
         )
         try:
             with run:
-                value = function(*args, **kwargs)
-                if inspect.isawaitable(value):
-                    import asyncio
-
-                    value = asyncio.run(_await(value))
-                run.output = value
+                run.output = call_entry(run.scope, function, args, kwargs)
         except Exception as error:
             run.error = error
     return run
 
 
-async def _await(value: Any) -> Any:
-    return await value
+def call_entry(scope: RunScope, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call an entry point, and wait for it if it is asynchronous; its own calls stand in the run's root lane."""
+    value = function(*args, **kwargs)
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio
+
+    async def finish() -> Any:
+        scope.adopt()
+        return await value
+
+    return asyncio.run(finish())
 
 
 def is_arguments(given: Any) -> bool:

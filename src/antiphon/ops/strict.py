@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import Divergence
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.fence import fenced
-from antiphon.ops.start import arguments_of
+from antiphon.ops.start import arguments_of, call_entry
 
 
 class StrictResult:
@@ -70,7 +69,7 @@ def execute_strictly(app: Antiphon, tape: Tape, function: Callable[..., Any], *,
     try:
         with using(app), fenced(fence) as escapes:
             result.escapes = escapes
-            result.output = _call(function, args, kwargs)
+            result.output = call_entry(scope, function, args, kwargs)
     except Divergence as error:
         result.error = error
     except Exception as error:
@@ -94,18 +93,6 @@ def execute_strictly(app: Antiphon, tape: Tape, function: Callable[..., Any], *,
 
 def _input(started: dict[str, Any]) -> dict[str, Any]:
     return {"input": started["input"]} if "input" in started else {}
-
-
-def _call(function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value = function(*args, **kwargs)
-    if not inspect.isawaitable(value):
-        return value
-    import asyncio
-
-    async def finish() -> Any:
-        return await value
-
-    return asyncio.run(finish())
 
 
 def _plain(value: Any) -> Any:
