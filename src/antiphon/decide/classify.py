@@ -45,7 +45,7 @@ def is_control_flow(exc: BaseException) -> bool:
     return any((_package(cls), cls.__name__) in rules.CONTROL_FLOW for cls in type(exc).__mro__)
 
 
-def classify(exc: BaseException, spec: ToolSpec | None = None, *, wall_ms: int | None = None) -> Failure:
+def classify(exc: BaseException, spec: ToolSpec | None = None, wall_ms: int | None = None) -> Failure:
     """What *exc* means for retry, breaker and claim.
 
     *wall_ms* is only needed to read a ``Retry-After`` date of a server that sent no ``Date``.
