@@ -28,11 +28,11 @@ def test_what_is_sealed_can_be_unsealed(data: bytes, context: bytes) -> None:
 
 
 @settings(max_examples=300)
-@given(st.binary(min_size=1, max_size=60), st.data())
-def test_any_changed_character_is_refused(data: bytes, draw: st.DataObject) -> None:
+@given(st.binary(min_size=1, max_size=60), st.integers(0, 10_000), st.integers(0, 11))
+def test_any_changed_character_is_refused(data: bytes, where: int, which: int) -> None:
     sealed = SEALER.seal(data)
-    place = draw.draw(st.integers(0, len(sealed) - 1))
-    other = draw.draw(st.sampled_from([c for c in "ABCabc012.+/=" if c != sealed[place]]))
+    place = where % len(sealed)
+    other = [c for c in "ABCabc012.+/=" if c != sealed[place]][which]
     changed = sealed[:place] + other + sealed[place + 1 :]
     with pytest.raises(StoreError) as caught:
         SEALER.unseal(changed)
