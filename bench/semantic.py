@@ -23,7 +23,7 @@ def run(ctx: Context) -> list[Row]:
 
 
 def accuracy(name: str, embedder: Embedder | None) -> list[Row]:
-    """Precision and recall on all pairs, and on those that were written after the matcher was finished."""
+    """Precision and recall on all pairs, and on those that were written after its rules."""
     pairs = json.loads(PAIRS.read_bytes())["pairs"]
     rows = []
     for part, chosen in (("all", pairs), ("held out", [pair for pair in pairs if pair["held_out"]])):

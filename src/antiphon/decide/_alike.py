@@ -95,14 +95,14 @@ def alike(recorded: str, live: str, vectors: Vectors | None = None) -> Likeness:
 
 def compare(a: Phrase, b: Phrase, recorded: str, live: str, vectors: Vectors | None) -> Likeness:
     """:func:`alike` for texts that were read before."""
-    if a.signs != b.signs:
-        return Likeness(0.0, "a sign differs")
     if a.plain == b.plain:
         return Likeness(1.0, "same words")
-    if a.numbers != b.numbers:
-        return Likeness(0.0, "a number differs")
+    if a.figures != b.figures:
+        return Likeness(0.0, "a number or a sign differs")
     if a.negated != b.negated:
         return Likeness(0.0, "negation differs")
+    if a.past != b.past:
+        return Likeness(0.0, "only one side speaks of the past")
     dropped, refusal = _regions(a, b)
     if refusal:
         return Likeness(0.0, refusal)
@@ -244,8 +244,9 @@ def _roles(a: tuple[Word, ...], b: tuple[Word, ...], pairs: list[_Pair]) -> str:
     ordered = sorted(pairs)
     rights = [pair.right for pair in ordered]
     moved = any(x > y for x, y in pairwise(rights))
+    route = not moved and any(a[pair.left].preposition == b[pair.right].preposition == "to" for pair in pairs)
     for left, right, _ in ordered:
-        refusal = _prepositions(a[left].preposition, b[right].preposition, moved)
+        refusal = _prepositions(a[left].preposition, b[right].preposition, left == right == 0, route)
         if refusal:
             return refusal
     if not moved:
@@ -259,7 +260,8 @@ def _roles(a: tuple[Word, ...], b: tuple[Word, ...], pairs: list[_Pair]) -> str:
     return ""
 
 
-def _prepositions(left: str, right: str, moved: bool) -> str:
+def _prepositions(left: str, right: str, first: bool, route: bool) -> str:
+    """Why role words before one word disagree; *from* may go where *to* stays, *how to* may be *how do I*."""
     if left == right:
         return ""
     both = {left, right}
@@ -267,7 +269,9 @@ def _prepositions(left: str, right: str, moved: bool) -> str:
         return "'for' is not 'about'"
     if all(word == "" or word in LINKS for word in both):
         return ""
-    if "" in both and both & {"to", "from"} and not moved:
+    if both == {"", "to"} and first:
+        return ""
+    if both == {"", "from"} and route:
         return ""
     return f"'{left or right}' stands on one side only"
 

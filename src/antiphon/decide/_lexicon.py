@@ -23,16 +23,30 @@ NEGATIONS = _words(
 )
 """Words that turn a statement around (contractions come without their apostrophe)."""
 
-FILLERS = _words(
-    "a an the this that these those is are was were be been do does did have has had can could would should i me we "
-    "you it there and please"
-)
+FILLERS = _words("an the this that these those is are was were be been have has had it there and please did")
 """Words that carry no request of their own."""
+
+PAST = _words("was were did had been")
+"""Fillers that put a question into the past."""
+
+AUXILIARIES = _words("do does did can could would will shall may might must should am are have has had is was were if")
+"""Words behind which a pronoun only says who asks."""
+
+COURTESIES = _words("do does can could would")
+"""Words that only ask at the start, or before a pronoun."""
+
+PRONOUNS = _words("i we you")
+
+LETTERED = _words(
+    "vitamin hepatitis influenza grade class type plan team group war exhibit appendix section level category phase "
+    "stage part option size channel"
+)
+"""Nouns that a letter may follow as part of the name: *vitamin A*, *World War I*."""
 
 OPENERS = _words("what whats which how kindly find get fetch display lookup")
 """Words that only ask, as long as nothing but fillers came before them."""
 
-ASKING = _words("show tell give search look let want wants need needs know like")
+ASKING = _words("show tell give search look let want wants need needs know")
 """Words that only ask at the start, and then only in company: *show me*, *I need*, *search for*."""
 
 COMPANY = _words("i we you me us the a an for about to can could would please lets let")
@@ -76,6 +90,7 @@ available unavailable
 begin end finish
 best worst
 better worse
+before after
 big small
 bigger smaller
 biggest smallest

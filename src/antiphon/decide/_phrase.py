@@ -10,14 +10,19 @@ from antiphon.decide._lexicon import (
     ABOUT,
     ALIASES,
     ASKING,
+    AUXILIARIES,
     CLASS_OF,
     COMPANY,
     COUNTRIES,
+    COURTESIES,
     FILLERS,
+    LETTERED,
     LINKS,
     NEGATIONS,
     NOWADAYS,
     OPENERS,
+    PAST,
+    PRONOUNS,
     REGIONS,
     ROLES,
     STATES,
@@ -75,13 +80,16 @@ class Phrase(NamedTuple):
     """All tokens in lower case without soft punctuation: what equal spelling means."""
     words: tuple[Word, ...]
     canons: frozenset[str]
-    numbers: tuple[str, ...]
+    figures: tuple[str, ...]
+    """Numbers and signs in their order: *$5* and *3* are not *5* and *$3*."""
     signs: tuple[str, ...]
     negated: tuple[str, ...]
     """The word after each negation, sorted."""
     regions: tuple[tuple[str, str], ...]
     """(place, region) of each ", Region" behind a place."""
     fillers: int
+    past: bool
+    """Whether a filler speaks of the past: *who was*, not *who is*."""
 
 
 class _Raw(NamedTuple):
@@ -92,14 +100,8 @@ class _Raw(NamedTuple):
 
 
 def plain_number(text: str) -> str:
-    """One spelling per value: no grouping commas, no trailing zeros."""
-    digits = text.replace(",", "") if _GROUPED.fullmatch(text) else text
-    if "." in digits:
-        digits = digits.rstrip("0").rstrip(".")
-    sign, body = ("-", digits[1:]) if digits.startswith("-") else ("", digits)
-    body = body.lstrip("0") or "0"
-    body = "0" + body if body.startswith(".") else body
-    return body if body == "0" else sign + body
+    """A number without grouping commas. Zeros stay: version 3.10 is not version 3.1."""
+    return text.replace(",", "") if _GROUPED.fullmatch(text) else text
 
 
 def stem(word: str) -> str:
@@ -239,16 +241,27 @@ def _take_regions(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], li
     return kept_tokens, kept, regions
 
 
-def _only_asks(folded: list[str], place: int, opening: bool) -> bool:
-    """Whether the word at *place* adds nothing to what is asked for."""
+def _only_asks(tokens: list[_Raw], folded: list[str], place: int, opening: bool) -> bool:
+    """Whether the word at *place* adds nothing to what is asked for; *opening* while nothing was asked yet."""
     word = folded[place]
+    before = folded[place - 1] if place else ""
     after = folded[place + 1] if place + 1 < len(folded) else ""
+    if word == "a":
+        return tokens[place].text == "a" and before not in LETTERED
+    if word in FILLERS:
+        return True
+    if word in PRONOUNS:
+        return before not in LETTERED and (opening or before in AUXILIARIES)
+    if word == "me":
+        return before in ASKING or before in ("find", "get", "near")
+    if word in COURTESIES:
+        return before != "to" and (opening or after in PRONOUNS)
     if word == "current":
         return after in NOWADAYS
     if not opening:
         return False
     if word in ASKING:
-        return after in COMPANY or (place > 0 and folded[place - 1] in COMPANY)
+        return after in COMPANY or before in COMPANY
     return word in OPENERS or (word in ABOUT and after in LINKS)
 
 
@@ -265,14 +278,15 @@ def read(text: str) -> Phrase:
     tokens, folded, regions = _take_regions(tokens, folded)
     shouting = text.isupper()
     words: list[Word] = []
-    numbers: list[str] = []
+    figures: list[str] = []
     signs: list[str] = []
     negated: list[str] = []
-    preposition, segment, pending, fillers = "", 0, 0, 0
+    preposition, segment, pending, fillers, past = "", 0, 0, 0, False
     for place, (token, low) in enumerate(zip(tokens, folded, strict=True)):
         upper = token.kind == "word" and len(token.text) > 1 and token.text.isupper() and not shouting
         if token.kind == "sign":
             signs.append(low)
+            figures.append(low)
             continue
         if token.kind == "word" and not upper:
             if low in NEGATIONS:
@@ -282,11 +296,12 @@ def read(text: str) -> Phrase:
                 preposition = low
                 segment += 1
                 continue
-            if low in FILLERS or _only_asks(folded, place, opening=not words and not pending):
+            if _only_asks(tokens, folded, place, opening=not words and not pending):
                 fillers += 1
+                past = past or low in PAST
                 continue
         if token.kind == "number":
-            numbers.append(low)
+            figures.append(low)
         name = token.kind == "word" and token.text[:1].isupper() and not token.starts and not shouting
         rigid = token.kind != "word" or name or upper or low in CLASS_OF or stem(low) in CLASS_OF or low in REGIONS
         canon = canonical_word(low) if token.kind == "word" else low
@@ -301,9 +316,10 @@ def read(text: str) -> Phrase:
         plain,
         tuple(words),
         frozenset(word.canon for word in words),
-        tuple(numbers),
+        tuple(figures),
         tuple(signs),
         tuple(sorted(negated)),
         tuple(regions),
         fillers,
+        past,
     )

@@ -86,7 +86,7 @@ def _prepare(arguments: Any, schema: Mapping[str, Any] | None, exact: Collection
             phrase = read(leaf.value)
             phrases.append(phrase)
             # What two texts must share goes into the bucket: a call elsewhere is never looked at.
-            bucket.append((leaf.path, phrase.numbers, phrase.signs, phrase.negated))
+            bucket.append((leaf.path, phrase.figures, phrase.negated, phrase.past))
         else:
             phrases.append(None)
             bucket.append((leaf.path, _frozen(squeeze_math(leaf.value) if leaf.kind == "math" else leaf.value)))
@@ -138,7 +138,7 @@ def _leaf(
         return unequal
     if "data" in kinds or kinds == {"word"}:
         # A lone word may be one of a fixed set, a text that is worked on is no question: only spelling may differ.
-        same = old_phrase.plain == new_phrase.plain and old_phrase.signs == new_phrase.signs
+        same = old_phrase.plain == new_phrase.plain
         return Likeness(1.0, "same words") if same and _capitals_agree(old.value, new.value, kinds) else unequal
     return compare(old_phrase, new_phrase, old.value, new.value, vectors)
 

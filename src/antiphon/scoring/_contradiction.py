@@ -18,6 +18,7 @@ from antiphon.decide._phrase import Phrase, read
 Kind = Literal["opposite", "negation", "number", "currency", "roles"]
 
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s|$)[^.!?\n]*)*[.!?]*")
+_TRAILING_ZEROS = re.compile(r"(?<=\d)\.0+$|(?<=\.\d)0+$")
 _SPELLED = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), range(2, 13), strict=True))
 _CURRENCY_SIGNS = frozenset("$€£¥₹₩₽")
 _CURRENCY_NAMES = {
@@ -118,7 +119,7 @@ def _figures(text: str) -> Counter[str]:
         if token in _SPELLED:
             found[str(_SPELLED[token])] += 1
         elif any(character.isdigit() for character in token):
-            found[token] += 1
+            found[_TRAILING_ZEROS.sub("", token)] += 1
     return found
 
 

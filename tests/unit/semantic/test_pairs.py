@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from antiphon.decide import _alike, semantic
+from antiphon.decide import _lexicon as lexicon
+from antiphon.decide._alike import alike
 from antiphon.decide._leaves import Leaf
 from antiphon.decide.semantic import Embedder, SemanticIndex, similar_arguments
 from antiphon.embed import lexical
@@ -59,6 +61,32 @@ def test_the_index_finds_what_a_comparison_one_by_one_finds(embedder: Embedder |
             if other["tool"] == pair["tool"] and similar_arguments(other["recorded"], pair["live"], embedder).hit
         }
         assert {found.ref for found in index.find(pair["tool"], pair["live"])} == slow, pair
+
+
+def test_no_content_word_may_be_dropped() -> None:
+    small = set().union(lexicon.FILLERS, lexicon.OPENERS, lexicon.ASKING, lexicon.ABOUT, lexicon.LINKS, lexicon.ROLES)
+    small |= {
+        *lexicon.PRONOUNS,
+        *lexicon.COURTESIES,
+        *lexicon.REGIONS,
+        *lexicon.STATES,
+        "a",
+        "me",
+        "up",
+        "current",
+        "whats",
+        "-",
+        "",
+    }
+    values = [value for pair in PAIRS for value in (*pair["recorded"].values(), *pair["live"].values())]
+    tried = 0
+    for text in {value for value in values if isinstance(value, str)}:
+        words = text.split()
+        for place, word in enumerate(words):
+            if "".join(c for c in word.lower() if c.isalnum() or c == "-") not in small:
+                tried += 1
+                assert alike(text, " ".join(words[:place] + words[place + 1 :])).score == 0.0, (text, word)
+    assert tried > 2000
 
 
 def _nothing(*_: Any) -> str:
