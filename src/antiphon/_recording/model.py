@@ -74,7 +74,7 @@ def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
 def rewritten(scope: RunScope, request: Mapping[str, Any]) -> Mapping[str, Any]:
     """The request as an exploring replay wants it: another model, temperature or prompt."""
     rewrite = getattr(scope.invoker, "rewrite", None)
-    return request if rewrite is None else rewrite(dict(request))  # type: ignore[no-any-return]
+    return request if rewrite is None else rewrite(dict(request))
 
 
 def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:

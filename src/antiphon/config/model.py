@@ -174,6 +174,12 @@ class LoopSection(Section, frozen=True):
     """The loop guard and the caps of a run (D25)."""
 
     enabled: bool = True
+    note_after: Positive | None = None
+    block_after: Positive | None = None
+    note_rounds: Positive | None = None
+    block_rounds: Positive | None = None
+    ceiling: Positive | None = None
+    end_after_blocks: Positive | None = None
     max_calls: Positive | None = None
     max_seconds: Seconds | None = None
     max_cost: Annotated[float, Meta(gt=0)] | None = None

@@ -2,9 +2,9 @@
 
 | what is counted (defaults)                      | note, the call runs | block        | forgotten at           |
 |-------------------------------------------------|---------------------|--------------|------------------------|
-| same tool and arguments, equal results in a row | 3 results           | 7 results    | progress, a new result |
-| rounds of a cycle of 2 to 4 such calls          | 3 rounds            | 5 rounds     | progress, a new result |
-| same tool and arguments, whatever comes back    | 25 calls            | 50 calls     | progress               |
+| same tool and arguments, equal results in a row | 10 results          | 20 results   | progress, a new result |
+| rounds of a cycle of 2 to 4 such calls          | 6 rounds            | 12 rounds    | progress, a new result |
+| same tool and arguments, whatever comes back    | 100 calls           | 200 calls    | progress               |
 | calls, seconds and cost of the run              |                     | ends the run | never                  |
 
 The third blocked call without progress in between ends the run: everything after it is refused. *Progress* is
@@ -42,17 +42,17 @@ class LoopPolicy(Value, frozen=True):
     """When a run counts as going round in circles."""
 
     enabled: bool = True
-    note_after: Count = 3
-    block_after: Count = 7
-    note_rounds: Count = 3
-    block_rounds: Count = 5
-    ceiling: Count = 50
+    note_after: Count = 10
+    block_after: Count = 20
+    note_rounds: Count = 6
+    block_rounds: Count = 12
+    ceiling: Count = 200
     end_after_blocks: Count = 3
     poll_base_ms: Millis = 1_000
     poll_max_ms: Millis = 60_000
     remember: Count = 512
     """Different calls a run keeps in mind: at least the latest ones, at most twice as many."""
-    max_calls: Count | None = 10_000
+    max_calls: Count | None = None
     max_seconds: Annotated[float, Meta(gt=0)] | None = None
     max_cost: Annotated[float, Meta(gt=0)] | None = None
 

@@ -1,0 +1,239 @@
+"""``.kurral`` documents as runs, and runs as ``.kurral`` documents (K1).
+
+The imported document is kept whole in the run, so that exporting it again gives an equal document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from antiphon.canonical import canonical_json
+from antiphon.contract.events import Event, RunManifest
+from antiphon.errors import ArtifactError, CanonicalError
+
+_REQUIRED = ("inputs", "outputs", "tool_calls", "llm_config")
+
+
+def is_kurral(document: Any) -> bool:
+    """Whether a document has the shape of a ``.kurral`` artifact."""
+    return isinstance(document, dict) and "kurral_id" in document and all(name in document for name in _REQUIRED)
+
+
+def _ms(text: Any) -> int:
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        return 0
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _interactions(document: dict[str, Any], side: str) -> list[dict[str, Any]]:
+    found = (document.get(side) or {}).get("interactions") if isinstance(document.get(side), dict) else None
+    return [entry for entry in found or [] if isinstance(entry, dict)]
+
+
+def manifest_of(document: dict[str, Any], *, tenant: str, workspace: str) -> RunManifest:
+    """The head of the imported run."""
+    if not is_kurral(document):
+        raise ArtifactError(
+            "The document is not a .kurral artifact.", hint="It needs kurral_id, inputs, outputs, tool_calls."
+        )
+    if not str(document.get("schema_version", "1.0.0")).startswith("1."):
+        raise ArtifactError(f"The .kurral schema {document['schema_version']} is not known.")
+    config = document["llm_config"] if isinstance(document["llm_config"], dict) else {}
+    flat = {name: value for name, value in config.items() if name != "parameters"}
+    flat |= {k: v for k, v in (config.get("parameters") or {}).items() if v is not None}
+    graph = document.get("graph_version") or {}
+    started = _ms(document.get("created_at"))
+    failed = bool(document.get("error"))
+    return RunManifest(
+        id=str(document["kurral_id"])[:256],
+        name=str(document.get("run_id") or "kurral")[:256],
+        status="failed" if failed else "completed",
+        started_at_ms=started,
+        finished_at_ms=started + int(document.get("duration_ms") or 0),
+        tenant=tenant,
+        workspace=workspace,
+        llm_config=flat,
+        graph_digest=str(graph.get("graph_hash") or ""),
+        tags={"imported": "kurral"},
+    )
+
+
+def events_of(document: dict[str, Any], manifest: RunManifest) -> Iterator[Event]:
+    """The events an equal run of ours would have, as far as the document tells."""
+    at = manifest.started_at_ms
+    seq = 0
+
+    def event(kind: str, payload: dict[str, Any], **fields: Any) -> Event:
+        nonlocal seq
+        made = Event(run=manifest.id, seq=seq, type=kind, at_ms=fields.pop("at_ms", at), payload=payload, **fields)
+        seq += 1
+        return made
+
+    asked = _interactions(document, "inputs")
+    answered = _interactions(document, "outputs")
+    yield event("run.started", {"name": manifest.name, "input": asked[0].get("input") if asked else None})
+    yield event("import", {"format": "kurral", "document": document})
+    prompt = document.get("resolved_prompt")
+    index = 0
+    if isinstance(prompt, dict):
+        shown = {"name": "resolved", "template": prompt.get("template"), "variables": prompt.get("variables") or {}}
+        yield event("prompt", {**shown, "text": prompt.get("final_text")}, index=index, call=f"0@{index}")
+        index += 1
+    seen: dict[tuple[str, str], int] = {}
+    for call in document["tool_calls"]:
+        if not isinstance(call, dict):
+            raise ArtifactError("A tool call of the .kurral document is not an object.")
+        yield from _call_events(call, event, index, seen)
+        index += 1
+    for number, entry in enumerate(answered):
+        given = asked[number].get("input") if number < len(asked) else entry.get("input")
+        yield event("interaction.started", {"input": given}, index=index, call=f"0@{index}")
+        yield event("interaction.finished", {"output": entry.get("output")}, index=index + 1, call=f"0@{index + 1}")
+        index += 2
+    last: dict[str, Any] = {"status": manifest.status, "output": answered[-1].get("output") if answered else None}
+    if document.get("error"):
+        last["error"] = {"class": "", "code": "error", "message": str(document["error"])}
+    yield event("run.finished", last, at_ms=manifest.finished_at_ms or at)
+
+
+def _call_events(call: dict[str, Any], event: Any, index: int, seen: dict[tuple[str, str], int]) -> Iterator[Event]:
+    name = str(call.get("tool_name") or "tool")
+    arguments = call.get("input")
+    try:
+        digest = hashlib.sha256(canonical_json(arguments)).hexdigest()
+    except CanonicalError:
+        digest = hashlib.sha256(orjson.dumps(arguments)).hexdigest()
+    nth = seen.get((name, digest), 0)
+    seen[(name, digest)] = nth + 1
+    place = {"lane": "0", "index": index, "call": f"0@{index}"}
+    started = {"kind": "tool", "name": name, "arguments": arguments, "digest": digest, "nth": nth}
+    began = _ms(call.get("start_time"))
+    yield event("call.started", started, at_ms=began, meta={"importedId": call.get("id")}, **place)
+    payload: dict[str, Any] = {"outcome": "ok", "value": call.get("output")}
+    if call.get("error_flag") or call.get("status") not in (None, "ok"):
+        message = str(call.get("error_text") or call.get("error") or "")
+        payload = {
+            "outcome": "error",
+            "error": {"class": "", "code": "error", "message": message},
+            "value": call.get("output"),
+        }
+    meta = {"durationMs": call.get("latency_ms") or 0}
+    yield event("call.finished", payload, at_ms=_ms(call.get("end_time")) or began, meta=meta, **place)
+
+
+def to_kurral(manifest: RunManifest, events: Iterable[Event]) -> dict[str, Any]:
+    """The run as a ``.kurral`` document: the very one it was imported from, or one made from its events."""
+    inputs: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    waiting: dict[str, Event] = {}
+    prompt: dict[str, Any] | None = None
+    first: Any = None
+    last: Any = None
+    for event in events:
+        payload = event.payload
+        if event.type == "import" and payload.get("format") == "kurral":
+            return dict(payload["document"])
+        if event.type == "run.started":
+            first = payload.get("input")
+        elif event.type == "run.finished":
+            last = payload
+        elif event.type == "interaction.started":
+            inputs.append({"input": payload.get("input")})
+        elif event.type == "interaction.finished":
+            outputs.append({**(inputs[-1] if inputs else {"input": None}), "output": payload.get("output")})
+        elif event.type == "prompt" and prompt is None:
+            prompt = payload
+        elif event.type == "call.started" and payload.get("kind") != "llm":
+            waiting[event.call or ""] = event
+        elif event.type == "call.finished" and event.call in waiting:
+            calls.append(_kurral_call(waiting.pop(event.call), event))
+    if not inputs:
+        inputs = [{"input": first}]
+        outputs = [{"input": first, "output": (last or {}).get("output")}]
+    return _document(manifest, inputs, outputs, calls, prompt, last)
+
+
+def _iso(ms: int | None) -> str:
+    return datetime.fromtimestamp((ms or 0) / 1000, UTC).replace(tzinfo=None).isoformat()
+
+
+def _document(
+    manifest: RunManifest,
+    inputs: list[dict[str, Any]],
+    outputs: list[dict[str, Any]],
+    calls: list[dict[str, Any]],
+    prompt: dict[str, Any] | None,
+    last: Any,
+) -> dict[str, Any]:
+    config = dict(manifest.llm_config)
+    scored = {name: config.pop(name) for name in ("temperature", "seed") if name in config}
+    template = str((prompt or {}).get("template") or "")
+    text = str((prompt or {}).get("text") or "")
+    end = manifest.finished_at_ms
+    return {
+        "kurral_id": manifest.id,
+        "run_id": manifest.name,
+        "tenant_id": manifest.tenant,
+        "semantic_buckets": [],
+        "environment": "production",
+        "schema_version": "1.0.0",
+        "created_at": _iso(manifest.started_at_ms),
+        "deterministic": False,
+        "inputs": {"interactions": inputs},
+        "outputs": {"interactions": outputs},
+        "llm_config": {
+            "model_name": config.get("model_name") or "unknown",
+            "provider": config.get("provider") or "unknown",
+            "parameters": {"temperature": scored.get("temperature", 0.0), **scored},
+        },
+        "resolved_prompt": {
+            "template": template,
+            "template_hash": hashlib.sha256(template.encode()).hexdigest(),
+            "variables": (prompt or {}).get("variables") or {},
+            "variables_hash": hashlib.sha256(orjson.dumps((prompt or {}).get("variables") or {})).hexdigest(),
+            "final_text": text,
+            "final_text_hash": hashlib.sha256(text.encode()).hexdigest(),
+        },
+        "graph_version": {"graph_hash": manifest.graph_digest, "tool_schemas_hash": ""},
+        "tool_calls": calls,
+        "time_env": {
+            "timestamp": _iso(manifest.started_at_ms),
+            "timezone": "UTC",
+            "wall_clock_time": _iso(manifest.started_at_ms),
+        },
+        "duration_ms": 0 if end is None else end - manifest.started_at_ms,
+        "error": ((last or {}).get("error") or {}).get("message"),
+    }
+
+
+def _kurral_call(started: Event, finished: Event) -> dict[str, Any]:
+    arguments, payload = started.payload.get("arguments"), finished.payload
+    failed = payload.get("outcome") == "error"
+    output = payload.get("value") if not failed else (payload.get("error") or {})
+    return {
+        "id": str(started.call),
+        "tool_name": started.payload.get("name"),
+        "start_time": _iso(started.at_ms),
+        "end_time": _iso(finished.at_ms),
+        "latency_ms": int(finished.meta.get("durationMs") or 0),
+        "timestamp": _iso(started.at_ms),
+        "input": arguments if isinstance(arguments, dict) else {"input": arguments},
+        "input_hash": started.payload.get("digest"),
+        "output": output if isinstance(output, dict) else {"output": output},
+        "output_hash": hashlib.sha256(orjson.dumps(output)).hexdigest(),
+        "type": "tool",
+        "effect_type": "other",
+        "status": "error" if failed else "ok",
+        "error_flag": failed,
+        "cache_key": f"sha256:{started.payload.get('digest')}",
+        "stubbed_in_replay": False,
+        "metadata": {},
+    }
