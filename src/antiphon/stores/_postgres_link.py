@@ -51,10 +51,11 @@ class Link(Protocol):
 class _Socket:
     """What both kinds of link know of their connection."""
 
-    __slots__ = ("_poll", "born", "connection", "used")
+    __slots__ = ("_cursor", "_poll", "born", "connection", "used")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
+        self._cursor = connection.cursor(binary=True)
         self.born = self.used = time.monotonic()
         self._poll = select.poll()
         self._poll.register(connection.pgconn.socket, select.POLLIN)
@@ -84,8 +85,12 @@ class SyncLink(_Socket):
     __slots__ = ()
 
     async def fetch(self, statement: Statement, values: Sequence[Any], *, prepare: bool) -> Rows:
-        cursor = self.connection.execute(statement.text, values, prepare=prepare, binary=True)
-        return cursor.fetchall() if cursor.pgresult.nfields else []
+        cursor = self._cursor
+        cursor.execute(statement.text, values, prepare=prepare)
+        result = cursor.pgresult
+        rows: Rows = cursor.fetchall() if result.nfields else []
+        result.clear()  # an idle connection must not keep the last answer alive
+        return rows
 
     async def script(self, sql: str) -> None:
         limit, self.connection.limit_s = self.connection.limit_s, None
@@ -99,8 +104,12 @@ class AsyncLink(_Socket):
     __slots__ = ()
 
     async def fetch(self, statement: Statement, values: Sequence[Any], *, prepare: bool) -> Rows:
-        cursor = await self.connection.execute(statement.text, values, prepare=prepare, binary=True)
-        return (await cursor.fetchall()) if cursor.pgresult.nfields else []
+        cursor = self._cursor
+        await cursor.execute(statement.text, values, prepare=prepare)
+        result = cursor.pgresult
+        rows: Rows = (await cursor.fetchall()) if result.nfields else []
+        result.clear()
+        return rows
 
     async def script(self, sql: str) -> None:
         limit, self.connection.limit_s = self.connection.limit_s, None

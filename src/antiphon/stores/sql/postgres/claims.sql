@@ -191,21 +191,28 @@ WHERE c.key = %(key)s AND c.version = %(version)s AND c.state = 'inflight'
 RETURNING true
 
 -- name: watch
--- Ask to be told when these claims end. Locking first means that a claim which just ended is not waited for,
--- and the order of the keys that two processes never wait for each other.
+-- Ask to be told when these claims end. A claim that is flagged already announces its end to whoever listens by now.
+-- Locking the others first means that one which just ended is not waited for, and the order of their keys that two
+-- processes never wait for each other.
 WITH {_clock},
-held AS MATERIALIZED (
-    SELECT c.key, c.version, c.lock_until_ms, c.waited
-    FROM antiphon.claims AS c JOIN unnest(%(keys)s::text[], %(versions)s::bigint[]) AS a (key, version)
-        ON c.key = a.key AND c.version = a.version
-    WHERE c.state = 'inflight'
+asked AS MATERIALIZED (SELECT * FROM unnest(%(keys)s::text[], %(versions)s::bigint[]) AS a (key, version)),
+known AS MATERIALIZED (
+    SELECT c.key, c.version, c.lock_until_ms
+    FROM antiphon.claims AS c JOIN asked AS a ON c.key = a.key AND c.version = a.version
+    WHERE c.state = 'inflight' AND c.waited
+),
+locked AS MATERIALIZED (
+    SELECT c.key, c.version, c.lock_until_ms
+    FROM antiphon.claims AS c JOIN asked AS a ON c.key = a.key AND c.version = a.version
+    WHERE c.state = 'inflight' AND NOT c.waited
     ORDER BY c.key
     FOR UPDATE OF c
 ),
 flagged AS (
-    UPDATE antiphon.claims AS c SET waited = true FROM held WHERE c.key = held.key AND NOT held.waited
+    UPDATE antiphon.claims AS c SET waited = true FROM locked AS l WHERE c.key = l.key
 )
-SELECT held.key, held.version, held.lock_until_ms - clock.ms FROM held, clock
+SELECT h.key, h.version, h.lock_until_ms - clock.ms
+FROM (SELECT * FROM known UNION ALL SELECT * FROM locked) AS h, clock
 
 -- name: clear
 WITH gone AS (DELETE FROM antiphon.claims WHERE key = %(key)s RETURNING key, waited, tenant, workspace, version),
