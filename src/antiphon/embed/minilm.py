@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphon.embed._blas import one_thread
-from antiphon.embed.install import require_model
+from antiphon.embed._place import require_model
 from antiphon.errors import ArtifactError, missing_extra
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.embed import _blas, install, minilm
+from antiphon.embed import _blas, _place, minilm
 from antiphon.errors import ArtifactError, MissingExtra
 
 
@@ -57,7 +57,7 @@ def test_safetensors(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in install.FILES:
+    for name in _place.FILES:
         (tmp_path / name).touch()
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingExtra, match=r"antiphon\[embed\]"):
