@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 SETTLE_PATIENCE_S = 5.0
 """An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
 
+_MOST_ABANDONED = 1000
 _FORMAT = str(RECORD_VERSION)
 
 
@@ -33,6 +35,7 @@ class ClaimSteps:
         self._names = names
         self._wait_ms = wait_ms
         self._tenants: set[str] = set()
+        self._abandoned: deque[tuple[str, str]] = deque(maxlen=_MOST_ABANDONED)
         self.spawn: Callable[[Coroutine[Any, Any, None]], None] = _nobody_is_cancelled
         self.new_nonces()
 
@@ -69,10 +72,16 @@ class ClaimSteps:
             shard.channel,
         )
         orphan = self._orphan(key, nonce)
-        if ask.wait_replicas:
-            reply = await self._claim_and_wait(ask, shard.slot, words, nonce, orphan)
-        else:
-            reply = await self._link.run(scripts.CLAIM, shard.slot, words, orphan=orphan)
+        try:
+            if ask.wait_replicas:
+                reply = await self._claim_and_wait(ask, shard.slot, words, nonce, orphan)
+            else:
+                reply = await self._link.run(scripts.CLAIM, shard.slot, words, orphan=orphan)
+        except (StoreUnavailable, KeyboardInterrupt, SystemExit):
+            self._abandoned.append((key, nonce))  # it may have been executed, or will be when a server wakes up
+            raise
+        if self._abandoned:
+            await self._give_back()
         if reply[0]:
             return Claimed(int(reply[1]), reply[2])
         return self._existing(key, reply[1], reply[2], reply[3])
@@ -94,6 +103,16 @@ class ClaimSteps:
         """Give back a claim that was never dispatched."""
         shard = self._names.shard(key)
         await self._link.run(scripts.RELEASE, shard.slot, (1, shard.record + key, nonce, shard.channel, key))
+
+    async def _give_back(self) -> None:
+        """Release claims whose callers were told that there is none: a server that can be reached again has them."""
+        while self._abandoned:
+            key, nonce = self._abandoned.popleft()
+            try:
+                await self.release(key, nonce)
+            except StoreUnavailable:
+                self._abandoned.append((key, nonce))
+                return
 
     def _orphan(self, key: str, nonce: str) -> Orphan:
         def settle(reply: Any) -> None:

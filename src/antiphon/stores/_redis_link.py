@@ -20,6 +20,7 @@ Call = tuple[Script, int, tuple[Any, ...]]
 
 _REFRESH_S = 0.5
 _TRANSIENT_PAUSE_S = 0.02
+_NO_LONGER_PRIMARY = ("READONLY", "MASTERDOWN")
 _ASKING = pack(("ASKING",))
 
 
@@ -161,7 +162,8 @@ class Link:
             elif text.startswith(TRANSIENT) and time.monotonic() < until:
                 node = await self._node(slot)
                 await node.pause(_TRANSIENT_PAUSE_S)
-                node.reset()
+                if text.startswith(_NO_LONGER_PRIMARY):
+                    node.reset()
                 if self._cluster:
                     await self._refresh()
             else:

@@ -243,6 +243,30 @@ def test_events_whose_answer_was_lost_are_written_once(
 
 
 @both_faces
+def test_a_claim_that_was_reported_as_failed_is_given_back_when_the_server_wakes_up(
+    face: Face, valkey_server: Start
+) -> None:
+    """A paused server executes what waits in its buffers: the claim nobody believes in must not stay."""
+    server = valkey_server()
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("first")))
+        server.pause()
+        with pytest.raises(StoreUnavailable):
+            await journal.begin(ask("ghost"))
+        server.resume()
+        with redis.Redis(HOST, server.port) as client:
+            name = Names("antiphon").shard("ghost").record + "ghost"
+            until_sync(lambda: client.exists(name))
+            assert await journal.settle("first", held.version, done()) is not None
+            claimed(await journal.begin(ask("second")))
+            until_sync(lambda: not client.hexists(name, "m"))
+        claimed(await journal.begin(ask("ghost", "call-2")))
+
+    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2", patience_s=0.1), work)
+
+
+@both_faces
 def test_a_server_that_does_not_answer_fails_in_time(face: Face, valkey_server: Start) -> None:
     server = valkey_server()
 

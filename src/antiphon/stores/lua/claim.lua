@@ -73,9 +73,9 @@ if version then
   redis.call('DEL', KEYS[1])
 end
 local fresh = string.format('%.0f', math.max(micros, (version or 0) + 1))
-local life = math.max(ARGV[4], ARGV[5])
-redis.call('HSET', KEYS[1], 'h', ARGV[6], 'm', string.format('%s %s inflight %s %s %.0f %.0f %s 0 %.0f %.0f %s',
-  ARGV[7], fresh, ARGV[3], fresh, now, now, ARGV[4], now + life, now + ARGV[5], ARGV[2]))
+local life = math.max(ARGV[4], ARGV[5], 1)
+redis.call('HSET', KEYS[1], 'h', ARGV[6], 'm', string.format('%s %s inflight %s %s %.0f %.0f %s 0 %.0f %.0f ',
+  ARGV[7], fresh, ARGV[3], fresh, now, now, ARGV[4], now + life, now + ARGV[5]) .. ARGV[2])
 redis.call('PEXPIRE', KEYS[1], life)
 
 -- The member '' keeps the longest time an entry can be needed; every 16th claim drops what is older.

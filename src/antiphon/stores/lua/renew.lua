@@ -15,5 +15,5 @@ if tonumber(ends) < lease then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
 redis.call('HSET', KEYS[1], 'm',
-  string.format('%s %s %s %s %.0f %s %.0f %.0f %s', form, version, state, about, now, ttl, ends, lease, identity))
+  string.format('%s %s %s %s %.0f %s %.0f %.0f ', form, version, state, about, now, ttl, ends, lease) .. identity)
 return 1

@@ -15,10 +15,10 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local fresh = string.format('%.0f', math.max(time[1] * 1000000 + time[2], version + 1))
-local meta = string.format('%s %s %s %s %s %.0f %s %s %.0f 0 %s',
-  form, fresh, ARGV[3], ARGV[2], about, now, ARGV[4], ARGV[5], now + ARGV[4], identity)
--- Not the write that takes memory comes first: a server that is full lets a script finish that has already written.
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+local meta = string.format('%s %s %s %s %s %.0f %s %s %.0f 0 ',
+  form, fresh, ARGV[3], ARGV[2], about, now, ARGV[4], ARGV[5], now + ARGV[4]) .. identity
+-- A write that takes no memory comes first: a server that is full lets a script finish that has already written.
+redis.call('PEXPIRE', KEYS[1], math.max(ARGV[4], 1))
 if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[1], 'm', meta, 'b', ARGV[6], 'r', ARGV[7])
 else

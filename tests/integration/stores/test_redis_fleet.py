@@ -1,0 +1,283 @@
+"""D2, D3, D7: many processes and callers on one Redis, killed and paused workers, clocks that jump, full indexes."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import pytest
+import redis
+
+from antiphon._drive import drive
+from antiphon.ports import Claimed
+from antiphon.stores import RedisStore
+from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores._redis_keys import Names
+from tests.integration.stores.redis_kit import (
+    FACES,
+    Face,
+    ask,
+    calls,
+    claimed,
+    command,
+    done,
+    existing,
+    in_face,
+    until_sync,
+)
+from tests.servers import Valkey
+
+PROCESSES, CALLERS, KEYS = 4, 64, 8
+_spawn = multiprocessing.get_context("spawn")
+both_faces = pytest.mark.parametrize("face", FACES)
+
+
+def _fleet_worker(url: str, prefix: str, number: int, pipe: Connection) -> None:
+    """64 callers; each asks for shared keys and one of its own, dispatches if it may, and waits otherwise."""
+
+    async def dispatch(journal: RedisJournal, client: redis.Redis, key: str, identity: str) -> str:
+        answer = await journal.begin(ask(key, identity))
+        while not isinstance(answer, Claimed):
+            current = answer.current
+            if current.state == "done":
+                return bytes(current.payload).decode()  # type: ignore[arg-type]
+            await journal.wait(key, current.version, 30)
+            answer = existing(await journal.read(key, identity))
+        client.hincrby(f"{prefix}:effects", key, 1)
+        await asyncio.sleep(0.01)
+        result = f'"by {number}"'
+        assert await journal.settle(key, answer.version, done(result.encode())) is not None
+        return result
+
+    async def main() -> dict[str, set[str]]:
+        journal = RedisStore(url, prefix=prefix).open_async()
+        await journal.ping()
+        pipe.send("ready")
+        await asyncio.to_thread(pipe.recv)
+        seen: dict[str, set[str]] = {}
+
+        async def caller(n: int) -> None:
+            for key in (*(f"shared-{k}" for k in range(KEYS)), f"own-{number}-{n}"):
+                seen.setdefault(key, set()).add(await dispatch(journal, client, key, f"{number}.{n}"))
+
+        with redis.Redis.from_url(url) as client:
+            await asyncio.gather(*(caller(n) for n in range(CALLERS)))
+        await journal.close()
+        return seen
+
+    pipe.send(asyncio.run(main()))
+
+
+def test_each_intent_is_dispatched_once_by_a_whole_fleet(valkey_url: str, unique: str) -> None:
+    pipes = [_spawn.Pipe() for _ in range(PROCESSES)]
+    workers = [
+        _spawn.Process(target=_fleet_worker, args=(valkey_url, unique, number, there), daemon=True)
+        for number, (_, there) in enumerate(pipes)
+    ]
+    for worker in workers:
+        worker.start()
+    for here, _ in pipes:
+        assert here.recv() == "ready"
+    for here, _ in pipes:
+        here.send("go")
+    seen = [here.recv() for here, _ in pipes]
+    for worker in workers:
+        worker.join()
+    with redis.Redis.from_url(valkey_url) as client:
+        effects = client.hgetall(f"{unique}:effects")
+    assert len(effects) == KEYS + PROCESSES * CALLERS
+    assert set(effects.values()) == {b"1"}, "nothing ran twice"
+    for n in range(KEYS):
+        assert len(set().union(*(answers[f"shared-{n}"] for answers in seen))) == 1, "everybody got the same answer"
+
+
+def _holder(url: str, prefix: str, pipe: Connection) -> None:
+    journal = RedisStore(url, prefix=prefix).open_sync()
+    held = claimed(drive(journal.begin(ask("k", "worker", lease_ms=300))))
+    pipe.send(held.version)
+    pipe.recv()
+    pipe.send(drive(journal.settle("k", held.version, done(b'"late"'))))
+
+
+@both_faces
+def test_a_worker_paused_beyond_its_lease_is_fenced(face: Face, valkey_url: str, unique: str) -> None:
+    here, there = _spawn.Pipe()
+    child = _spawn.Process(target=_holder, args=(valkey_url, unique, there), daemon=True)
+    child.start()
+    version = here.recv()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGSTOP)
+
+    async def succeed(journal: RedisJournal) -> None:
+        seen = existing(await journal.begin(ask("k", "successor")))
+        assert seen.current.version == version
+        until_sync(lambda: time.time() * 1000 > int(seen.current.lock_until_ms) + 50)  # type: ignore[arg-type]
+        taken = claimed(await journal.take(ask("k", "successor"), version))
+        assert taken.version > version
+        assert await journal.settle("k", taken.version, done(b'"in time"')) is not None
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGCONT)
+        here.send("settle now")
+        assert here.recv() is None, "the late one is refused"
+        assert bytes(existing(await journal.read("k")).current.payload) == b'"in time"'  # type: ignore[arg-type]
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), succeed)
+    child.join()
+
+
+@both_faces
+def test_versions_grow_when_the_servers_clock_goes_back(face: Face, valkey_url: str, unique: str) -> None:
+    """A fail-over to a slower clock: the record says a version of the future; the next one is above it all the same."""
+    names = Names(unique)
+    ahead = (int(time.time()) + 3600) * 1_000_000
+
+    async def work(journal: RedisJournal) -> None:
+        with redis.Redis.from_url(valkey_url) as client:
+            held = claimed(await journal.begin(ask("k")))
+            name = names.shard("k").record + "k"
+            meta = client.hget(name, "m")
+            assert isinstance(meta, bytes)
+            client.hset(name, "m", meta.replace(str(held.version).encode(), str(ahead).encode()))
+            settled = await journal.settle("k", ahead, done())
+            assert settled == ahead + 1
+            taken = claimed(await journal.take(ask("k", "call-2"), settled))
+            assert taken.version == ahead + 2
+            assert await journal.clear("k")
+            assert claimed(await journal.begin(ask("k", "call-3"))).version == ahead + 3, "also after clearing"
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
+def test_round_trips_are_two_for_a_miss_and_one_for_a_reused_answer(
+    face: Face, valkey_server: Callable[..., Valkey]
+) -> None:
+    url = valkey_server().url  # of its own: what others do there would be counted
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("warm")))
+        await journal.settle("warm", held.version, done())
+        with redis.Redis.from_url(url) as client:
+            before = calls(client)
+            for n in range(50):
+                held = claimed(await journal.begin(ask(f"k{n}")))
+                assert await journal.settle(f"k{n}", held.version, done()) is not None
+            after = calls(client)
+            assert after["evalsha"] - before["evalsha"] == 100
+            for n in range(50):
+                existing(await journal.begin(ask(f"k{n}", "call-2")))
+            last = calls(client)
+            assert last["evalsha"] - after["evalsha"] == 50
+            inside = {
+                "evalsha",
+                "time",
+                "hgetall",
+                "hmget",
+                "hset",
+                "hget",
+                "pexpire",
+                "zadd",
+                "zscore",
+                "zrangebyscore",
+            }
+            assert {name for name in last if last[name] != before.get(name)} <= inside | {"info"}
+
+    in_face(face, RedisStore(url), work)
+
+
+@both_faces
+def test_lists_of_thousands_are_complete_and_in_order(face: Face, valkey_url: str, unique: str) -> None:
+    total = 3000
+
+    async def work(journal: RedisJournal) -> None:
+        if face == "async":
+            await asyncio.gather(*(journal.begin(ask(f"k{n}", session=f"s{n % 7}")) for n in range(total)))
+        else:
+            for n in range(total):
+                await journal.begin(ask(f"k{n}", session=f"s{n % 7}"))
+        records = await journal.list(tenant="default", limit=total + 5)
+        assert len({record.key for record in records}) == total
+        times = [record.created_at_ms for record in records]
+        assert times == sorted(times, reverse=True)
+        assert [record.key for record in await journal.list(tenant="default", limit=100)] == [
+            record.key for record in records[:100]
+        ]
+        of_session = await journal.list(tenant="default", session="s3", limit=total)
+        assert len(of_session) == sum(n % 7 == 3 for n in range(total))
+        assert await journal.counts("default") == {("tools/send", "inflight"): total}
+        usage = await journal.usage("default")
+        assert usage["records"] == total
+        assert 200 < usage["bytesPerRecord"] < 2000
+        assert await journal.flush(tenant="default", session="s3") == len(of_session)
+        assert await journal.flush(tenant="default") == total - len(of_session)
+        assert await journal.list(tenant="default") == []
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
+def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str, unique: str) -> None:
+    """Without any janitor an index does not grow for ever; with one it is exact."""
+    names = Names(unique)
+
+    async def work(journal: RedisJournal) -> None:
+        with redis.Redis.from_url(valkey_url) as client:
+            held = claimed(await journal.begin(ask("live")))
+            index = names.shard("live").entries + "default"
+            old = int(time.time() * 1000) - 100 * 3_600_000
+            client.zadd(index, {f"old-{n}": old + n for n in range(500)})
+            for n in range(2000):
+                if client.zcard(index) < 20:
+                    break
+                await journal.settle("live", held.version, done())
+                held = claimed(
+                    await journal.take(ask("live", f"call-{n}"), existing(await journal.read("live")).current.version)
+                )
+            assert client.zcard(index) < 20, "claims of the same shard have dropped what is older than any record"
+            recent = int(time.time() * 1000) - 10_000
+            client.zadd(index, {f"gone-{n}": recent + n for n in range(50)})
+            dropped = 0
+            for _ in range(10):
+                dropped += await journal.sweep(limit=1000)
+            assert dropped >= 50
+            assert client.zscore(index, "live") is not None
+            assert client.zcard(index) == 2, "the live claim and the index's own mark"
+            assert command(client, "PTTL", index) > 0
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
+@pytest.mark.parametrize("identity", ["", "a b", "line\nbreak", "nul\0byte", "ümläut😀", "x" * 256, "%d %s"])
+def test_identities_of_any_kind_find_their_own(face: Face, identity: str, valkey_url: str, unique: str) -> None:
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("k", identity)))
+        assert await journal.renew("k", held.version, 60_000)
+        assert await journal.mark_dispatched("k", held.version)
+        settled = await journal.settle("k", held.version, done(b'"mine"'))
+        seen = existing(await journal.begin(ask("k", identity)))
+        assert seen.own is not None
+        assert seen.own.request.identity == identity
+        claimed(await journal.take(ask("k", "another"), settled or 0))
+        own = existing(await journal.begin(ask("k", identity))).own
+        assert own is not None
+        assert (own.version, own.request.identity, own.dispatched) == (settled, identity, True)
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
+def test_an_outcome_kept_for_no_time_is_gone_at_once(face: Face, valkey_url: str, unique: str) -> None:
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("k")))
+        assert await journal.settle("k", held.version, done(ttl_ms=0)) is not None
+        with redis.Redis.from_url(valkey_url) as client:
+            until_sync(lambda: not client.exists(Names(unique).shard("k").record + "k"))
+        claimed(await journal.begin(ask("k", "call-2")))
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), work)

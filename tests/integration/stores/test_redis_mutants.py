@@ -1,0 +1,195 @@
+"""Planted bugs: each guarantee of the scripts is broken on purpose, and a test must notice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from hashlib import sha1
+from typing import Any
+
+import pytest
+import redis
+
+from antiphon._drive import drive
+from antiphon.ports import Claimed
+from antiphon.stores import RedisStore, _redis_scripts, _settling
+from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores._redis_keys import Names
+from antiphon.stores._redis_pipe import Pipe
+from antiphon.stores._redis_scripts import Script
+from antiphon.testing.journal_conformance import JournalConformance
+from tests.integration.stores.redis_kit import ask, claimed, done, existing, in_face
+
+Plant = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Change one place of a script: ``plant("settle", "what stands there", "what shall stand there")``."""
+
+    def change(name: str, old: str, new: str) -> None:
+        script = Script(name)
+        source = script.source.decode()
+        assert source.count(old) >= 1, f"{name}.lua has no {old!r} any more"
+        script.source = source.replace(old, new).encode()
+        script.digest = sha1(script.source, usedforsecurity=False).hexdigest().encode()
+        monkeypatch.setattr(_redis_scripts, name.upper(), script)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("rule", "script", "old", "new"),
+    [
+        ("begin_inserts_or_returns", "claim", "if state then\n    return {0", "if false then\n    return {0"),
+        ("one_of_many_takes", "claim", "state and version == ARGV[1]", "state and ARGV[1] ~= ''"),
+        ("versions_only_grow", "claim", "math.max(micros, (version or 0) + 1)", "(version or 0) + 1"),
+        ("versions_only_grow", "settle", "math.max(time[1] * 1000000 + time[2], version + 1)", "tonumber(version)"),
+        ("replaced_executions_are_kept", "claim", "'i:' .. identity, place)", "'i:', place)"),
+        ("own_execution_outlives_the_current_one", "claim", "elseif own then", "elseif false then"),
+        ("own_execution_outlives_the_current_one", "read", "current and flat or false, owns", "false, {}"),
+        ("lapsed_lease_is_still_seen", "claim", "local life = math.max(ARGV[4], ARGV[5], 1)", "local life = ARGV[5]"),
+        ("lease_longer_than_ttl", "claim", "local life = math.max(ARGV[4], ARGV[5], 1)", "local life = ARGV[4]"),
+        ("settle_is_fenced_after_takeover", "settle", "if version ~= ARGV[1] then", "if false then"),
+        ("unknown_is_settled_by_its_new_version", "settle", "fresh, ARGV[3]", "version, ARGV[3]"),
+        ("final_state_sets_the_ttl", "settle", "redis.call('PEXPIRE', KEYS[1], math.max(ARGV[4], 1))\n", ""),
+        ("only_the_holder_renews", "renew", "version ~= ARGV[1] or", "false or"),
+        ("only_the_holder_renews", "renew", "tonumber(ends) < lease", "false"),
+        ("alias", "alias", "state == 'inflight' or", "false or"),
+        (
+            "clear_forgets_record_and_history",
+            "clear",
+            "KEYS[first + 1], KEYS[first + 2], KEYS[first + 3]",
+            "KEYS[first + 1]",
+        ),
+        ("flush_fits_its_filter", "clear", "ARGV[1] == '' or ARGV[1] == tool", "true"),
+        ("counts_by_tool_and_state", "count", "tonumber(lock) <= now", "false"),
+        ("append_is_gap_free", "append", "return length\n", "return length + 1\n"),
+        ("breakers_keep_the_newest_epoch", "breaker", "> tonumber(ARGV[2])", "> 1e300"),
+    ],
+)
+def test_the_conformance_rules_notice(
+    rule: str, script: str, old: str, new: str, plant: Plant, valkey_url: str, unique: str
+) -> None:
+    plant(script, old, new)
+    with pytest.raises((AssertionError, TypeError, ValueError)):
+        JournalConformance(lambda: RedisStore(valkey_url, prefix=unique)).check(rule)
+
+
+def test_a_repeated_claim_that_is_not_recognised(plant: Plant, valkey_url: str, unique: str) -> None:
+    """Without the nonce, the second try of a claim whose answer got lost finds the claim held: by itself."""
+    _claim_twice(valkey_url, unique)
+    plant("claim", "if nonce == ARGV[3] then", "if false then")
+    with pytest.raises(AssertionError):
+        _claim_twice(valkey_url, unique + "2")
+
+
+def _claim_twice(url: str, prefix: str) -> None:
+    async def work(journal: RedisJournal) -> None:
+        journal._steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
+        first = claimed(await journal.begin(ask("k")))
+        assert claimed(await journal.begin(ask("k"))).version == first.version
+
+    in_face("sync", RedisStore(url, prefix=prefix), work)
+
+
+def test_a_repeated_settlement_that_is_not_recognised(plant: Plant, valkey_url: str, unique: str) -> None:
+    _settle_twice(valkey_url, unique)
+    plant("settle", "return nonce == ARGV[2] and version", "return false")
+    with pytest.raises(AssertionError):
+        _settle_twice(valkey_url, unique + "2")
+
+
+def _settle_twice(url: str, prefix: str) -> None:
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("k")))
+        journal._steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
+        first = await journal.settle("k", held.version, done())
+        assert first is not None
+        assert await journal.settle("k", held.version, done()) == first
+
+    in_face("sync", RedisStore(url, prefix=prefix), work)
+
+
+@pytest.mark.parametrize("script", ["settle", "clear"])
+def test_a_change_that_is_not_published(script: str, plant: Plant, valkey_url: str, unique: str) -> None:
+    _woken(script, valkey_url, unique)
+    plant(script, "redis.call('PUBLISH'", "tostring('PUBLISH'")
+    with pytest.raises(AssertionError):
+        _woken(script, valkey_url, unique + "2")
+
+
+def _woken(script: str, url: str, prefix: str) -> None:
+    import threading
+    import time
+
+    store = RedisStore(url, prefix=prefix)
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("k")))
+        other = store.open_sync()
+
+        def act() -> None:
+            with redis.Redis.from_url(url) as client:
+                while not client.hexists(Names(prefix).shard("k").record + "k", "w"):
+                    time.sleep(0.01)
+            drive(other.clear("k") if script == "clear" else other.settle("k", held.version, done()))
+
+        thread = threading.Thread(target=act)
+        thread.start()
+        started = time.monotonic()
+        await journal.wait("k", held.version, 1.5)
+        thread.join()
+        assert time.monotonic() - started < 1.4
+
+    in_face("sync", store, work)
+
+
+def test_a_newer_record_that_is_taken(plant: Plant, valkey_url: str, unique: str) -> None:
+    plant("claim", "> tonumber(ARGV[7])", "> 1e300")
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(ask("k")))
+        with redis.Redis.from_url(valkey_url) as client:
+            name = Names(unique).shard("k").record + "k"
+            meta = client.hget(name, "m")
+            assert isinstance(meta, bytes)
+            client.hset(name, "m", b"99" + meta[1:])
+        assert isinstance(await journal.take(ask("k", "call-2"), held.version), Claimed), "the planted bug"
+
+    in_face("sync", RedisStore(valkey_url, prefix=unique), work)
+
+
+async def test_a_cancelled_caller_whose_claim_stays(
+    valkey_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the orphan's way back, the claim of a cancelled caller blocks others until its lease ends."""
+
+    def deaf(pipe: Pipe, reply: Any) -> None:
+        entry = pipe._sent.popleft()
+        if not entry.future.done():
+            entry.future.set_result(reply)
+
+    monkeypatch.setattr(Pipe, "_reply", deaf)
+    journal = RedisStore(valkey_url, prefix=unique).open_async()
+    claimed(await journal.begin(ask("another")))
+    task = asyncio.create_task(journal.begin(ask("k")))
+    pipe = journal._link._seed
+    assert isinstance(pipe, Pipe)
+    while not pipe._sent:
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0.2)
+    assert existing(await journal.begin(ask("k", "call-2"))).current.state == "inflight", "the planted bug"
+    await journal.close()
+
+
+def test_a_settlement_that_forgets_what_it_has_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.integration.stores.test_composed import test_a_repeated_settle_writes_its_events_once as check
+
+    monkeypatch.setattr(_settling.Settling, "_remember", lambda *_: None)
+    from antiphon.stores import MemoryStore
+
+    with pytest.raises(AssertionError):
+        check((MemoryStore(), MemoryStore()))
