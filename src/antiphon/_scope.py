@@ -176,11 +176,15 @@ class RunScope:
     @contextmanager
     def inside(self, call: str) -> Iterator[None]:
         """Nested calls made by the body of *call* get a lane of their own."""
-        token = _cursor.set(Cursor(self, Lane(f"{call}>", _me(), call), 0))
+        token = self.go_inside(call)
         try:
             yield
         finally:
             _cursor.reset(token)
+
+    def go_inside(self, call: str) -> Token[Cursor | None]:
+        """The same for the rest of a context that ends with the call's body."""
+        return _cursor.set(Cursor(self, Lane(f"{call}>", _me(), call), 0))
 
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +9,13 @@ from antiphon._gateway import record, streams
 from antiphon._gateway.breakers import Path
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._gateway.context import CallContext, Held, held, running
-from antiphon._gateway.hooks import HookCall
+from antiphon._gateway.hooks import HookCall, refused_by_hook
+from antiphon._gateway.late import settle_late
+from antiphon._gateway.settling import UNKNOWN_HINT
 from antiphon._gateway.threads import Abandoned, ThreadRunner, TimedOut
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import RecordedAttempt
 from antiphon.contract.result import Retried
-from antiphon.contract.spec import ToolSpec
 from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.classify import classify, is_control_flow
 from antiphon.decide.failure import Failure, timed_out
@@ -24,10 +24,7 @@ from antiphon.decide.retry import Retry, Stop, after_failure
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
 
-UNKNOWN_HINT = (
-    "It is not known whether the call took effect. Verify the outcome (or ask a person) before anything else; "
-    "do not make the same call again."
-)
+Permits = list[tuple[Breaker, Permit]]
 
 
 class Attempts:
@@ -46,18 +43,21 @@ class Attempts:
         plain = tool.inline and call.timeout is None and call.deadline is None and not core.asynchronous
         number = 0
         last: Outcome | None = None
-        doubt = False
-        now = call.started
+        now = call.started if plain and not call.waited else clock.monotonic()
         while True:
             number += 1
-            if number > 1:
-                now = clock.monotonic()
-                if hooked is not None:
-                    core.hooks.before(hooked := hooked._replace(attempt=number))
-            permits: list[tuple[Breaker, Permit]] = []
+            if call.deadline is not None and call.deadline <= now:
+                return self._stopped(call, last, _too_late())
+            permits: Permits = []
             refusal = self._permits(path, permits, now)
             if refusal is not None:
                 return self._refused(call, refusal, last)
+            if number > 1 and hooked is not None:
+                hooked = hooked._replace(attempt=number)
+                stop = self._before_again(call, hooked, last)
+                if stop is not None:
+                    self.vote(path, permits, None)
+                    return stop
             began = now
             try:
                 if plain and call.scope is None:
@@ -70,40 +70,62 @@ class Attempts:
                     value = await self._invoke(call, number, began)
             except Abandoned as error:
                 self.vote(path, permits, None)
-                return failed("retriable_error", "too_many_abandoned_threads", str(error), retriable=True)
+                return self._abandoned(call, hooked, last, error)
             except BaseException as error:
                 now = clock.monotonic()
                 if is_control_flow(error):
                     self.vote(path, permits, None)
                     self.note(call, began, now, error_code="cancelled")
+                    if hooked is not None:
+                        core.hooks.after(hooked, interrupted(call, error))
                     raise
-                failure = _failure(error, tool.spec)
+                failure = self.failure_of(call, error)
                 self.note(call, began, now, error_code=failure.code, retriable=failure.retriable)
                 self.vote(path, permits, failure)
-                outcome, delay = self._judge(call, number, failure, error, now, path, budget, doubt)
-                doubt = doubt or failure.may_have_happened
+                outcome, delay = self._judge(call, number, failure, error, now, path, budget)
+                call.doubt = call.doubt or failure.may_have_happened
                 if hooked is not None:
                     core.hooks.after(hooked, outcome)
                 if delay is None:
                     return outcome
                 last = outcome
                 await self._pause(call, number, failure, delay, (now - began) * 1000)
+                now = clock.monotonic()
                 continue
-            if tool.kind == "generator" or tool.kind == "async_generator":
+            if tool.streams:
                 outcome = Outcome("success", attempts=number)
-                outcome.stream = streams.open_stream(core, call, value, permits, began)
+                outcome.stream = streams.open_stream(core, call, value, permits, began, hooked, number)
                 return outcome
             now = clock.monotonic()
             self.note(call, began, now)
-            for breaker, permit in permits:
-                transitions = breaker.success(permit, now)
-                if transitions:
-                    self._changed(path, breaker, transitions)
+            self.succeeded(path, permits, now)
             budget.success()
             outcome = Outcome("success", value, number)
             if hooked is not None:
                 core.hooks.after(hooked, outcome)
             return outcome
+
+    def _before_again(self, call: Call, hooked: HookCall, last: Outcome | None) -> Outcome | None:
+        """The before-hooks of a further attempt; an outcome if one of them stopped it."""
+        try:
+            self.core.hooks.before(hooked)
+        except Exception as error:
+            stop = self._stopped(call, last, refused_by_hook(error))
+            self.core.hooks.after(hooked, stop)
+            return stop
+        return None
+
+    def _abandoned(self, call: Call, hooked: HookCall | None, last: Outcome | None, error: Abandoned) -> Outcome:
+        stop = self._stopped(call, last, failed("retriable_error", error.code, str(error), retriable=True))
+        if hooked is not None and last is not None:
+            self.core.hooks.after(hooked, stop)
+        return stop
+
+    def failure_of(self, call: Call, error: BaseException) -> Failure:
+        """What kind of failure an exception is."""
+        if isinstance(error, TimedOut):
+            return timed_out(error.seconds, still_running=error.still_running)
+        return classify(error, call.tool.listed, wall_ms=self.core.clock.now_ms())
 
     async def _pause(self, call: Call, number: int, failure: Failure, delay: float, latency: float) -> None:
         retried = Retried(attempt=number, delay_ms=delay, reason_code=failure.code, latency_ms=latency)
@@ -114,19 +136,18 @@ class Attempts:
         await self.core.clock.sleep(delay / 1000)
 
     async def once(self, call: Call) -> Outcome:
-        """One plain attempt, as if there were no gateway (shadow mode)."""
+        """One plain attempt without breaker, time limit or retry (shadow mode)."""
+        call.timeout = call.deadline = None
         try:
-            value = call.tool.invoke(call.params, None)
-            if inspect.isawaitable(value):
-                value = await value
+            value = await self._invoke(call, 1, call.started)
         except Exception as error:
-            failure = classify(error, call.tool.spec)
-            outcome = failed("error", failure.code, failure.message, attempts=1)
+            failure = self.failure_of(call, error)
+            outcome = failed("error", failure.code, failure.message, retriable=failure.retriable, attempts=1)
             outcome.exception = error
             return outcome
         outcome = Outcome("success", value, attempts=1)
-        if call.tool.kind in ("generator", "async_generator"):
-            outcome.stream = value
+        if call.tool.streams:
+            outcome.stream = streams.bare(value, self.core.asynchronous)
         return outcome
 
     # -- one attempt ---------------------------------------------------------------------------------------------
@@ -138,6 +159,8 @@ class Attempts:
             left = call.deadline - now
             limit = left if limit is None else min(limit, left)
         context = self._context(call, number, limit) if tool.context_param is not None else None
+        if tool.streams:
+            return await streams.first_piece(call, context, limit, self.core.clock)
         outer = held.get()
         token = held.set(Held(call.key, outer))
         token_running = running.set(context)
@@ -150,9 +173,7 @@ class Attempts:
                     return tool.invoke(call.params, context)
                 return await self._on_thread(call, context, limit)
             value = tool.invoke(call.params, context)
-            if tool.kind == "async":
-                return await (value if limit is None else _within(value, limit))
-            return value
+            return await (value if limit is None else streams.within(value, limit))
         finally:
             if nested is not None:
                 nested.__exit__(None, None, None)
@@ -162,7 +183,7 @@ class Attempts:
     async def _on_thread(self, call: Call, context: CallContext | None, limit: float | None) -> Any:
         """A synchronous tool that must not block: it cannot be stopped, so its late result settles its record."""
         carried = copy_context()
-        late = self.core.keeper.late(self.core, call)
+        late = settle_late(self.core, call)
 
         def work() -> Any:
             return carried.run(call.tool.invoke, call.params, context)
@@ -196,7 +217,6 @@ class Attempts:
         now: float,
         path: Path,
         budget: Any,
-        doubt: bool,
     ) -> tuple[Outcome, float | None]:
         """The outcome if this was the last attempt, or the pause before the next one."""
         tool, core = call.tool, self.core
@@ -216,7 +236,7 @@ class Attempts:
             budget=budget,
             now=now,
             chance=core.clock.uniform(0.0, 1.0),
-            doubt=doubt,
+            doubt=call.doubt,
         )
         if isinstance(step, Retry):
             return failed(
@@ -235,6 +255,7 @@ class Attempts:
                 attempts=number,
                 reason=step.reason,
             )
+        outcome.unclassified = failure.unclassified
         outcome.exception = error
         if open_now:
             outcome.breaker = self._state(path)
@@ -243,14 +264,24 @@ class Attempts:
     def _refused(self, call: Call, refusal: Refusal, last: Outcome | None) -> Outcome:
         from antiphon._gateway.core import circuit_open
 
+        if last is not None:
+            last.breaker = refusal.state  # our own attempts opened it: their error is the answer (R9)
+        return self._stopped(call, last, circuit_open(call, refusal))
+
+    def _stopped(self, call: Call, last: Outcome | None, stop: Outcome) -> Outcome:
+        """No further attempt may start: the last one's error is the answer, and what it left open stays open (D3)."""
         if last is None:
-            return circuit_open(call, refusal)
-        last.breaker = refusal.state  # our own attempts opened it: their error is the answer (R9)
+            return stop
+        if call.doubt and not call.tool.spec.idempotent:
+            message = f"{call.tool.full_name}: {last.message}. {UNKNOWN_HINT}"
+            return failed("error", "outcome_unknown", message, attempts=last.attempts, reason=last.code)
+        if stop.status == "retry_exhausted":
+            last.status, last.reason = "retry_exhausted", stop.reason
         return last
 
     # -- breaker bookkeeping -------------------------------------------------------------------------------------
 
-    def _permits(self, path: Path, permits: list[tuple[Breaker, Permit]], now: float) -> Refusal | None:
+    def _permits(self, path: Path, permits: Permits, now: float) -> Refusal | None:
         enforce = self.core.switches.open_mode
         for _, breaker in path:
             permit = breaker.permit(now)
@@ -267,7 +298,7 @@ class Attempts:
                 self._changed(path, breaker, permit.transitions)
         return None
 
-    def vote(self, path: Path, permits: list[tuple[Breaker, Permit]], failure: Failure | None) -> None:
+    def vote(self, path: Path, permits: Permits, failure: Failure | None) -> None:
         """Report a failed attempt; ``None`` gives the permits back without a vote."""
         now = self.core.clock.monotonic()
         for breaker, permit in permits:
@@ -275,6 +306,13 @@ class Attempts:
                 transitions = breaker.neutral(permit, now)
             else:
                 transitions = breaker.failure(permit, now, failure.breaker_vote, failure.retry_after_ms)
+            if transitions:
+                self._changed(path, breaker, transitions)
+
+    def succeeded(self, path: Path, permits: Permits, now: float) -> None:
+        """Report an attempt that went well."""
+        for breaker, permit in permits:
+            transitions = breaker.success(permit, now)
             if transitions:
                 self._changed(path, breaker, transitions)
 
@@ -303,22 +341,12 @@ class Attempts:
         call.attempts = (*call.attempts, attempt) if call.attempts else (attempt,)
 
 
-def _failure(error: BaseException, spec: ToolSpec) -> Failure:
-    """What went wrong, classified; a limit of ours is told apart from the tool's own errors."""
-    if isinstance(error, TimedOut):
-        return timed_out(error.seconds, still_running=error.still_running)
-    return classify(error, spec)
+def interrupted(call: Call, interrupt: BaseException) -> Outcome:
+    """The outcome of a call whose caller was cancelled or interrupted."""
+    what = type(interrupt).__name__
+    count = len(call.attempts)
+    return failed("error", "cancelled", f"{call.tool.full_name} was interrupted: {what}.", attempts=count)
 
 
-async def _within(awaitable: Any, seconds: float) -> Any:
-    """Await with a limit of ours, told apart from a ``TimeoutError`` of the tool's own."""
-    import asyncio
-
-    timeout = asyncio.timeout(seconds)
-    try:
-        async with timeout:
-            return await awaitable
-    except TimeoutError:
-        if timeout.expired():
-            raise TimedOut(seconds) from None
-        raise
+def _too_late() -> Outcome:
+    return failed("retry_exhausted", "deadline_exceeded", "The deadline had passed before the call was made.")

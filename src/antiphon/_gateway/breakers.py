@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.tool import Tool
 from antiphon.contract.spec import DEFAULT_BREAKER, BreakerPolicy
-from antiphon.decide.breaker import RESET_REASON, Breaker, Transition
+from antiphon.decide.breaker import CONFIGURED_REASON, RESET_REASON, Breaker, Transition
 from antiphon.ports import BreakerRow, Clock
 
 Path = tuple[tuple[str, Breaker], ...]
@@ -66,6 +66,22 @@ class Breakers:
         elif policy is not DEFAULT_BREAKER and breaker.policy is DEFAULT_BREAKER:
             breaker.policy = policy  # an operator's row came before the tool's first call
         return breaker
+
+    def replace(self, tool: Tool) -> None:
+        """Take the tool's new policy. What time or an operator made of the breaker stays; counters start anew."""
+        key = breaker_key("tool", tool)
+        now = self._clock.monotonic()
+        with self._lock:
+            old = self._by_key.get(key)
+            if old is None:
+                return
+            new = self._by_key[key] = Breaker(tool.breaker_policy)
+            self._paths.clear()
+            state = old.export(now)
+            if state.state not in ("CLOSED", new.state) and state.reason != CONFIGURED_REASON:
+                new.adopt(state.state, state.epoch, state.remaining_ms, state.reason, now)
+            new.epoch = max(new.epoch, state.epoch)
+            self.dirty[key] = new
 
     def get(self, key: str) -> Breaker:
         """The breaker of that name, made if need be (an operator may force one before its first call)."""

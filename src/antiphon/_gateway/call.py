@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Event
 from typing import Any, Literal
 
 from antiphon._gateway.tool import Tool
@@ -40,6 +41,7 @@ class Call:
     traceparent: str | None = None
     turn: Any = None
     guard: Any = None
+    loop_note = ""
     scope: RunScope | None = None
     site: Site | None = None
     log_params: Any = None
@@ -52,6 +54,12 @@ class Call:
     """Events to be written with the outcome."""
     key = idem_key = digest = exact = fingerprint = ""
     version = 0
+    doubt = False
+    """Whether a failed attempt may have had its effect."""
+    outcome: Outcome | None = None
+    """What came of the attempts; the record has yet to say so."""
+    gate: Event | None = None
+    """Set when the call is over; a result that comes later waits for it (R8)."""
     waited = 0
     started = 0.0
     started_ms = 0
@@ -86,6 +94,7 @@ class Outcome:
     metadata: dict[str, Any] | None = None
     breaker: str | None = None
     reason = ""
+    unclassified = False
     stream: Any = None
 
     def __init__(self, status: Status, value: Any = None, attempts: int = 0) -> None:

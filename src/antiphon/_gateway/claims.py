@@ -7,27 +7,28 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, assert_never
 
-from antiphon._gateway import record
-from antiphon._gateway.attempts import UNKNOWN_HINT
+from antiphon._gateway import record, settling
 from antiphon._gateway.call import Call, Outcome, failed
+from antiphon._gateway.context import CallContext
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord, RecordedRequest
 from antiphon.contract.spec import DidNotHappen, Happened
 from antiphon.decide import claim as rules
-from antiphon.errors import StoreError, StoreUnavailable
-from antiphon.ports import Ask, Claimed, Existing, Final
+from antiphon.errors import StoreError
+from antiphon.ports import Ask, Claimed
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
 
 log = logging.getLogger("antiphon.gateway")
 
-_FIRST_WAIT_S = 1.0
-_SETTLE_TRIES = 4
+_FIRST_LOOK_S, _LONGEST_LOOK_S = 1.0, 5.0
+"""A waiter is woken by the store; beside that it looks by itself whether the holder's process still exists."""
 
 
-def _ask(core: Core, call: Call, key: str) -> Ask:
+def ask_of(core: Core, call: Call, key: str) -> Ask:
+    """The request for the claim on *key*."""
     tool = call.tool
     return Ask(
         key,
@@ -52,16 +53,15 @@ def _ask(core: Core, call: Call, key: str) -> Ask:
     )
 
 
-def _claimant(call: Call) -> rules.Claimant:
-    spec = call.tool.spec
+def claimant_of(call: Call) -> rules.Claimant:
+    """What the rules need to know of the call."""
     return rules.Claimant(
         call.identity,
         call.digest,
-        spec.idempotent,
+        call.tool.spec.idempotent,
         call.given_key is not None,
         call.mode == "bestEffort",
         call.reuse,
-        spec.on_conflict,
         call.waited,
     )
 
@@ -69,49 +69,56 @@ def _claimant(call: Call) -> rules.Claimant:
 async def claim(core: Core, call: Call) -> Outcome | None:
     """``None`` when the claim is ours, else the answer somebody else's execution gives."""
     journal = core.journal()
-    ask = _ask(core, call, call.key)
+    ask = ask_of(core, call, call.key)
     events = record.start_rows(core, call) if call.scope is not None else ()
     got = await journal.begin(ask, events)
-    pause = _FIRST_WAIT_S
+    look = _FIRST_LOOK_S
     while not isinstance(got, Claimed):
-        decision = rules.decide(got, _claimant(call))
+        decision = rules.decide(got, claimant_of(call))
         if isinstance(decision, (rules.Wait, rules.Busy)) and certainly_dead(got.current.owner):
-            decision = rules.decide(got, _claimant(call)._replace(owner_gone=True))
+            decision = rules.decide(got, claimant_of(call)._replace(owner_gone=True))
         match decision:
             case rules.Run(version):
                 got = await journal.take(ask, version, events)
+                continue
             case rules.Reuse(found, matched_on, shared):
                 return await _reuse(core, call, found, matched_on, shared, got.now_ms)
             case rules.Wait(version, left_ms):
-                if not core.asynchronous and _in_event_loop():
-                    return _in_flight(call, "a synchronous gateway does not wait inside an event loop")
-                call.waited = call.waited or version
-                left = left_ms / 1000
-                if call.deadline is not None:
-                    left = min(left, call.deadline - core.clock.monotonic())
-                    if left <= 0:
-                        return _in_flight(call, "the deadline came first")
-                await journal.wait(call.key, version, min(left, pause))
-                pause *= 2
-                got = await journal.read(call.key, call.identity) or await journal.begin(ask, events)
+                refused = await _wait(core, call, version, min(left_ms / 1000, look))
+                if refused is not None:
+                    return refused
+                look = min(look * 2, _LONGEST_LOOK_S)
             case rules.Busy():
                 return _in_flight(call, "the call asked not to wait")
             case rules.Conflict(found):
                 if call.tool.spec.on_conflict != "independent":
                     return _conflict(core, call, found)
-                ask = ask._replace(key=f"{call.key}.{call.digest[:32]}")
-                call.key = ask.key
-                got = await journal.begin(ask, events)
+                call.key = f"{call.key}.{call.digest[:32]}"
+                ask = ask._replace(key=call.key)
             case rules.Unknown(found, mark):
-                settled = await _unknown(core, call, found, mark)
-                if isinstance(settled, Outcome):
-                    return settled
-                got = await journal.take(ask, settled, events)
+                current = found.version == got.current.version
+                answer = await _unknown(core, call, found, mark) if current else _still_unknown(call)
+                if answer is not None:
+                    return answer
             case _:
                 assert_never(decision)
+        got = await journal.read(call.key, call.identity) or await journal.begin(ask, events)
     call.version = got.version
     if events:
         call.recorded = True
+    return None
+
+
+async def _wait(core: Core, call: Call, version: int, seconds: float) -> Outcome | None:
+    """Wait for *version* to settle; an answer if this call may not wait (any longer)."""
+    if not core.asynchronous and _in_event_loop():
+        return _in_flight(call, "a synchronous gateway does not wait inside an event loop")
+    call.waited = call.waited or version
+    if call.deadline is not None:
+        seconds = min(seconds, call.deadline - core.clock.monotonic())
+        if seconds <= 0:
+            return _in_flight(call, "the deadline came first")
+    await core.journal().wait(call.key, version, seconds)
     return None
 
 
@@ -121,8 +128,8 @@ def _in_event_loop() -> bool:
 
 
 def _in_flight(call: Call, why: str) -> Outcome:
-    message = f"An equal call of {call.tool.full_name} is running and this one did not wait for it: {why}."
-    return failed("retriable_error", "in_flight", message, retriable=True)
+    message = f"An equal call of {call.tool.full_name} is in flight ({why}). This one was not made."
+    return failed("retriable_error", "in_flight", message, retriable=True, reason="in_flight")
 
 
 def _conflict(core: Core, call: Call, found: DedupeRecord) -> Outcome:
@@ -146,61 +153,102 @@ async def answer_if_done(core: Core, call: Call) -> Outcome | None:
         return None
     if got is None:
         return None
-    decision = rules.decide(got, _claimant(call))
+    decision = rules.decide(got, claimant_of(call))
     if isinstance(decision, rules.Reuse):
-        return await _reuse(core, call, decision.record, decision.matched_on, decision.shared, got.now_ms)
+        return await _reuse(core, call, decision.record, decision.matched_on, decision.shared, got.now_ms, write=False)
     return None
 
 
-async def _reuse(core: Core, call: Call, found: DedupeRecord, matched_on: Any, shared: bool, now_ms: int) -> Outcome:
-    outcome = await core.keeper.restore(call, found)
+async def _reuse(
+    core: Core,
+    call: Call,
+    found: DedupeRecord,
+    matched_on: Any,
+    shared: bool,
+    now_ms: int,
+    *,
+    write: bool = True,
+) -> Outcome:
+    outcome = await core.keeper.restore(call, found, core.asynchronous)
     outcome.from_cache = True
     outcome.matched_on = matched_on
     outcome.age_ms = now_ms - found.updated_at_ms
     if shared:
         label = {"reused": True, "from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, outcome.age_ms)}
         outcome.metadata = {**(outcome.metadata or {}), **label}
-        if not call.tool.spec.idempotent and found.state == "done":
-            await core.journal().alias(call.key, call.identity, found.version)
+        if write and found.state == "done" and (matched_on == "inflight" or call.reuse != "session"):
+            await _remember(core, call, found.version)
     if call.scope is not None:
         record.decision(call, "reused", {"state": found.state}, {"matchedOn": matched_on, "ageMs": outcome.age_ms})
     core.telemetry.hit(call, "inflight" if matched_on == "inflight" else found.state)
     return outcome
 
 
+async def _remember(core: Core, call: Call, version: int) -> None:
+    """Let a redelivery of this very call find the answer it was given (D2), whatever runs in between."""
+    try:
+        await core.journal().alias(call.key, call.identity, version)
+    except StoreError as error:  # the answer stands; only its redelivery may be answered anew
+        log.warning("the shared answer of %s was not remembered: %s", call.tool.full_name, error)
+
+
 # -- unknown outcomes --------------------------------------------------------------------------------------------
 
 
-async def _unknown(core: Core, call: Call, found: DedupeRecord, mark: bool) -> Outcome | int:
-    """An earlier dispatch may have happened. The version to take over if it certainly did not."""
+async def _unknown(core: Core, call: Call, found: DedupeRecord, mark: bool) -> Outcome | None:
+    """An earlier dispatch may have happened: settle what can be settled. ``None``: look at the record again."""
     version = found.version
     journal = core.journal()
     if mark:
-        marked = await journal.settle(call.key, version, unknown_final(call, "its worker was lost", found))
+        final = settling.unknown_final(call, "its worker was lost")
+        marked = await journal.settle(call.key, version, final._replace(attempts=(), attempt_count=1))
         if marked is None:
-            return _still_unknown(call)
+            return None
         version = marked
-    if call.tool.spec.reconcile is not None:
-        verdict = await _reconcile(core, call)
-        if isinstance(verdict, DidNotHappen):
-            return version
-        if isinstance(verdict, Happened):
-            final = await core.keeper.final_success(core, call, verdict.value)
-            settled = await journal.settle(call.key, version, final)
-            if settled is not None:
-                outcome = Outcome("success", verdict.value)
-                outcome.from_cache = True
-                outcome.metadata = {"reconciled": True}
-                return outcome
-    return _still_unknown(call)
+    if call.tool.spec.reconcile is None:
+        return _still_unknown(call)
+    verdict = await _reconcile(core, call, found)
+    if verdict is None:
+        return _still_unknown(call)
+    if isinstance(verdict, DidNotHappen):
+        not_dispatched = settling.not_dispatched(call)
+        await journal.settle(call.key, version, not_dispatched)
+        return None
+    final = await core.keeper.final_success(call, verdict.value, core.asynchronous)
+    settled = await journal.settle(call.key, version, final._replace(attempts=(), attempt_count=1))
+    if settled is None:
+        return None
+    outcome = Outcome("success", verdict.value)
+    outcome.from_cache = True
+    outcome.metadata = {"reconciled": True}
+    if found.request.identity != call.identity:
+        await _remember(core, call, settled)
+    return outcome
 
 
-async def _reconcile(core: Core, call: Call) -> Happened | DidNotHappen | None:
+async def _reconcile(core: Core, call: Call, found: DedupeRecord) -> Happened | DidNotHappen | None:
     """Ask the tool's own read-back; an error there leaves the outcome unknown."""
     function = call.tool.spec.reconcile
     assert function is not None
+    arguments: tuple[Any, ...] = (dict(call.params),)
+    if call.tool.reconcile_wants_context:
+        context = CallContext(
+            call.tool.full_name,
+            found.idempotency_key,
+            found.fence,
+            None,
+            0,
+            found.request.request_id,
+            None if found.request.tool_call_id is UNSET else found.request.tool_call_id,
+            found.request.session_key,
+            found.request.actor_id,
+        )
+        arguments = (*arguments, context)
     try:
-        answer = function(dict(call.params))
+        if core.asynchronous and not inspect.iscoroutinefunction(function):
+            answer = await core.attempts.threads.run_async(lambda: function(*arguments), None, None)
+        else:
+            answer = function(*arguments)
         if inspect.isawaitable(answer):
             answer = await answer
     except Exception:
@@ -216,96 +264,6 @@ async def _reconcile(core: Core, call: Call) -> Happened | DidNotHappen | None:
 def _still_unknown(call: Call) -> Outcome:
     message = (
         f"An earlier call of {call.tool.full_name} with these arguments was dispatched and its outcome was never seen. "
-        f"{UNKNOWN_HINT} An operator can settle it: antiphon claims resolve {call.fingerprint}"
+        f"{settling.UNKNOWN_HINT} An operator can settle it: antiphon claims resolve {call.fingerprint}"
     )
     return failed("error", "outcome_unknown", message)
-
-
-def unknown_final(call: Call, why: str, found: DedupeRecord | None = None) -> Final:
-    """How a record says that nobody knows."""
-    message = f"{call.tool.full_name} was dispatched, but {why}. {UNKNOWN_HINT}"
-    ttl = max(call.tool.ttl.done_ms, call.tool.ttl.failed_ms)
-    count = len(call.attempts) if found is None else 1
-    return Final(
-        "failed", ttl, error=(rules.UNKNOWN_CODE, message, True, False), attempts=call.attempts, attempt_count=count
-    )
-
-
-# -- the end of our own claim ------------------------------------------------------------------------------------
-
-
-async def settle(core: Core, call: Call, outcome: Outcome) -> None:
-    """Write the outcome and its events. The effect has happened: a store that fails is retried, then reported."""
-    if outcome.attempts == 0:
-        final = Final("cancelled", call.tool.ttl.failed_ms, dispatched=False)
-    elif outcome.status == "success":
-        final = core.keeper.small_success(call, outcome) or await core.keeper.final_success(
-            core, call, outcome.value, outcome
-        )
-    else:
-        error = (outcome.code, core.keeper.clean(outcome.message), outcome.terminal, outcome.retriable)
-        unknown = outcome.code == rules.UNKNOWN_CODE
-        ttl = max(call.tool.ttl.done_ms, call.tool.ttl.failed_ms) if unknown else call.tool.ttl.failed_ms
-        final = Final("failed", ttl, error=error, attempts=call.attempts, attempt_count=outcome.attempts)
-    await write(core, call, final, outcome)
-
-
-async def write(core: Core, call: Call, final: Final, outcome: Outcome | None) -> None:
-    """Settle with a few tries; ``notRecorded`` in the answer's metadata says when none got through."""
-    events = record.finish_rows(core, call, outcome) if outcome is not None and call.site is not None else ()
-    for attempt in range(_SETTLE_TRIES):
-        try:
-            version = await core.journal().settle(call.key, call.version, final, events)
-        except StoreUnavailable as error:
-            if attempt + 1 < _SETTLE_TRIES:
-                await core.clock.sleep(0.05 * 2**attempt)
-                continue
-            core.telemetry.outage(call, error, False)
-            if outcome is not None:
-                note = {"notRecorded": error.code}
-                outcome.metadata = {**(outcome.metadata or {}), **note}
-            return
-        if events:
-            call.rows = call.site = None
-        if version is None:
-            core.telemetry.fenced(call)
-            if outcome is not None:
-                outcome.metadata = {**(outcome.metadata or {}), "fenced": True}
-        else:
-            call.version = version
-        return
-
-
-async def interrupted(core: Core, call: Call, interrupt: BaseException) -> None:
-    """The caller was cancelled or the process interrupted while the tool ran."""
-    if call.tool.spec.idempotent:
-        final = Final("cancelled", call.tool.ttl.failed_ms, attempts=call.attempts, attempt_count=1, dispatched=True)
-    else:
-        final = unknown_final(call, f"the caller was interrupted ({type(interrupt).__name__})")
-    outcome = failed(
-        "error", "cancelled", f"{call.tool.full_name} was interrupted: {type(interrupt).__name__}.", attempts=1
-    )
-    try:
-        if core.asynchronous:
-            import asyncio
-
-            await asyncio.shield(asyncio.ensure_future(write(core, call, final, outcome)))
-        else:
-            await write(core, call, final, outcome)
-    except StoreError:
-        log.warning("an interrupted call of %s could not be settled; its lease will run out", call.tool.full_name)
-
-
-async def shadow(core: Core, call: Call) -> str | None:
-    """What the claim would have said, under keys of its own; never waits, blocks or retries."""
-    journal = core.journal()
-    key = f"shadow.{call.key}"
-    try:
-        got = await journal.begin(_ask(core, call, key))
-        if isinstance(got, Claimed):
-            await journal.settle(key, got.version, Final("done", call.tool.ttl.done_ms, attempt_count=1))
-            return None
-        assert isinstance(got, Existing)
-        return type(rules.decide(got, _claimant(call))).__name__.lower()
-    except StoreError as error:
-        return error.code

@@ -8,22 +8,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from antiphon._gateway import claims, guards, record
-from antiphon._gateway.attempts import Attempts
+from antiphon._gateway import claims, guards, record, settling
+from antiphon._gateway.attempts import Attempts, interrupted
 from antiphon._gateway.breakers import Breakers
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._gateway.context import held, is_held
-from antiphon._gateway.hooks import HookCall, HookReply, Hooks
+from antiphon._gateway.hooks import HookCall, HookReply, Hooks, refused_by_hook
 from antiphon._gateway.keeping import Keeper
 from antiphon._gateway.parts import Parts
 from antiphon._gateway.renewer import Renewer
 from antiphon._gateway.settings import Settings
+from antiphon._gateway.shadow import Shadow
 from antiphon._gateway.switches import Switches
 from antiphon._gateway.tool import Tool
 from antiphon._scope import current_scope
 from antiphon.decide.breaker import Refusal
 from antiphon.decide.budget import TokenBucket
-from antiphon.errors import InvalidInput, StoreError
+from antiphon.errors import ConfigError, InvalidInput, StoreError
 from antiphon.keys import KeyMaker
 from antiphon.ports import BreakerRow, Clock, Journal
 
@@ -52,8 +53,9 @@ class Core:
         self.budgets: dict[str, TokenBucket] = {}
         self.renewer = Renewer(parts.store, clock, settings)
         self.attempts = Attempts(self)
+        self.shadow = Shadow(self)
         self.guards = guards.Guards(settings.loop)
-        self.next_refresh = 0.0
+        self.next_refresh = self._next_reload = 0.0
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -85,7 +87,10 @@ class Core:
         hooked: HookCall | None = None
         if self.hooks.active:
             hooked = self._hook_call(call, 1)
-            reply = self.hooks.before(hooked)
+            try:
+                reply = self.hooks.before(hooked)
+            except Exception as error:
+                return await self.finish(call, refused_by_hook(error), hooked, recorded=False)
             if reply is not None:
                 _apply(reply, call)
         try:
@@ -98,16 +103,25 @@ class Core:
         if scope is not None:
             record.enter(call, scope)
         switches = self.switches
-        if switches.any_shadow and switches.shadows(call.tool) and not call.safety:
-            return await self.finish(call, await self._shadow(call), hooked)
-        outcome_or_none = self._short_circuit(call, started)
-        if outcome_or_none is not None:
-            outcome = outcome_or_none
-        elif call.mode == "disabled" or not (switches.derive_keys or call.given_key):
-            outcome = await self._unclaimed(call, hooked)
-        else:
-            outcome = await self._claimed(call, hooked)
+        try:
+            if switches.any_shadow and switches.shadows(call.tool) and not call.safety:
+                outcome = await self._shadowed(call, hooked)
+            elif (refused := self._short_circuit(call, started)) is not None:
+                outcome = refused
+            elif call.mode == "disabled" or not (switches.derive_keys or call.given_key):
+                outcome = await self._unclaimed(call, hooked)
+            else:
+                outcome = await self._claimed(call, hooked)
+        except BaseException as interrupt:
+            await self._interrupted(call, hooked, interrupt)
+            raise
         return await self.finish(call, outcome, hooked)
+
+    async def _shadowed(self, call: Call, hooked: HookCall | None) -> Outcome:
+        outcome = await self.shadow.run(call)
+        if hooked is not None:
+            self.hooks.after(hooked, outcome)
+        return outcome
 
     def derive(self, call: Call) -> None:
         """Compute the keys of the call (R2, D1)."""
@@ -158,7 +172,7 @@ class Core:
             blocked = guard.before(call, now)
             if blocked is not None:
                 return blocked
-        if held.get() is not None and is_held(call.key):
+        if held.get() is not None and call.mode != "disabled" and is_held(call.key):
             message = f"{call.tool.full_name} called itself with equal arguments; its own call is still running."
             return failed("retriable_error", "in_flight", message, retriable=True, reason="reentrant")
         return None
@@ -167,7 +181,10 @@ class Core:
         refusal = self._refused(call)
         if refusal is not None:
             return refusal
-        await record.start(self, call)
+        try:
+            await record.start(self, call)
+        except StoreError as error:
+            return await self._outage(call, hooked, error)
         return await self.attempts.run(call, hooked)
 
     async def _claimed(self, call: Call, hooked: HookCall | None) -> Outcome:
@@ -176,24 +193,45 @@ class Core:
             return await claims.answer_if_done(self, call) or refusal
         try:
             answer = await claims.claim(self, call)
+            if answer is not None:
+                return answer
+            if call.scope is not None and not call.recorded:
+                await record.start(self, call)
         except StoreError as error:
+            if call.version:
+                await settling.write(self, call, settling.not_dispatched(call), None)
+                call.version = 0
             return await self._outage(call, hooked, error)
-        if answer is not None:
-            return answer
-        if call.scope is not None and not call.recorded:
-            await record.start(self, call)
         self.renewer.hold(call)
         try:
             outcome = await self.attempts.run(call, hooked)
-        except BaseException as interrupt:
-            self.renewer.release(call)
-            await claims.interrupted(self, call, interrupt)
-            raise
-        if outcome.stream is not None:
-            return outcome  # settled when the stream ends
-        self.renewer.release(call)
-        await claims.settle(self, call, outcome)
+            if outcome.stream is None:  # else settled when the stream ends
+                self.renewer.release(call)
+                call.outcome = outcome
+                await settling.settle(self, call, outcome)
+        finally:
+            if call.gate is not None:
+                call.gate.set()
         return outcome
+
+    async def _interrupted(self, call: Call, hooked: HookCall | None, interrupt: BaseException) -> None:
+        """The caller was cancelled or the process interrupted: settle what was begun, then let it pass."""
+        self.renewer.release(call)
+        if not self.asynchronous:
+            await self._wrap_up(call, hooked, interrupt)
+        elif not isinstance(interrupt, GeneratorExit):  # a closed coroutine cannot wait: the lease will run out
+            import asyncio
+
+            await asyncio.shield(asyncio.ensure_future(self._wrap_up(call, hooked, interrupt)))
+
+    async def _wrap_up(self, call: Call, hooked: HookCall | None, interrupt: BaseException) -> None:
+        outcome = call.outcome or interrupted(call, interrupt)
+        if call.outcome is not None:  # only the writing was interrupted
+            await settling.settle(self, call, call.outcome)
+        elif call.version:
+            why = f"the caller was interrupted ({type(interrupt).__name__})"
+            await settling.write(self, call, settling.interrupted_final(call, why), outcome)
+        await self.finish(call, outcome, hooked)
 
     async def _outage(self, call: Call, hooked: HookCall | None, error: StoreError) -> Outcome:
         """The store cannot be used: reads may run unprotected, everything else fails closed (D10)."""
@@ -214,16 +252,16 @@ class Core:
                 return circuit_open(call, refusal)
         return None
 
-    async def _shadow(self, call: Call) -> Outcome:
-        """Compute and log what would have been done; change nothing (R12)."""
-        verdict = await claims.shadow(self, call)
-        if verdict is None and self._refused(call) is not None:
-            verdict = "circuit_open"
-        self.telemetry.shadow(call, verdict or "run")
-        return await self.attempts.once(call)
-
-    async def finish(self, call: Call, outcome: Outcome, hooked: HookCall | None, *, recorded: bool = True) -> Outcome:
-        """Tell everybody who has to know what came of the call."""
+    async def finish(
+        self,
+        call: Call,
+        outcome: Outcome,
+        hooked: HookCall | None,
+        *,
+        recorded: bool = True,
+        elsewhere: bool = False,
+    ) -> Outcome:
+        """Tell everybody who has to know what came of the call; *elsewhere*: from another thread than the call's."""
         if hooked is not None and outcome.attempts == 0:
             self.hooks.after(hooked, outcome)
         if outcome.stream is not None:
@@ -234,8 +272,8 @@ class Core:
             if call.guard is not None:
                 call.guard.after(call, outcome)
             if call.site is not None:
-                await record.finish(self, call, outcome)
-        if self.breakers.dirty:
+                await record.finish(self, call, outcome, self.asynchronous and not elsewhere)
+        if self.breakers.dirty and not elsewhere:
             await self.share_breakers()
         self.telemetry.end(call, outcome, (self.clock.monotonic() - call.started) * 1000)
         return outcome
@@ -245,18 +283,32 @@ class Core:
     async def refresh(self) -> None:
         """At most once per ``refresh_ms``: changed settings, and breaker state that others wrote."""
         self.next_refresh = self.clock.monotonic() + self.settings.refresh_ms / 1000
-        settings = self.parts.reload()
-        if settings is not None:
-            self.configure(settings)
-        journal = self.journal()
-        if not journal.durable:
-            return
+        self.reload()
         try:
-            rows = await journal.load_breakers(self.settings.tenant)
+            journal = self.journal()
+            if journal.durable:
+                self.adopt(await journal.load_breakers(self.settings.tenant))
         except StoreError as error:
             log.warning("breaker state could not be read: %s", error)
+
+    def reload(self) -> None:
+        """Take changed settings; a configuration that became unusable is reported, and the old one stays."""
+        try:
+            settings = self.parts.reload()
+        except ConfigError as error:
+            log.error("the changed configuration was not taken: %s", error)
             return
-        self.adopt(rows)
+        if settings is not None:
+            self.configure(settings)
+
+    def bypassed(self, tool: Tool) -> bool:
+        """Whether the layer is switched off for the tool. Looks, too, whether it was switched on again."""
+        now = self.clock.monotonic()
+        if now >= self._next_reload:
+            self._next_reload = now + self.settings.refresh_ms / 1000
+            self.reload()
+        switches = self.switches
+        return not switches.enabled or tool.full_name in switches.tools_off or tool.spec.name in switches.tools_off
 
     def adopt(self, rows: Iterable[BreakerRow]) -> None:
         """Take over breaker state from the store."""
@@ -266,20 +318,22 @@ class Core:
     async def share_breakers(self) -> None:
         """Write the state of breakers that changed here."""
         dirty, self.breakers.dirty = self.breakers.dirty, {}
-        journal = self.journal()
         for key, breaker in dirty.items():
             try:
-                await journal.save_breaker(self.settings.tenant, self.breakers.row(key, breaker))
+                await self.journal().save_breaker(self.settings.tenant, self.breakers.row(key, breaker))
             except StoreError as error:
                 log.warning("the state of breaker %s could not be shared: %s", key, error)
 
     def configure(self, settings: Settings) -> None:
         """Take new settings while running: switches, per-tool overrides, policies."""
         self.settings = settings
-        self.switches.refresh(settings)
+        self.switches.take(settings)
         for tool in set(self.tools.values()):
+            before = tool.breaker_policy
             tool.configure(tool.spec, settings)
             tool.makers.clear()
+            if tool.breaker_policy != before:
+                self.breakers.replace(tool)
 
 
 def circuit_open(call: Call, refusal: Refusal) -> Outcome:

@@ -7,20 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from antiphon._drive import Suspended, drive
-from antiphon._gateway import edge, turns
+from antiphon._gateway import direct, edge
 from antiphon._gateway.call import Call, Outcome, from_envelope, to_envelope
+from antiphon._gateway.context import held
 from antiphon._gateway.core import Core
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.parts import Parts
 from antiphon._gateway.settings import Settings
-from antiphon._gateway.tool import Tool
+from antiphon._gateway.tool import Tool, kind_of
 from antiphon._gateway.turns import AsyncSession, Session, TurnState, active_session, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import ContractError, InvalidInput, NotFound
+from antiphon.errors import ContractError, InvalidInput
 from antiphon.ports import AsyncClock, Clock, Journal, Listener
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,9 +54,9 @@ class _Face:
             if getattr(function, _MARK, None) is self:
                 return function
             title = name if isinstance(name, str) else function.__name__
-            text = declared.pop("description", None) or (function.__doc__ or "").strip().partition("\n")[0]
-            spec = ToolSpec(name=title, namespace=namespace, idempotent=idempotent, description=text, **declared)
-            return self.register(function, spec)
+            text = (function.__doc__ or "").strip().partition("\n")[0]
+            options = {"description": text, **declared}
+            return self.register(function, ToolSpec(name=title, namespace=namespace, idempotent=idempotent, **options))
 
         return decorate
 
@@ -65,8 +66,10 @@ class _Face:
             return function
         tool = Tool(function, spec, self.core.settings)
         self._check(tool)
-        self.core.tools[tool.full_name] = tool
-        self.core.tools.setdefault(spec.name, tool)
+        tools = self.core.tools
+        tools[tool.full_name] = tool
+        if spec.name not in tools or tools[spec.name].full_name == tool.full_name:
+            tools[spec.name] = tool
         wrapped = self._wrap(tool)
         functools.update_wrapper(wrapped, function)
         setattr(wrapped, _MARK, self)
@@ -104,34 +107,64 @@ class _Face:
         """Take new settings while running: switches, per-tool overrides, policies."""
         self.core.configure(settings)
 
+    def reload(self) -> None:
+        """Look at the configuration file now, as every call does at most once a second (fit for a signal handler)."""
+        self.core.reload()
+
     # -- calls from the outside ----------------------------------------------------------------------------------
 
     def _envelope_call(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> Call | ToolResultEnvelope:
         try:
-            checked = envelope if isinstance(envelope, ToolCallEnvelope) else ToolCallEnvelope.from_wire(envelope)
+            if isinstance(envelope, ToolCallEnvelope):  # made by hand, so nobody has checked it yet
+                envelope = envelope.to_wire()
+            checked = ToolCallEnvelope.from_wire(envelope)
         except ContractError as error:
             return edge.invalid(envelope, str(error), self.core)
+        except (TypeError, ValueError) as error:
+            return edge.invalid({}, f"The envelope cannot be read: {error}.", self.core)
         tool = self.core.find(checked.tool_namespace, checked.tool_name)
         if tool is None:
-            known = ", ".join(sorted({t.full_name for t in self.core.tools.values()})[:8]) or "none"
-            message = f"Unknown tool {checked.tool_namespace}/{checked.tool_name}. Registered: {known}."
-            return edge.invalid(checked.to_wire(), message, self.core, code="unknown_tool")
+            return self._unknown_tool(f"{checked.tool_namespace}/{checked.tool_name}", checked.to_wire())
+        problem = self._misfit(tool, checked.payload.params, checked.to_wire)
+        if problem is not None:
+            return problem
         clock = self.core.clock
         call = from_envelope(checked, tool, clock.now_ms(), clock.monotonic())
         call.turn = active_turn.get()
         return call
 
-    def _named_call(self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None) -> Call:
+    def _unknown_tool(self, name: str, envelope: Mapping[str, Any]) -> ToolResultEnvelope:
+        known = ", ".join(sorted(self.tools)[:8]) or "none"
+        return edge.invalid(envelope, f"Unknown tool {name}. Registered: {known}.", self.core, code="unknown_tool")
+
+    def _misfit(
+        self, tool: Tool, params: dict[str, Any], envelope: Callable[[], Mapping[str, Any]]
+    ) -> ToolResultEnvelope | None:
+        """Arguments that the function cannot take are refused here: they are no outcome of the tool."""
+        name, why = tool.misfit(params)
+        if not name:
+            return None
+        return edge.invalid(envelope(), f"{why} (at $.payload.params.{name}).", self.core)
+
+    def _named_call(
+        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None
+    ) -> Call | ToolResultEnvelope:
+        request_id = uuid7()
         tool = self.core.tools.get(name)
         if tool is None:
-            raise NotFound(
-                f"No tool named {name!r} is registered.", hint=f"Registered: {', '.join(sorted(self.tools))}."
-            )
-        call = Call(tool, dict(arguments), state.session.key, state.session.actor, uuid7())
+            return self._unknown_tool(name, {"requestId": request_id, "toolName": name})
+        params = dict(arguments)
+        problem = self._misfit(tool, params, lambda: {"requestId": request_id, "toolName": name})
+        if problem is not None:
+            return problem
+        call = Call(tool, params, state.session.key, state.session.actor, request_id)
         call.call_id = call_id
         call.turn = state
         self._identify(call)
         return call
+
+    def _answer(self, call: Call, outcome: Outcome) -> ToolResultEnvelope:
+        return to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
 
     def _function_call(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         session = active_session.get()
@@ -142,7 +175,8 @@ class _Face:
             call = Call(tool, tool.bind(args, kwargs), session.key, session.actor, uuid7())
         else:
             call = Call(tool, tool.bind(args, kwargs), "default", "default", uuid7())
-        call.turn = turn
+        if turn is not None and held.get() is None:  # turn control is about what the model asks for, not its tools
+            call.turn = turn
         self._identify(call)
         return call
 
@@ -155,10 +189,6 @@ class _Face:
             call.identity = f"{scope.run_id}:{call.call_id}" if scope is not None else call.call_id
         elif current_scope() is None:
             call.identity = call.request_id
-
-    def _direct(self, tool: Tool) -> bool:
-        switches = self.core.switches
-        return not switches.enabled or tool.full_name in switches.tools_off or tool.spec.name in switches.tools_off
 
 
 class Gateway(_Face):
@@ -180,14 +210,16 @@ class Gateway(_Face):
     def _check(self, tool: Tool) -> None:
         if tool.kind in ("async", "async_generator"):
             raise InvalidInput(f"{tool.full_name} is asynchronous: register it with an AsyncGateway.")
+        if tool.spec.reconcile is not None and kind_of(tool.spec.reconcile) != "sync":
+            raise InvalidInput(f"reconcile of {tool.full_name} is asynchronous: register it with an AsyncGateway.")
 
     def _wrap(self, tool: Tool) -> Callable[..., Any]:
         core, switches = self.core, self.core.switches
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             if not switches.enabled or switches.tools_off:
-                if self._direct(tool):
-                    return edge.direct(core, tool, args, kwargs)
+                if core.bypassed(tool):
+                    return direct.direct(core, tool, args, kwargs)
             call = self._function_call(tool, args, kwargs)
             return edge.unwrap(call, self._run(call))
 
@@ -197,19 +229,19 @@ class Gateway(_Face):
         try:
             return drive(self.core.run(call))
         except Suspended as error:
-            return edge.suspended(self.core, call, error)
+            return edge.suspended(call, error)
 
     def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
         """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
         call = self._envelope_call(envelope)
         if isinstance(call, ToolResultEnvelope):
             return call
-        if self._direct(call.tool):
-            return edge.direct_envelope(self.core, call)
-        outcome = self._run(call)
-        if outcome.stream is not None:
-            outcome.value = list(outcome.stream)
-        return to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
+        return self._answer(call, self._outcome(call))
+
+    def _outcome(self, call: Call) -> Outcome:
+        if self.core.bypassed(call.tool):
+            return direct.direct_outcome(self.core, call)
+        return edge.gather(self._run(call))
 
     def session(self, session_key: str, *, actor: str = "default") -> Session:
         """Calls made for one actor in one session."""
@@ -219,13 +251,10 @@ class Gateway(_Face):
         self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None
     ) -> ToolResultEnvelope | ToolDenied:
         call = self._named_call(state, name, arguments, call_id)
-        if self._direct(call.tool):
-            return edge.direct_envelope(self.core, call)
-        outcome = self._run(call)
-        if outcome.stream is not None:
-            outcome.value = list(outcome.stream)
-        envelope = to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
-        return turns.answer(call, outcome, envelope)
+        if isinstance(call, ToolResultEnvelope):
+            return call
+        outcome = self._outcome(call)
+        return edge.denied(call, outcome) if outcome.code == "denied" else self._answer(call, outcome)
 
     def close(self) -> None:
         """Let go of the store."""
@@ -268,8 +297,8 @@ class AsyncGateway(_Face):
         if tool.kind == "async_generator":
 
             async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
-                if self._direct(tool):
-                    async for data in edge.direct(core, tool, args, kwargs):
+                if core.bypassed(tool):
+                    async for data in direct.direct(core, tool, args, kwargs):
                         yield data
                     return
                 call = self._function_call(tool, args, kwargs)
@@ -289,8 +318,8 @@ class AsyncGateway(_Face):
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             if not switches.enabled or switches.tools_off:
-                if self._direct(tool):
-                    return await edge.direct_async(core, tool, args, kwargs)
+                if core.bypassed(tool):
+                    return await direct.direct_async(core, tool, args, kwargs)
             call = self._function_call(tool, args, kwargs)
             return edge.unwrap(call, await core.run(call))
 
@@ -301,16 +330,12 @@ class AsyncGateway(_Face):
         call = self._envelope_call(envelope)
         if isinstance(call, ToolResultEnvelope):
             return call
-        outcome = await self._outcome(call)
-        return to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
+        return self._answer(call, await self._outcome(call))
 
     async def _outcome(self, call: Call) -> Outcome:
-        if self._direct(call.tool):
-            return await edge.direct_outcome_async(self.core, call)
-        outcome = await self.core.run(call)
-        if outcome.stream is not None:
-            outcome.value = [data async for data in edge.as_async(outcome.stream)]
-        return outcome
+        if self.core.bypassed(call.tool):
+            return await direct.direct_outcome_async(self.core, call)
+        return await edge.gather_async(await self.core.run(call))
 
     def session(self, session_key: str, *, actor: str = "default") -> AsyncSession:
         """Calls made for one actor in one session."""
@@ -320,9 +345,10 @@ class AsyncGateway(_Face):
         self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None
     ) -> ToolResultEnvelope | ToolDenied:
         call = self._named_call(state, name, arguments, call_id)
+        if isinstance(call, ToolResultEnvelope):
+            return call
         outcome = await self._outcome(call)
-        envelope = to_envelope(call, outcome, (self.core.clock.monotonic() - call.started) * 1000)
-        return turns.answer(call, outcome, envelope)
+        return edge.denied(call, outcome) if outcome.code == "denied" else self._answer(call, outcome)
 
     async def close(self) -> None:
         """Let go of the store in this event loop."""

@@ -15,11 +15,10 @@ _IDENTITIES = 4096
 class Guard:
     """The loop guard of one strand of agent work."""
 
-    __slots__ = ("identities", "loop", "noted")
+    __slots__ = ("identities", "loop")
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
         self.loop = LoopGuard(policy, now)
-        self.noted: str | None = None
         self.identities: set[str] = set()
 
     def redelivered(self, identity: str) -> bool:
@@ -39,10 +38,9 @@ class Guard:
         spec = call.tool.spec
         verdict = self.loop.check(call.tool.full_name, call.exact, now, poll=spec.poll, cost=spec.cost)
         if verdict.action == "allow":
-            self.noted = None
             return None
         if not verdict.refused:
-            self.noted = verdict.message
+            call.loop_note = verdict.message
             return None
         outcome = failed("error", "run_ended" if verdict.action == "end" else "loop_blocked", verdict.message)
         outcome.reason = verdict.reason
@@ -54,8 +52,8 @@ class Guard:
         """Remember what came of the call; a note for the model goes with the result."""
         if outcome.code in ("loop_blocked", "run_ended"):
             return
-        if self.noted and outcome.status == "success":
-            outcome.metadata = {**(outcome.metadata or {}), "note": self.noted}
+        if call.loop_note and outcome.status == "success":
+            outcome.metadata = {**(outcome.metadata or {}), "note": call.loop_note}
         poll = call.tool.spec.poll
         if outcome.status != "success":
             text = f"{outcome.code}: {outcome.message}"

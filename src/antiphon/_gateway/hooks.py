@@ -6,6 +6,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from antiphon._gateway.call import Outcome, failed
+from antiphon.errors import ToolDeniedError
+
 log = logging.getLogger("antiphon.hooks")
 
 
@@ -33,7 +36,7 @@ class HookReply(NamedTuple):
 
 
 Before = Callable[[HookCall], HookReply | None]
-After = Callable[[HookCall, Any], None]
+After = Callable[[HookCall, Outcome], None]
 
 
 class Hooks:
@@ -59,7 +62,7 @@ class Hooks:
         return hook
 
     def before(self, call: HookCall) -> HookReply | None:
-        """Run every before-hook; the first reply counts. A hook that raises stops the call: it fails closed."""
+        """Run every before-hook; the first reply counts. One that raises stops the call."""
         reply: HookReply | None = None
         for hook in self.befores:
             answer = hook(call)
@@ -67,10 +70,19 @@ class Hooks:
                 reply = answer
         return reply
 
-    def after(self, call: HookCall, result: Any) -> None:
+    def after(self, call: HookCall, outcome: Outcome) -> None:
         """Run every after-hook; the call has happened, so a failing hook is only logged."""
         for hook in self.afters:
             try:
-                hook(call, result)
+                hook(call, outcome)
             except Exception:
                 log.exception("after-hook %r failed", hook)
+
+
+def refused_by_hook(error: Exception) -> Outcome:
+    """The outcome of a call that a before-hook stopped: ``ToolDeniedError`` denies it, anything else is a failure."""
+    if isinstance(error, ToolDeniedError):
+        return failed("error", "denied", error.message, reason="hook")
+    outcome = failed("error", "hook_failed", f"A before-hook failed, so the call was not made: {error}", reason="hook")
+    outcome.exception = error
+    return outcome

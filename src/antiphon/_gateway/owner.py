@@ -20,9 +20,10 @@ def _read(path: str) -> str:
 
 
 def _started(pid: int) -> str:
-    """Start time of a process in clock ticks since boot, or ``""`` if there is none."""
+    """Start time of a process in clock ticks since boot, or ``""`` if there is none (a zombie runs no more)."""
     stat = _read(f"/proc/{pid}/stat")
-    return stat.rsplit(")", 1)[-1].split()[19] if ")" in stat else ""
+    fields = stat.rsplit(")", 1)[-1].split() if ")" in stat else []
+    return fields[19] if fields and fields[0] not in "ZXx" else ""
 
 
 @lru_cache(maxsize=1)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon._gateway import codec
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._scope import RunScope, is_orphan
+from antiphon.errors import StoreError
 from antiphon.ports import Answer, Invocation, Row
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
+
+log = logging.getLogger("antiphon.gateway")
 
 
 def enter(call: Call, scope: RunScope) -> None:
@@ -143,7 +147,7 @@ def finish_rows(core: Core, call: Call, outcome: Outcome) -> Sequence[Row]:
     return (*(call.rows or ()), _finished(core, call, outcome, scope))
 
 
-async def finish(core: Core, call: Call, outcome: Outcome) -> None:
+async def finish(core: Core, call: Call, outcome: Outcome, asynchronous: bool) -> None:
     """Write what has not been written yet: all of it for a call that was answered without a claim."""
     scope = call.scope
     if scope is None or scope.sink is None or call.site is None:
@@ -152,7 +156,12 @@ async def finish(core: Core, call: Call, outcome: Outcome) -> None:
     rows += call.rows or ()
     rows.append(_finished(core, call, outcome, scope))
     call.rows = call.site = None
-    await scope.sink(rows, core.asynchronous)
+    try:
+        await scope.sink(rows, asynchronous)
+    except StoreError as error:  # the call is over: its outcome is worth more than its event
+        log.error("the run log misses the end of a call of %s: %s", call.tool.full_name, error)
+        core.telemetry.outage(call, error, False)
+        outcome.metadata = {**(outcome.metadata or {}), "notRecorded": error.code}
 
 
 # -- replay ------------------------------------------------------------------------------------------------------
@@ -175,7 +184,7 @@ async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None
         outcome.value = list(answer.chunks)
     stream = outcome.stream
     outcome.stream = None
-    await finish(core, call, outcome)
+    await finish(core, call, outcome, core.asynchronous)
     outcome.stream = stream
     return outcome
 

@@ -1,4 +1,4 @@
-"""Keeps the leases of running calls alive: one thread per process, on a connection of its own (D7)."""
+"""Keeps the leases of running calls alive: one thread per process, on connections of its own (D7)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from antiphon.ports import Clock, Journal, Store
 
 log = logging.getLogger("antiphon.leases")
 
+_NEVER = float("inf")
+_LONGEST_NAP_S = 60.0
+
 
 class Renewer:
-    """Knows the calls that hold a claim, and looks at them when the earliest lease could be due.
+    """The calls of one gateway that hold a claim.
 
     A renewal that fails is no verdict: it is tried again until the lease would be over, and the running tool is
     never interrupted for it.
@@ -31,20 +34,18 @@ class Renewer:
         self._held: dict[int, Call] = {}
         self._due: dict[int, float] = {}
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
-        self._wake = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._next = float("inf")
-        _all.add(self)
+        self._journal: Journal | None = None
+        self._next = _NEVER
+        """When to look next; later calls with longer leases need not change it."""
+        _service.add(self)
 
     def hold(self, call: Call) -> None:
         """Start renewing the lease of *call*."""
         self._held[id(call)] = call
-        if call.started + call.tool.renew_every < self._next:
-            self._next = call.started + call.tool.renew_every
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="antiphon-leases", daemon=True)
-                self._thread.start()
-            self._wake.set()
+        due = call.started + call.tool.renew_every
+        if due < self._next:
+            self._next = due
+            _service.wake()
 
     def release(self, call: Call) -> None:
         """Stop renewing."""
@@ -52,46 +53,51 @@ class Renewer:
         if self._due:
             self._due.pop(id(call), None)
 
-    def after_fork(self) -> None:
-        """In a child: the parent's calls are not its own, and threads do not survive."""
+    def holds(self, call: Call) -> bool:
+        """Whether the lease of *call* is being renewed."""
+        return id(call) in self._held
+
+    def forget(self) -> None:
+        """In a forked child: the parent's calls and connections are not its own."""
         self._held.clear()
         self._due.clear()
-        self._wake = threading.Event()
-        self._thread = None
-        self._next = float("inf")
+        self._journal = None
+        self._next = _NEVER
 
-    def _work(self) -> None:
-        journal: Journal | None = None
-        while True:
-            now = self._clock.monotonic()
-            self._wake.clear()
-            if self._next > now:  # set by the first call after a pause; most calls are over by then
-                self._wake.wait(min(60.0, self._next - now))
-                continue
-            if journal is None:
+    def look(self) -> float:
+        """Do what is due; seconds until there is something to do again."""
+        now = self._clock.monotonic()
+        if self._next <= now:
+            if self._journal is None:
                 try:
-                    journal = self._store.open_sync()
+                    self._journal = self._store.open_sync()
                 except StoreError as error:
                     log.warning("leases cannot be renewed yet: %s", error)
-                    self._wake.wait(1.0)
-                    continue
-            self.renew_due(journal, now)
-            self._next = float("inf")  # first, so that a call that begins now is either seen below or sets it itself
-            self._next = min(self._next, self._earliest())
+                    return 1.0
+            self.renew_due(self._journal, now)
+            self._plan()
+        return self._next - now
+
+    def _plan(self) -> None:
+        """Find the next moment. A call that begins meanwhile is seen here, or sees what is written here."""
+        while True:
+            earliest = self._next = self._earliest()
+            if self._earliest() >= earliest:
+                return
 
     def _due_of(self, call: Call) -> float:
         return self._due.get(id(call)) or call.started + call.tool.renew_every
 
     def _earliest(self) -> float:
-        return min((self._due_of(call) for call in list(self._held.values())), default=float("inf"))
+        return min((self._due_of(call) for call in list(self._held.values())), default=_NEVER)
 
     def renew_due(self, journal: Journal, now: float) -> None:
         """Renew every lease whose third has passed; give up those past their deadline or lost to another."""
         for call in list(self._held.values()):
             stream = call.lease
             if stream is not None and now - stream.last_pull > self._idle:
-                stream.break_off("its stream was not read for too long")
                 self.release(call)
+                stream.break_off(journal, "its stream was not read for too long")
             elif self._due_of(call) <= now:
                 self._renew(journal, call, now)
 
@@ -115,12 +121,56 @@ class Renewer:
         self.release(call)
 
 
-_all: weakref.WeakSet[Renewer] = weakref.WeakSet()
+class _Service:
+    """The one thread that looks after all renewers of this process. It starts with the first claim."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._renewers: list[weakref.ref[Renewer]] = []
+        self._event = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, renewer: Renewer) -> None:
+        with self._lock:
+            self._renewers = [ref for ref in self._renewers if ref() is not None]
+            self._renewers.append(weakref.ref(renewer))
+
+    def wake(self) -> None:
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="antiphon-leases", daemon=True)
+                    self._thread.start()
+        self._event.set()
+
+    def after_fork(self) -> None:
+        """Threads and locks do not survive a fork; the child's first claim starts its own."""
+        self._lock = threading.Lock()
+        self._event = threading.Event()
+        self._thread = None
+        for ref in self._renewers:
+            renewer = ref()
+            if renewer is not None:
+                renewer.forget()
+
+    def _work(self) -> None:
+        while True:
+            self._event.wait(self._look_at_all())
+            self._event.clear()
+
+    def _look_at_all(self) -> float:
+        nap = _LONGEST_NAP_S
+        for ref in self._renewers:
+            renewer = ref()
+            if renewer is None:
+                continue
+            try:
+                nap = min(nap, renewer.look())
+            except Exception:
+                log.exception("leases could not be looked after; will try again")
+                nap = min(nap, 1.0)
+        return max(0.0, nap)
 
 
-def _after_fork() -> None:
-    for renewer in list(_all):
-        renewer.after_fork()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_service = _Service()
+os.register_at_fork(after_in_child=_service.after_fork)

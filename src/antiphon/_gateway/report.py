@@ -99,6 +99,8 @@ class Reporter:
             fields["retriable"] = outcome.retriable
             fields["reason"] = outcome.reason
             fields["errorMessage"] = outcome.message
+            if outcome.unclassified:
+                fields["unclassified"] = True
         self._emit("tool_call_blocked" if blocked else "tool_call_end", fields)
 
     def retry(self, call: Call, attempt: int, failure: Failure, delay_ms: float) -> None:

@@ -17,20 +17,39 @@ def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 class Switches:
-    """Four flags and the staged tools. Attributes are read on the hot path and replaced by :meth:`refresh`."""
+    """Four flags and the staged tools. Attributes are read on the hot path and replaced by :meth:`take`."""
 
-    __slots__ = ("any_shadow", "derive_keys", "enabled", "open_mode", "shadow", "tools_off", "tools_shadow")
+    __slots__ = (
+        "_settings",
+        "any_shadow",
+        "derive_keys",
+        "enabled",
+        "open_mode",
+        "shadow",
+        "tools_off",
+        "tools_shadow",
+    )
 
     def __init__(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
-        self.refresh(settings, environment)
-
-    def refresh(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
-        """Take the values of *settings*, the environment winning over them."""
+        """The environment gives the start values."""
         env = os.environ if environment is None else environment
         self.enabled = _flag(env, "TOOL_RELIABILITY_ENABLED", settings.enabled)
         self.open_mode = _flag(env, "TOOL_RELIABILITY_OPEN_MODE", settings.open_mode)
         self.derive_keys = _flag(env, "TOOL_RELIABLE_DERIVE_IDEMPOTENCY", settings.derive_keys)
         self.shadow = _flag(env, "ANTIPHON_SHADOW", settings.shadow)
+        self._settings = settings
+        self._stage(settings)
+
+    def take(self, settings: Settings) -> None:
+        """Take what *settings* change; a flag they leave as it was keeps its present value."""
+        for flag in ("enabled", "open_mode", "derive_keys", "shadow"):
+            wanted = getattr(settings, flag)
+            if wanted != getattr(self._settings, flag):
+                setattr(self, flag, wanted)
+        self._settings = settings
+        self._stage(settings)
+
+    def _stage(self, settings: Settings) -> None:
         self.tools_off = frozenset(name for name, tool in settings.tools.items() if tool.enabled is False)
         self.tools_shadow = frozenset(name for name, tool in settings.tools.items() if tool.shadow)
         self.any_shadow = self.shadow or bool(self.tools_shadow)

@@ -21,6 +21,8 @@ class TimedOut(Exception):
 class Abandoned(Exception):
     """Too many timed-out tools are still running."""
 
+    code = "too_many_abandoned_threads"
+
 
 class _Work:
     """One tool call on its thread; whoever is later, waiter or worker, sees that the other has gone."""

@@ -34,6 +34,7 @@ class Tool:
     """One tool of one gateway, with everything that can be computed once."""
 
     __slots__ = (
+        "accepts",
         "breaker_policy",
         "context_param",
         "decode",
@@ -42,15 +43,19 @@ class Tool:
         "function",
         "inline",
         "kind",
+        "listed",
         "makers",
         "name_set",
         "names",
+        "reconcile_wants_context",
         "renew_every",
+        "required",
         "retry",
         "reuse_default",
         "safe_outage",
         "signature",
         "spec",
+        "streams",
         "timeout",
         "ttl",
     )
@@ -58,6 +63,7 @@ class Tool:
     def __init__(self, function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> None:
         self.function = function
         self.kind: Kind = kind_of(function)
+        self.streams = self.kind in ("generator", "async_generator")
         self.full_name = f"{spec.namespace}/{spec.name}"
         self.makers: dict[Any, Any] = {}
         """Prepared keys by session, actor and workspace."""
@@ -74,6 +80,8 @@ class Tool:
         self.defaults = {p.name: p.default for p in params if p.default is not inspect.Parameter.empty} if plain else {}
         self.inline = self.kind == "sync" and self.context_param is None and self.name_set is not None
         """Whether a call is nothing but ``function(**params)``."""
+        self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
+        self.reconcile_wants_context = spec.reconcile is not None and _takes_two(spec.reconcile)
         self.decode = codec.decoder(_return_type(function, self.signature))
         self.configure(spec, settings)
 
@@ -82,6 +90,8 @@ class Tool:
         override = settings.tools.get(self.full_name) or settings.tools.get(spec.name) or ToolOverride()
         self.spec = spec
         self.retry: RetryPolicy = spec.retry or override.retry or settings.retry
+        self.listed = spec if self.retry is spec.retry else msgspec.structs.replace(spec, retry=self.retry)
+        """The spec with the error lists that apply."""
         self.timeout: float | None = spec.timeout if spec.timeout is not None else override.timeout
         self.ttl: Ttls = spec.ttl if spec.ttl != Ttls() else (override.ttl or settings.ttl or spec.ttl)
         self.renew_every = max(0.01, self.ttl.lease_ms / 3000)
@@ -92,6 +102,17 @@ class Tool:
         outage = spec.on_store_outage or override.on_store_outage
         self.safe_outage = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
         self.reuse_default = spec.reuse if spec.reuse is not None else override.reuse
+
+    def misfit(self, params: dict[str, Any]) -> tuple[str, str]:
+        """The first parameter that does not fit the function's signature, and why; empty if all do."""
+        for name in self.required:
+            if name not in params:
+                return name, f"{self.full_name} needs the parameter {name!r}"
+        if self.accepts is not None and not params.keys() <= self.accepts:
+            name = min(params.keys() - self.accepts)
+            known = ", ".join(sorted(self.accepts)) or "none"
+            return name, f"{self.full_name} has no parameter {name!r} (it has: {known})"
+        return "", ""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Named parameters of a Python call, defaults included; ``TypeError`` as Python would raise it."""
@@ -157,6 +178,27 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
         return inspect.signature(function)
     except (TypeError, ValueError):
         return None
+
+
+def _names(params: list[inspect.Parameter]) -> tuple[tuple[str, ...], frozenset[str] | None]:
+    """The parameters a call must have, and those it may have (``None``: any)."""
+    plain = [p for p in params if p.kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)]
+    required = tuple(p.name for p in plain if p.default is inspect.Parameter.empty)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in params):
+        return required, None
+    return required, frozenset(p.name for p in params)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether a ``reconcile`` function also wants the context of the call it is asked about."""
+    signature = _signature(function)
+    if signature is None:
+        return False
+    try:
+        signature.bind({}, None)
+    except TypeError:
+        return False
+    return True
 
 
 def _context_param(signature: inspect.Signature | None) -> str | None:

@@ -174,10 +174,3 @@ class AsyncSession:
     def turn(self) -> AsyncTurn:
         """Open a turn: duplicates inside it are denied."""
         return AsyncTurn(self._gateway, self.state)
-
-
-def answer(call: Call, outcome: Outcome, envelope: ToolResultEnvelope) -> ToolResultEnvelope | ToolDenied:
-    """What a model is given."""
-    if outcome.code == "denied":
-        return ToolDenied(call.call_id or call.request_id, call.tool.spec.name, outcome.reason, outcome.message)
-    return envelope

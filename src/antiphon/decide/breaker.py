@@ -37,6 +37,7 @@ from antiphon.contract.spec import DEFAULT_BREAKER, BreakerPolicy
 from antiphon.decide.failure import Vote
 
 RESET_REASON = "reset"
+CONFIGURED_REASON = "configured"
 _EARLY_S = 0.005
 """Timers may fire a tick early: whoever slept for a whole Retry-After is not sent away for that."""
 _HALF_OPEN_RETRY_MS = 1_000
@@ -136,7 +137,7 @@ class Breaker:
         self._pass: Permit | None = self._closed
         """What every caller gets without asking; ``None`` as soon as one has to ask."""
         if policy.forced_open:
-            self._enter("FORCED_OPEN", "configured", math.inf)
+            self._enter("FORCED_OPEN", CONFIGURED_REASON, math.inf)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 

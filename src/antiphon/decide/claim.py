@@ -5,12 +5,16 @@
 | in flight, lease alive              | wait or ``in_flight``      | wait and share (labelled)                      |
 | in flight, lease over, repeat-safe  | take over                  | take over                                      |
 | in flight, lease over, otherwise    | mark unknown               | mark unknown                                   |
-| done                                | reuse                      | repeat-safe: by ``reuse``; otherwise run       |
-| failed, outcome unknown             | unknown (reconcile)        | unknown (reconcile)                            |
+| done                                | reuse                      | if it waited: share; repeat-safe: by ``reuse``;|
+|                                     |                            | otherwise run                                  |
+| failed, outcome unknown             | unknown (reconcile)        | unknown (reconcile); repeat-safe: run          |
 | failed otherwise                    | cached error               | run                                            |
 | cancelled before dispatch           | run                        | run                                            |
-| cancelled after dispatch            | as outcome unknown         | as outcome unknown, repeat-safe: run           |
+| cancelled after dispatch            | as outcome unknown;        | as outcome unknown;                            |
+|                                     | repeat-safe: run           | repeat-safe: run                               |
 
+A call identity with an earlier execution of its own, followed by others, is answered from that one. If it never
+had an outcome (taken over, or cancelled), what followed decides: a repeat-safe takeover that is done answers.
 With a key given by the caller or a hook, the key alone is the identity. ``bestEffort`` never waits, and
 runs again after a retriable failure. A record kept for other parameters is a conflict before all else.
 """
@@ -20,7 +24,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from antiphon.contract._base import UNSET
-from antiphon.contract.record import RECORD_VERSION, DedupeRecord
+from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Existing
 
 UNKNOWN_CODE = "outcome_unknown"
@@ -36,7 +40,6 @@ class Claimant(NamedTuple):
     given_key: bool
     best_effort: bool
     reuse: ReuseRule
-    on_conflict: str = "conflict"
     waited_for: int = 0
     """Version of the in-flight record this call has been waiting for, if any."""
     owner_gone: bool = False
@@ -92,13 +95,8 @@ Decision = Run | Reuse | Wait | Busy | Conflict | Unknown
 def is_unknown(record: DedupeRecord) -> bool:
     """Whether nobody knows if this record's call happened."""
     if record.state == "failed":
-        return record.error is not UNSET and record.error.code == UNKNOWN_CODE  # type: ignore[union-attr]
+        return record.error is not UNSET and record.error.code == UNKNOWN_CODE
     return record.state == "cancelled" and record.dispatched
-
-
-def readable(record: DedupeRecord) -> bool:
-    """Whether this release understands the record; a newer one fails closed (D1)."""
-    return record.v <= RECORD_VERSION
 
 
 def decide(existing: Existing, asks: Claimant) -> Decision:
@@ -110,20 +108,25 @@ def decide(existing: Existing, asks: Claimant) -> Decision:
         own = current
     elif own is None and current.request.identity == asks.identity:
         own = current
+    overtaken = False
     if own is not None and own.version != current.version:
-        return _earlier_execution(own, asks)
+        answer = _earlier_execution(own, asks)
+        if answer is not None:
+            return answer
+        overtaken = own.state == "inflight"
+        own = None
     if current.state == "inflight":
         return _in_flight(current, now, asks)
     if is_unknown(current) and not asks.idempotent:
         return Unknown(current, mark=False)
     if own is not None:
         return _own_settled(own, asks)
-    return _others_settled(current, now, asks)
+    return _others_settled(current, now, asks, overtaken)
 
 
 def _in_flight(current: DedupeRecord, now: int, asks: Claimant) -> Decision:
     lock_until = 0 if current.lock_until_ms is UNSET else current.lock_until_ms
-    left = lock_until - now  # type: ignore[operator]
+    left = lock_until - now
     if left > 0 and not asks.owner_gone:
         return Busy(current.version) if asks.best_effort else Wait(current.version, left)
     if asks.idempotent:
@@ -131,31 +134,35 @@ def _in_flight(current: DedupeRecord, now: int, asks: Claimant) -> Decision:
     return Unknown(current, mark=True)
 
 
-def _earlier_execution(own: DedupeRecord, asks: Claimant) -> Decision:
-    """A redelivery of a call that others have followed: answered from its own execution, never run again."""
+def _earlier_execution(own: DedupeRecord, asks: Claimant) -> Decision | None:
+    """A redelivery of a call that others have followed: answered from its own execution, if that has an outcome."""
     if own.state == "done":
         return Reuse(own, "completed", shared=own.request.identity != asks.identity)
     if is_unknown(own) and not asks.idempotent:
         return Unknown(own, mark=False)
+    if own.state != "failed" or _runs_again(own, asks):
+        return None
     return Reuse(own, "completed", shared=False)
 
 
 def _own_settled(own: DedupeRecord, asks: Claimant) -> Decision:
-    if own.state == "done":
-        return Reuse(own, "completed", shared=False)
     if own.state == "cancelled":
         return Run(own.version, "cancelled")
-    retriable = own.error is not UNSET and own.error.should_retriable  # type: ignore[union-attr]
-    if asks.best_effort and retriable:
+    if own.state == "failed" and _runs_again(own, asks):
         return Run(own.version, "retry after failure")
-    return Reuse(own, "completed", shared=False)
+    return Reuse(own, "inflight" if asks.waited_for else "completed", shared=False)
 
 
-def _others_settled(current: DedupeRecord, now: int, asks: Claimant) -> Decision:
+def _runs_again(own: DedupeRecord, asks: Claimant) -> bool:
+    """``bestEffort`` does not let a retriable failure stand (R5)."""
+    return asks.best_effort and own.error is not UNSET and own.error.should_retriable and not is_unknown(own)
+
+
+def _others_settled(current: DedupeRecord, now: int, asks: Claimant, overtaken: bool) -> Decision:
     if current.state == "done":
         if asks.waited_for:
             return Reuse(current, "inflight", shared=True)
-        if asks.idempotent and _may_reuse(current, now, asks.reuse):
+        if asks.idempotent and (overtaken or _may_reuse(current, now, asks.reuse)):
             return Reuse(current, "completed", shared=True)
         return Run(current.version, "new call")
     return Run(current.version, "after " + current.state)
