@@ -1,0 +1,244 @@
+"""What an operator may do: look, force or reset breakers, settle or forget claims (R13).
+
+Each act is one method of :class:`Admin`, written once: a command drives it on the synchronous journal, the host awaits
+it on its own. Every act that changes something leaves a line in the audit run of its tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import orjson
+
+from antiphon._gateway.owner import owner_token
+from antiphon.contract._base import UNSET
+from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.record import DedupeRecord
+from antiphon.decide.breaker import RESET_REASON
+from antiphon.decide.claim import is_unknown
+from antiphon.errors import InvalidInput, NotFound
+from antiphon.ops.app import Antiphon
+from antiphon.ports import BreakerRow, Clock, Final, Journal, Row
+from antiphon.redact import Redactor
+
+Verdict = Literal["happened", "did-not-happen"]
+_RESOLVED_TTL_MS = 86_400_000
+_SCAN = 10_000
+_FINGERPRINT = 16
+
+
+def audit_run(tenant: str) -> str:
+    """The reserved run that keeps what operators of a tenant did."""
+    return f"audit-{tenant}"
+
+
+def as_breaker_key(tool: str, context: str | None = None) -> str:
+    """The breaker a request names: by tool (``namespace/name``), or by context ``dependency/…`` or ``global``."""
+    if context:
+        return context if context == "global" or "/" in context else f"dependency/{context}"
+    if not tool:
+        raise InvalidInput("Say which breaker: a tool, a dependency or global.", path="$.tool")
+    if tool.startswith(("tool/", "dependency/")) or tool == "global":
+        return tool
+    return f"tool/{tool}" if "/" in tool else f"tool/tools/{tool}"
+
+
+class Admin:
+    """The acts of one operator on one tenant's state."""
+
+    def __init__(
+        self, journal: Journal, *, tenant: str, workspace: str, clock: Clock, redactor: Redactor, actor: str = "cli"
+    ) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._redactor = redactor
+        self.tenant = tenant
+        self.workspace = workspace
+        self.actor = actor
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    async def status(self) -> dict[str, Any]:
+        """Breakers, and how many claims each tool has in each state."""
+        counts = await self._journal.counts(self.tenant)
+        claims: dict[str, dict[str, int]] = {}
+        for (tool, state), number in sorted(counts.items()):
+            claims.setdefault(tool, {})[state] = number
+        return {"tenant": self.tenant, "breakers": await self.breakers(), "claims": claims}
+
+    async def breakers(self) -> list[dict[str, Any]]:
+        """The shared state of every breaker that ever changed, operators' acts before trips of single processes."""
+        rows = await self._journal.load_breakers(self.tenant)
+        return [self._breaker(row) for row in sorted(rows, key=lambda row: (row.key.partition("#")[0], row.key))]
+
+    def _breaker(self, row: BreakerRow) -> dict[str, Any]:
+        now = self._clock.now_ms()
+        name, _, owner = row.key.partition("#")
+        expired = bool(row.until_ms) and row.until_ms <= now
+        state = row.state
+        if expired and state in ("OPEN", "FORCED_OPEN"):
+            state = "CLOSED" if state == "FORCED_OPEN" else "HALF_OPEN"
+        return {
+            "key": name,
+            "state": state,
+            "by": "process" if owner else "operator",
+            "reason": row.reason,
+            "epoch": row.epoch,
+            "untilMs": None if not row.until_ms or expired else row.until_ms,
+            "updatedAtMs": row.updated_at_ms,
+        }
+
+    async def claims(
+        self, *, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+    ) -> list[dict[str, Any]]:
+        """Claim records, newest first; never their results. ``unknown`` is a state, too."""
+        wanted = "" if state == "unknown" else state
+        many = _SCAN if state == "unknown" else limit
+        found = await self._journal.list(
+            tenant=self.tenant, tool=tool, session=session, state=wanted, prefix=prefix, limit=many
+        )
+        if state == "unknown":
+            found = [record for record in found if is_unknown(record)]
+        return [describe(record) for record in found[:limit]]
+
+    async def claim(self, key: str) -> dict[str, Any]:
+        """One claim record, by its key or a unique beginning of it, such as the fingerprint that logs show."""
+        return describe(await self._find(key))
+
+    async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
+        """What operators did, newest first."""
+        found: list[Event] = []
+        start = 0
+        while batch := await self._journal.events(audit_run(self.tenant), start=start):
+            found += batch
+            start = batch[-1].seq + 1
+        return [{"atMs": event.at_ms, **event.payload} for event in reversed(found[-limit:])]
+
+    # -- breakers ----------------------------------------------------------------------------------------------------
+
+    async def force_open(self, key: str, reason: str = "", for_ms: int | None = None) -> dict[str, Any]:
+        """Fence a dependency off until a reset, or for *for_ms*; every process follows within a second."""
+        if for_ms is not None and for_ms <= 0:
+            raise InvalidInput("The time of a forced state is a positive number of milliseconds.", path="$.forMs")
+        until = 0 if for_ms is None else self._clock.now_ms() + for_ms
+        return await self._override("force_open", key, "FORCED_OPEN", until, reason or "forced by an operator")
+
+    async def reset(self, key: str, reason: str = "") -> dict[str, Any]:
+        """Close a breaker at once, with fresh counters."""
+        text = f"{RESET_REASON}: {reason}" if reason else RESET_REASON
+        return await self._override("reset", key, "CLOSED", 0, text)
+
+    async def _override(self, act: str, key: str, state: str, until: int, reason: str) -> dict[str, Any]:
+        rows = await self._journal.load_breakers(self.tenant)
+        epoch = max((row.epoch for row in rows if row.key.partition("#")[0] == key), default=0) + 1
+        row = BreakerRow(key, state, epoch, until, reason, self._clock.now_ms(), owner_token())
+        await self._journal.save_breaker(self.tenant, row)
+        await self._note(act, {"key": key, "reason": reason})
+        return self._breaker(row)
+
+    # -- claims ------------------------------------------------------------------------------------------------------
+
+    async def clear(self, key: str, reason: str = "") -> dict[str, Any]:
+        """Forget one claim: the next equal call runs."""
+        record = await self._find(key)
+        cleared = await self._journal.clear(record.key)
+        await self._note("clear", {"key": record.key, "tool": record.tool, "reason": reason})
+        return {"key": record.key, "cleared": cleared}
+
+    async def resolve(self, key: str, verdict: Verdict, *, value: Any = None, reason: str = "") -> dict[str, Any]:
+        """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not."""
+        if verdict not in ("happened", "did-not-happen"):
+            raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
+        record = await self._find(key)
+        if record.state != "inflight" and not is_unknown(record):
+            raise InvalidInput(
+                f"The outcome of {record.key} is known: {record.state}.",
+                hint="Only an unknown outcome is resolved; clear the claim to let the call run again.",
+                path="$.key",
+            )
+        if verdict == "happened":
+            final = Final("done", _RESOLVED_TTL_MS, payload=orjson.dumps(value), attempt_count=1)
+        else:
+            final = Final("cancelled", _RESOLVED_TTL_MS, dispatched=False)
+        settled = await self._journal.settle(record.key, record.version, final)
+        if settled is None:
+            raise InvalidInput("The claim changed at the same moment.", hint="Look at it again, then decide.")
+        await self._note("resolve", {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason})
+        return {"key": record.key, "resolved": verdict}
+
+    async def flush(self, *, tool: str = "", session: str = "", prefix: str = "", reason: str = "") -> dict[str, Any]:
+        """Forget all claims of a tool, a session or a key prefix."""
+        if not (tool or session or prefix):
+            raise InvalidInput("Say what to forget: a tool, a session or a prefix of keys.", path="$")
+        number = await self._journal.flush(tenant=self.tenant, tool=tool, session=session, prefix=prefix)
+        await self._note(
+            "flush", {"tool": tool, "session": session, "prefix": prefix, "flushed": number, "reason": reason}
+        )
+        return {"flushed": number}
+
+    async def _find(self, key: str) -> DedupeRecord:
+        if not key:
+            raise InvalidInput("Say which claim: its key or fingerprint.", path="$.key")
+        found = await self._journal.read(key)
+        if found is not None and found.current.tenant == self.tenant:
+            return found.current
+        matches = await self._journal.list(tenant=self.tenant, prefix=key, limit=2)
+        if not matches:
+            raise NotFound(f"There is no claim {key!r}.", hint="List them: antiphon claims list")
+        if len(matches) > 1:
+            raise NotFound(f"{key!r} names several claims.", hint="Give more of the key.", code="ambiguous")
+        return matches[0]
+
+    # -- audit -------------------------------------------------------------------------------------------------------
+
+    async def _note(self, act: str, detail: Mapping[str, Any]) -> None:
+        run, now = audit_run(self.tenant), self._clock.now_ms()
+        await self._journal.open_run(
+            RunManifest(
+                id=run,
+                name="audit",
+                status="running",
+                started_at_ms=now,
+                tenant=self.tenant,
+                workspace=self.workspace,
+                tags={"kind": "audit"},
+            )
+        )
+        given = {name: value for name, value in detail.items() if value not in ("", None)}
+        body = {"payload": {"act": act, "by": self.actor, **given}, "meta": {}, "v": 1}
+        data, _ = self._redactor.redact_bytes(orjson.dumps(body))
+        await self._journal.append(run, (Row(run, "admin.act", now, data),))
+
+
+def describe(record: DedupeRecord) -> dict[str, Any]:
+    """A claim record as an operator sees it."""
+    return {
+        "key": record.key,
+        "fingerprint": record.key[:_FINGERPRINT],
+        "tool": record.tool,
+        "state": "unknown" if is_unknown(record) else record.state,
+        "session": record.request.session_key,
+        "actor": record.request.actor_id,
+        "requestId": record.request.request_id,
+        "owner": record.owner,
+        "version": record.version,
+        "createdAtMs": record.created_at_ms,
+        "updatedAtMs": record.updated_at_ms,
+        "expiresAtMs": record.expires_at_ms,
+        "leaseUntilMs": None if record.lock_until_ms is UNSET else record.lock_until_ms,
+        "attempts": 0 if record.execution is UNSET else record.execution.attempt_count,
+        "error": None if record.error is UNSET else {"code": record.error.code, "message": record.error.message},
+    }
+
+
+def admin(app: Antiphon, actor: str = "cli") -> Admin:
+    """The acts on the state of *app*, on its synchronous journal: ``drive(admin(app).status())``."""
+    return Admin(
+        app.journal,
+        tenant=app.tenant,
+        workspace=app.workspace,
+        clock=app.clock,
+        redactor=app._redactor,
+        actor=actor,
+    )
