@@ -7,7 +7,7 @@ import random as chance
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import Token
+from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +19,9 @@ from antiphon._recording.recorder import Recorder
 from antiphon._scope import Cursor, RunScope
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import AntiphonError
+
+active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
+"""The run of this context."""
 
 Caller = Callable[[str, Mapping[str, Any], str | None], Any]
 
@@ -90,12 +93,14 @@ class Run:
         drive(recorder.journal.open_run(self._manifest))
         drive(recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, {}),)))
         self._token = self.scope.activate()
+        active_run.set(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._token is not None:
             self.scope.deactivate(self._token)
             self._token = None
+            active_run.set(None)
         self.error = error
         status = "completed" if error is None else "failed"
         if error is not None and not isinstance(error, Exception):
@@ -119,6 +124,16 @@ class Run:
             **self._facts,
         )
         drive(recorder.journal.update_run(self._manifest))
+
+    @contextmanager
+    def attached(self) -> Iterator[Run]:
+        """Make the run current without writing its beginning and end: for a replay that only watches."""
+        token, outer = self.scope.activate(), active_run.set(self)
+        try:
+            yield self
+        finally:
+            active_run.reset(outer)
+            self.scope.deactivate(token)
 
     async def __aenter__(self) -> Run:
         return self.__enter__()

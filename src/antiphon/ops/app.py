@@ -19,7 +19,7 @@ from antiphon._gateway.owner import owner_token
 from antiphon._gateway.turns import SessionState, TurnState
 from antiphon._recording.manifest import code_version, entry_of, package_versions
 from antiphon._recording.recorder import Recorder
-from antiphon._recording.run import Run
+from antiphon._recording.run import Run, active_run
 from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_of
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
@@ -252,6 +252,16 @@ def agent(function: Callable[P, R] | None = None, *, name: str | None = None) ->
 def run(name: str, **options: Any) -> Run:
     """Open a run with the current object: ``with antiphon.run("triage") as run: …``."""
     return current().run(name, **options)
+
+
+def current_run() -> Run:
+    """The run this code is part of; raises outside a run."""
+    found = active_run.get()
+    if found is None:
+        raise NotFound(
+            "No run is open here.", hint="Open one: with antiphon.run(...), or start the agent with antiphon run."
+        )
+    return found
 
 
 def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

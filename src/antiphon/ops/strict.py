@@ -60,23 +60,15 @@ def execute_strictly(app: Antiphon, tape: Tape, function: Callable[..., Any], *,
     recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, sink=sink)
     recorder.scope.encode = encode
     started = tape.event(0).payload
-    scope = recorder.scope
     entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
     observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **_input(started)}, {}),))
     args, kwargs = arguments_of(started.get("input"))
-    run = Run(recorder, tape.manifest)
-    token = scope.activate()
     try:
-        with using(app), fenced(fence) as escapes:
+        with Run(recorder, tape.manifest).attached(), using(app), fenced(fence) as escapes:
             result.escapes = escapes
-            result.output = call_entry(scope, function, args, kwargs)
-    except Divergence as error:
-        result.error = error
+            result.output = call_entry(recorder.scope, function, args, kwargs)
     except Exception as error:
         result.error = error
-    finally:
-        scope.deactivate(token)
-    del run
     if result.error is None:
         _compare_end(tape, observer, {"status": "completed", "output": _plain(result.output)})
     elif not isinstance(result.error, Divergence):

@@ -1,0 +1,7 @@
+"""``python -m antiphon.cli``."""
+
+import sys
+
+from antiphon.cli import main
+
+sys.exit(main())

@@ -1,0 +1,107 @@
+"""Deleting what is no longer needed. The advertised replay window is never undercut (L7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from antiphon._drive import drive
+from antiphon.contract.events import RunManifest
+from antiphon.ops.app import Antiphon
+from antiphon.ops.runs import events_of
+from antiphon.ops.views import real_status, summary
+
+_DAY_MS = 86_400_000
+_PAGE = 200
+
+
+def _all_runs(app: Antiphon) -> list[RunManifest]:
+    found: list[RunManifest] = []
+    before = ""
+    while batch := drive(app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before)):
+        found += batch
+        before = batch[-1].id
+        if len(batch) < _PAGE:
+            break
+    return found
+
+
+def _size(app: Antiphon, run: str) -> int:
+    return sum(len(orjson.dumps(event.payload)) + 200 for event in events_of(app, run))
+
+
+def collect(
+    app: Antiphon,
+    *,
+    older_than_days: float | None = None,
+    keep: int | None = None,
+    max_bytes: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Delete runs by age, count and size; without any of these, those past the retention window."""
+    now = app.clock.now_ms()
+    window_days = app.config.record.retention_days
+    if older_than_days is None and keep is None and max_bytes is None:
+        older_than_days = window_days
+    runs = _all_runs(app)
+    doomed: dict[str, RunManifest] = {}
+    if older_than_days is not None:
+        limit = now - older_than_days * _DAY_MS
+        doomed |= {m.id: m for m in runs if (m.finished_at_ms or m.started_at_ms) < limit}
+    if keep is not None:
+        doomed |= {m.id: m for m in runs[max(0, keep) :]}
+    if max_bytes is not None:
+        used = 0
+        for manifest in runs:
+            used += _size(app, manifest.id)
+            if used > max_bytes:
+                doomed[manifest.id] = manifest
+    protected = 0
+    if not force:
+        edge = now - window_days * _DAY_MS
+        kept = [m for m in doomed.values() if (m.finished_at_ms or m.started_at_ms) >= edge]
+        protected = len(kept)
+        for manifest in kept:
+            del doomed[manifest.id]
+    for manifest in [m for m in doomed.values() if real_status(m) == "running"]:
+        del doomed[manifest.id]
+    deleted = list(doomed.values())
+    if not dry_run:
+        for manifest in deleted:
+            drive(app.journal.delete_run(manifest.id))
+    return {
+        "dryRun": dry_run,
+        "runs": [summary(manifest) for manifest in deleted],
+        "protected": protected,
+        "retentionDays": window_days,
+        "blobs": 0 if dry_run else _unused_blobs(app),
+        "claims": 0 if dry_run else drive(app.journal.sweep()),
+    }
+
+
+def _unused_blobs(app: Antiphon) -> int:
+    """Delete payloads that neither a run nor a claim refers to any more."""
+    blobs = app.blobs
+    if blobs is None:
+        return 0
+    import asyncio
+
+    async def present() -> list[str]:
+        return [ref async for ref in blobs.refs(app.tenant)]
+
+    found = asyncio.run(present())
+    if not found:
+        return 0
+    used: set[str] = set()
+    for manifest in _all_runs(app):
+        for event in events_of(app, manifest.id):
+            used |= {v["$blob"] for v in event.payload.values() if isinstance(v, dict) and "$blob" in v}
+    for record in drive(app.journal.list(tenant=app.tenant, limit=1_000_000)):
+        if isinstance(record.payload_ref, str):
+            used.add(record.payload_ref.removeprefix("sealed+"))
+    dead = [ref for ref in found if ref not in used]
+    for ref in dead:
+        drive(blobs.delete(app.tenant, ref))
+    return len(dead)
