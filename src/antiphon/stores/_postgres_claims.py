@@ -9,7 +9,7 @@ from typing import Any
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Ask, Claimed, Existing, Final, Row
 from antiphon.stores._common import Records
-from antiphon.stores._postgres_engine import AsyncEngine, Engine, Step, not_twice
+from antiphon.stores._postgres_engine import AsyncEngine, Engine, Step
 from antiphon.stores._postgres_link import Rows
 from antiphon.stores._postgres_reads import Found, TaskReads, ThreadReads
 from antiphon.stores._postgres_records import OP, VERSION, ask_params, final_params, log_params, new_op, record_of
@@ -63,7 +63,7 @@ class PostgresClaims:
             first, settled = (await self._engine.run("landed", {**params, "run": run}))[0]
             return None if first is None and settled is None else (settled,)
 
-        return (await not_twice(send, landed))[0]
+        return (await self._engine.not_twice(send, landed))[0]
 
     async def mark_dispatched(self, key: str, version: int) -> bool:
         """Nothing to do: an in-flight claim whose holder is gone counts as dispatched."""

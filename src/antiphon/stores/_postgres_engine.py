@@ -25,6 +25,7 @@ from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 T = TypeVar("T")
 _REDO_LIMIT = 20
 _LOST_LIMIT = 5
+_LAST_WORDS_MS = 2000
 _PAUSE_S = (0.02, 0.5)
 
 Dial = Callable[[Options], Awaitable[Link]]
@@ -33,21 +34,6 @@ Work = Callable[[Link], Awaitable[Rows]]
 Step = tuple[str, Mapping[str, Any]]
 Then = Callable[[Rows], list[Step]]
 """What else belongs into the same transaction, given the rows of the first statement."""
-
-
-async def not_twice(send: Callable[[], Awaitable[T]], landed: Callable[[], Awaitable[T | None]]) -> T:
-    """Send what must not happen twice; when its answer is lost, find out whether it landed before sending again."""
-    chances = _LOST_LIMIT
-    while True:
-        try:
-            return await send()
-        except AnswerLost as lost:
-            found = await landed()
-            if found is not None:
-                return found
-            chances -= 1
-            if not chances:
-                raise lost.reason from lost
 
 
 class Engine:
@@ -77,6 +63,24 @@ class Engine:
             return await link.fetch(statement, values, prepare=prepare)
 
         return await self._attempts(name, work, once)
+
+    async def not_twice(self, send: Callable[[], Awaitable[T]], landed: Callable[[], Awaitable[T | None]]) -> T:
+        """Send what must not happen twice; if its answer is lost, find out whether it landed before sending again."""
+        chances = _LOST_LIMIT
+        while True:
+            try:
+                return await send()
+            except AnswerLost as lost:
+                if lost.session is not None:
+                    pid, started = lost.session
+                    ended = {"pid": pid, "started": started, "patience_ms": _LAST_WORDS_MS}
+                    await self.run("end_session", ended, prepare=False)
+                found = await landed()
+                if found is not None:
+                    return found
+                chances -= 1
+                if not chances:
+                    raise lost.reason from lost
 
     async def run_together(self, name: str, params: Mapping[str, Any], then: Then, *, once: bool = False) -> Rows:
         """The rows of a statement that others follow in the same transaction."""
@@ -115,7 +119,7 @@ class Engine:
                     pool.discard(link)
                 else:
                     pool.give(link)
-                await self._after(fate, error, name, once, patience)
+                await self._after(fate, error, name, link if once else None, patience)
             except BaseException:
                 pool.discard(link)
                 raise
@@ -123,12 +127,12 @@ class Engine:
                 pool.give(link)
                 return rows
 
-    async def _after(self, fate: Fate, error: Exception, name: str, once: bool, patience: _Patience) -> None:
-        """Return if the statement is to be tried again, else raise."""
+    async def _after(self, fate: Fate, error: Exception, name: str, once: Link | None, patience: _Patience) -> None:
+        """Return if the statement is to be tried again, else raise; *once* is the link of what must not be."""
         if fate is Fate.LOST:
             lost = connection_lost(error, self._url)
-            if once:
-                raise AnswerLost(lost) from error
+            if once is not None:
+                raise AnswerLost(lost, once.session) from error
             await self._pause_or(lost, patience)
         elif fate is Fate.REDO and patience.redo():
             await self._pause(random.uniform(0, 0.01))

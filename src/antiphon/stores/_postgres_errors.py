@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 
@@ -35,9 +36,11 @@ class Unreachable(StoreUnavailable):
 class AnswerLost(Exception):
     """The connection broke after a statement was sent: it may or may not have taken effect."""
 
-    def __init__(self, reason: StoreUnavailable) -> None:
+    def __init__(self, reason: StoreUnavailable, session: Any) -> None:
         super().__init__(str(reason))
         self.reason = reason
+        self.session = session
+        """The server process that may still be at it (:class:`~antiphon.stores._postgres_link.Session`), if known."""
 
 
 def fate_of(error: Exception, *, connected: bool, idle: bool) -> Fate:

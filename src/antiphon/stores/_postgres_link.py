@@ -19,11 +19,19 @@ Rows = list[tuple[Any, ...]]
 _GRACE_S = 5.0
 
 
+class Session(NamedTuple):
+    """Which server process is at the other end: its number, and when it began, for numbers are used again."""
+
+    pid: int
+    started: str
+
+
 class Link(Protocol):
     """A connection with autocommit: each statement is a transaction unless one was begun."""
 
     born: float
     used: float
+    session: Session | None
 
     async def fetch(self, statement: Statement, values: Sequence[Any], *, prepare: bool) -> Rows:
         """Run one statement in one round trip."""
@@ -51,11 +59,12 @@ class Link(Protocol):
 class _Socket:
     """What both kinds of link know of their connection."""
 
-    __slots__ = ("_cursor", "_poll", "born", "connection", "used")
+    __slots__ = ("_cursor", "_poll", "born", "connection", "session", "used")
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._cursor = connection.cursor(binary=True)
+        self.session: Session | None = None
         self.born = self.used = time.monotonic()
         self._poll = select.poll()
         self._poll.register(connection.pgconn.socket, select.POLLIN)
@@ -161,7 +170,8 @@ async def prepare_session(link: Link, options: Options) -> None:
         "statement_timeout_ms": str(round(options.statement_timeout_s * 1000)),
         "lock_timeout_ms": str(round(options.lock_timeout_s * 1000)),
     }
-    await link.fetch(statement, statement.values(limits), prepare=False)
+    rows = await link.fetch(statement, statement.values(limits), prepare=False)
+    link.session = Session(*rows[0][-2:])
 
 
 class Driver(NamedTuple):

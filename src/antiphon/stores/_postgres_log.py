@@ -10,7 +10,7 @@ from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import NotFound
 from antiphon.ports import BreakerRow, Row
 from antiphon.stores._common import event_of, manifest_of
-from antiphon.stores._postgres_engine import Engine, not_twice
+from antiphon.stores._postgres_engine import Engine
 from antiphon.stores._postgres_hub import breaker_of
 from antiphon.stores._postgres_records import log_params, new_op
 from antiphon.stores._postgres_types import from_text, to_text
@@ -60,7 +60,7 @@ class PostgresLog:
             first: int | None = (await self._engine.run("landed", params))[0][0]
             return first
 
-        return await not_twice(send, landed)
+        return await self._engine.not_twice(send, landed)
 
     async def manifest(self, run: str) -> RunManifest | None:
         rows = await self._engine.run("manifest", {"id": to_text(run)})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from antiphon.errors import ConfigError
 
 _PASSWORD = re.compile(r"\b((?:ssl)?password)\s*=\s*('(?:[^'\\]|\\.)*'|\S*)", re.IGNORECASE)
 _SCHEME = re.compile(r"^postgres(?:ql)?://", re.IGNORECASE)
+_OURS = "antiphon_"
+_BOOLEANS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 SECRETS = frozenset({"password", "sslpassword", "scram_client_key", "scram_server_key", "oauth_client_secret"})
 
 
@@ -39,6 +42,21 @@ class Options(NamedTuple):
         """Whether notifications reach us: not through a transaction-pooling PgBouncer."""
         return bool(self.listen_dsn) or not self.pgbouncer
 
+    def with_address_options(self) -> Options:
+        """What the address says of us in its query (``?antiphon_schema=team``), taken out of it and applied."""
+        head, mark, query = self.dsn.partition("?")
+        if not mark or not _SCHEME.match(head):
+            return self
+        pairs = parse_qsl(query, keep_blank_values=True)
+        ours = {key[len(_OURS) :]: value for key, value in pairs if key.startswith(_OURS)}
+        if not ours:
+            return self
+        rest = urlencode([pair for pair in pairs if not pair[0].startswith(_OURS)], quote_via=quote)
+        return self._replace(
+            dsn=f"{head}?{rest}" if rest else head,
+            **{name: _typed(name, value, self._field_defaults) for name, value in ours.items()},
+        )
+
     def check(self) -> Options:
         """Refuse what cannot work before a connection is tried."""
         if not self.schema or len(self.channel.encode()) > 63 or "\0" in self.schema:
@@ -49,6 +67,26 @@ class Options(NamedTuple):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be greater than 0.", path=name)
         return self
+
+
+def _typed(name: str, text: str, defaults: Mapping[str, Any]) -> Any:
+    """An option as written in an address."""
+    default = defaults.get(name)
+    path = _OURS + name
+    if default is None:
+        raise ConfigError(
+            f"The address has an unknown option {path}.",
+            path=path,
+            hint=f"Known: {', '.join(_OURS + known for known in sorted(defaults))}.",
+        )
+    if isinstance(default, bool):
+        if text.lower() not in _BOOLEANS:
+            raise ConfigError(f"{path} must be true or false.", path=path)
+        return _BOOLEANS[text.lower()]
+    try:
+        return type(default)(text)
+    except ValueError:
+        raise ConfigError(f"{path} must be a number.", path=path) from None
 
 
 def without_secrets(dsn: str) -> str:

@@ -14,6 +14,7 @@ class PostgresStore:
     only by :meth:`migrate`). A journal uses up to *max_connections*, and a process one more to listen with as soon as
     somebody waits. A server that goes away is waited for *reconnect_s*. Through a PgBouncer that pools transactions
     say ``pgbouncer=True``, and give *listen_dsn*, a direct address, unless waiting may poll every *poll_s*.
+    Where only an address can be given, it may carry any of these: ``postgresql://host/db?antiphon_schema=team``.
 
     >>> PostgresStore("postgresql://ada:secret@db.example/agents").url
     'postgresql://ada@db.example/agents'
@@ -35,7 +36,7 @@ class PostgresStore:
         listen_dsn: str = "",
         poll_s: float = 0.25,
     ) -> None:
-        self._options = Options(
+        options = Options(
             dsn=dsn,
             schema=schema,
             max_connections=max_connections,
@@ -48,7 +49,8 @@ class PostgresStore:
             pgbouncer=pgbouncer,
             listen_dsn=listen_dsn,
             poll_s=poll_s,
-        ).check()
+        )
+        self._options = options.with_address_options().check()
 
     @property
     def url(self) -> str:

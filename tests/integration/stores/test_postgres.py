@@ -292,6 +292,25 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
     assert raised.value.path in options
 
 
+def test_the_address_may_carry_options(postgres_database: str, unique: str) -> None:
+    dsn = f"{postgres_database}?antiphon_schema={unique}&connect_timeout=3&antiphon_pgbouncer=true&antiphon_poll_s=0.5"
+    store = PostgresStore(dsn, max_connections=2)
+    options = store._options
+    assert (options.schema, options.pgbouncer, options.poll_s, options.max_connections) == (unique, True, 0.5, 2)
+    assert store.url.endswith("?connect_timeout=3")
+    journal = opened(store)
+    drive(journal.begin(ask("k")))
+    drive(journal.close())
+    assert look(postgres_database, f"SELECT count(*) FROM {unique}.claims") == [(1,)]
+
+
+@pytest.mark.parametrize("option", ["antiphon_colour=red", "antiphon_pgbouncer=maybe", "antiphon_max_connections=many"])
+def test_options_in_the_address_are_checked(option: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        PostgresStore(f"postgresql://db/x?{option}")
+    assert raised.value.path == option.partition("=")[0]
+
+
 def test_a_journal_has_the_capabilities_the_gateway_looks_for(postgres_database: str) -> None:
     journal = opened(PostgresStore(postgres_database))
     assert journal.durable

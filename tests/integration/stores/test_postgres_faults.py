@@ -17,6 +17,7 @@ from antiphon._drive import drive
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
+from antiphon.stores._postgres_engine import Engine
 from antiphon.stores._postgres_errors import AnswerLost
 from antiphon.stores._postgres_link import SyncLink
 from tests.faultproxy import FaultProxy
@@ -25,6 +26,12 @@ from tests.servers import Postgres, ServerFailed
 
 StartProxy = Callable[[int], FaultProxy]
 StartServer = Callable[..., Postgres]
+
+
+BLOCKED = (
+    "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'antiphon'"
+    " AND datname = current_database()"
+)
 
 
 class Line:
@@ -158,16 +165,32 @@ def test_append_whose_answer_was_lost_is_written_once(line: Line) -> None:
     assert seqs(line.journal, "r") == [0, 1, 2, 3]
 
 
+def test_a_statement_that_outlives_its_connection_is_ended_first(line: Line) -> None:
+    """Cut off while it waits for a lock, it would come to life after its twin and write history a second time."""
+    first = drive(line.journal.begin(ask("k")))
+    assert isinstance(first, Claimed)
+    with psycopg.connect(line.dsn) as blocker:
+        blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
+        settling = Background(lambda: drive(line.journal.settle("k", first.version, done(), [row("r")])))
+        eventually(lambda: line.rows(BLOCKED))
+        left = line.rows(BLOCKED)
+        line.proxy.reset()
+        eventually(lambda: line.rows(BLOCKED) not in ([], left))
+    version = settling.result()
+    assert line.rows("SELECT version, state FROM antiphon.claims") == [(version, "done")]
+    assert seqs(line.journal, "r") == [0]
+
+
 def test_a_mutant_that_blindly_repeats_is_caught(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: a lost answer taken for a lost request writes history twice."""
 
-    async def blindly(send: Callable[[], Any], _: Callable[[], Any]) -> Any:
+    async def blindly(_: Engine, send: Callable[[], Any], __: Callable[[], Any]) -> Any:
         try:
             return await send()
         except AnswerLost:
             return await send()
 
-    monkeypatch.setattr("antiphon.stores._postgres_log.not_twice", blindly)
+    monkeypatch.setattr(Engine, "not_twice", blindly)
     line.lose_the_answer(
         lambda: drive(line.journal.append("r", [row("r")])), lambda: line.rows("SELECT 1 FROM antiphon.events")
     )
