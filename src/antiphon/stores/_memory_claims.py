@@ -133,7 +133,7 @@ class ClaimTable:
 
     def settle(self, key: str, version: int, final: Final, now: int) -> int | None:
         node = self._current.get(key)
-        if node is None or node.version != version:
+        if node is None or node.version != version or node.expires <= now:
             return None
         version = now * 1000
         if version <= self._last:
@@ -160,9 +160,11 @@ class ClaimTable:
 
     def alias(self, key: str, identity: str, version: int, now: int) -> None:
         node = self._current.get(key)
+        if node is not None and node.identity == identity and node.expires > now:
+            return
         if node is None or node.version != version:
             node = next((past for past in self._history.get(key, {}).values() if past.version == version), None)
-        if node is None or node.final is None or node.identity == identity:
+        if node is None or node.final is None or node.identity == identity or node.expires <= now:
             return
         older = self._earlier(key, identity, 0)
         if older is not None:
@@ -179,7 +181,7 @@ class ClaimTable:
 
     def renew(self, key: str, version: int, lease_ms: int, now: int) -> bool:
         node = self._current.get(key)
-        if node is None or node.version != version or node.final is not None:
+        if node is None or node.version != version or node.final is not None or node.expires <= now:
             return False
         node.lock_until = now + lease_ms
         node.updated = now
@@ -210,6 +212,12 @@ class ClaimTable:
     def nodes(self) -> tuple[Node, ...]:
         """The current nodes, oldest claim first."""
         return tuple(self._current.values())
+
+    def all_nodes(self) -> Iterator[Node]:
+        """The current nodes and all earlier executions."""
+        yield from self._current.values()
+        for past in self._history.values():
+            yield from past.values()
 
     def sweep(self, limit: int, now: int) -> int:
         dropped = 0

@@ -124,19 +124,19 @@ def settle(connection: sqlite3.Connection, key: str, version: int, final: Final,
     return new_version if changed else None
 
 
-def alias(connection: sqlite3.Connection, key: str, identity: str, version: int) -> None:
+def alias(connection: sqlite3.Connection, key: str, identity: str, version: int, now: int) -> None:
     """Let another identity find a settled execution as its own."""
     claim = _find(connection, key)
-    if claim is None or claim.identity == identity:
+    if claim is None or (claim.identity == identity and claim.expires_at_ms > now):
         return
     if claim.version == version:
         record = claim.to_record()
     else:
-        found = connection.execute(SQL["execution_of_version"], (key, version)).fetchone()
+        found = connection.execute(SQL["execution_of_version"], (key, version, now)).fetchone()
         if found is None:
             return
         record = _known(claim.key, *found)
-    if record.state != "inflight":
+    if record.state != "inflight" and record.expires_at_ms > now:
         _keep(connection, record, identity)
         connection.execute(SQL["mark_history"], (record.expires_at_ms, key))
 

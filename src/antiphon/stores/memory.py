@@ -129,7 +129,9 @@ class MemoryJournal:
 
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         with self._lock:
-            doomed = [node.ask.key for node in self._claims.nodes() if _fits(node.ask, tenant, tool, session, prefix)]
+            doomed = {
+                node.ask.key for node in self._claims.all_nodes() if _fits(node.ask, tenant, tool, session, prefix)
+            }
             for key in doomed:
                 self._claims.clear(key)
             return len(doomed)

@@ -152,7 +152,7 @@ class SQLiteJournal:
         return True
 
     async def alias(self, key: str, identity: str, version: int) -> None:
-        await self._write(lambda connection: claims.alias(connection, key, identity, version))
+        await self._write(lambda connection: claims.alias(connection, key, identity, version, self._now()))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         return await self._write(lambda connection: claims.renew(connection, key, version, lease_ms, self._now()))

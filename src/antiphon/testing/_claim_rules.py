@@ -211,6 +211,17 @@ class ClaimRules(Bench):
             must(await j.read(self.key(state)) is None, f"an expired {state} record is not shown")
             claimed(await j.begin(self.ask(self.key(state), "call-2")))
 
+    async def rule_an_expired_claim_is_fenced(self, j: Journal) -> None:
+        """Past its whole life a claim can be neither settled nor renewed, swept or not; renewing keeps it alive."""
+        key, kept = self.key(), self.key("kept")
+        held = claimed(await j.begin(self.ask(key, ttl_ms=SHORT_MS, lease_ms=1)))
+        other = claimed(await j.begin(self.ask(kept, ttl_ms=SHORT_MS, lease_ms=1)))
+        must(await j.renew(kept, other.version, TTL_MS), "renewed in time")
+        await self.pass_ms(SHORT_MS + 50)
+        must(not await j.renew(key, held.version, TTL_MS), "too late to renew")
+        must(await j.settle(key, held.version, done()) is None, "too late to settle")
+        must(await j.settle(kept, other.version, done()) is not None, "the renewed one is alive")
+
     async def rule_take_of_what_is_gone_begins(self, j: Journal) -> None:
         """Taking a record that was cleared or expired meanwhile is a plain claim."""
         key = self.key()

@@ -156,3 +156,16 @@ def test_the_log_forgets_whole_finished_runs_oldest_first() -> None:
 def test_a_store_without_room_makes_no_sense() -> None:
     with pytest.raises(InvalidInput, match="max_keys"):
         Kit(max_keys=0)
+
+
+def test_flushing_forgets_executions_whose_current_record_is_gone() -> None:
+    kit = Kit()
+    version = kit.finish("a", "call-1")
+    taken = claimed(kit.run(kit.journal.take(kit.bench.ask("a", "call-2"), version)))
+    kit.run(kit.journal.settle("a", taken.version, failed(ttl_ms=10)))
+    kit.clock.advance(20)
+    kit.run(kit.journal.sweep())
+    assert kit.known("a", "call-1")
+    assert kit.run(kit.journal.flush(tenant=kit.bench.tenant)) == 1
+    assert not kit.known("a", "call-1")
+    assert kit.size() == 0

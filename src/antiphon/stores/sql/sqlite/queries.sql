@@ -7,7 +7,7 @@ FROM claims WHERE key = ?;
 SELECT record, v FROM executions WHERE key = ? AND identity = ? AND expires_at_ms > ?;
 
 -- name: execution_of_version
-SELECT record, v FROM executions WHERE key = ? AND version = ?;
+SELECT record, v FROM executions WHERE key = ? AND version = ? AND expires_at_ms > ?;
 
 -- name: insert_claim
 INSERT INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,
@@ -26,12 +26,12 @@ DELETE FROM claims WHERE key = ? RETURNING version;
 UPDATE claims
 SET state = ?1, version = ?2, updated_at_ms = ?3, expires_at_ms = ?4, ttl_ms = ?5, dispatched = ?6, outcome = ?7, payload = ?8,
     lock_until_ms = 0, sweep_at_ms = CASE WHEN history THEN max(sweep_at_ms, ?4) ELSE ?4 END
-WHERE key = ?9 AND version = ?10;
+WHERE key = ?9 AND version = ?10 AND expires_at_ms > ?3;
 
 -- name: renew
 UPDATE claims
 SET lock_until_ms = ?1, updated_at_ms = ?2, expires_at_ms = max(expires_at_ms, ?1), sweep_at_ms = max(sweep_at_ms, ?1)
-WHERE key = ?3 AND version = ?4 AND state = 'inflight';
+WHERE key = ?3 AND version = ?4 AND state = 'inflight' AND expires_at_ms > ?2;
 
 -- name: insert_execution
 INSERT INTO executions (key, identity, tenant, workspace, version, expires_at_ms, record, v)

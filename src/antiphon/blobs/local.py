@@ -1,0 +1,143 @@
+"""Objects in a local folder: written beside their place, flushed, and moved there whole."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+from antiphon.blobs._content import ContentBlobs
+from antiphon.errors import InvalidInput, NotFound, StoreUnavailable
+
+_UNFINISHED = ".unfinished"
+_STALE_S = 86_400
+
+
+class LocalObjects:
+    """A folder. Unfinished writes of killed processes are cleared away after a day."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._ready = False
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.folder}"
+
+    def path(self, name: str) -> Path:
+        """Where an object lies."""
+        parts = name.split("/")
+        if not name or any(part in ("", ".", "..") or part.startswith(".") or "\0" in part for part in parts):
+            raise InvalidInput(f"{name!r} cannot be the name of an object.", path="name")
+        return self.folder.joinpath(*parts)
+
+    def put(self, name: str, data: bytes) -> None:
+        self._write(name, lambda file: file.write(data))
+
+    def put_file(self, name: str, path: Path) -> None:
+        import shutil
+
+        with path.open("rb") as source:
+            self._write(name, lambda file: shutil.copyfileobj(source, file, 1 << 20))
+
+    def get(self, name: str) -> bytes:
+        try:
+            return self.path(name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            raise NotFound(f"No object {name!r} in {self.folder}.") from None
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def put_once(self, name: str, data: bytes) -> None:
+        try:
+            if self.get(name) == data:
+                return
+        except NotFound:
+            pass
+        self.put(name, data)  # new, or damaged since it was written
+
+    def delete(self, name: str) -> None:
+        try:
+            self.path(name).unlink(missing_ok=True)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        top = self.path(prefix.rstrip("/")) if prefix else self.folder
+        for folder, folders, files in os.walk(top):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            place = Path(folder).relative_to(self.folder)
+            for name in sorted(files):
+                if not name.startswith("."):
+                    yield (place / name).as_posix()
+
+    def _write(self, name: str, fill: Callable[[IO[bytes]], object]) -> None:
+        target = self.path(name)
+        unfinished = self.folder / _UNFINISHED / uuid.uuid4().hex
+        try:
+            self._prepare(unfinished.parent)
+            new_folders = _missing(target.parent)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                with os.fdopen(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                    fill(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                unfinished.replace(target)
+            except BaseException:
+                unfinished.unlink(missing_ok=True)
+                raise
+            for folder in (target.parent, *(folder.parent for folder in new_folders)):
+                _flush_folder(folder)
+        except OSError as error:
+            raise self._trouble(error) from error
+
+    def _prepare(self, unfinished: Path) -> None:
+        if self._ready and unfinished.is_dir():
+            return
+        unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
+        oldest = time.time() - _STALE_S
+        for left in unfinished.iterdir():
+            if left.stat().st_mtime < oldest:
+                left.unlink(missing_ok=True)
+        self._ready = True
+
+    def _trouble(self, error: OSError) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"The folder {self.folder} cannot be used: {error.strerror or error}.",
+            hint="Check that the disk has room and that the folder can be written. What was kept before is there.",
+        )
+
+
+class LocalBlobs(ContentBlobs):
+    """Blobs in a local folder; equal payloads of a tenant are stored once.
+
+    >>> LocalBlobs("/var/lib/antiphon/blobs").url
+    'file:///var/lib/antiphon/blobs'
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, asynchronous: bool = False) -> None:
+        super().__init__(LocalObjects(folder), asynchronous=asynchronous)
+
+
+def _missing(folder: Path) -> list[Path]:
+    """The parts of a path that are not there yet."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    return missing
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a new name in the folder survive a power failure."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
