@@ -115,7 +115,7 @@ class Claims(Protocol):
         ...
 
     async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        """End the claim if its version is still *version*: the new version, or ``None`` if fenced.
+        """End the claim if its version is still *version*: the new version, or ``None`` if fenced or expired.
 
         *events* are written in either case: history does not depend on who won.
         """
@@ -130,7 +130,7 @@ class Claims(Protocol):
         ...
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        """Extend the lease if *version* still holds it in flight."""
+        """Extend the lease if *version* still holds it in flight and has not expired."""
         ...
 
     async def read(self, key: str, identity: str = "") -> Existing | None:

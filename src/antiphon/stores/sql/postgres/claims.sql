@@ -151,7 +151,7 @@ ended AS (
         expires_at_ms = ms + %(ttl_ms)s, ttl_ms = %(ttl_ms)s, lock_until_ms = NULL, dispatched = %(dispatched)s,
         outcome = %(outcome)s, payload = %(payload)s
     FROM clock
-    WHERE c.key = %(key)s AND c.version = %(version)s
+    WHERE c.key = %(key)s AND c.version = %(version)s AND c.expires_at_ms > ms
     RETURNING c.key, c.version, c.waited
 )
 {_log_anyway}
@@ -187,7 +187,7 @@ UPDATE antiphon.claims AS c SET
     updated_at_ms = ms, lock_until_ms = ms + %(lease_ms)s,
     expires_at_ms = greatest(c.expires_at_ms, ms + %(lease_ms)s)
 FROM clock
-WHERE c.key = %(key)s AND c.version = %(version)s AND c.state = 'inflight'
+WHERE c.key = %(key)s AND c.version = %(version)s AND c.state = 'inflight' AND c.expires_at_ms > ms
 RETURNING true
 
 -- name: watch
