@@ -64,10 +64,9 @@ def scripted_model(request: dict[str, Any]) -> dict[str, Any]:
     """What a model would answer, decided by how far the conversation is."""
     time.sleep(0.05)
     results = [m for m in request["messages"] if m["role"] == "tool"]
-    amount = 49.0 if os.environ.get("DEMO_TYPO") else 49.9
     steps: list[tuple[str, dict[str, Any]]] = [
         ("lookup_order", {"order_id": "1042"}),
-        ("refund", {"order_id": "1042", "amount": amount}),
+        ("refund", {"order_id": "1042", "amount": 49.9}),
         ("send_email", {"to": "ada", "text": "Your order 1042 was lost. We refunded 49.90."}),
     ]
     message: dict[str, Any] = {
@@ -103,8 +102,11 @@ def main(question: str) -> str:
             return str(message["content"])
         for call in message["tool_calls"]:
             function = call["function"]
+            arguments = json.loads(function["arguments"])
+            if "amount" in arguments and os.environ.get("DEMO_TYPO"):
+                arguments["amount"] = round(arguments["amount"])
             try:
-                result = TOOLS[function["name"]](**json.loads(function["arguments"]))
+                result = TOOLS[function["name"]](**arguments)
             except antiphon.AntiphonError as error:
                 result = {"error": error.code, "message": str(error)}
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": json.dumps(result)})

@@ -100,6 +100,11 @@ def _play(stage: _Stage) -> None:
     stage.type("run", _AGENT, "--input", _QUESTION, "--resume", run_id)
     stage.type("show", run_id)
     stage.check("still one e-mail and one refund: nothing was sent twice", stage.sent() == 1 and _refunds(stage) == 1)
+    print("  A person looks into the outbox and settles it:")
+    stage.type("claims", "list", "--state", "unknown")
+    unknown = orjson.loads(stage.type("claims", "list", "--state", "unknown", "--json", show=False))["claims"]
+    stage.type("claims", "resolve", unknown[0]["fingerprint"], "--happened", "--value", '"sent"')
+    print()
 
     print(bold("3. The same call delivered twice, and a dependency that is down."))
     for line in (*redelivery(), *breaker()):

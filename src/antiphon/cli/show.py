@@ -164,5 +164,7 @@ def _line(node: dict[str, Any]) -> str:
 
 def _note(note: dict[str, Any]) -> str:
     what = note.pop("what", "")
-    details = ", ".join(f"{name} {value}" for name, value in note.items())
+    details = ", ".join(
+        f"{name} {value:.0f}" if isinstance(value, float) else f"{name} {value}" for name, value in note.items()
+    )
     return yellow(f"· {what}" + (f" ({details})" if details else ""))
