@@ -1,0 +1,295 @@
+"""The Redis store, and redis-py sending the same scripts by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from antiphon._drive import drive
+from antiphon.contract.record import RecordedRequest
+from antiphon.ports import Ask, Claimed, Final
+from antiphon.stores import RedisStore
+from antiphon.stores import _redis_scripts as scripts
+from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores._redis_keys import Names
+from antiphon.stores._redis_record import head_of, outcome_bytes
+
+DAY_MS = 86_400_000
+CALLERS = 64
+NAMES = Names("antiphon")
+FINAL = Final("done", DAY_MS, payload=b'{"status":"sent","id":"' + b"x" * 250 + b'"}', attempt_count=1)
+CLAIM, SETTLE = scripts.CLAIM.digest.decode(), scripts.SETTLE.digest.decode()
+_serial = itertools.count(time.time_ns())
+
+
+def new_key() -> str:
+    return f"{next(_serial):064x}"
+
+
+def ask(key: str, identity: str = "call-1") -> Ask:
+    return Ask(
+        key=key,
+        identity=identity,
+        tool="tools/send_email",
+        idempotency_key="b" * 64,
+        request=RecordedRequest(
+            session_key="session-12",
+            actor_id="actor-7",
+            request_id="0190a1b2-7c3d-7e4f-8a9b-0c1d2e3f4a5b",
+            params_digest="d" * 64,
+            identity=identity,
+            params_digest_exact="e" * 64,
+        ),
+        ttl_ms=DAY_MS,
+        lease_ms=120_000,
+        owner="12ab34cd.4026531836.4711.123456",
+        tenant="default",
+        workspace="default",
+    )
+
+
+HEAD, OUTCOME = head_of(ask("k")), outcome_bytes(FINAL)
+
+
+def claim_words(key: str) -> tuple[Any, ...]:
+    shard = NAMES.shard(key)
+    names = (shard.record + key, shard.history + key, shard.expiries + key, shard.entries + "default")
+    return (4, *names, "", "call-1", key, DAY_MS, 120_000, HEAD, "1", key, shard.channel)
+
+
+def settle_words(key: str, version: Any) -> tuple[Any, ...]:
+    shard = NAMES.shard(key)
+    return (
+        *(1, shard.record + key, version, key + "s", "done", DAY_MS, 1),
+        *(OUTCOME, FINAL.payload, shard.channel, key),
+    )
+
+
+def _load(url: str) -> None:
+    with redis.Redis.from_url(url) as client:
+        for script in (scripts.CLAIM, scripts.SETTLE):
+            client.script_load(script.source)
+
+
+def ours(url: str) -> Iterator[Callable[[], None]]:
+    """A miss: claim and settle, synchronous."""
+    journal = RedisStore(url).open_sync()
+
+    def miss() -> None:
+        key = new_key()
+        held = drive(journal.begin(ask(key)))
+        assert isinstance(held, Claimed)
+        drive(journal.settle(key, held.version, FINAL))
+
+    yield miss
+    drive(journal.close())
+
+
+def raw(url: str) -> Iterator[Callable[[], None]]:
+    """The same two scripts, sent by redis-py; nothing is read from the answers but the version."""
+    _load(url)
+    client = redis.Redis.from_url(url)
+
+    def miss() -> None:
+        key = new_key()
+        version = client.evalsha(CLAIM, *claim_words(key))[1]
+        client.evalsha(SETTLE, *settle_words(key, version))
+
+    yield miss
+    client.close()
+
+
+def ours_reused(url: str) -> Iterator[Callable[[], None]]:
+    """An answer from a settled record, decoded."""
+    journal = RedisStore(url).open_sync()
+    key = new_key()
+    held = drive(journal.begin(ask(key)))
+    assert isinstance(held, Claimed)
+    drive(journal.settle(key, held.version, FINAL))
+    question = ask(key, "call-2")
+
+    def reuse() -> None:
+        drive(journal.begin(question))
+
+    yield reuse
+    drive(journal.close())
+
+
+def raw_reused(url: str) -> Iterator[Callable[[], None]]:
+    """The claim script on a settled record; the answer stays as it came."""
+    _load(url)
+    client = redis.Redis.from_url(url)
+    key = new_key()
+    version = client.evalsha(CLAIM, *claim_words(key))[1]
+    client.evalsha(SETTLE, *settle_words(key, version))
+    words = list(claim_words(key))
+    words[6], words[7] = "call-2", "another"
+
+    def reuse() -> None:
+        client.evalsha(CLAIM, *words)
+
+    yield reuse
+    client.close()
+
+
+async def _crowd(n: int, miss: Callable[[], Awaitable[None]]) -> None:
+    left = itertools.count(n - 1, -1)
+
+    async def caller() -> None:
+        while next(left) >= 0:
+            await miss()
+
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+
+
+async def ours_crowd(url: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """64 callers of one event loop, one connection."""
+    journal = RedisStore(url).open_async()
+
+    async def miss() -> None:
+        key = new_key()
+        held = await journal.begin(ask(key))
+        assert isinstance(held, Claimed)
+        await journal.settle(key, held.version, FINAL)
+
+    async def run(n: int) -> None:
+        await _crowd(n, miss)
+
+    yield run
+    await journal.close()
+
+
+async def raw_crowd(url: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
+    """64 callers of one event loop, a redis-py pool with a connection for each."""
+    _load(url)
+    client = redis.asyncio.Redis(connection_pool=redis.asyncio.ConnectionPool.from_url(url, max_connections=CALLERS))
+
+    async def miss() -> None:
+        key = new_key()
+        version = (await client.evalsha(CLAIM, *claim_words(key)))[1]
+        await client.evalsha(SETTLE, *settle_words(key, version))
+
+    async def run(n: int) -> None:
+        await _crowd(n, miss)
+
+    yield run
+    await client.aclose()
+
+
+def _calls(client: redis.Redis) -> dict[str, int]:
+    stats: dict[str, Any] = client.info("commandstats")
+    return {name: row["calls"] for name, row in stats.items()}
+
+
+def round_trips(url: str) -> Iterator[Callable[[int], dict[str, float]]]:
+    """What the server counted: scripts per miss and per reused answer, commands of waiters that wait."""
+    client = redis.Redis.from_url(url)
+    journal = RedisStore(url).open_sync()
+    drive(journal.ping())
+
+    def count(n: int) -> dict[str, float]:
+        keys = [new_key() for _ in range(n)]
+        start = _calls(client)
+        for key in keys:
+            held = drive(journal.begin(ask(key)))
+            assert isinstance(held, Claimed)
+            drive(journal.settle(key, held.version, FINAL))
+        middle = _calls(client)
+        for key in keys:
+            drive(journal.begin(ask(key, "call-2")))
+        end = _calls(client)
+        sent = ("cmdstat_evalsha", "cmdstat_eval", "cmdstat_publish", "cmdstat_get")
+
+        def number(before: dict[str, int], after: dict[str, int]) -> float:
+            return sum(after.get(name, 0) - before.get(name, 0) for name in sent) / n
+
+        return {"miss": number(start, middle), "reused": number(middle, end)}
+
+    yield count
+    drive(journal.close())
+    client.close()
+
+
+async def wake(url: str) -> AsyncIterator[Callable[[int], Awaitable[dict[str, float]]]]:
+    """64 tasks wait; how long from the call of settle until each holds the value, and what was sent meanwhile."""
+    leader, journal = RedisStore(url).open_async(), RedisStore(url).open_async()
+    client = redis.Redis.from_url(url)
+
+    async def run(n: int) -> dict[str, float]:
+        taken: list[float] = []
+        idle = 0.0
+        for _ in range(n):
+            spent, commands = await _wake_once(leader, journal, client)
+            taken += spent
+            idle += commands
+        taken.sort()
+        return {
+            "p50_ms": statistics.median(taken) * 1e3,
+            "p99_ms": taken[int(len(taken) * 0.99)] * 1e3,
+            "idle_commands": idle / n,
+        }
+
+    yield run
+    client.close()
+    await leader.close()
+    await journal.close()
+
+
+async def _wake_once(leader: RedisJournal, journal: RedisJournal, client: redis.Redis) -> tuple[list[float], int]:
+    key = new_key()
+    held = await leader.begin(ask(key))
+    assert isinstance(held, Claimed)
+    taken: list[float] = []
+    started = 0.0
+
+    async def wait(number: int) -> None:
+        await journal.wait(key, held.version, 60)
+        seen = await journal.read(key, f"waiter-{number}")
+        assert seen is not None
+        assert seen.current.state == "done"
+        taken.append(time.perf_counter() - started)
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(CALLERS)]
+    await asyncio.sleep(0.05)
+    before = sum(_calls(client).values())
+    await asyncio.sleep(0.2)
+    idle = sum(_calls(client).values()) - before - 1  # the look itself
+    started = time.perf_counter()
+    await leader.settle(key, held.version, FINAL)
+    await asyncio.gather(*tasks)
+    return taken, idle
+
+
+def memory(url: str) -> Iterator[Callable[[int], dict[str, float]]]:
+    """What the server's memory grows by for each record, index included."""
+    client = redis.Redis.from_url(url)
+    journal = RedisStore(url, prefix=f"m{time.time_ns()}").open_sync()
+
+    def fill(n: int) -> dict[str, float]:
+        before = _used(client)
+        keys = [new_key() for _ in range(n)]
+        for key in keys:
+            drive(journal.begin(ask(key)))
+        in_flight = _used(client)
+        for key in keys:
+            seen = drive(journal.read(key))
+            assert seen is not None
+            drive(journal.settle(key, seen.current.version, FINAL))
+        settled = _used(client)
+        drive(journal.flush(tenant="default"))
+        return {"inflight": (in_flight - before) / n, "done": (settled - before) / n}
+
+    yield fill
+    drive(journal.close())
+    client.close()
+
+
+def _used(client: redis.Redis) -> int:
+    return int(client.info("memory")["used_memory"])
