@@ -33,26 +33,30 @@ def new_key() -> str:
     return f"{next(_serial):064x}"
 
 
+QUESTION = Ask(
+    key="",
+    identity="call-1",
+    tool="tools/send_email",
+    idempotency_key="b" * 64,
+    request=RecordedRequest(
+        session_key="session-12",
+        actor_id="actor-7",
+        request_id="0190a1b2-7c3d-7e4f-8a9b-0c1d2e3f4a5b",
+        params_digest="d" * 64,
+        identity="call-1",
+        params_digest_exact="e" * 64,
+    ),
+    ttl_ms=DAY_MS,
+    lease_ms=120_000,
+    owner="12ab34cd.4026531836.4711.123456",
+    tenant="default",
+    workspace="default",
+)
+
+
 def ask(key: str, identity: str = "call-1") -> Ask:
-    return Ask(
-        key=key,
-        identity=identity,
-        tool="tools/send_email",
-        idempotency_key="b" * 64,
-        request=RecordedRequest(
-            session_key="session-12",
-            actor_id="actor-7",
-            request_id="0190a1b2-7c3d-7e4f-8a9b-0c1d2e3f4a5b",
-            params_digest="d" * 64,
-            identity=identity,
-            params_digest_exact="e" * 64,
-        ),
-        ttl_ms=DAY_MS,
-        lease_ms=120_000,
-        owner="12ab34cd.4026531836.4711.123456",
-        tenant="default",
-        workspace="default",
-    )
+    """What a gateway hands to the store; making it is not the store's work."""
+    return QUESTION._replace(key=key, identity=identity)
 
 
 HEAD, OUTCOME = head_of(ask("k")), outcome_bytes(FINAL)
