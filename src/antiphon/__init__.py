@@ -14,23 +14,29 @@ TYPE_CHECKING = False  # type checkers know this name; importing typing would co
 if TYPE_CHECKING:
     from typing import Any
 
+    from antiphon._gateway.context import CallContext
     from antiphon._scope import branch, submit, wrap_context
+    from antiphon.adapters.sdk import wrap
     from antiphon.canonical import canonical_json
     from antiphon.contract.result import ToolDenied
-    from antiphon.contract.spec import ToolSpec
+    from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
     from antiphon.decide.turn import ReplayControl
     from antiphon.errors import AntiphonError
     from antiphon.keys import idempotency_key
     from antiphon.llm.key import llm_cache_key
     from antiphon.llm.request import canonical_request
-    from antiphon.ops.app import Antiphon, agent, configure, record, run
+    from antiphon.ops.app import Antiphon, agent, configure, current_run, record, run
     from antiphon.ops.gateways import AsyncGateway, Gateway
+    from antiphon.ops.replay import replay
 
 _HOMES = {
     "Antiphon": "antiphon.ops.app",
     "AntiphonError": "antiphon.errors",
     "AsyncGateway": "antiphon.ops.gateways",
+    "CallContext": "antiphon._gateway.context",
+    "DidNotHappen": "antiphon.contract.spec",
     "Gateway": "antiphon.ops.gateways",
+    "Happened": "antiphon.contract.spec",
     "ReplayControl": "antiphon.decide.turn",
     "ToolDenied": "antiphon.contract.result",
     "ToolSpec": "antiphon.contract.spec",
@@ -54,7 +60,10 @@ __all__ = [
     "Antiphon",
     "AntiphonError",
     "AsyncGateway",
+    "CallContext",
+    "DidNotHappen",
     "Gateway",
+    "Happened",
     "ReplayControl",
     "ToolDenied",
     "ToolSpec",

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -232,7 +232,15 @@ def configure(config: ConfigLike = None, **document: Any) -> Antiphon:
     return app
 
 
-def agent(function: Callable[P, R] | None = None, *, name: str | None = None) -> Any:
+@overload
+def agent(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def agent(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def agent(function: Callable[..., Any] | None = None, *, name: str | None = None) -> Any:
     """Mark an entry point that can be run again: by ``antiphon run``, a replay, or over HTTP.
 
     >>> @agent
@@ -242,7 +250,7 @@ def agent(function: Callable[P, R] | None = None, *, name: str | None = None) ->
     'hello ada'
     """
 
-    def mark(found: Callable[P, R]) -> Callable[P, R]:
+    def mark(found: Callable[..., Any]) -> Callable[..., Any]:
         setattr(found, AGENT_MARK, {"name": name or getattr(found, "__name__", "agent")})
         return found
 
