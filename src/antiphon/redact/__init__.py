@@ -1,18 +1,24 @@
 """Keep secrets and personal data out of whatever is written (R14, D21).
 
 >>> redactor = Redactor(Rules(), salt="4f1c")
->>> redactor.redact({"user": "ada", "password": "correct-Horse-7-battery"})
-{'user': 'ada', 'password': '[secret:password:3f6a0a4cf2f1d2b1]'}
+>>> redactor.redact({"user": "ada", "pin": "4821", "note": "mail bob@example.org"})
+{'user': 'ada', 'pin': '[secret:pin]', 'note': 'mail [secret:email:014d08f89dbfaa6d]'}
 
 A placeholder is a keyed digest: equal secrets stay equal within a run, and any machine that has the
 run's salt computes the same one. A secret that could be guessed from its digest gets a constant instead.
 """
 
-from antiphon.redact._compare import EqualityPattern, same_after_redaction
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from antiphon.redact._redactor import Redactor
 from antiphon.redact._rules import Rule, Rules
-from antiphon.redact._scan import Finding, scan_path
-from antiphon.redact._stream import StreamRedactor
+
+if TYPE_CHECKING:
+    from antiphon.redact._compare import EqualityPattern, same_after_redaction
+    from antiphon.redact._scan import Finding, scan_path
+    from antiphon.redact._stream import StreamRedactor
 
 __all__ = [
     "EqualityPattern",
@@ -24,3 +30,20 @@ __all__ = [
     "same_after_redaction",
     "scan_path",
 ]
+
+_LATER = {
+    "EqualityPattern": "_compare",
+    "same_after_redaction": "_compare",
+    "Finding": "_scan",
+    "scan_path": "_scan",
+    "StreamRedactor": "_stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -6,9 +6,9 @@ version strings do so every third at most. Shapes that are ids everywhere are le
 
 from __future__ import annotations
 
-import re
+from antiphon.redact._deferred import deferred
 
-RUN = re.compile(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{24,200}(?![A-Za-z0-9+/=_-])")
+RUN = deferred(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{24,200}(?![A-Za-z0-9+/=_-])")
 """A maximal run of token characters that is worth a look; longer ones are data (images, ciphertext)."""
 
 _SHORTEST = 24
@@ -24,7 +24,7 @@ _ID_PREFIXES = (
     " checkpoint dataset example experiment feedback session"
 ).split()
 
-_ID = re.compile(
+_ID = deferred(
     r"[0-9a-fA-F-]+"  # UUIDs, digests, commits, trace contexts
     r"|0x[0-9a-fA-F]+"
     r"|[0-9T:Z+.-]+"  # numbers and times
@@ -33,21 +33,21 @@ _ID = re.compile(
     r"|sha(?:1|256|384|512)[-_:=][A-Za-z0-9+/=_-]+"  # integrity hashes
     r"|[A-Za-z_]+=[A-Za-z_]+"
 )
-_PIECES = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
-_SEPARATORS = re.compile(r"[-_/=+]+")
-_WORD = re.compile(r"[A-Za-z]?[a-z]{2,}|v[0-9]+|[A-Z][a-z]+[A-Za-z]*|[A-Z]{3,}")
+_PIECES = deferred(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_SEPARATORS = deferred(r"[-_/=+]+")
+_WORD = deferred(r"[A-Za-z]?[a-z]{2,}|v[0-9]+|[A-Z][a-z]+[A-Za-z]*|[A-Z]{3,}")
 
 
 def looks_random(token: str) -> bool:
     """Whether a run of token characters is more likely a key than an id, a name or a path."""
     token = token.strip("-_/")
-    if len(token) < _SHORTEST or _ID.fullmatch(token):
+    if len(token) < _SHORTEST or _ID().fullmatch(token):
         return False
     if "/" in token:
         parts = [part for part in token.split("/") if part]
-        if "=" not in token.rstrip("=") and not any(_WORD.fullmatch(part) for part in parts):
+        if "=" not in token.rstrip("=") and not any(_WORD().fullmatch(part) for part in parts):
             return _random(token)
-        return any(len(part) >= _SHORTEST and not _ID.fullmatch(part) and _random(part) for part in parts)
+        return any(len(part) >= _SHORTEST and not _ID().fullmatch(part) and _random(part) for part in parts)
     head, equals, tail = token.rstrip("=").partition("=")
     if equals:
         return looks_random(head) or looks_random(tail)
@@ -56,12 +56,12 @@ def looks_random(token: str) -> bool:
 
 def _random(token: str) -> bool:
     digits = sum(1 for c in token if c.isdigit())
-    if digits < 2 or max(map(len, _SEPARATORS.split(token))) < _LONGEST_NAME_PART:
+    if digits < 2 or max(map(len, _SEPARATORS().split(token))) < _LONGEST_NAME_PART:
         return False
     lower, upper = token != token.upper(), token != token.lower()
     if not (lower and upper):
-        one_piece = _SEPARATORS.search(token.rstrip("=")) is None
+        one_piece = _SEPARATORS().search(token.rstrip("=")) is None
         if not one_piece or len(token) < _SHORTEST_ONE_CASE or digits < 4:
             return False
-    pieces = _PIECES.findall(token)
+    pieces = _PIECES().findall(token)
     return sum(map(len, pieces)) / len(pieces) <= _LONGEST_PIECE_MEAN

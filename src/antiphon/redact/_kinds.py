@@ -5,7 +5,7 @@ Each pattern has twenty characters of :data:`RUN_CHARS` in a row (or, Azure, ``Q
 
 from __future__ import annotations
 
-import re
+from antiphon.redact._deferred import deferred
 
 RUN_CHARS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=_-"
 """What tokens are made of; a run of at least :data:`MIN_RUN` of them is looked at more closely."""
@@ -61,16 +61,14 @@ _PROVIDERS: tuple[tuple[str, str], ...] = (
 )
 
 
-def _combined() -> tuple[re.Pattern[str], dict[str, str]]:
-    groups = {f"k{n}": kind for n, (kind, _) in enumerate(_PROVIDERS)}
-    body = "|".join(f"(?P<k{n}>{pattern})" for n, (_, pattern) in enumerate(_PROVIDERS))
-    return re.compile(f"(?<![A-Za-z0-9])(?:{body})"), groups
+TOKEN_KINDS = {f"k{n}": kind for n, (kind, _) in enumerate(_PROVIDERS)}
 
-
-TOKENS, TOKEN_KINDS = _combined()
+TOKENS = deferred(
+    "(?<![A-Za-z0-9])(?:" + "|".join(f"(?P<k{n}>{pattern})" for n, (_, pattern) in enumerate(_PROVIDERS)) + ")"
+)
 """All providers in one pattern; ``TOKEN_KINDS[match.lastgroup]`` is the kind."""
 
-TOKEN_STARTS = re.compile(
+TOKEN_STARTS = deferred(
     r"sk-|[sr]k_(?:live|test)_|whsec_|AIza|GOCSPX-|1//0|A(?:KIA|SIA|BIA|CCA)|gh[pousr]_|github_pat_|gl[a-z]{2,5}-"
     r"|GR1348941|xox[a-z]-|xapp-|services/T|^T|SK[0-9a-f]|key-|hf_|api_org_|npm_|pypi-|gsk_|xai-|pplx-|r8_|tvly-|lsv2_"
     r"|do[opr]_v1_|shp[a-z]{2}_|dapi|lin_|secret_|ntn_|dckr_|ATATT3|glsa_|glc_|sntry|NRAK-|PMAK-|sbp_|tskey-|^AA"
@@ -78,33 +76,31 @@ TOKEN_STARTS = re.compile(
 )
 """How any of them begins within a run of token characters: cheap, and never narrower than :data:`TOKENS`."""
 
-PRIVATE_KEY = re.compile(
+PRIVATE_KEY = deferred(
     r"-----BEGIN (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
     r"(?:(?!-----BEGIN)[\s\S])*?(?:-----END (?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----|\Z)"
 )
 """A private key in PEM armour; one that was cut off counts to the end of the text."""
 
-URL_PASSWORD = re.compile(
-    r"[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/?#:@\"'<>\[\]]{0,256}:(?P<secret>[^\s/?#\"'<>]{1,256})@"
-)
+URL_PASSWORD = deferred(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/?#:@\"'<>\[\]]{0,256}:(?P<secret>[^\s/?#\"'<>]{1,256})@")
 """``scheme://user:password@host``, the database kind included."""
 
-URL_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<secret>[A-Za-z0-9_.~%-]{16,256})@")
+URL_TOKEN = deferred(r"[A-Za-z][A-Za-z0-9+.-]{1,30}://(?P<secret>[A-Za-z0-9_.~%-]{16,256})@")
 """``https://token@host``."""
 
-HEADER = re.compile(
+HEADER = deferred(
     r"(?i)\b(?:proxy-)?authori[sz]ation\\*[\"'`]?[ \t]*[:=,][ \t]*\\*[\"'`]?[ \t]*"
     r"(?:(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+)?(?P<secret>[^\s\"'`\\,;]{3,})"
 )
 """An Authorization header written out in text; the scheme is kept."""
 
-COOKIE = re.compile(r"(?i)\b(?:set-)?cookies?:[ \t]*(?P<secret>[A-Za-z0-9_.$-]+=[^\r\n\"'`\\]+)")
+COOKIE = deferred(r"(?i)\b(?:set-)?cookies?:[ \t]*(?P<secret>[A-Za-z0-9_.$-]+=[^\r\n\"'`\\]+)")
 
-SESSION_COOKIE = re.compile(
+SESSION_COOKIE = deferred(
     r"(?i)(?<![A-Za-z0-9])(?:j?sess(?:ion)?_?id|phpsessid|asp\.net_sessionid)[ \t]*=[ \t]*(?P<secret>[^\s;,&\"'`]{8,})"
 )
 
-BEARER = re.compile(r"\b[Bb]earer (?P<secret>[A-Za-z0-9_+/=-]{20,}[A-Za-z0-9._~+/=-]*)")
-BASIC = re.compile(r"\b[Bb]asic (?P<secret>[A-Za-z0-9+/]{20,}={0,2})(?![A-Za-z0-9+/=])")
+BEARER = deferred(r"\b[Bb]earer (?P<secret>[A-Za-z0-9_+/=-]{20,}[A-Za-z0-9._~+/=-]*)")
+BASIC = deferred(r"\b[Bb]asic (?P<secret>[A-Za-z0-9+/]{20,}={0,2})(?![A-Za-z0-9+/=])")
 
-CURL_USER = re.compile(r"(?:\s-u|--user|--proxy-user)[ =]?[\"']?[^\s\"':]{1,128}:(?P<secret>[^\s\"']{1,256})")
+CURL_USER = deferred(r"(?:\s-u|--user|--proxy-user)[ =]?[\"']?[^\s\"':]{1,128}:(?P<secret>[^\s\"']{1,256})")

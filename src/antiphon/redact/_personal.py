@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
+from antiphon.redact._deferred import deferred
 from antiphon.redact._spans import Span
 
-EMAIL = re.compile(
-    r"(?<![A-Za-z0-9._%+/:@-])(?!git@)[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}"
+EMAIL = deferred(
+    r"(?<![A-Za-z0-9._%+@-])(?<!//)(?!git@)[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}"
     r"(?![A-Za-z0-9-])"
 )
-_PHONE = re.compile(
+_PHONE = deferred(
     r"(?<![A-Za-z0-9+.=/-])(?:"
     r"\+[0-9](?:[ ().-]{0,2}[0-9]){6,14}"
     r"|(?:\([0-9]{3}\) ?|[0-9]{3}[-. ])[0-9]{3}[-. ][0-9]{4}"
     r")(?![A-Za-z0-9-]|\.[0-9])"
 )
-_CARD = re.compile(
+_CARD = deferred(
     r"(?<![A-Za-z0-9.+_/-])"
     r"(?:[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{2,4}|3[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})"
     r"(?![A-Za-z0-9._/-])"
 )
-_CARD_START = re.compile(r"4|5[1-5]|2[2-7]|3[0-9]|6(?:011|4|5|2)")
-_IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?(?![A-Za-z0-9])")
+_CARD_START = deferred(r"4|5[1-5]|2[2-7]|3[0-9]|6(?:011|4|5|2)")
+_IBAN = deferred(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?(?![A-Za-z0-9])")
 
 
 def luhn(digits: str) -> bool:
@@ -46,22 +46,22 @@ def iban_valid(text: str) -> bool:
 
 def _is_card(text: str) -> bool:
     digits = text.replace(" ", "").replace("-", "")
-    return 14 <= len(digits) <= 16 and _CARD_START.match(digits) is not None and luhn(digits)
+    return 14 <= len(digits) <= 16 and _CARD_START().match(digits) is not None and luhn(digits)
 
 
 def personal_spans(text: str) -> Iterator[Span]:
     """Where personal data stands in *text*."""
-    for match in EMAIL.finditer(text):
+    for match in EMAIL().finditer(text):
         yield Span(match.start(), match.end(), "email")
-    for match in _IBAN.finditer(text):
+    for match in _IBAN().finditer(text):
         found = match[0]
         while found and not iban_valid(found):
             # The last group may belong to the next word: shorten by whole groups.
             found = found.rpartition(" ")[0]
         if found:
             yield Span(match.start(), match.start() + len(found), "iban")
-    for match in _CARD.finditer(text):
+    for match in _CARD().finditer(text):
         if _is_card(match[0]):
             yield Span(match.start(), match.end(), "card")
-    for match in _PHONE.finditer(text):
+    for match in _PHONE().finditer(text):
         yield Span(match.start(), match.end(), "phone")

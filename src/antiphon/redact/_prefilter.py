@@ -139,6 +139,6 @@ def _suspicious(document: bytes, runs: bytes) -> bool:
         if _DOT_TOKEN.match(document, end):
             return True
         token = document[start:end].decode()
-        if "%" in token or TOKEN_STARTS.search(token) or looks_random(token):
+        if "%" in token or TOKEN_STARTS().search(token) or looks_random(token):
             return True
     return False

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from antiphon.errors import InvalidInput
+from antiphon.redact._deferred import deferred
 from antiphon.redact._fields import Field
 from antiphon.redact._kinds import TOKEN_KINDS, TOKENS
 from antiphon.redact._pairs import TRIVIAL, is_code, is_number
@@ -19,11 +20,11 @@ from antiphon.redact._rules import Rules
 from antiphon.redact._spans import Span
 from antiphon.redact._text import TextRules
 
-_SCHEME = re.compile(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
+_SCHEME = deferred(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
 _SCHEMA_WORDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"})
 _MEDIA_WORDS = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format"})
 _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
-_PAIR_NAME = re.compile(
+_PAIR_NAME = deferred(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
 )
 _KEEP = Field("", "keep")
@@ -156,7 +157,7 @@ class Redactor:
         return dict(changed.get(n) or pair_ for n, pair_ in enumerate(value.items()))
 
     def _sequence(self, value: Any) -> Any:
-        if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and _PAIR_NAME.fullmatch(value[0]):
+        if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and _PAIR_NAME().fullmatch(value[0]):
             # Headers and environments are often lists of (name, value).
             field = self._names[value[0]]
             if field is not None and field.mode == "secret":
@@ -215,12 +216,12 @@ class Redactor:
                 if is_number(field.kind, value)
                 else self._string(value, entropy=True)
             )
-        scheme = _SCHEME.match(value)
+        scheme = _SCHEME().match(value)
         start = scheme.end() if scheme else 0
         secret = value[start:]
-        if not secret.strip() or TRIVIAL.fullmatch(secret.strip()) or PLACEHOLDER.fullmatch(secret):
+        if not secret.strip() or TRIVIAL().fullmatch(secret.strip()) or PLACEHOLDER.fullmatch(secret):
             return value
-        token = TOKENS.fullmatch(secret)
+        token = TOKENS().fullmatch(secret)
         kind = TOKEN_KINDS[token.lastgroup or ""] if token else field.kind
         return value[:start] + self.placeholder(kind, secret)
 

@@ -120,7 +120,7 @@ def _scan_binary(file: Path) -> Iterator[tuple[str, str, str]]:
             for run in _TEXT.finditer(data):
                 text = run[0].decode("ascii")
                 for pattern in (TOKENS, PRIVATE_KEY):
-                    for match in pattern.finditer(text):
+                    for match in pattern().finditer(text):
                         place = base + run.start() + match.start()
                         if place not in seen:
                             seen.add(place)

@@ -102,20 +102,20 @@ def _detector(kind: str, pattern: re.Pattern[str]) -> Detector:
 
 
 def _private_keys(text: str) -> Iterator[Span]:
-    for match in kinds.PRIVATE_KEY.finditer(text):
+    for match in kinds.PRIVATE_KEY().finditer(text):
         yield Span(match.start(), match.end(), "private_key")
 
 
 def _tokens(text: str) -> Iterator[Span]:
-    for match in kinds.TOKENS.finditer(text):
+    for match in kinds.TOKENS().finditer(text):
         yield Span(match.start(), match.end(), kinds.TOKEN_KINDS[match.lastgroup or ""])
 
 
 def _urls(text: str) -> Iterator[Span]:
     if "@" in text:
         for pattern, kind in ((kinds.URL_PASSWORD, "url_password"), (kinds.URL_TOKEN, "url_token")):
-            for match in pattern.finditer(text):
-                if not TRIVIAL.fullmatch(match["secret"]):
+            for match in pattern().finditer(text):
+                if not TRIVIAL().fullmatch(match["secret"]):
                     yield Span(*match.span("secret"), kind)
 
 
@@ -126,15 +126,15 @@ def _headers(text: str) -> Iterator[Span]:
         (kinds.SESSION_COOKIE, "cookie"),
         (kinds.BEARER, "bearer"),
     ):
-        for match in pattern.finditer(text):
-            if not TRIVIAL.fullmatch(match["secret"]):
+        for match in pattern().finditer(text):
+            if not TRIVIAL().fullmatch(match["secret"]):
                 yield Span(*match.span("secret"), kind)
-    for match in kinds.BASIC.finditer(text):
+    for match in kinds.BASIC().finditer(text):
         if _is_basic(match["secret"]):
             yield Span(*match.span("secret"), "basic")
     if "curl" in text:
-        for match in kinds.CURL_USER.finditer(text):
-            if not TRIVIAL.fullmatch(match["secret"]):
+        for match in kinds.CURL_USER().finditer(text):
+            if not TRIVIAL().fullmatch(match["secret"]):
                 yield Span(*match.span("secret"), "password")
 
 
@@ -147,6 +147,6 @@ def _is_basic(text: str) -> bool:
 
 
 def _random_runs(text: str) -> Iterator[Span]:
-    for match in RUN.finditer(text):
+    for match in RUN().finditer(text):
         if looks_random(match[0]):
             yield Span(match.start(), match.end(), "high_entropy")

@@ -6,19 +6,19 @@ through are shorter. A piece is held back only while its end could still become 
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from typing import NamedTuple
 
+from antiphon.redact._deferred import deferred
 from antiphon.redact._redactor import Redactor
 
 _TRY_AFTER = 1024
 _LOOK_AHEAD = 256
 _GIVE_UP = 65_536
 _ARMOUR = "-----BEGIN"
-_ARMOUR_END = re.compile(r"-----END [A-Z0-9 ]+-----")
-_QUIET_BLANK = re.compile(r"[a-z,.;] (?=[A-Za-z][a-z])")
-_NOT_QUIET = re.compile(r"(?i)(?:bearer|basic|key|token|secret|code|--[a-z-]+)[,.;]? $")
+_ARMOUR_END = deferred(r"-----END [A-Z0-9 ]+-----")
+_QUIET_BLANK = deferred(r"[a-z,.;] (?=[A-Za-z][a-z])")
+_NOT_QUIET = deferred(r"(?i)(?:bearer|basic|key|token|secret|code|--[a-z-]+)[,.;]? $")
 
 
 class _Settled(NamedTuple):
@@ -61,7 +61,7 @@ class TextStream:
         line = tail.rfind("\n") + 1
         armour = tail.rfind(_ARMOUR)
         if armour >= 0:
-            end = _ARMOUR_END.search(tail, armour)
+            end = _ARMOUR_END().search(tail, armour)
             if end is None:
                 return armour if len(tail) - armour < _GIVE_UP else len(tail)
             if armour < line < end.end():
@@ -71,9 +71,9 @@ class TextStream:
         if len(tail) - line >= _GIVE_UP:
             return len(tail)
         spans = self._redactor.spans(tail)
-        for match in reversed(list(_QUIET_BLANK.finditer(tail, line, len(tail) - _LOOK_AHEAD))):
+        for match in reversed(list(_QUIET_BLANK().finditer(tail, line, len(tail) - _LOOK_AHEAD))):
             blank = match.end()
-            if _NOT_QUIET.search(tail[max(0, blank - 40) : blank]) is None and not any(
+            if _NOT_QUIET().search(tail[max(0, blank - 40) : blank]) is None and not any(
                 span.start < blank < span.end for span in spans
             ):
                 return blank

@@ -1,1 +1,48 @@
+"""Logs, metrics and spans (R11). The gateway knows only the port; config asks here for what is switched on."""
 
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from antiphon.redact import Redactor, Rules
+from antiphon.telemetry.builtin import BuiltinMetrics
+
+if TYPE_CHECKING:
+    from antiphon.ports import Listener
+    from antiphon.telemetry.prometheus import PrometheusListener
+
+__all__ = ["BuiltinMetrics", "listeners", "metrics"]
+
+
+def metrics(
+    *, prefix: str = "antiphon", prometheus: bool = False, rules: Rules | None = None
+) -> BuiltinMetrics | PrometheusListener:
+    """What counts calls: plain numbers, or the objects of ``prometheus_client`` in its process-wide registry."""
+    clean = _redactor(rules).redact_text
+    if not prometheus:
+        return BuiltinMetrics(prefix, clean=clean)
+    from antiphon.telemetry.prometheus import PrometheusListener
+
+    return PrometheusListener(prefix, clean=clean)
+
+
+def listeners(*, logs: bool = True, otel: bool = False, rules: Rules | None = None) -> tuple[Listener, ...]:
+    """Who is told of single calls."""
+    found: list[Listener] = []
+    redactor = _redactor(rules)
+    if logs:
+        from antiphon.telemetry.logs import JsonLogListener
+
+        found.append(JsonLogListener(redactor))
+    if otel:
+        from antiphon.telemetry.otel import OtelListener
+
+        found.append(OtelListener(redactor=redactor))
+    return tuple(found)
+
+
+def _redactor(rules: Rules | None) -> Redactor:
+    """Personal data is kept out of logs, labels and spans always, whatever the switch for artifacts says (R14)."""
+    user = () if rules is None else rules.user
+    return Redactor(Rules(user=user), salt=os.urandom(16).hex())

@@ -236,6 +236,7 @@ def personal(forge: Forge) -> list[Planted]:
     made = [
         ("email", "write to ada.lovelace+work@example.org today", "ada.lovelace+work@example.org"),
         ("email", "<bob@sub.example.co.uk>", "bob@sub.example.co.uk"),
+        ("email", "mailto:bob@example.org or users/bob@example.org", "bob@example.org"),
         ("phone", f"call +47 {digits[:3]} {digits[3:5]} {digits[5:]} now", f"{digits[:3]} {digits[3:5]} {digits[5:]}"),
         ("phone", f"tel +1{digits}55", f"+1{digits}55"),
         ("phone", f"(555) 867-{digits[:4]}", f"(555) 867-{digits[:4]}"),

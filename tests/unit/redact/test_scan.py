@@ -31,7 +31,8 @@ def test_every_token_is_found_and_none_is_shown(tmp_path: Path) -> None:
 def test_json_is_located_by_pointer(tmp_path: Path) -> None:
     key = tokens(Forge(1))[0].secret
     file = tmp_path / "run.antiphon"
-    file.write_text(json.dumps({"events": [{"payload": {"a/b": "x", "password": "hunter2"}}, {"note": f"use {key}"}]}, indent=1))
+    events = [{"payload": {"a/b": "x", "password": "hunter2"}}, {"note": f"use {key}"}]
+    file.write_text(json.dumps({"events": events}, indent=1))
     assert [(f.where, f.kind) for f in scan(file)] == [
         ("/events/0/payload/password", "password"),
         ("/events/1/note", "openai"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ from tests.unit.redact.corpus import Forge, Planted, in_text, personal, tokens
 REDACTOR = Redactor(Rules(), salt="unit")
 PLANTED = tokens(Forge(21)) + in_text(Forge(22)) + personal(Forge(23))
 
+PARTS = [*(p.text for p in PLANTED), "word ", "\n", ", ", "Some prose. "]
+
 
 def cut(text: str, at: list[int]) -> list[str]:
     places = [0, *sorted(n % (len(text) + 1) for n in at), len(text)]
-    return [text[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(places)]
 
 
 def run(pieces: list[Any]) -> list[Any]:
@@ -40,7 +43,7 @@ def test_cut_after_every_character(planted: Planted) -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from([p.text for p in PLANTED] + ["word ", "\n", ", ", "Some prose. "]), max_size=8), st.lists(st.integers(0, 4000), max_size=12))
+@given(st.lists(st.sampled_from(PARTS), max_size=8), st.lists(st.integers(0, 4000), max_size=12))
 def test_pieces_and_their_sum_are_kept(parts: list[str], at: list[int]) -> None:
     text = "".join(parts)
     pieces = cut(text, at)
@@ -98,7 +101,7 @@ def test_an_armoured_key_is_held_until_it_ends() -> None:
 
 def test_bytes_are_cut_anywhere() -> None:
     secret = tokens(Forge(4))[3].secret
-    raw = f"data: {{\"text\": \"é {secret} ü\"}}\n\n".encode()
+    raw = f'data: {{"text": "é {secret} ü"}}\n\n'.encode()
     out = run([raw[n : n + 3] for n in range(0, len(raw), 3)])
     assert all(isinstance(piece, bytes) for piece in out)
     assert secret.encode() not in b"".join(out)
@@ -136,9 +139,7 @@ def test_tool_arguments_that_arrive_in_pieces() -> None:
     password = "hunter2 and more"
     text = f'{{"user": "ada", "password": "{password}"}}'
     chunks = [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": c}}]}} for c in text]
-    assert password not in "".join(
-        c["delta"]["tool_calls"][0]["function"]["arguments"] for c in run(chunks)
-    )
+    assert password not in "".join(c["delta"]["tool_calls"][0]["function"]["arguments"] for c in run(chunks))
 
 
 def test_other_chunks_are_redacted_one_by_one() -> None:

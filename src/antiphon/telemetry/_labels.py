@@ -1,0 +1,36 @@
+"""Label values: bounded in number and length, and free of secrets (R11, R14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from antiphon.telemetry._schema import OTHER
+
+MAX_TOOLS = 200
+MAX_CODES = 64
+_LONGEST = 128
+
+
+class Labels:
+    """Admits the first so many values; all later ones are counted together as ``other``."""
+
+    __slots__ = ("_clean", "_known", "_most")
+
+    def __init__(self, most: int, clean: Callable[[str], str]) -> None:
+        self._known: dict[str, str] = {}
+        self._most = most
+        self._clean = clean
+
+    def __call__(self, value: str) -> str:
+        """The label for *value*."""
+        label = self._known.get(value)
+        if label is None:
+            if len(self._known) >= self._most:
+                return OTHER
+            label = self._known[value] = self._clean(value[:_LONGEST]) or "none"
+        return label
+
+
+def tool_of_breaker(key: str) -> str:
+    """The ``tool`` label of a breaker: a tool's own goes by the tool's name, others keep theirs (``dependency/…``)."""
+    return key.removeprefix("tool/")

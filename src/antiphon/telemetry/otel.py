@@ -1,0 +1,250 @@
+"""Spans and metrics for OpenTelemetry (R11): ``tool_execution`` with the document's attributes and the GenAI ones.
+
+A span is opened by ``tool_call_start`` and closed by ``tool_call_end`` or ``tool_call_blocked``. While an attempt runs
+it is the current span (``attempt_context``), so that whatever the tool calls becomes its child. The wait before a
+retry is a child span whose end is known in advance.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from antiphon._version import __version__
+from antiphon.errors import missing_extra
+from antiphon.redact import Redactor
+from antiphon.telemetry._otel_metrics import OtelMetrics
+from antiphon.telemetry._sink import Counts, count, tool_name
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+
+SPAN_NAME = "tool_execution"
+WAIT_NAME = "retry_wait"
+_MOST_OPEN = 10_000
+_MOST_BAGGAGE = 16
+
+
+class _Open:
+    """A call whose end has not been told yet."""
+
+    __slots__ = ("attempt", "outer", "request", "span")
+
+    def __init__(self, span: Span, request: str, outer: _Open | None) -> None:
+        self.span = span
+        self.request = request
+        self.outer = outer
+        self.attempt = 0
+
+
+_current: ContextVar[_Open | None] = ContextVar("antiphon_open_call", default=None)
+
+
+class OtelListener:
+    """Tells OpenTelemetry what the gateway does; the providers default to the process-wide ones.
+
+    Attributes are set only on spans that are recorded. ``meter_provider=None`` uses the global one;
+    ``metrics=False`` leaves metrics to the built-in registry.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        *,
+        redactor: Redactor,
+        prefix: str = "antiphon",
+        metrics: bool = True,
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        try:
+            from opentelemetry import trace
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError:
+            raise missing_extra("opentelemetry-api", "otel", "OtelListener") from None
+        self._trace = trace
+        self._tracer = trace.get_tracer("antiphon", __version__, tracer_provider)
+        self._extract = TraceContextTextMapPropagator().extract
+        self._redactor = redactor
+        self._now_ns = now_ns
+        self._lock = threading.Lock()
+        self._open: dict[str, list[_Open]] = {}
+        self._number = 0
+        self._metrics = OtelMetrics(meter_provider, prefix, redactor.redact_text) if metrics else None
+
+    # -- the generic port ----------------------------------------------------------------------------------------
+
+    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Open, annotate or close the span of the call that the event belongs to."""
+        if event == "tool_call_start":
+            self._start(fields)
+        elif event in ("tool_call_end", "tool_call_blocked"):
+            self._end(event, fields)
+        elif event == "tool_call_retry":
+            self._wait(fields)
+        else:
+            self._note(event, fields)
+        if self._metrics is not None:
+            count(self._metrics, event, fields)
+
+    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
+        """A tool was registered."""
+        if self._metrics is not None:
+            self._metrics.described(tool, scope=scope, effect=effect, ttl_s=ttl_s)
+
+    def dedupe(self, counts: Counts) -> None:
+        """A sample of the claim store."""
+        if self._metrics is not None:
+            self._metrics.dedupe(counts)
+
+    @contextmanager
+    def attempt_context(self, request_id: str, attempt: int) -> Iterator[None]:
+        """Make the call's span the current one while an attempt (or one step of a stream) runs."""
+        call = self._find(request_id)
+        if call is None:
+            yield
+            return
+        call.attempt = attempt
+        with self._trace.use_span(call.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
+            yield
+
+    # -- spans ---------------------------------------------------------------------------------------------------
+
+    def _start(self, fields: Mapping[str, Any]) -> None:
+        span = self._tracer.start_span(
+            SPAN_NAME,
+            context=self._parent(fields),
+            attributes={
+                "tool.name": self._clean(tool_name(fields)),
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": self._clean(fields.get("toolName")),
+                "gen_ai.tool.type": "function",
+            },
+        )
+        if not span.get_span_context().is_valid:
+            return  # nobody collects spans
+        if span.is_recording():
+            span.set_attributes(dict(self._identity(fields)))
+        request = str(fields.get("requestId", ""))
+        call = _Open(span, request, _current.get())
+        with self._lock:
+            self._open.setdefault(request, []).append(call)
+            self._number += 1
+            lost = self._oldest() if self._number > _MOST_OPEN else None
+        if lost is not None:
+            lost.span.end()
+        _current.set(call)
+
+    def _parent(self, fields: Mapping[str, Any]) -> Context | None:
+        """The caller's trace context, if the call brought one; else whatever is current."""
+        traceparent = fields.get("traceparent")
+        return self._extract({"traceparent": str(traceparent)}) if traceparent else None
+
+    def _identity(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        for attribute, name in (
+            ("gen_ai.tool.call.id", "toolCallId"),
+            ("gen_ai.conversation.id", "sessionKey"),
+            ("idempotency.key", "idempotencyKeyHash"),
+            ("antiphon.request.id", "requestId"),
+            ("antiphon.correlation.id", "correlationId"),
+        ):
+            value = fields.get(name)
+            if value:
+                yield attribute, self._clean(value)
+        tags = fields.get("requestTags")
+        if tags:
+            yield "antiphon.request.tags", [self._clean(tag) for tag in tags]
+        baggage = fields.get("baggage")
+        if isinstance(baggage, Mapping):
+            for name, value in list(baggage.items())[:_MOST_BAGGAGE]:
+                yield f"antiphon.baggage.{self._clean(name)}", str(self._redactor.redact(str(value), str(name)))
+
+    def _end(self, event: str, fields: Mapping[str, Any]) -> None:
+        call = self._close(str(fields.get("requestId", "")))
+        if call is None:
+            return
+        span = call.span
+        if span.is_recording():
+            status = str(fields.get("status") or fields.get("state") or "")
+            attributes: dict[str, Any] = {
+                "retry.attempt": int(fields.get("attempt") or 0),
+                "breaker.state": str(fields.get("breakerState") or "CLOSED"),
+                "antiphon.status": status,
+                "antiphon.from_cache": bool(fields.get("fromCache")),
+                "antiphon.blocked": event == "tool_call_blocked",
+            }
+            if status != "success":
+                code = self._clean(fields.get("errorCode") or status)
+                attributes["error.type"] = code
+                message = self._clean(fields.get("errorMessage") or fields.get("reason") or code)
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, message))
+            span.set_attributes(attributes)
+        span.end()
+
+    def _wait(self, fields: Mapping[str, Any]) -> None:
+        call = self._find(str(fields.get("requestId", "")))
+        if call is None or not call.span.is_recording():
+            return
+        begin = self._now_ns()
+        wait = self._tracer.start_span(
+            WAIT_NAME,
+            context=self._trace.set_span_in_context(call.span),
+            start_time=begin,
+            attributes={
+                "tool.name": self._clean(tool_name(fields)),
+                "retry.attempt": int(fields.get("attempt") or 0),
+                "retry.reason": self._clean(fields.get("errorCode") or fields.get("reason")),
+            },
+        )
+        wait.end(begin + int(float(fields.get("delayMs") or 0.0) * 1_000_000))
+
+    def _note(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Anything else becomes an event on the span it happened in."""
+        call = self._find(str(fields.get("requestId", ""))) or _current.get()
+        if call is not None and call.span.is_recording():
+            clean: dict[str, Any] = self._redactor.redact(dict(fields))
+            call.span.add_event(event, {n: v for n, v in clean.items() if isinstance(v, (str, int, float, bool))})
+
+    # -- which span belongs to which call --------------------------------------------------------------------------
+
+    def _find(self, request: str) -> _Open | None:
+        """Prefer the call of this task or thread: a request id can be under way twice (a redelivery)."""
+        mine = _current.get()
+        while mine is not None:
+            if mine.request == request and mine in self._open.get(request, ()):
+                return mine
+            mine = mine.outer
+        others = self._open.get(request)
+        return others[-1] if others else None
+
+    def _close(self, request: str) -> _Open | None:
+        with self._lock:
+            call = self._find(request)
+            if call is None:
+                return None
+            self._forget(call)
+        if _current.get() is call:
+            _current.set(call.outer)
+        return call
+
+    def _oldest(self) -> _Open:
+        """A call that never ended (its task was killed) must not stay for ever."""
+        call = next(iter(self._open.values()))[0]
+        self._forget(call)
+        return call
+
+    def _forget(self, call: _Open) -> None:
+        same = self._open[call.request]
+        same.remove(call)
+        if not same:
+            del self._open[call.request]
+        self._number -= 1
+
+    def _clean(self, value: Any) -> str:
+        return "" if value is None else self._redactor.redact_text(str(value))
