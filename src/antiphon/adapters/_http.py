@@ -2,248 +2,189 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import cache
 from types import ModuleType
 from typing import Any
 
 from antiphon._drive import drive
-from antiphon._recording import model
 from antiphon._recording.boundary import Boundary, error_payload
-from antiphon._scope import RunScope, current_scope
+from antiphon._scope import RunScope
 from antiphon.adapters import _wire
-from antiphon.llm.stream import assemble_response, sse_events
+from antiphon.adapters._seam import recorded_here, recording_scope
+from antiphon.adapters._tape import Tape
+
+_CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 
 
-def _recognise(request: Any) -> tuple[RunScope, _wire.ModelCall] | None:
-    scope = current_scope()
-    if scope is None:
-        return None
-    call = _wire.recognise(request.method, str(request.url), request.content)
-    return None if call is None else (scope, call)
-
-
-def _sent(module: ModuleType, request: Any, call: _wire.ModelCall, rewritten: bool) -> Any:
-    """The request that goes out. Streams are asked for uncompressed, so that their pieces can be recorded exactly."""
-    if not rewritten and not call.stream:
-        return request
-    headers = {
-        name: value
-        for name, value in request.headers.items()
-        if name.lower() not in ("content-length", "accept-encoding")
-    }
-    if call.stream:
-        headers["accept-encoding"] = "identity"
-    else:
-        headers["accept-encoding"] = request.headers.get("accept-encoding", "identity")
-    content = _wire.outgoing(call) if rewritten else request.content
-    return module.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
-
-
-def _rewrite(scope: RunScope, call: _wire.ModelCall) -> tuple[_wire.ModelCall, bool]:
-    body = dict(model.rewritten(scope, call.body))
-    return (call, False) if body == call.body else (call._replace(body=body), True)
-
-
-def _response(module: ModuleType, request: Any, found: _wire.Replayed, *, asynchronous: bool) -> Any:
-    if found.chunks is None:
-        return module.Response(found.status, headers=found.headers, content=found.content, request=request)
-    stream = _AsyncPieces(found.chunks) if asynchronous else _Pieces(found.chunks)
-    kind = make_stream_type(module, asynchronous)
-    return module.Response(found.status, headers=found.headers, stream=kind(stream, None), request=request)
-
-
-class _Pieces:
-    def __init__(self, chunks: list[bytes]) -> None:
-        self._chunks = chunks
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._chunks)
-
-
-class _AsyncPieces:
-    def __init__(self, chunks: list[bytes]) -> None:
-        self._chunks = chunks
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._chunks:
-            yield chunk
-
-
-class _Tape:
-    """Keeps the pieces of a live stream; each is written when the next one is asked for."""
-
-    def __init__(self, boundary: Boundary, call: _wire.ModelCall) -> None:
-        self.boundary = boundary
-        self.call = call
-        self.pieces: list[bytes] = []
-        self._last = time.monotonic()
-        self.ended = False
-
-    def piece(self, data: bytes) -> None:
-        now = time.monotonic()
-        self.boundary.chunk(_wire.piece_text(data), (now - self._last) * 1000)
-        self._last = now
-        self.pieces.append(data)
-
-    async def end(self, error: BaseException | None) -> None:
-        if self.ended:
-            return
-        self.ended = True
-        if error is not None and not isinstance(error, GeneratorExit):
-            await self.boundary.finish("error", error=error_payload(error), value={"chunks": len(self.pieces)})
-            return
-        whole = assemble_response(sse_events(self.pieces), self.call.provider)
-        outcome, meta = model.outcome_of(whole, self.call.provider)
-        if error is not None:
-            meta["brokenOff"] = True
-        await self.boundary.finish(outcome, value=whole, meta=meta)
-
-
-_stream_types: dict[tuple[str, bool], Any] = {}
-
-
-def make_stream_type(module: ModuleType, asynchronous: bool) -> Any:
-    """A byte stream of *module* that passes pieces on and records them on the way."""
-    place = (module.__name__, asynchronous)
-    if place in _stream_types:
-        return _stream_types[place]
-    if asynchronous:
-
-        class AsyncRecorded(module.AsyncByteStream):  # type: ignore[misc, name-defined]
-            def __init__(self, source: Any, tape: _Tape | None) -> None:
-                self._source = source
-                self._tape = tape
-
-            async def __aiter__(self) -> AsyncIterator[bytes]:
-                tape = self._tape
-                try:
-                    async for data in self._source:
-                        if tape is not None:
-                            await tape.boundary.pulled()
-                            tape.piece(data)
-                        yield data
-                except BaseException as error:
-                    if tape is not None:
-                        await tape.end(error)
-                    raise
-                if tape is not None:
-                    await tape.end(None)
-
-            async def aclose(self) -> None:
-                if self._tape is not None:
-                    await self._tape.end(GeneratorExit())
-                close = getattr(self._source, "aclose", None)
-                if close is not None:
-                    await close()
-
-        _stream_types[place] = AsyncRecorded
-    else:
-
-        class Recorded(module.SyncByteStream):  # type: ignore[misc, name-defined]
-            def __init__(self, source: Any, tape: _Tape | None) -> None:
-                self._source = source
-                self._tape = tape
-
-            def __iter__(self) -> Iterator[bytes]:
-                tape = self._tape
-                try:
-                    for data in self._source:
-                        if tape is not None:
-                            drive(tape.boundary.pulled())
-                            tape.piece(data)
-                        yield data
-                except BaseException as error:
-                    if tape is not None:
-                        drive(tape.end(error))
-                    raise
-                if tape is not None:
-                    drive(tape.end(None))
-
-            def close(self) -> None:
-                if self._tape is not None:
-                    drive(self._tape.end(GeneratorExit()))
-                close = getattr(self._source, "close", None)
-                if close is not None:
-                    close()
-
-        _stream_types[place] = Recorded
-    return _stream_types[place]
-
-
-def handle(module: ModuleType, request: Any, send: Any) -> Any:
+def handle(module: ModuleType, request: Any, send: Callable[[Any], Any]) -> Any:
     """One request of a synchronous client; *send* is the transport underneath."""
-    request.read()
-    found = _recognise(request)
-    if found is None:
+    scope = recording_scope()
+    place = None if scope is None else _wire.place_of(request.method, request.url.path)
+    call = None if place is None else _wire.read_call(place, request.read())
+    if scope is None or call is None:
         return send(request)
-    scope, call = found
-    call, changed = _rewrite(scope, call)
-    boundary = _wire.open_call(scope, call, request.headers, asynchronous=False)
-    answer = drive(boundary.answer())
-    drive(boundary.start())
-    if answer is not None:
-        return _given(module, request, boundary, call, answer)
-    try:
-        response = send(_sent(module, request, call, changed))
-        if call.stream and response.status_code < 400:
-            tape = _Tape(boundary, call)
-            stream = make_stream_type(module, False)(response.stream, tape)
-            headers, extensions = response.headers, response.extensions
-            return module.Response(
-                response.status_code, headers=headers, stream=stream, request=request, extensions=extensions
-            )
-        content = response.read()
-    except BaseException as error:
-        drive(boundary.finish("error", error=error_payload(error)))
-        raise
-    drive(_wire.finish(boundary, call, response.status_code, response.headers, content))
-    return response
+    return drive(_exchange(module, request, send, scope, call, asynchronous=False))
 
 
-async def handle_async(module: ModuleType, request: Any, send: Any) -> Any:
+async def handle_async(module: ModuleType, request: Any, send: Callable[[Any], Any]) -> Any:
     """One request of an asynchronous client."""
-    await request.aread()
-    found = _recognise(request)
-    if found is None:
+    scope = recording_scope()
+    place = None if scope is None else _wire.place_of(request.method, request.url.path)
+    call = None if place is None else _wire.read_call(place, await request.aread())
+    if scope is None or call is None:
         return await send(request)
-    scope, call = found
-    call, changed = _rewrite(scope, call)
-    boundary = _wire.open_call(scope, call, request.headers, asynchronous=True)
+    return await _exchange(module, request, send, scope, call, asynchronous=True)
+
+
+async def _exchange(
+    module: ModuleType,
+    request: Any,
+    send: Callable[[Any], Any],
+    scope: RunScope,
+    call: _wire.ModelCall,
+    *,
+    asynchronous: bool,
+) -> Any:
+    """Ask the replay, else the provider. Suspends only where *asynchronous* says so."""
+    call, changed = _wire.rewritten(scope, call)
+    boundary = _wire.open_call(scope, call, request.headers, asynchronous=asynchronous)
     answer = await boundary.answer()
     await boundary.start()
     if answer is not None:
-        return await _given_async(module, request, boundary, call, answer)
+        await _wire.finish_given(boundary, answer)
+        return _given(module, request, _wire.replayed(answer, call), asynchronous)
     try:
-        response = await send(_sent(module, request, call, changed))
+        with recorded_here():
+            response = send(_outgoing(module, request, call, changed))
+            if asynchronous:
+                response = await response
         if call.stream and response.status_code < 400:
-            tape = _Tape(boundary, call)
-            stream = make_stream_type(module, True)(response.stream, tape)
-            headers, extensions = response.headers, response.extensions
-            return module.Response(
-                response.status_code, headers=headers, stream=stream, request=request, extensions=extensions
-            )
-        content = await response.aread()
+            return _streaming(module, request, response, boundary, call, asynchronous)
+        content = await response.aread() if asynchronous else response.read()
     except BaseException as error:
         await boundary.finish("error", error=error_payload(error))
         raise
     await _wire.finish(boundary, call, response.status_code, response.headers, content)
-    return response
+    return _again(module, request, response, content=content)
 
 
-def _given(module: ModuleType, request: Any, boundary: Boundary, call: _wire.ModelCall, answer: Any) -> Any:
-    drive(_note_given(boundary, answer))
-    return _response(module, request, _wire.replayed(answer, call), asynchronous=False)
+def _outgoing(module: ModuleType, request: Any, call: _wire.ModelCall, changed: bool) -> Any:
+    """The request that goes out. Streams are asked for uncompressed, so that their pieces can be kept exactly."""
+    if not changed and not call.stream:
+        return request
+    headers = {name: value for name, value in request.headers.items() if name.lower() != "content-length"}
+    if call.stream:
+        headers["accept-encoding"] = "identity"
+    content = _wire.outgoing(call) if changed else request.content
+    return module.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
 
 
-async def _given_async(module: ModuleType, request: Any, boundary: Boundary, call: _wire.ModelCall, answer: Any) -> Any:
-    await _note_given(boundary, answer)
-    return _response(module, request, _wire.replayed(answer, call), asynchronous=True)
+def _streaming(
+    module: ModuleType, request: Any, response: Any, boundary: Boundary, call: _wire.ModelCall, asynchronous: bool
+) -> Any:
+    source = response.stream
+    if response.headers.get("content-encoding", "identity") != "identity":  # a server that compresses all the same
+        source = response.aiter_bytes() if asynchronous else response.iter_bytes()
+    kind = _stream_types(module)[asynchronous]
+    return _again(module, request, response, stream=kind(source, response, Tape(boundary, call)))
 
 
-async def _note_given(boundary: Boundary, answer: Any) -> None:
-    error = None if answer.error is None else dict(answer.error)
-    await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
+def _again(module: ModuleType, request: Any, response: Any, **body: Any) -> Any:
+    """The response with its body decoded: what was recorded is what the SDK reads."""
+    headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _CODED]
+    return module.Response(
+        response.status_code, headers=headers, request=request, extensions=response.extensions, **body
+    )
+
+
+def _given(module: ModuleType, request: Any, found: _wire.Replayed, asynchronous: bool) -> Any:
+    failure = None if found.raises is None else _exception(module, request, *found.raises)
+    if failure is not None and not found.pieces:
+        raise failure
+    stream = _stream_types(module)[2 + asynchronous](found.pieces, failure)
+    return module.Response(found.status, headers=found.headers, stream=stream, request=request)
+
+
+def _exception(module: ModuleType, request: Any, name: str, message: str) -> Exception:
+    """The transport's exception again; one of a kind that this module does not have is a failed read."""
+    kind = getattr(module, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, module.TransportError)):
+        kind = module.ReadError
+    error: Exception = kind(message, request=request)
+    return error
+
+
+@cache
+def _stream_types(module: ModuleType) -> tuple[Any, Any, Any, Any]:
+    """Byte streams of *module*: live and recorded on the way (sync, async), and recorded ones again (sync, async)."""
+
+    class Live(module.SyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, source: Any, response: Any, tape: Tape) -> None:
+            self._source = source
+            self._response = response
+            self._tape = tape
+
+        def __iter__(self) -> Iterator[bytes]:
+            try:
+                for data in self._source:
+                    self._tape.took(data)
+                    yield data
+                    drive(self._tape.flush())
+            except BaseException as error:
+                drive(self._tape.end(error))
+                raise
+            drive(self._tape.end(None))
+
+        def close(self) -> None:
+            drive(self._tape.end(GeneratorExit()))
+            self._response.close()
+
+    class LiveAsync(module.AsyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, source: Any, response: Any, tape: Tape) -> None:
+            self._source = source
+            self._response = response
+            self._tape = tape
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            try:
+                async for data in self._source:
+                    self._tape.took(data)
+                    yield data
+                    await self._tape.flush()
+            except GeneratorExit:
+                raise  # a generator that is being closed may not wait: aclose() writes the end
+            except BaseException as error:
+                await self._tape.end(error)
+                raise
+            await self._tape.end(None)
+
+        async def aclose(self) -> None:
+            await self._tape.end(GeneratorExit())
+            await self._response.aclose()
+
+    class Recorded(module.SyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, pieces: list[bytes], failure: Exception | None) -> None:
+            self._pieces = pieces
+            self._failure = failure
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield from self._pieces
+            if self._failure is not None:
+                raise self._failure
+
+    class RecordedAsync(module.AsyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, pieces: list[bytes], failure: Exception | None) -> None:
+            self._pieces = pieces
+            self._failure = failure
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for data in self._pieces:
+                yield data
+            if self._failure is not None:
+                raise self._failure
+
+    return Live, LiveAsync, Recorded, RecordedAsync
 
 
 def make_transports(module: ModuleType) -> tuple[Any, Any]:

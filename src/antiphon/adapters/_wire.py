@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import orjson
 
@@ -18,9 +18,20 @@ _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"/chat/completions$"), "openai-chat"),
     (re.compile(r"/responses$"), "openai-responses"),
     (re.compile(r"/v1/messages$"), "anthropic"),
-    (re.compile(r"/models/(?P<model>[^/:]+):(?:generateContent|streamGenerateContent)$"), "gemini"),
+    (re.compile(r"/models/(?P<model>[^/:]+):(?P<verb>generateContent|streamGenerateContent)$"), "gemini"),
 )
-_KEPT_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry", "request-id", "x-request-id")
+_KEPT_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
+"""The headers of an error that an SDK looks at; no others are recorded."""
+_JSON = {"content-type": "application/json"}
+_EVENTS = {"content-type": "text/event-stream"}
+
+
+class Place(NamedTuple):
+    """A path that belongs to a model."""
+
+    provider: str
+    model: str | None
+    streams: bool
 
 
 class ModelCall(NamedTuple):
@@ -31,26 +42,29 @@ class ModelCall(NamedTuple):
     stream: bool
 
 
-def recognise(method: str, url: str, content: bytes) -> ModelCall | None:
-    """The model call behind an HTTP request, or ``None``."""
+def place_of(method: str, path: str) -> Place | None:
+    """Whose path this is; decided before the body is read, so that other traffic is left alone."""
     if method != "POST":
         return None
-    path = urlsplit(url).path
     for pattern, provider in _PATHS:
         found = pattern.search(path)
-        if found is None:
-            continue
-        try:
-            body = orjson.loads(content)
-        except orjson.JSONDecodeError:
-            return None
-        if not isinstance(body, dict):
-            return None
-        if provider == "gemini":
-            body = {"model": found["model"], **body}
-            return ModelCall(provider, body, path.endswith("streamGenerateContent"))
-        return ModelCall(provider, body, bool(body.get("stream")))
+        if found is not None:
+            named = found.groupdict()
+            return Place(provider, named.get("model"), named.get("verb") == "streamGenerateContent")
     return None
+
+
+def read_call(place: Place, content: bytes) -> ModelCall | None:
+    """The model call in a request body; ``None`` if it is not a JSON object."""
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(body, dict):
+        return None
+    if place.provider == "gemini":  # its URL names what the others say in the body
+        return ModelCall(place.provider, {"model": place.model, **body}, place.streams)
+    return ModelCall(place.provider, body, bool(body.get("stream")))
 
 
 def outgoing(call: ModelCall) -> bytes:
@@ -59,6 +73,12 @@ def outgoing(call: ModelCall) -> bytes:
     if call.provider == "gemini":
         body = {name: value for name, value in body.items() if name != "model"}
     return orjson.dumps(body)
+
+
+def rewritten(scope: RunScope, call: ModelCall) -> tuple[ModelCall, bool]:
+    """The call as an exploring replay wants it, and whether that is another one."""
+    body = dict(model.rewritten(scope, call.body))
+    return (call, False) if body == call.body else (call._replace(body=body), True)
 
 
 def open_call(scope: RunScope, call: ModelCall, headers: Mapping[str, str], *, asynchronous: bool) -> Boundary:
@@ -70,78 +90,83 @@ def open_call(scope: RunScope, call: ModelCall, headers: Mapping[str, str], *, a
     return model.open_llm(scope, call.body, call.provider, asynchronous=asynchronous, stream=call.stream, **meta)
 
 
-def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The response headers an SDK looks at; no others are recorded."""
-    return {name: headers[name] for name in _KEPT_HEADERS if name in headers}
-
-
 def body_of(content: bytes) -> Any:
-    """A response body as it is recorded: JSON where it is JSON, else text."""
+    """A response body as it is recorded: JSON where it is JSON, else text, else bytes."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
-        return {"$text": content.decode("utf-8", "replace")}
+        piece = piece_text(content)
+        return {"$text": piece} if isinstance(piece, str) else piece
 
 
 def content_of(value: Any) -> bytes:
     """The bytes an SDK is given for a recorded body."""
     if isinstance(value, dict) and set(value) == {"$text"}:
         return str(value["$text"]).encode()
+    if isinstance(value, dict) and set(value) == {"$base64"}:
+        return piece_bytes(value)
     return orjson.dumps(value)
 
 
 async def finish(boundary: Boundary, call: ModelCall, status: int, headers: Mapping[str, str], content: bytes) -> None:
     """Write the outcome of a response that came in one piece."""
     value = body_of(content)
-    http = {"http": {"status": status, "headers": kept_headers(headers)}}
     if status >= 400:
-        error = {"class": "", "code": f"http_{status}", "message": f"The provider answered {status}.", "status": status}
-        await boundary.finish("error", error=error, value=value, meta=http)
+        kept = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
+        message = f"The provider answered {status}."
+        error = {"class": "", "code": f"http_{status}", "message": message, "status": status, "headers": kept}
+        await boundary.finish("error", error=error, value=value)
         return
     outcome, meta = model.outcome_of(value, call.provider)
-    await boundary.finish(outcome, value=value, meta={**meta, **http})
+    await boundary.finish(outcome, value=value, meta=meta)
+
+
+async def finish_given(boundary: Boundary, answer: Answer) -> None:
+    """Write the outcome of a call that a replay answered."""
+    error = None if answer.error is None else dict(answer.error)
+    await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
 
 
 class Replayed(NamedTuple):
-    """A recorded answer as an HTTP response."""
+    """A recorded answer as an HTTP response, or as the transport's own exception after its pieces."""
 
     status: int
     headers: dict[str, str]
-    content: bytes | None
-    chunks: list[bytes] | None
+    pieces: list[bytes]
+    raises: tuple[str, str] | None = None
+    """Name and message of the exception the transport raised."""
 
 
 def replayed(answer: Answer, call: ModelCall) -> Replayed:
     """What the SDK is given in place of the provider's response."""
-    if answer.chunks is not None:
-        pieces = [piece_bytes(chunk) for chunk in answer.chunks]
-        return Replayed(200, {"content-type": "text/event-stream"}, None, pieces)
     error = answer.error or {}
-    status = (
-        int(error.get("status", 500)) if answer.outcome == "error" and str(error.get("status", "")).isdigit() else 200
-    )
-    if answer.outcome == "error" and status == 200:
-        status = 500
-    value = answer.value if answer.value is not None else {"error": {"message": error.get("message", "")}}
-    if call.stream and status == 200:
-        return Replayed(200, {"content-type": "text/event-stream"}, None, [content_of(value)])
-    return Replayed(status, {"content-type": "application/json"}, content_of(value), None)
+    if answer.chunks is not None:
+        return Replayed(200, _EVENTS, [piece_bytes(chunk) for chunk in answer.chunks], _raised(error))
+    if answer.outcome == "error":
+        status = error.get("status")
+        if isinstance(status, int):
+            headers = {str(name): str(value) for name, value in dict(error.get("headers") or {}).items()}
+            return Replayed(status, headers or _JSON, [content_of(answer.value)])
+        raised = _raised(error) or ("ReadError", str(error.get("message", "")))
+        return Replayed(0, {}, [], raised)
+    return Replayed(200, _EVENTS if call.stream else _JSON, [content_of(answer.value)])
+
+
+def _raised(error: Mapping[str, Any]) -> tuple[str, str] | None:
+    package, _, name = str(error.get("class", "")).rpartition(".")
+    return (name, str(error.get("message", ""))) if package.partition(".")[0] in ("httpx", "httpx2") else None
 
 
 def piece_text(data: bytes) -> Any:
     """A piece of a stream as it is recorded, byte-exact."""
     try:
         return data.decode()
-    except UnicodeDecodeError:
-        import base64
-
+    except UnicodeDecodeError:  # cut inside a character, or not text at all
         return {"$base64": base64.b64encode(data).decode()}
 
 
 def piece_bytes(data: Any) -> bytes:
     """A recorded piece as bytes again."""
     if isinstance(data, dict) and "$base64" in data:
-        import base64
-
         return base64.b64decode(data["$base64"])
     return data.encode() if isinstance(data, str) else orjson.dumps(data)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from antiphon.adapters.httpx import async_transport, transport
+from antiphon.adapters._need import need
+from antiphon.adapters.httpx import client_options
 from antiphon.errors import InvalidInput
 
 C = TypeVar("C")
@@ -17,45 +17,46 @@ def wrap(client: C, *, inner: Any = None) -> C:
     """The client with a recording transport; for one that cannot be wrapped, an error that says what to do.
 
     Works for the clients of ``openai`` and ``anthropic`` (synchronous and asynchronous, Azure included) and for
-    ``httpx``/``httpx2`` clients. *inner* is the transport underneath, for proxies or tests.
+    ``httpx``/``httpx2`` clients. *inner* is the transport underneath: give it if the client had one of its own.
     """
     package = type(client).__module__.partition(".")[0]
     if package in _STAINLESS:
-        return _wrap_stainless(client, inner)
+        need(package)
+        return cast(C, _wrap_stainless(client, inner))
     if package in ("httpx", "httpx2"):
-        return _wrap_http(client, package, inner)
-    raise InvalidInput(
-        f"A client of {package or type(client).__name__} cannot be wrapped.",
-        hint="Give it an HTTP client with antiphon.adapters.httpx.transport(), or run it under: antiphon exec",
-    )
+        return cast(C, _wrap_http(client, package, inner))
+    if package == "google":
+        hint = "Make it with: google.genai.Client(http_options=antiphon.adapters.google.http_options())"
+    else:
+        hint = "Give it an HTTP client with antiphon.adapters.httpx.transport(), or run it under: antiphon exec"
+    raise InvalidInput(f"A client of {package or type(client).__name__} cannot be wrapped.", hint=hint)
 
 
 def _is_async(client: Any) -> bool:
-    return type(client).__name__.startswith("Async")
+    return any(kind.__name__.startswith("Async") for kind in type(client).__mro__)
 
 
 def _wrap_stainless(client: Any, inner: Any) -> Any:
-    module = import_module("httpx2")
-    if _is_async(client):
-        http = module.AsyncClient(
-            transport=async_transport(inner, module=module), timeout=client.timeout, base_url=client.base_url
-        )
-    else:
-        http = module.Client(
-            transport=transport(inner, module=module), timeout=client.timeout, base_url=client.base_url
-        )
+    module = need("httpx2")
+    asynchronous = _is_async(client)
+    options = client_options(inner, module=module, asynchronous=asynchronous)
+    kind = module.AsyncClient if asynchronous else module.Client
+    http = kind(timeout=client.timeout, base_url=client.base_url, follow_redirects=True, **options)
     return client.with_options(http_client=http, max_retries=0)
 
 
 def _wrap_http(client: Any, package: str, inner: Any) -> Any:
-    module = import_module(package)
-    kind = module.AsyncClient if _is_async(client) else module.Client
-    make = async_transport if _is_async(client) else transport
+    module = need(package)
+    asynchronous = _is_async(client)
+    kind = module.AsyncClient if asynchronous else module.Client
     return kind(
-        transport=make(inner, module=module),
         base_url=client.base_url,
         headers=client.headers,
+        params=client.params,
+        auth=client.auth,
         timeout=client.timeout,
         cookies=client.cookies,
+        event_hooks=client.event_hooks,
         follow_redirects=client.follow_redirects,
+        **client_options(inner, module=module, asynchronous=asynchronous),
     )

@@ -17,6 +17,8 @@ from typing import Any
 from antiphon.errors import ReplayBlocked
 
 _state: ContextVar[list[str] | None] = ContextVar("antiphon_fence", default=None)
+_everywhere: list[str] | None = None
+"""What was tried, in a process that is fenced as a whole: threads do not inherit a context."""
 _installed = False
 _SOCKETS = frozenset({"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"})
 _PROCESSES = frozenset(
@@ -40,6 +42,8 @@ def _allowed(path: Any) -> bool:
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
     escapes = _state.get() if _installed else None
+    if escapes is None:
+        escapes = _everywhere
     if escapes is None:
         return
     what = ""
@@ -71,16 +75,34 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 @contextmanager
 def fenced(active: bool = True) -> Iterator[list[str]]:
     """Refuse sockets, processes and writes in this context; the list says what was tried."""
-    global _installed
     escapes: list[str] = []
     if not active:
         yield escapes
         return
-    if not _installed:
-        sys.addaudithook(_hook)
-        _installed = True
+    _install()
     token = _state.set(escapes)
     try:
         yield escapes
     finally:
         _state.reset(token)
+
+
+def fence_process() -> list[str]:
+    """Refuse the same in every thread of this process until :func:`open_process`."""
+    global _everywhere
+    _install()
+    _everywhere = []
+    return _everywhere
+
+
+def open_process() -> None:
+    """Take the fence around the process down."""
+    global _everywhere
+    _everywhere = None
+
+
+def _install() -> None:
+    global _installed
+    if not _installed:
+        sys.addaudithook(_hook)
+        _installed = True

@@ -41,11 +41,34 @@ class StrictResult:
 
 def execute_strictly(app: Antiphon, tape: Tape, function: Callable[..., Any], *, fence: bool = True) -> StrictResult:
     """Call *function* with the recorded input; every model, tool, clock and random answer comes from the tape."""
+    result, run = watched(app, tape)
+    args, kwargs = arguments_of(tape.event(0).payload.get("input"))
+    try:
+        with run.attached(), using(app), fenced(fence) as escapes:
+            result.escapes = escapes
+            result.output = call_entry(run.scope, function, args, kwargs)
+    except Exception as error:
+        result.error = error
+    if result.error is None:
+        _compare_end(tape, result.observer, {"status": "completed", "output": _plain(result.output)})
+    elif not isinstance(result.error, Divergence):
+        kind = type(result.error)
+        error_payload = {
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "code": getattr(result.error, "code", kind.__name__),
+            "message": str(result.error),
+        }
+        _compare_end(tape, result.observer, {"status": "failed", "error": error_payload})
+    result.observer.finish()
+    return result
+
+
+def watched(app: Antiphon, tape: Tape) -> tuple[StrictResult, Run]:
+    """A run that is answered from the tape and compared with it, for whoever calls the code (see ``Run.attached``)."""
     redactor = app._redactor.with_salt(tape.manifest.salt)
     observer = Observer(tape, redactor.redact)
     invoker = StrictInvoker(tape, observer)
     setup = Setup()
-    result = StrictResult(observer, invoker, setup)
 
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Any:
         if kind == "call.started" and payload.get("kind") == "llm":
@@ -62,25 +85,7 @@ def execute_strictly(app: Antiphon, tape: Tape, function: Callable[..., Any], *,
     started = tape.event(0).payload
     entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
     observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **_input(started)}, {}),))
-    args, kwargs = arguments_of(started.get("input"))
-    try:
-        with Run(recorder, tape.manifest).attached(), using(app), fenced(fence) as escapes:
-            result.escapes = escapes
-            result.output = call_entry(recorder.scope, function, args, kwargs)
-    except Exception as error:
-        result.error = error
-    if result.error is None:
-        _compare_end(tape, observer, {"status": "completed", "output": _plain(result.output)})
-    elif not isinstance(result.error, Divergence):
-        kind = type(result.error)
-        error_payload = {
-            "class": f"{kind.__module__}.{kind.__qualname__}",
-            "code": getattr(result.error, "code", kind.__name__),
-            "message": str(result.error),
-        }
-        _compare_end(tape, observer, {"status": "failed", "error": error_payload})
-    observer.finish()
-    return result
+    return StrictResult(observer, invoker, setup), Run(recorder, tape.manifest)
 
 
 def _input(started: dict[str, Any]) -> dict[str, Any]:

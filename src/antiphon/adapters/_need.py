@@ -1,0 +1,78 @@
+"""One line for a framework that is not there, or is of a version that was never supported (K9)."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from antiphon.errors import MissingExtra, missing_extra
+
+
+class Need(NamedTuple):
+    """What an adapter needs: the distribution, the module to import, the extra that brings it, the versions."""
+
+    package: str
+    module: str
+    extra: str
+    purpose: str
+    least: tuple[int, ...]
+    below: tuple[int, ...] | None = None
+
+    @property
+    def range(self) -> str:
+        """The supported versions in words."""
+        top = "" if self.below is None else f", < {_text(self.below)}"
+        return f"{self.package} >= {_text(self.least)}{top}"
+
+
+NEEDS = {
+    "httpx": Need("httpx", "httpx", "httpx", "The httpx transport", (0, 27)),
+    "httpx2": Need("httpx2", "httpx2", "httpx2", "The httpx2 transport", (2, 0)),
+    "openai": Need("openai", "openai", "openai", "The OpenAI adapter", (3,), (4,)),
+    "anthropic": Need("anthropic", "anthropic", "anthropic", "The Anthropic adapter", (2,), (3,)),
+    "google": Need("google-genai", "google.genai", "google", "The Google GenAI adapter", (3,), (4,)),
+    "langchain": Need("langchain", "langchain.agents", "langchain", "The LangChain adapter", (1, 0), (2,)),
+    "langgraph": Need("langgraph", "langgraph.prebuilt", "langchain", "The LangGraph adapter", (1, 0), (2,)),
+    "openai-agents": Need("openai-agents", "agents", "openai-agents", "The OpenAI Agents adapter", (0, 20), (1,)),
+    "pydantic-ai": Need(
+        "pydantic-ai-slim", "pydantic_ai.capabilities", "pydantic-ai", "The Pydantic AI adapter", (2,), (3,)
+    ),
+    "mcp": Need("mcp", "mcp", "mcp", "The MCP adapter", (2,), (3,)),
+}
+
+
+@cache
+def need(name: str) -> Any:
+    """The framework's module; a :class:`~antiphon.errors.MissingExtra` that names extra and range if it cannot serve."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    wanted = NEEDS[name]
+    try:
+        found = version(wanted.package)
+        module = import_module(wanted.module)
+    except (ImportError, PackageNotFoundError):
+        raise missing_extra(wanted.package, wanted.extra, wanted.purpose, wanted.range) from None
+    if not _within(found, wanted):
+        hint = f"Install a supported version: pip install 'antiphon[{wanted.extra}]'"
+        raise MissingExtra(f"{wanted.purpose} needs {wanted.range}; {found} is installed.", hint=hint)
+    return module
+
+
+def _within(found: str, wanted: Need) -> bool:
+    numbers = _numbers(found)
+    return numbers >= wanted.least and (wanted.below is None or numbers < wanted.below)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = []
+    for part in text.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        parts.append(int(digits))
+    return tuple(parts)
+
+
+def _text(numbers: tuple[int, ...]) -> str:
+    return ".".join(str(number) for number in numbers)

@@ -1,0 +1,26 @@
+"""Several seams, one event: the outermost one that sees a model call records it, those inside stay quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from antiphon._scope import RunScope, current_scope
+
+_inside: ContextVar[bool] = ContextVar("antiphon_inside_model_call", default=False)
+
+
+def recording_scope() -> RunScope | None:
+    """The run that is to see this model call; ``None`` outside a run, and inside a call that is recorded already."""
+    return None if _inside.get() else current_scope()
+
+
+@contextmanager
+def recorded_here() -> Iterator[None]:
+    """Around the live call of a seam that records it."""
+    token = _inside.set(True)
+    try:
+        yield
+    finally:
+        _inside.reset(token)

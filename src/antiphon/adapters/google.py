@@ -1,0 +1,28 @@
+"""Google GenAI: a client whose model calls are recorded, and answered by a replay.
+
+>>> from google import genai                                                    # doctest: +SKIP
+>>> client = genai.Client(api_key="…", http_options=http_options())
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphon.adapters._need import need
+from antiphon.adapters.httpx import client_options
+
+
+def http_options(**given: Any) -> Any:
+    """``google.genai.types.HttpOptions`` with recording HTTP clients; keywords are those of ``HttpOptions``.
+
+    The SDK does not retry unless ``retry_options`` asks for it; leave that unset, so that there is one retry owner.
+    """
+    genai = need("google")
+    httpx2 = need("httpx2")
+    clients = {
+        "httpx_client": httpx2.Client(follow_redirects=True, **client_options(module=httpx2)),
+        "httpx_async_client": httpx2.AsyncClient(
+            follow_redirects=True, **client_options(module=httpx2, asynchronous=True)
+        ),
+    }
+    return genai.types.HttpOptions(**{**clients, **given})
