@@ -367,6 +367,8 @@ class Weed(Server):
             "actions": ["Admin", "Read", "Write", "List", "Tagging"],
         }
         (self.folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
+        # Every bucket has volumes of its own: one each, or a session's buckets would use up the server.
+        (self.folder / "master.toml").write_text("[master.volume_growth]\ncopy_1 = 1\n")
 
     def _command(self) -> list[str]:
         scripts = Path(sysconfig.get_path("scripts"))
@@ -385,7 +387,7 @@ class Weed(Server):
                 f"-volume.port={volume}",
             ),
             *("-filer", f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-s3.config=s3.json", "-s3.port.iceberg=0"),
-            *("-s3.port.lance=0", "-volume.max=20", "-master.volumeSizeLimitMB=64", "-master.telemetry=false"),
+            *("-s3.port.lance=0", "-volume.max=500", "-master.volumeSizeLimitMB=64", "-master.telemetry=false"),
             "-master.electionTimeout=1s",
         ]
 

@@ -1,0 +1,194 @@
+"""A bucket with an outbox: while the bucket is away everything is kept locally, and sent when it is back.
+
+What lies in the outbox folder is what has not arrived yet; nothing else has to be remembered. So a killed process
+loses nothing, and any later one, or :meth:`Outbox.flush`, takes up the rest. Large objects go through the outbox
+always, so that a broken-off upload can go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from antiphon.blobs._content import ContentBlobs, Objects
+from antiphon.blobs._multipart import PART_BYTES
+from antiphon.blobs.local import LocalObjects
+from antiphon.errors import NotFound, StoreUnavailable
+
+_log = logging.getLogger("antiphon.blobs")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+
+
+class Status(NamedTuple):
+    """What has not arrived yet, and why."""
+
+    pending: int
+    bytes: int
+    trouble: str
+    """The last complaint of the bucket; empty while it answers."""
+
+
+class Outbox:
+    """Objects of a remote place, with a local folder for what cannot be sent now."""
+
+    def __init__(self, folder: str | os.PathLike[str], remote: Objects, *, first_pause: float = _FIRST_PAUSE_S) -> None:
+        self.local = LocalObjects(folder)
+        self.remote = remote
+        self._first_pause = first_pause
+        self._pause = first_pause
+        self._away_until = 0.0
+        self._trouble = ""
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._looked = False
+
+    @property
+    def url(self) -> str:
+        return self.remote.url
+
+    def put(self, name: str, data: bytes) -> None:
+        self._keep(name, data, once=False)
+
+    def put_once(self, name: str, data: bytes) -> None:
+        self._keep(name, data, once=True)
+
+    def put_file(self, name: str, path: Path) -> None:
+        self.local.put_file(name, path)
+        if not self._send(name):
+            self._retry_later()
+
+    def get(self, name: str) -> bytes:
+        try:
+            return self.local.get(name)
+        except NotFound:
+            return self.remote.get(name)
+
+    def delete(self, name: str) -> None:
+        self.local.delete(name)
+        self.remote.delete(name)
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        waiting = set(self.local.names(prefix))
+        yield from sorted(waiting)
+        for name in self.remote.names(prefix):
+            if name not in waiting:
+                yield name
+
+    def status(self) -> Status:
+        """What is waiting here."""
+        sizes = [self._waiting_size(name) for name in self.local.names()]
+        return Status(sum(size >= 0 for size in sizes), sum(max(0, size) for size in sizes), self._trouble)
+
+    def flush(self) -> Status:
+        """Send what is waiting, now; stops at the first refusal and says what is left."""
+        self._away_until = 0.0
+        for name in list(self.local.names()):
+            if not self._send(name):
+                self._retry_later()
+                break
+        return self.status()
+
+    def close(self) -> None:
+        """Stop trying in the background; what is waiting stays in the folder."""
+        self._stop.set()
+        thread = self._thread
+        if thread is not None and thread.is_alive():
+            thread.join()
+
+    def _keep(self, name: str, data: bytes, *, once: bool) -> None:
+        if len(data) <= PART_BYTES and time.monotonic() >= self._away_until:
+            try:
+                (self.remote.put_once if once else self.remote.put)(name, data)
+            except StoreUnavailable as error:
+                self._went_away(error)
+            else:
+                self._came_back()
+                self._take_up_what_was_left()
+                return
+        self.local.put(name, data)
+        if len(data) <= PART_BYTES or not self._send(name):
+            self._retry_later()
+
+    def _take_up_what_was_left(self) -> None:
+        """Once per process: an earlier one may have ended with a full outbox."""
+        if not self._looked:
+            self._looked = True
+            if any(True for _ in self.local.names()):
+                self._retry_later()
+
+    def _send(self, name: str) -> bool:
+        """Whether the object has arrived (or is no longer wanted)."""
+        if time.monotonic() < self._away_until:
+            return False
+        path = self.local.path(name)
+        try:
+            before = path.stat()
+            self.remote.put_file(name, path)
+            now = path.stat()
+        except FileNotFoundError:
+            return True
+        except StoreUnavailable as error:
+            self._went_away(error)
+            return False
+        self._came_back()
+        if (before.st_ino, before.st_mtime_ns) == (now.st_ino, now.st_mtime_ns):
+            self.local.delete(name)  # else it was replaced meanwhile: the new one is still to be sent
+        return True
+
+    def _went_away(self, error: StoreUnavailable) -> None:
+        with self._lock:
+            if not self._trouble:
+                _log.warning("%s Payloads are kept in %s until it is back.", error.message, self.local.folder)
+            self._trouble = error.message
+            self._away_until = time.monotonic() + self._pause
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE_S)
+
+    def _came_back(self) -> None:
+        if self._trouble:
+            with self._lock:
+                self._trouble = ""
+                self._pause = self._first_pause
+            _log.info("The bucket %s answers again.", self.remote.url)
+
+    def _retry_later(self) -> None:
+        with self._lock:
+            if self._stop.is_set() or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(target=self._retry, name="antiphon-outbox", daemon=True)
+            self._thread.start()
+
+    def _retry(self) -> None:
+        while not self._stop.wait(max(0.0, self._away_until - time.monotonic())):
+            waiting = list(self.local.names())
+            if not waiting:
+                return
+            for name in waiting:
+                if self._stop.is_set() or not self._send(name):
+                    break
+
+    def _waiting_size(self, name: str) -> int:
+        try:
+            return self.local.path(name).stat().st_size
+        except OSError:
+            return -1
+
+
+class OutboxBlobs(ContentBlobs):
+    """Blobs in a bucket that may be away: ``OutboxBlobs(folder, S3Blobs(...))``."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        remote: ContentBlobs,
+        *,
+        asynchronous: bool = False,
+        first_pause: float = _FIRST_PAUSE_S,
+    ) -> None:
+        self.outbox = Outbox(folder, remote.objects, first_pause=first_pause)
+        super().__init__(self.outbox, asynchronous=asynchronous)

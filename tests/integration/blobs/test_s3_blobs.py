@@ -1,0 +1,191 @@
+"""K7, D31: payloads in an S3-compatible bucket, against a real server."""
+
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from antiphon._drive import drive
+from antiphon.blobs import S3Blobs
+from antiphon.blobs._content import ContentBlobs
+from antiphon.blobs._multipart import PART_BYTES, Multipart
+from antiphon.blobs.s3 import Bucket, S3Objects, bucket_from
+from antiphon.errors import ArtifactError, ConfigError, NotFound, StoreUnavailable
+from tests.conftest import S3Access
+
+
+def blobs_of(access: S3Access, **options: object) -> S3Blobs:
+    return S3Blobs(
+        access.bucket,
+        endpoint=access.endpoint,
+        region=access.region,
+        access_key=access.key,
+        secret_key=access.secret,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def objects_of(access: S3Access, prefix: str = "") -> S3Objects:
+    return S3Objects(Bucket(access.bucket, access.endpoint, access.region, access.key, access.secret, prefix=prefix))
+
+
+def refs(blobs: ContentBlobs, tenant: str) -> list[str]:
+    async def collect() -> list[str]:
+        return [ref async for ref in blobs.refs(tenant)]
+
+    return drive(collect())
+
+
+def some_bytes(length: int) -> bytes:
+    return random.Random(length).randbytes(length)
+
+
+@pytest.mark.parametrize("prefix", ["", "team/antiphon"])
+def test_put_get_list_delete(s3_access: S3Access, prefix: str) -> None:
+    blobs = blobs_of(s3_access, prefix=prefix)
+    found = [drive(blobs.put("a/b ä", data)) for data in (b"", b"x", some_bytes(100_000))]
+    assert drive(blobs.put("a/b ä", b"x")) == found[1]
+    assert drive(blobs.get("a/b ä", found[2])) == some_bytes(100_000)
+    assert sorted(refs(blobs, "a/b ä")) == sorted(found)
+    assert refs(blobs, "other") == []
+    with pytest.raises(NotFound):
+        drive(blobs.get("other", found[0]))
+    drive(blobs.delete("a/b ä", found[0]))
+    drive(blobs.delete("a/b ä", found[0]))
+    with pytest.raises(NotFound):
+        drive(blobs.get("a/b ä", found[0]))
+
+
+async def test_the_asynchronous_face(s3_access: S3Access) -> None:
+    blobs = blobs_of(s3_access, asynchronous=True)
+    ref = await blobs.put("default", b"x")
+    assert await blobs.get("default", ref) == b"x"
+    assert [found async for found in blobs.refs("default")] == [ref]
+
+
+def test_many_writers_of_one_payload(s3_access: S3Access) -> None:
+    blobs = blobs_of(s3_access)
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda n: drive(blobs.put("default", b"%d" % (n % 4))), range(32)))
+    assert sorted(refs(blobs, "default")) == sorted(found)
+
+
+def test_a_damaged_object_is_refused_and_healed(s3_access: S3Access) -> None:
+    blobs = blobs_of(s3_access)
+    ref = drive(blobs.put("default", b"good content"))
+    digest = ref.removeprefix("sha256:")
+    objects_of(s3_access).put(f"t=default/{digest[:2]}/{digest}", b"evil")
+    with pytest.raises(ArtifactError, match="damaged"):
+        drive(blobs.get("default", ref))
+    drive(blobs.put("default", b"good content"))
+    assert drive(blobs.get("default", ref)) == b"good content"
+
+
+def test_large_payloads_go_up_in_parts(s3_access: S3Access, tmp_path: Path) -> None:
+    data = some_bytes(2 * PART_BYTES + 12_345)
+    blobs = blobs_of(s3_access)
+    ref = drive(blobs.put("default", data))
+    assert drive(blobs.put("default", data)) == ref
+    assert drive(blobs.get("default", ref)) == data
+    path = tmp_path / "large"
+    path.write_bytes(data)
+    told: list[tuple[int, int]] = []
+    objects_of(s3_access, "x").put_file("of/a file ä+.bin", path, lambda sent, total: told.append((sent, total)))
+    assert objects_of(s3_access, "x").get("of/a file ä+.bin") == data
+    assert told[-1] == (len(data), len(data))
+    assert len(told) == 3
+
+
+def test_a_broken_off_upload_goes_on_where_it_stopped(
+    s3_access: S3Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(some_bytes(3 * PART_BYTES + 1))
+    objects = objects_of(s3_access)
+    sent: list[str] = []
+    send = Multipart._send
+
+    def counted(self: Multipart, method: str, name: str, query: dict[str, str], body: bytes):  # type: ignore[no-untyped-def]
+        if method == "PUT":
+            sent.append(query["partNumber"])
+            if len(sent) == 3:
+                raise KeyboardInterrupt
+        return send(self, method, name, query, body)
+
+    monkeypatch.setattr(Multipart, "_send", counted)
+    with pytest.raises(KeyboardInterrupt):
+        objects.put_file("large", path)
+    with pytest.raises(NotFound):
+        objects.get("large")
+    objects.put_file("large", path)
+    assert sent == ["1", "2", "3", "3", "4"]
+    assert objects.get("large") == path.read_bytes()
+
+
+def test_an_upload_of_other_content_is_not_continued_with_its_parts(
+    s3_access: S3Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large"
+    path.write_bytes(b"a" * (2 * PART_BYTES))
+    objects = objects_of(s3_access)
+    with monkeypatch.context() as patch:
+        patch.setattr(Multipart, "_finish", lambda *_: None)
+        objects.put_file("large", path)
+    path.write_bytes(b"a" * PART_BYTES + b"b" * PART_BYTES)
+    objects.put_file("large", path)
+    assert objects.get("large") == path.read_bytes()
+
+
+def test_wrong_credentials_are_named_and_not_shown(s3_access: S3Access, tmp_path: Path) -> None:
+    wrong = s3_access._replace(secret="wrong-secret-value")
+    with pytest.raises(StoreUnavailable, match="credentials") as refused:
+        drive(blobs_of(wrong).put("default", b"x"))
+    assert "wrong-secret-value" not in repr(refused.value) + str(refused.value.__cause__)
+    path = tmp_path / "large"
+    path.write_bytes(some_bytes(PART_BYTES + 1))
+    with pytest.raises(StoreUnavailable, match="403"):
+        objects_of(wrong).put_file("large", path)
+
+
+def test_a_bucket_that_is_not_there(s3_access: S3Access) -> None:
+    blobs = blobs_of(s3_access._replace(bucket="no-such-bucket-here"))
+    with pytest.raises((StoreUnavailable, NotFound), match="no-such-bucket-here"):
+        drive(blobs.get("default", "sha256:" + "0" * 64))
+
+
+def test_credentials_from_the_environment(s3_access: S3Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "R2_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_access.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_access.secret)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_access.endpoint)
+    monkeypatch.setenv("AWS_REGION", s3_access.region)
+    ref = drive(S3Blobs(s3_access.bucket).put("default", b"x"))
+    monkeypatch.setenv("R2_ACCESS_KEY_ID", s3_access.key)
+    monkeypatch.setenv("R2_SECRET_ACCESS_KEY", s3_access.secret)
+    monkeypatch.setenv("R2_ENDPOINT_URL", s3_access.endpoint)
+    monkeypatch.setenv("R2_BUCKET_NAME", s3_access.bucket)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-somebody-else")
+    assert drive(S3Blobs().get("default", ref)) == b"x"
+
+
+def test_settings_and_environment() -> None:
+    r2 = {"R2_ACCOUNT_ID": "acc", "R2_ACCESS_KEY_ID": "k", "R2_SECRET_ACCESS_KEY": "s", "R2_BUCKET_NAME": "b"}
+    assert bucket_from(r2) == Bucket("b", "https://acc.r2.cloudflarestorage.com", "auto", "k", "s")
+    aws = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t"}
+    assert bucket_from(aws, bucket="b", prefix="/p/") == Bucket("b", "", "us-east-1", "k", "s", "t", "p")
+    given = bucket_from(aws | r2, bucket="x", endpoint="http://h/", region="r", access_key="a", secret_key="z")
+    assert given == Bucket("x", "http://h", "r", "a", "z")
+    assert (
+        bucket_from(aws | {"AWS_ENDPOINT_URL_S3": "http://s3", "AWS_ENDPOINT_URL": "x"}, bucket="b").endpoint
+        == "http://s3"
+    )
+    assert "z" not in repr(given).replace("http", "")
+    with pytest.raises(ConfigError, match="bucket"):
+        bucket_from({})
+    with pytest.raises(ConfigError, match="secret"):
+        bucket_from({}, bucket="b", access_key="a")
