@@ -17,7 +17,7 @@ def run(ctx: Context) -> list[Row]:
     race = ctx.race(
         {
             "antiphon": Case("postgres_store", "guarded", ours),
-            "no run": Case("postgres_store", "guarded", {**ours, "log": False}),
+            "gateway": Case("postgres_store", "gateway", ours),
             "reused": Case("postgres_store", "reused", ours),
             "bare": Case("postgres_store", "round_trips", {"dsn": ours["dsn"]}),
             "dbos step": Case("dbos_postgres", "step", {"dsn": _database(ctx), "file": file}, peer="dbos"),
@@ -25,17 +25,17 @@ def run(ctx: Context) -> list[Row]:
         seconds=0.4,
     )
     rows = [
-        race.row("guarded call, recorded (claim, 2 events, outcome)", "antiphon", "dbos step", metric="wall", faster=2),
+        race.row("store: claim, 2 events and outcome of a call", "antiphon", "dbos step", metric="wall", faster=2),
         race.row("the same in client CPU", "antiphon", "dbos step", metric="cpu"),
-        race.row("guarded call outside a run", "no run", "dbos step", metric="wall", faster=2),
-        race.row("reused answer", "reused", metric="wall"),
-        race.row("guarded call, recorded", "antiphon", "bare", metric="wall", note="two bare round trips: the floor"),
+        race.row("call through a Gateway, outside a run", "gateway", "dbos step", metric="wall", faster=2),
+        race.row("store: a reused answer", "reused", metric="wall"),
+        race.row("store: the same", "antiphon", "bare", metric="wall", note="two bare round trips: the floor"),
     ]
     return rows + _server(ctx, ours) + _many(ctx, ours)
 
 
 def _server(ctx: Context, ours: dict[str, str]) -> list[Row]:
-    counted = ctx.race({"transactions": Case("postgres_store", "transactions", ours)}, rounds=1, n=200, warmup=0)
+    counted = ctx.race({"transactions": Case("postgres_store", "transactions", ours)}, rounds=1, n=500, warmup=0)
     per_call = counted["transactions"].extra["per_call"]
     return [Row(name="transactions per guarded call, by the server", value=per_call, unit="", at_most=2.1)]
 

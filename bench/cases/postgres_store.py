@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psycopg
 
+import antiphon
 from antiphon._drive import drive
 from antiphon.contract.record import RecordedRequest
 from antiphon.ports import Ask, Claimed, Final, Row
@@ -60,6 +61,20 @@ def guarded(dsn, file, log=True):
     calls = _Calls(file)
     yield lambda: drive(calls.guarded(journal, log))
     drive(journal.close())
+
+
+def gateway(dsn, file):
+    """A whole guarded call: keys, turn, claim, breaker, hooks, tool, outcome."""
+    params = json.loads(Path(file).read_bytes())
+    guard = antiphon.Gateway(store=PostgresStore(dsn))
+    numbers = itertools.count()
+
+    @guard.tool(idempotent=False, effect="write")
+    def send(number, arguments):
+        return {"sent": True, "id": "m-1"}
+
+    yield lambda: send(next(numbers), params)
+    guard.close()
 
 
 def reused(dsn, file):

@@ -103,8 +103,10 @@ class SyncLink(_Socket):
 
     async def script(self, sql: str) -> None:
         limit, self.connection.limit_s = self.connection.limit_s, None
-        self.connection.execute(sql)
-        self.connection.limit_s = limit
+        try:
+            self.connection.execute(sql)
+        finally:
+            self.connection.limit_s = limit
 
 
 class AsyncLink(_Socket):
@@ -122,8 +124,10 @@ class AsyncLink(_Socket):
 
     async def script(self, sql: str) -> None:
         limit, self.connection.limit_s = self.connection.limit_s, None
-        await self.connection.execute(sql)
-        self.connection.limit_s = limit
+        try:
+            await self.connection.execute(sql)
+        finally:
+            self.connection.limit_s = limit
 
 
 async def connect_sync(options: Options, *, listener: bool = False) -> SyncLink:

@@ -11,10 +11,11 @@ import pytest
 
 from antiphon._drive import drive
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable, StoreVersionError
+from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
 from antiphon.stores import _postgres_schema as schema_module
 from antiphon.stores._postgres_sql import FOLDER, in_schema, statements
-from tests.integration.stores.postgres_kit import ask, look, opened
+from tests.integration.stores.postgres_kit import ask, done, look, opened, row
 
 CATALOG = {
     "tables": "SELECT relname, reloptions::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
@@ -97,14 +98,21 @@ def test_migrating_again_changes_nothing(postgres_database: str) -> None:
 def test_a_later_migration_is_applied_to_what_is_there(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PostgresStore(postgres_database)
     journal = opened(store)
-    drive(journal.begin(ask("kept")))
-    drive(journal.close())
+    won = drive(journal.begin(ask("kept"), [row("r")]))
+    assert isinstance(won, Claimed)
+    drive(journal.settle("kept", won.version, done()))
     second = schema_module.Migration(2, "more", "ALTER TABLE antiphon.claims ADD COLUMN later text;")
     both = (*schema_module.migrations(), second)
     monkeypatch.setattr(schema_module, "migrations", lambda: both)
     assert store.migrate() == 2
     assert look(postgres_database, "SELECT key, later FROM antiphon.claims") == [("kept", None)]
     assert look(postgres_database, "SELECT version, name FROM antiphon.migrations ORDER BY 1")[-1] == (2, "more")
+    found = drive(journal.begin(ask("kept"), [row("r")]))  # statements prepared before it go on working
+    assert isinstance(found, Existing)
+    taken = drive(journal.take(ask("kept", "b"), found.current.version))
+    assert isinstance(taken, Claimed)
+    assert drive(journal.settle("kept", taken.version, done())) is not None
+    drive(journal.close())
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
