@@ -51,6 +51,8 @@ class OtelMetrics:
         label = self._tool(tool)
         self._scopes[tool] = scope
         self._instruments[schema.INFO.name].set(1.0, {"tool": label, "effect": effect or "unset"})
+        for state in schema.FIRST_HITS:
+            self._instruments[schema.HITS.name].add(0, {"tool": label, "state": state})
         for state, seconds in ttl_s.items():
             self._instruments[schema.TTL.name].set(seconds, {"tool": label, "state": state})
 

@@ -40,4 +40,13 @@ BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500
 STATUSES = ("success", "error", "retriable_error", "retry_exhausted", "circuit_open", "timeout")
 SCOPES = ("session", "global")
 BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN", "FORCED_OPEN")
+FIRST_HITS = ("done", "failed", "inflight", "conflict", "store_outage_open", "store_outage_closed")
+FIRST_TRANSITIONS = (
+    ("CLOSED", "OPEN"),
+    ("OPEN", "HALF_OPEN"),
+    ("HALF_OPEN", "OPEN"),
+    ("HALF_OPEN", "CLOSED"),
+)
+"""Counters that begin with 0 when a tool is registered: Prometheus sees no increase from nothing to one."""
+
 OTHER = "other"

@@ -64,10 +64,10 @@ class BuiltinMetrics:
             self._quick[(tool, status, scope)] = child
         return child
 
-    def _add(self, metric: schema.Metric, *labels: str) -> None:
+    def _add(self, metric: schema.Metric, *labels: str, amount: float = 1.0) -> None:
         series = self._series[metric.name]
         with self._lock:
-            series[labels] = series.get(labels, 0.0) + 1.0
+            series[labels] = series.get(labels, 0.0) + amount
 
     def _set(self, metric: schema.Metric, value: float, *labels: str) -> None:
         with self._lock:
@@ -89,6 +89,10 @@ class BuiltinMetrics:
         label = self._tool(tool)
         self._scopes[tool] = scope
         self._set(schema.INFO, 1.0, label, effect or "unset")
+        for state in schema.FIRST_HITS:
+            self._add(schema.HITS, label, state, amount=0.0)
+        for before, after in schema.FIRST_TRANSITIONS:
+            self._add(schema.TRANSITIONS, label, before, after, amount=0.0)
         for state, seconds in ttl_s.items():
             self._set(schema.TTL, seconds, label, state)
 

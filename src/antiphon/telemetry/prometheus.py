@@ -90,6 +90,10 @@ class PrometheusListener:
         label = self._tool(tool)
         self._scopes[tool] = scope
         self._metrics[schema.INFO.name].labels(label, effect or "unset").set(1)
+        for state in schema.FIRST_HITS:
+            self._metrics[schema.HITS.name].labels(label, state)
+        for before, after in schema.FIRST_TRANSITIONS:
+            self._metrics[schema.TRANSITIONS.name].labels(label, before, after)
         for state, seconds in ttl_s.items():
             self._metrics[schema.TTL.name].labels(label, state).set(seconds)
 
