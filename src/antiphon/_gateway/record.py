@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from antiphon._gateway import codec
+from antiphon._drive import drive
+from antiphon._gateway import codec, edge
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._scope import RunScope, is_orphan
-from antiphon.errors import StoreError
+from antiphon.errors import AntiphonError, ReplayMiss, StoreError, raised_again
 from antiphon.ports import Answer, Invocation, Row
 
 if TYPE_CHECKING:
@@ -104,8 +107,11 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
     """The failure as it is recorded: enough to raise it again."""
     exception = outcome.exception
     kind = type(exception)
+    name = f"{kind.__module__}.{kind.__qualname__}" if exception is not None else ""
+    if isinstance(exception, AntiphonError) and "recorded" in exception.data:  # a replay's stand-in
+        name = str(exception.data["recorded"].get("class", ""))
     return {
-        "class": f"{kind.__module__}.{kind.__qualname__}" if exception is not None else "",
+        "class": name,
         "code": outcome.code,
         "message": outcome.message,
         "status": outcome.status,
@@ -179,14 +185,69 @@ async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None
     if answer is None:
         return None
     outcome = from_answer(call, answer)
-    if answer.chunks is not None:
-        outcome.stream = iter(answer.chunks)
-        outcome.value = list(answer.chunks)
-    stream = outcome.stream
-    outcome.stream = None
-    await finish(core, call, outcome, core.asynchronous)
-    outcome.stream = stream
+    if not streaming or (answer.chunks is None and answer.outcome != "ok"):
+        await finish(core, call, outcome, core.asynchronous)
+        return outcome
+    await start(core, call)
+    pieces = list(answer.chunks if answer.chunks is not None else outcome.value or ())
+    given = _given_async if tool.kind == "async_generator" else _given
+    outcome.stream = given(core, call, outcome, pieces, answer.meta.get("gapsMs", ()))
     return outcome
+
+
+def _given(core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: Sequence[float]) -> Iterator[Any]:
+    """The pieces of a recorded stream; its end is written when the reader has come to it, or has left."""
+    left = 0
+    try:
+        for data, pause in zip_longest(pieces, pauses):
+            if pause:
+                time.sleep(pause / 1000)
+            left += 1
+            yield data
+    except GeneratorExit:
+        drive(finish(core, call, _left(call, left), core.asynchronous))
+        raise
+    drive(finish(core, call, _ended(outcome, pieces), core.asynchronous))
+    if outcome.status != "success":
+        raise _stream_failure(call, outcome)
+
+
+async def _given_async(
+    core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: Sequence[float]
+) -> AsyncIterator[Any]:
+    left = 0
+    try:
+        for data, pause in zip_longest(pieces, pauses):
+            if pause:
+                import asyncio
+
+                await asyncio.sleep(pause / 1000)
+            left += 1
+            yield data
+    except GeneratorExit:
+        await finish(core, call, _left(call, left), core.asynchronous)
+        raise
+    await finish(core, call, _ended(outcome, pieces), core.asynchronous)
+    if outcome.status != "success":
+        raise _stream_failure(call, outcome)
+
+
+def _ended(outcome: Outcome, pieces: list[Any]) -> Outcome:
+    if outcome.status == "success":
+        outcome.value = pieces
+    return outcome
+
+
+def _left(call: Call, pieces: int) -> Outcome:
+    """The reader of a recorded stream stopped; said in the words of a live one."""
+    message = f"The stream of {call.tool.full_name} was broken off after {pieces} pieces: its reader stopped"
+    return failed("error", "stream_broken_off", message)
+
+
+def _stream_failure(call: Call, outcome: Outcome) -> BaseException:
+    if outcome.code == "stream_broken_off":
+        return ReplayMiss(f"The recorded reader left the stream of {call.tool.full_name} here; now it reads on.")
+    return edge.exception_of(call, outcome)
 
 
 def from_answer(call: Call, answer: Answer) -> Outcome:
@@ -203,23 +264,7 @@ def from_answer(call: Call, answer: Answer) -> Outcome:
             retriable=bool(error.get("retriable", False)),
             reason=str(error.get("reason", "")),
         )
-        outcome.exception = _raised_again(error)
+        outcome.exception = raised_again(error)
     outcome.from_cache = answer.source != "live"
     outcome.metadata = {"answeredBy": answer.source}
     return outcome
-
-
-def _raised_again(error: Any) -> BaseException | None:
-    """The recorded exception, when its class is one of Python's own that takes a message."""
-    import builtins
-
-    module, _, name = str(error.get("class", "")).rpartition(".")
-    if module != "builtins":
-        return None
-    kind = getattr(builtins, name, None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        return None
-    try:
-        return kind(error.get("message", ""))
-    except Exception:
-        return None

@@ -44,7 +44,7 @@ class Shadow:
         outcome = await core.attempts.once(call)
         final = Final("done", call.tool.ttl.done_ms, payload=b"null", attempt_count=1)
         if outcome.exception is not None:
-            final = self._failed(call, outcome.exception, permits)
+            final = self._failed(call, outcome.exception, permits, verdict)
         else:
             for breaker, permit in permits:
                 breaker.success(permit, core.clock.monotonic())
@@ -71,7 +71,7 @@ class Shadow:
         except StoreError as error:
             return error.code, 0
 
-    def _failed(self, call: Call, error: BaseException, permits: list[tuple[Breaker, Permit]]) -> Final:
+    def _failed(self, call: Call, error: BaseException, permits: list[tuple[Breaker, Permit]], verdict: str) -> Final:
         core, tool = self._core, call.tool
         failure = core.attempts.failure_of(call, error)
         now = core.clock.monotonic()
@@ -92,7 +92,7 @@ class Shadow:
             now=now,
             chance=0.0,
         )
-        if isinstance(step, Retry):
+        if isinstance(step, Retry) and verdict == "run":
             core.telemetry.shadow(call, "retry")
         unknown = isinstance(step, Stop) and step.status == "outcome_unknown"
         code = rules.UNKNOWN_CODE if unknown else failure.code

@@ -1,0 +1,228 @@
+"""D10: a store that cannot be used is visible, and never silently replaced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from antiphon._gateway.settings import ToolOverride
+from antiphon.errors import StoreUnavailable, StoreVersionError
+from antiphon.stores import MemoryStore
+from tests.unit.gateway.kit import AsyncRig, Rig
+
+
+class Faulty:
+    """A store that fails on order: ``broken`` holds the names of steps that raise."""
+
+    url = "memory://faulty"
+
+    def __init__(self, inner: MemoryStore | None = None) -> None:
+        self.inner = inner or MemoryStore()
+        self.broken: dict[str, Exception] = {}
+        self.lost: set[str] = set()
+        """Steps that are carried out but whose answer gets lost."""
+        self.asked: list[str] = []
+
+    def fail(self, *steps: str, error: Exception | None = None) -> None:
+        for step in steps:
+            self.broken[step] = error or StoreUnavailable("The store is gone. Nothing was changed.")
+
+    def open_sync(self) -> Any:
+        if "open" in self.broken:
+            raise self.broken["open"]
+        return _FaultyJournal(self, self.inner.open_sync())
+
+    def open_async(self) -> Any:
+        return _FaultyJournal(self, self.inner.open_async())
+
+
+class _FaultyJournal:
+    durable = True
+
+    def __init__(self, store: Faulty, inner: Any) -> None:
+        self._store = store
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        step = getattr(self._inner, name)
+        store = self._store
+
+        async def run(*args: Any, **kwargs: Any) -> Any:
+            store.asked.append(name)
+            if name in store.broken:
+                raise store.broken[name]
+            answer = await step(*args, **kwargs)
+            if name in store.lost:
+                store.lost.discard(name)
+                raise StoreUnavailable("The answer was lost.")
+            return answer
+
+        return run
+
+
+def faulty_rig(**options: Any) -> tuple[Rig, Faulty]:
+    store = Faulty()
+    return Rig(store=store, **options), store
+
+
+@pytest.mark.parametrize(
+    ("spec", "fails_open"),
+    [
+        ({"idempotent": False}, False),
+        ({"idempotent": True}, False),
+        ({"idempotent": True, "effect": "read"}, True),
+        ({"idempotent": True, "effect": "read", "on_store_outage": "closed"}, False),
+        ({"idempotent": False, "on_store_outage": "open"}, True),
+        ({"idempotent": False, "effect": "read"}, False),
+    ],
+)
+@pytest.mark.parametrize("step", ["begin", "open"])
+def test_reads_fail_open_everything_else_closed(spec: dict[str, Any], fails_open: bool, step: str) -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("ran", **spec)
+    store.fail(step, "load_breakers")
+    result = rig.execute()
+    if fails_open:
+        assert (result.content, result.output.metadata) == ("ran", {"unprotected": "store_unavailable"})
+    else:
+        assert (result.status, result.code, result.attempts) == ("retriable_error", "store_unavailable", 0)
+        assert "was not made" in result.error.message
+    assert len(script) == int(fails_open)
+    [outage] = rig.ears.of("tool_store_outage")
+    assert outage["failOpen"] is fails_open
+    counted = "store_outage_open" if fails_open else "store_outage_closed"
+    assert rig.tally.counts["hits", "tools/send", counted] == 1
+
+
+def test_the_configuration_can_open_or_close_a_tool() -> None:
+    rig, store = faulty_rig(tools={"send": ToolOverride(on_store_outage="open")})
+    script = rig.tool("ran")
+    store.fail("begin")
+    assert rig.execute().content == "ran"
+    assert len(script) == 1
+
+
+def test_safety_critical_calls_never_fail_open() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("ran", idempotent=True, effect="read")
+    store.fail("begin")
+    assert rig.execute(hints={"safetyCritical": True}).code == "store_unavailable"
+    assert len(script) == 0
+
+
+def test_a_record_of_a_newer_release_fails_closed_even_for_reads() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("ran", idempotent=True, effect="read")
+    store.fail("begin", error=StoreVersionError("The claim has format 2; this release reads up to 1."))
+    assert rig.execute().code == "store_version"
+    assert len(script) == 0
+
+
+def test_a_full_store_refuses_new_claims_of_tools_that_may_not_be_repeated() -> None:
+    rig = Rig(store=MemoryStore(max_keys=2))
+    script = rig.tool(TimeoutError())
+    for number in range(2):
+        assert rig.execute(params={"to": str(number)}).code == "outcome_unknown"
+    refused = rig.execute(params={"to": "3"})
+    assert (refused.code, refused.attempts) == ("store_full", 0)
+    assert len(script) == 2
+
+
+# -- the effect has happened ----------------------------------------------------------------------------------------
+
+
+def test_an_outcome_that_cannot_be_written_is_still_the_answer() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("sent")
+    store.fail("settle")
+    result = rig.execute(call_id="c1")
+    assert (result.content, result.output.metadata) == ("sent", {"notRecorded": "store_unavailable"})
+    assert store.asked.count("settle") == 4
+    store.broken.clear()
+    rig.clock.advance(0)
+    assert rig.records()[0].state == "inflight"
+    assert len(script) == 1
+
+
+def test_after_a_lost_settle_nothing_is_sent_again() -> None:
+    store = Faulty(MemoryStore(clock=(clock_rig := Rig()).clock))
+    rig = Rig(store=store)
+    script = rig.tool("sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    store.broken.clear()
+    clock_rig.clock.advance(121)
+    assert rig.execute(call_id="c1").code == "outcome_unknown"
+    assert rig.execute(call_id="c2").code == "outcome_unknown"
+    assert len(script) == 1
+
+
+def test_a_settle_whose_answer_was_lost_is_fenced_not_doubled() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("sent")
+    store.lost.add("settle")
+    result = rig.execute(call_id="c1")
+    assert result.content == "sent"
+    assert result.output.metadata == {"fenced": True}
+    assert rig.execute(call_id="c1").content == "sent"
+    assert len(script) == 1
+
+
+def test_a_claim_whose_answer_was_lost_runs_nothing() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("sent")
+    store.lost.add("begin")
+    assert rig.execute(call_id="c1").code == "store_unavailable"
+    assert len(script) == 0
+
+
+def test_an_answer_that_cannot_be_remembered_is_still_given() -> None:
+    rig, store = faulty_rig()
+    rig.tool("found", idempotent=True, reuse=60.0)
+    rig.execute(call_id="c1")
+    store.fail("alias")
+    assert rig.execute(call_id="c2").content == "found"
+
+
+def test_breaker_state_that_cannot_be_shared_does_not_fail_calls(caplog: pytest.LogCaptureFixture) -> None:
+    rig, store = faulty_rig()
+    rig.tool(TimeoutError(), idempotent=True)
+    store.fail("save_breaker", "load_breakers")
+    for number in range(6):
+        rig.execute(attempts=1, params={"to": str(number)})
+    assert rig.breaker().state == "OPEN"
+    assert "could not be shared" in caplog.text
+    assert "could not be read" in caplog.text
+
+
+def test_an_open_breaker_answers_even_if_the_store_is_gone() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("sent")
+    rig.breaker().force_open(rig.clock.seconds, "maintenance")
+    store.fail("read", "begin", "load_breakers")
+    assert rig.execute().status == "circuit_open"
+    assert len(script) == 0
+
+
+def test_the_store_is_used_again_as_soon_as_it_is_back() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("sent")
+    store.fail("begin")
+    rig.execute(call_id="c1")
+    store.broken.clear()
+    assert rig.execute(call_id="c1").content == "sent"
+    assert rig.execute(call_id="c1").from_cache
+    assert len(script) == 1
+
+
+async def test_outage_in_the_asynchronous_face() -> None:
+    store = Faulty()
+    rig = AsyncRig(store=store)
+    script = rig.tool("ran")
+    store.fail("begin")
+    assert (await rig.execute()).code == "store_unavailable"
+    store.broken.clear()
+    store.fail("settle")
+    assert (await rig.execute()).output.metadata == {"notRecorded": "store_unavailable"}
+    assert len(script) == 1

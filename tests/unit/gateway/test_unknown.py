@@ -1,0 +1,279 @@
+"""D3, D5: outcomes nobody has seen, and how they are settled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from antiphon._drive import drive
+from antiphon._gateway.context import CallContext
+from antiphon.contract.record import RecordedRequest
+from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
+from antiphon.errors import InvalidInput, OutcomeUnknown
+from antiphon.ports import Ask, Claimed
+from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, Script
+
+
+def test_the_model_is_told_to_verify() -> None:
+    rig = Rig()
+    rig.tool(TimeoutError())
+    result = rig.execute()
+    assert (result.status, result.code, result.error.terminal) == ("error", "outcome_unknown", True)
+    assert "Verify" in result.error.message
+    assert "do not make the same call again" in result.error.message
+
+
+def test_unknown_blocks_every_identity_for_the_done_ttl() -> None:
+    rig = Rig()
+    script = rig.tool(TimeoutError(), "sent")
+    rig.execute(call_id="c1")
+    rig.clock.advance(3_600)  # far beyond the TTL of ordinary failures
+    for call_id in ("c1", "c2"):
+        blocked = rig.execute(call_id=call_id)
+        assert blocked.code == "outcome_unknown"
+        assert "antiphon claims resolve" in blocked.error.message
+    assert len(script) == 1
+
+
+def test_other_arguments_are_another_intent() -> None:
+    rig = Rig()
+    rig.tool(TimeoutError(), "sent")
+    rig.execute(params={"to": "ada"})
+    assert rig.execute(params={"to": "bob"}).content == "sent"
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [(Happened({"id": 7}), {"id": 7}), (True, None), ({"id": 9}, {"id": 9}), (Happened(), None)],
+)
+def test_reconcile_that_finds_the_effect_settles_it_as_done(answer: Any, content: Any) -> None:
+    rig = Rig()
+    asked = Script(answer)
+    script = rig.tool(TimeoutError(), "sent", reconcile=lambda params: asked(**params))
+    rig.execute(call_id="c1")
+    found = rig.execute(call_id="c2")
+    assert (found.status, found.content, found.from_cache) == ("success", content, True)
+    assert found.output.metadata["reconciled"] is True
+    for call_id in ("c1", "c2"):
+        again = rig.execute(call_id=call_id)
+        assert (again.content, again.from_cache) == (content, True)
+    assert (len(script), len(asked)) == (1, 1)
+    assert asked.calls[0]["to"] == "ada"
+
+
+@pytest.mark.parametrize("answer", [DidNotHappen("no such mail"), False])
+def test_reconcile_that_finds_nothing_lets_the_call_run(answer: Any) -> None:
+    rig = Rig()
+    script = rig.tool(TimeoutError(), "sent", reconcile=lambda params: answer)
+    rig.execute(call_id="c1")
+    assert rig.execute(call_id="c2").content == "sent"
+    # c1 certainly did not happen: its redelivery is a call that has yet to be made
+    assert rig.execute(call_id="c1").content == "sent"
+    assert len(script) == 3
+
+
+def _raise(params: Any) -> Any:
+    raise ConnectionError("the read-back failed, too")
+
+
+@pytest.mark.parametrize("reconcile", [lambda params: None, _raise])
+def test_reconcile_that_does_not_know_leaves_it_unknown(reconcile: Any) -> None:
+    rig = Rig()
+    script = rig.tool(TimeoutError(), "sent", reconcile=reconcile)
+    rig.execute(call_id="c1")
+    assert rig.execute(call_id="c2").code == "outcome_unknown"
+    assert len(script) == 1
+
+
+def test_reconcile_may_ask_for_the_context_of_the_lost_call() -> None:
+    rig = Rig()
+    seen: list[CallContext] = []
+
+    def look_up(params: dict[str, Any], lost: CallContext) -> Happened:
+        seen.append(lost)
+        return Happened("found")
+
+    rig.tool(TimeoutError(), reconcile=look_up)
+    rig.execute(call_id="c1", key="order-7")
+    fence = rig.records()[0].fence
+    assert rig.execute(call_id="c2", key="order-7").content == "found"
+    assert (seen[0].idempotency_key, seen[0].fence, seen[0].call_id) == ("order-7", fence, "c1")
+
+
+def test_an_asynchronous_reconcile_is_refused_by_the_synchronous_face() -> None:
+    async def look_up(params: dict[str, Any]) -> None: ...
+
+    with pytest.raises(InvalidInput, match="AsyncGateway"):
+        Rig().tool(reconcile=look_up)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_reconcile_in_the_asynchronous_face(asynchronous: bool) -> None:
+    rig = AsyncRig()
+
+    async def later(params: dict[str, Any]) -> Happened:
+        await asyncio.sleep(0)
+        return Happened("found")
+
+    def now(params: dict[str, Any]) -> Happened:
+        return Happened("found")
+
+    script = rig.tool(TimeoutError(), reconcile=later if asynchronous else now)
+    await rig.execute(call_id="c1")
+    assert (await rig.execute(call_id="c2")).content == "found"
+    assert len(script) == 1
+
+
+# -- a worker that was lost ---------------------------------------------------------------------------------------
+
+
+def abandoned_claim(rig: Rig, identity: str = "lost", lease_ms: int = 1_000) -> None:
+    """A claim on ``send(to="ada")`` whose holder is never heard of again."""
+    tool = rig.gateway.core.tools["send"]
+    keys = rig.gateway.core._maker(tool, ("s1", "a1", None)).keys({"to": "ada"})
+    request = RecordedRequest(
+        session_key="s1", actor_id="a1", request_id="r", params_digest=keys.params_digest, identity=identity
+    )
+    ask = Ask(
+        keys.store_key,
+        identity,
+        "tools/send",
+        keys.idempotency_key,
+        request,
+        86_400_000,
+        lease_ms,
+        "another-machine.1.2",
+        "default",
+        "default",
+    )
+    assert isinstance(drive(rig.store.open_sync().begin(ask)), Claimed)
+
+
+@pytest.mark.parametrize("identity", ["lost", "c2"])
+def test_a_lost_worker_leaves_an_unknown_outcome(identity: str) -> None:
+    rig = Rig()
+    script = rig.tool("sent")
+    abandoned_claim(rig)
+    rig.clock.advance(2)
+    assert rig.execute(call_id=identity).code == "outcome_unknown"
+    assert len(script) == 0
+    [record] = rig.records()
+    assert (record.state, record.request.identity) == ("failed", "lost")
+    assert record.error.code == "outcome_unknown"  # type: ignore[union-attr]
+    assert record.expires_at_ms - rig.clock.now_ms() == 86_400_000
+
+
+def test_an_idempotent_call_of_a_lost_worker_is_taken_over() -> None:
+    rig = Rig()
+    script = rig.tool("done", idempotent=True)
+    abandoned_claim(rig)
+    rig.clock.advance(2)
+    assert rig.execute(call_id="c2").content == "done"
+    again = rig.execute(call_id="lost")  # the takeover answers for the call that was taken over
+    assert (again.content, again.from_cache) == ("done", True)
+    assert len(script) == 1
+
+
+def test_a_lost_worker_is_reconciled() -> None:
+    rig = Rig()
+    script = rig.tool("sent", reconcile=lambda params: Happened("it was sent"))
+    abandoned_claim(rig)
+    rig.clock.advance(2)
+    assert rig.execute(call_id="c2").content == "it was sent"
+    assert rig.execute(call_id="lost").content == "it was sent"
+    assert len(script) == 0
+
+
+# -- retries of tools that may not be repeated (D5) ----------------------------------------------------------------
+
+NO_EFFECT = [ConnectionRefusedError(111, "refused"), HttpError(429), HttpError(503, Retry_After="1")]
+
+
+@pytest.mark.parametrize("failure", NO_EFFECT, ids=lambda failure: type(failure).__name__)
+def test_what_certainly_had_no_effect_is_tried_again(failure: Exception) -> None:
+    rig = Rig()
+    script = rig.tool(failure, "sent")
+    result = rig.execute()
+    assert (result.content, result.attempts) == ("sent", 2)
+    assert len(script) == 2
+
+
+@pytest.mark.parametrize(
+    "failure", [TimeoutError(), HttpError(500), HttpError(502), ConnectionResetError(104, "reset")]
+)
+def test_everything_else_is_unknown_at_once(failure: Exception) -> None:
+    rig = Rig()
+    script = rig.tool(failure, "sent")
+    result = rig.execute()
+    assert (result.code, result.attempts) == ("outcome_unknown", 1)
+    assert len(script) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "hints"), [({"forward_key": True}, None), ({}, {"expectedRetrySafe": True})], ids=["forward", "hint"]
+)
+def test_a_key_that_goes_downstream_or_the_callers_word_allows_retries(
+    spec: dict[str, Any], hints: dict[str, Any] | None
+) -> None:
+    rig = Rig()
+    script = rig.tool(TimeoutError(), HttpError(500), "sent", **spec)
+    assert rig.execute(hints=hints).content == "sent"
+    assert len(script) == 3
+
+
+def test_doubt_of_an_earlier_attempt_stays_when_the_last_one_had_no_effect() -> None:
+    rig = Rig()
+    rig.tool(TimeoutError(), ConnectionRefusedError(111, "refused"), forward_key=True, breaker=NEVER_TRIPS)
+    result = rig.execute()
+    assert (result.code, result.attempts) == ("outcome_unknown", 4)
+
+
+def test_doubt_stays_when_the_breaker_opens_during_the_pause() -> None:
+    rig = Rig()
+    rig.tool(TimeoutError(), "sent", forward_key=True)
+    real = rig.clock.sleep
+
+    async def sleep(seconds: float) -> None:
+        await real(seconds)
+        rig.breaker().force_open(rig.clock.seconds, "maintenance")
+
+    rig.clock.sleep = sleep  # type: ignore[method-assign]
+    result = rig.execute()
+    assert (result.code, result.attempts) == ("outcome_unknown", 1)
+
+
+def test_a_definite_answer_keeps_its_own_code() -> None:
+    rig = Rig()
+    rig.tool(HttpError(404), "sent")
+    assert rig.execute(call_id="c1").code == "http_404"
+    assert rig.execute(call_id="c2").content == "sent"
+
+
+def test_the_tools_own_list_makes_an_exception_definite() -> None:
+    rig = Rig()
+    rig.tool(KeyError("no such account"), "sent", retry=RetryPolicy(terminal_codes=("KeyError",)))
+    result = rig.execute(call_id="c1")
+    assert (result.status, result.code) == ("error", "KeyError")
+    assert rig.execute(call_id="c2").content == "sent"
+
+
+def test_lists_of_the_configuration_count_too() -> None:
+    rig = Rig(retry=RetryPolicy(terminal_codes=("KeyError",)))
+    rig.tool(KeyError("no such account"))
+    assert rig.execute().code == "KeyError"
+
+
+def test_a_decorated_function_raises_outcome_unknown() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=False)
+    def pay(amount: int) -> str:
+        raise TimeoutError("no answer")
+
+    with pytest.raises(OutcomeUnknown) as caught:
+        pay(3)
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    with pytest.raises(OutcomeUnknown):
+        pay(3)
