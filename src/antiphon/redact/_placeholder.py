@@ -37,6 +37,6 @@ def digest(secret: str, salt: bytes) -> str:
 
 def placeholder(kind: str, secret: str, salt: bytes) -> str:
     """The placeholder for *secret*; equal secrets give equal digests, whatever their kind."""
-    if kind in CONSTANT_KINDS or guessable(secret):
+    if guessable(secret):
         return f"[secret:{kind}]"
     return f"[secret:{kind}:{digest(secret, salt)}]"

@@ -14,7 +14,7 @@ from antiphon.redact._deferred import deferred
 from antiphon.redact._fields import Field
 from antiphon.redact._kinds import TOKEN_KINDS, TOKENS
 from antiphon.redact._pairs import TRIVIAL, is_code, is_number
-from antiphon.redact._placeholder import PLACEHOLDER, placeholder
+from antiphon.redact._placeholder import CONSTANT_KINDS, PLACEHOLDER, placeholder
 from antiphon.redact._prefilter import Prefilter
 from antiphon.redact._rules import Rules
 from antiphon.redact._spans import Span
@@ -36,25 +36,27 @@ class Redactor:
     It is idempotent, and never touches the ids that runs, calls, providers and traces are held together with.
     """
 
-    __slots__ = ("_names", "_prefilter", "_salt", "_text")
+    __slots__ = ("_constant", "_names", "_prefilter", "_salt", "_text")
 
     def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
         rules = rules or Rules()
         self._text = TextRules(rules)
         self._names = self._text.names
         self._prefilter = Prefilter(rules)
+        self._constant = CONSTANT_KINDS.union(rule.name for rule in rules.user if rule.constant)
         self._salt = _salt(salt)
 
     def with_salt(self, salt: str | bytes) -> Redactor:
         """The same rules under the salt of another run; compiled patterns are shared."""
         other = object.__new__(Redactor)
         other._text, other._names, other._prefilter = self._text, self._names, self._prefilter
+        other._constant = self._constant
         other._salt = _salt(salt)
         return other
 
     def placeholder(self, kind: str, secret: str) -> str:
         """What stands for *secret* in this run."""
-        return placeholder(kind, secret, self._salt)
+        return f"[secret:{kind}]" if kind in self._constant else placeholder(kind, secret, self._salt)
 
     def may_hold(self, document: bytes) -> bool:
         """A quick look: ``False`` is certain, ``True`` means that the rules have to read it."""
@@ -83,11 +85,11 @@ class Redactor:
             return document, False
         try:
             value = _loads(document)
-        except (ValueError, RecursionError):
+            redacted = self._walk(value)
+        except (ValueError, RecursionError):  # no JSON, or nested too deeply: it is still a text
             text = document.decode("utf-8", "surrogateescape")
-            redacted = self.redact_text(text)
-            return (document, False) if redacted is text else (redacted.encode("utf-8", "surrogateescape"), True)
-        redacted = self.redact(value)
+            replaced = self._plain(text, entropy=True)
+            return (document, False) if replaced is text else (replaced.encode("utf-8", "surrogateescape"), True)
         return (document, False) if redacted is value else (_dumps(redacted), True)
 
     def leaves(self, value: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
@@ -239,9 +241,16 @@ class Redactor:
     def _string(self, text: str, *, entropy: bool) -> str:
         if len(text) < 4 or not self._prefilter.may_hold(_quoted(text)):
             return text
-        if text[0] in "{[" and text[-1] in "}]" and (inner := _nested(text)) is not None:
-            redacted = self.redact(inner)
+        if text[0] in "{[" and text[-1] in "}]":
+            try:
+                inner = _loads(text.encode())
+                redacted = self._walk(inner)
+            except (ValueError, RecursionError):
+                return self._plain(text, entropy=entropy)
             return text if redacted is inner else _dumps_like(redacted, text)
+        return self._plain(text, entropy=entropy)
+
+    def _plain(self, text: str, *, entropy: bool) -> str:
         spans = self._text.spans(text, entropy=entropy)
         if not spans:
             return text
@@ -271,14 +280,6 @@ def _named_pair(value: dict[Any, Any]) -> str | None:
             if type(name) is str:
                 return name
     return None
-
-
-def _nested(text: str) -> Any:
-    try:
-        inner = _loads(text.encode())
-    except (ValueError, RecursionError):
-        return None
-    return inner if isinstance(inner, (dict, list)) else None
 
 
 def _loads(document: bytes) -> Any:

@@ -22,6 +22,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     field: str = ""
     personal: bool = False
     """Belongs to personal data: switched with ``Rules.personal``."""
+    constant: bool = False
+    """Few values are possible (a customer number, a postcode): the placeholder shows no digest."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

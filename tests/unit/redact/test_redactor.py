@@ -1,0 +1,200 @@
+"""R14, D21: the rules a user may set, odd input, and what the placeholders are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+
+from antiphon.errors import ConfigError, InvalidInput
+from antiphon.redact import Redactor, Rule, Rules
+from antiphon.redact._placeholder import guessable
+from tests.unit.redact.corpus import Forge, tokens
+
+KEY = tokens(Forge(81))[0].secret
+REDACTOR = Redactor(salt="unit")
+
+
+# -- rules of the user -----------------------------------------------------------------------------------------------
+
+
+def test_a_pattern_of_the_user() -> None:
+    made = Redactor(Rules(user=(Rule(name="ticket", pattern=r"TICKET-[0-9]+", constant=True),)), salt="unit")
+    assert made.redact_text("see TICKET-4821 now") == "see [secret:ticket] now"
+    assert made.redact_bytes(b'{"a":"TICKET-1"}') == (b'{"a":"[secret:ticket]"}', True)
+    assert made.redact_bytes(b'{"a":"ticket"}') == (b'{"a":"ticket"}', False)
+
+
+def test_a_group_of_the_users_pattern() -> None:
+    made = Redactor(Rules(user=(Rule(name="badge", pattern=r"badge (?P<secret>[A-Z0-9]{6})"),)), salt="unit")
+    assert made.redact_text("my badge AB12CD, thanks") == "my badge [secret:badge], thanks"
+
+
+def test_a_pattern_over_escaped_characters_is_found_in_serialised_data() -> None:
+    made = Redactor(Rules(user=(Rule(name="quoted", pattern=r'say "[a-z]+"'),)), salt="unit")
+    document, changed = made.redact_bytes(orjson.dumps({"x": 'say "friend" and enter'}))
+    assert changed
+    assert b"friend" not in document
+
+
+@pytest.mark.parametrize("name", ["employeeNo", "employee_no", "EMPLOYEE-NO"])
+def test_a_field_of_the_user_in_any_spelling(name: str) -> None:
+    made = Redactor(Rules(user=(Rule(name="employee", field="employee_no"),)), salt="unit")
+    assert made.redact({name: "4821"}) == {name: "[secret:employee]"}
+    assert made.redact_bytes(orjson.dumps({name: "4821"}))[1]
+    assert made.redact({"employee": "4821"}) == {"employee": "4821"}
+
+
+def test_personal_data_is_a_switch() -> None:
+    rules = Rules(personal=False, user=(Rule(name="member", pattern=r"M-[0-9]{4}", personal=True),))
+    made = Redactor(rules, salt="unit")
+    value = {"to": "ada@example.org", "phone": "+4791234567", "member": "M-1234"}
+    assert made.redact(value) is value
+    assert made.redact({"password": "hunter2"}) == {"password": "[secret:password]"}
+    assert "M-1234" not in str(Redactor(Rules(user=rules.user), salt="unit").redact(value))
+
+
+def test_the_entropy_rule_is_a_switch() -> None:
+    random_text = Forge(82).key(40)
+    assert Redactor(Rules(entropy=False), salt="unit").redact(random_text) == random_text
+    assert REDACTOR.redact(random_text) != random_text
+
+
+def test_fields_that_must_stay() -> None:
+    made = Redactor(Rules(keep_fields=("token", "blob_ref")), salt="unit")
+    value = {"token": "tr0ub4dor", "blobRef": Forge(83).key(40)}
+    assert made.redact(value) is value
+    assert made.redact({"token": KEY})["token"].startswith("[secret:openai:")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"name": "has space", "pattern": "x"},
+        {"name": "", "pattern": "x"},
+        {"name": "UPPER", "pattern": "x"},
+        {"name": "both", "pattern": "x", "field": "y"},
+        {"name": "neither"},
+    ],
+)
+def test_a_rule_that_cannot_work_is_refused_at_once(bad: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        Rule(**bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pattern", ["(", "[a-", "a*", "x|"])
+def test_a_pattern_that_cannot_work_names_its_rule(pattern: str) -> None:
+    with pytest.raises(ConfigError, match="'mine'"):
+        Redactor(Rules(user=(Rule(name="mine", pattern=pattern),)), salt="unit")
+
+
+# -- placeholders ----------------------------------------------------------------------------------------------------
+
+
+def test_equal_secrets_are_equal_whatever_their_kind() -> None:
+    strong = Forge(84).key(30)
+    redacted = REDACTOR.redact({"api_key": strong, "password": strong})
+    assert redacted["api_key"].split(":")[2] == redacted["password"].split(":")[2]
+
+
+def test_any_machine_with_the_salt_gets_the_same_placeholder() -> None:
+    assert Redactor(salt="unit").redact(KEY) == REDACTOR.with_salt("unit").redact(KEY) == REDACTOR.redact(KEY)
+    assert REDACTOR.with_salt(b"unit").redact(KEY) == REDACTOR.redact(KEY)
+    assert REDACTOR.with_salt("other").redact(KEY) != REDACTOR.redact(KEY)
+
+
+@pytest.mark.parametrize("secret", ["1234", "hunter2", "letmein99", "4111111111111111", "abcdefghijkl"])
+def test_what_could_be_guessed_shows_no_digest(secret: str) -> None:
+    assert guessable(secret)
+    assert REDACTOR.placeholder("password", secret) == "[secret:password]"
+
+
+@pytest.mark.parametrize("kind", ["pin", "phone", "card", "iban", "ssn", "cvv", "otp"])
+def test_kinds_with_few_values_show_no_digest(kind: str) -> None:
+    assert REDACTOR.placeholder(kind, "x" * 60) == f"[secret:{kind}]"
+
+
+def test_a_placeholder_of_the_user_is_left_alone_and_hides_nothing() -> None:
+    text = f"[secret:openai:0123456789abcdef] [secret:x] [secret:{KEY}]"
+    redacted = REDACTOR.redact_text(text)
+    assert redacted.startswith("[secret:openai:0123456789abcdef] [secret:x] ")
+    assert KEY not in redacted
+
+
+# -- odd input -------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_survive_exactly() -> None:
+    document = b'{"big":123456789012345678901234567890,"float":1e400,"small":0.1,"zero":-0.0,"token":"tr0ub4dor"}'
+    cleaned, changed = REDACTOR.redact_bytes(document)
+    assert changed
+    assert json.loads(cleaned)["big"] == 123456789012345678901234567890
+    assert json.loads(cleaned)["small"] == 0.1
+    plain = document.replace(b"token", b"taken")
+    assert REDACTOR.redact_bytes(plain) == (plain, False)
+
+
+def test_text_that_is_no_json() -> None:
+    assert REDACTOR.redact_bytes(f"not json {KEY}".encode())[1]
+    assert REDACTOR.redact_bytes(b"\xff password=hunter2 \xfe") == (b"\xff password=[secret:password] \xfe", True)
+    assert REDACTOR.redact_bytes(b"") == (b"", False)
+
+
+def test_escaped_spellings_do_not_hide_a_secret() -> None:
+    spelled = "".join(f"\\u{ord(c):04x}" for c in KEY)
+    document, changed = REDACTOR.redact_bytes(f'{{"a":"{spelled}","\\u0070assword":"hunter2"}}'.encode())
+    assert changed
+    assert json.loads(document)["a"].startswith("[secret:openai:")
+    assert json.loads(document)["password"] == "[secret:password]"
+
+
+@pytest.mark.parametrize("depth", [200, 900, 5000])
+def test_deep_nesting_is_redacted_or_refused_never_passed(depth: int) -> None:
+    document = b'{"a":' * depth + orjson.dumps({"password": "hunter2", "k": KEY}) + b"}" * depth
+    cleaned, changed = REDACTOR.redact_bytes(document)
+    assert changed
+    assert KEY.encode() not in cleaned
+    assert b"hunter2" not in cleaned
+
+
+def test_a_value_that_is_nested_too_deeply_is_a_clear_error() -> None:
+    value: Any = KEY
+    for _ in range(3000):
+        value = [value]
+    with pytest.raises(InvalidInput, match="nested too deeply"):
+        REDACTOR.redact(value)
+
+
+def test_json_in_a_text_keeps_its_spacing() -> None:
+    assert REDACTOR.redact_text('{"user": "ada", "pin": 4821}') == '{"user": "ada", "pin": "[secret:pin]"}'
+    assert REDACTOR.redact_text('{"user":"ada","pin":4821}') == '{"user":"ada","pin":"[secret:pin]"}'
+
+
+def test_json_in_json_in_json() -> None:
+    inner = json.dumps({"password": "hunter2", "note": 'a "quoted" word'})
+    outer = json.dumps({"arguments": inner})
+    assert "hunter2" not in REDACTOR.redact_text(outer)
+    assert json.loads(json.loads(REDACTOR.redact_text(outer))["arguments"])["note"] == 'a "quoted" word'
+
+
+def test_tuples_stay_tuples_and_other_objects_pass() -> None:
+    thing = object()
+    assert REDACTOR.redact(("a", KEY, thing))[0::2] == ("a", thing)
+    assert isinstance(REDACTOR.redact(("a", KEY)), tuple)
+
+
+def test_a_field_name_given_from_outside() -> None:
+    assert REDACTOR.redact("hunter2", "password") == "[secret:password]"
+    assert REDACTOR.redact(4821, "pin") == "[secret:pin]"
+    assert REDACTOR.redact("hunter2", "note") == "hunter2"
+
+
+def test_lone_surrogates_do_not_break_it() -> None:
+    assert KEY not in REDACTOR.redact_text(f"\ud800 {KEY}")
+
+
+def test_a_very_long_text_takes_linear_time() -> None:
+    for unit in ("a", "=", "password=", "://", "a:b@", "-----BEGIN ", "sk-", "eyJ.", "1 ", "a1B2", "--key "):
+        REDACTOR.redact_text(unit * 20_000)
