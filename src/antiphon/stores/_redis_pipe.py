@@ -89,9 +89,13 @@ class Pipe:
             future.set_exception(StoreUnavailable("The store was closed.", hint="Open it again."))
             return future
         self._queue.append(_Entry(data, again, future, orphan, loop.time(), patience_s))
-        if not self._scheduled:
+        if self._scheduled:
+            return future
+        if self._sent or self._stream is None:
             self._scheduled = True
             loop.call_soon(self._flush)
+        else:
+            self._flush()  # nothing is under way: a lone caller need not wait for others to join
         return future
 
     async def many(self, datas: Sequence[bytes], *, orphan: Orphan | None = None) -> list[Any]:

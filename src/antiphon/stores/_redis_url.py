@@ -5,13 +5,14 @@
     redis+sentinel://[user:password@]host:port[,host:port]/service[/db][?sentinel_password=…]
     redis+cluster://[user:password@]host:port[,host:port]
 
-``valkey`` may stand for ``redis`` in each of them, and ``rediss+…`` gives TLS.
+``valkey`` may stand for ``redis`` in each of them, and ``rediss+…`` gives TLS. The store's own options may stand in
+the URL too, as ``antiphon_NAME``.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -31,6 +32,9 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("ssl_cert_reqs", "ssl_ciphers"), str),
     **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), float),
     **dict.fromkeys(("db", "ssl_min_version"), int),
+    **dict.fromkeys(("antiphon_wait_replicas", "antiphon_wait_ms"), int),
+    "antiphon_prefix": str,
+    "antiphon_patience_s": float,
     "ssl_check_hostname": lambda text: text.lower() not in ("0", "f", "false", "n", "no"),
 }
 _WITHOUT_MEANING = frozenset(
@@ -59,6 +63,8 @@ class Target(NamedTuple):
     timeout_s: float = 5.0
     connect_timeout_s: float = 2.0
     tls: ssl.SSLContext | None = None
+    own: Mapping[str, Any] = {}
+    """Options of the store itself."""
 
     def __repr__(self) -> str:
         return f"Target({self.safe_url!r})"
@@ -152,6 +158,7 @@ def _target(
         timeout_s=options.get("socket_timeout", 5.0),
         connect_timeout_s=options.get("socket_connect_timeout", 2.0),
         tls=_tls(options) if secure else None,
+        own={name[9:]: value for name, value in options.items() if name.startswith("antiphon_")},
     )
 
 

@@ -30,12 +30,17 @@ SLOTS: Final = 16384
 TRANSIENT: Final = ("LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY ", "READONLY", "NOREPLICAS")
 """Replies that a fail-over, a start or a moved slot makes go away: tried again within the patience."""
 
+_TOO_FEW_RIGHTS: Final = (
+    "does not allow this user what the store needs",
+    "The rules it takes are in docs/how-to/run-a-fleet-redis.md.",
+)
 _MEANING: Final = {
     "NOAUTH": ("asks for a password", "Put user and password into the URL."),
     "WRONGPASS": ("refused user or password", "Check user and password in the URL."),
     "ERR invalid password": ("refused the password", "Check the password in the URL."),
     "ERR AUTH": ("does not want a password", "Take the password out of the URL."),
-    "NOPERM": ("does not allow this user what the store needs", "The page redis.md lists the ACL rules."),
+    "NOPERM": _TOO_FEW_RIGHTS,
+    "ERR ACL failure": _TOO_FEW_RIGHTS,
     "READONLY": ("is a read-only replica", "Give the address of the primary, or of the Sentinels."),
     "OOM": ("is full (maxmemory)", "Raise maxmemory; the policy must stay noeviction."),
     "MISCONF": ("refuses writes because it cannot write its snapshot", "Look at the server's log and disk."),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from antiphon.errors import ConfigError
 from antiphon.stores._redis_journal import Options, RedisJournal
 from antiphon.stores._redis_keys import Names
@@ -15,7 +17,8 @@ class RedisStore:
     'redis://user@cache.example:6379/0'
 
     *wait_replicas* is the least number of replicas that must have every claim before it counts; a single
-    claim can ask for more. *patience_s* is how long a server that cannot be reached is tried again.
+    claim can ask for more; they have *wait_ms* to confirm it. *patience_s* is how long a server that cannot be
+    reached is tried again. In the URL, options are ``antiphon_NAME`` and win over the arguments.
     """
 
     def __init__(
@@ -28,13 +31,20 @@ class RedisStore:
         wait_ms: int = 250,
         patience_s: float = 1.0,
     ) -> None:
-        if wait_replicas < 0 or wait_ms <= 0 or patience_s < 0:
-            raise ConfigError("wait_replicas, wait_ms and patience_s cannot be negative.", path=SETTING)
         self._target = parse(url)
-        self._names = Names(prefix)
-        self._options = Options(wait_replicas, wait_ms, patience_s)
+        given: dict[str, Any] = {
+            "prefix": prefix,
+            "wait_replicas": wait_replicas,
+            "wait_ms": wait_ms,
+            "patience_s": patience_s,
+        }
+        given |= self._target.own
+        self.prefix = given.pop("prefix")
+        self._names = Names(self.prefix)
+        self._options = Options(**given)
+        if self._options.wait_replicas < 0 or self._options.wait_ms <= 0 or self._options.patience_s < 0:
+            raise ConfigError("wait_replicas, wait_ms and patience_s cannot be negative.", path=SETTING)
         self.seal_key = seal_key
-        self.prefix = prefix
 
     def __repr__(self) -> str:
         return f"RedisStore({self.url!r}, prefix={self.prefix!r})"

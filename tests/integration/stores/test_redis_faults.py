@@ -321,13 +321,14 @@ async def test_replies_never_shift_when_callers_are_cancelled(valkey_url: str, u
 
 async def test_a_cancelled_claim_that_was_never_sent_is_not_sent(valkey_url: str, unique: str) -> None:
     journal = RedisStore(valkey_url, prefix=unique).open_async()
-    claimed(await journal.begin(ask("another")))
-    task = asyncio.create_task(journal.begin(ask("first")))
-    await asyncio.sleep(0)  # it is queued by now, and leaves with the next step of the loop
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    claimed(await journal.begin(ask("warm")))
+    sent, queued = (asyncio.create_task(journal.begin(ask(key))) for key in ("sent", "queued"))
+    await asyncio.sleep(0)  # the first is on its way; the second leaves with the next step of the loop
+    queued.cancel()
+    claimed(await sent)
     await sleep("async", 0.05)
-    assert await journal.read("first") is None
+    with redis.Redis.from_url(valkey_url) as client:
+        assert not client.exists(Names(unique).shard("queued").record + "queued"), "not even given back"
     await journal.close()
 
 

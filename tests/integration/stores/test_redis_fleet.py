@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import random
 import signal
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import pytest
@@ -18,6 +21,7 @@ from antiphon.ports import Claimed
 from antiphon.stores import RedisStore
 from antiphon.stores._redis_journal import RedisJournal
 from antiphon.stores._redis_keys import Names
+from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
     Face,
@@ -281,3 +285,74 @@ def test_an_outcome_kept_for_no_time_is_gone_at_once(face: Face, valkey_url: str
         claimed(await journal.begin(ask("k", "call-2")))
 
     in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
+def test_a_network_that_keeps_breaking_neither_loses_nor_doubles_a_claim(
+    face: Face, valkey_url: str, unique: str, fault_proxy: Callable[[int], FaultProxy]
+) -> None:
+    """Connections are reset every few milliseconds under load: each key is won exactly once and can be settled."""
+    proxy = fault_proxy(int(valkey_url.rpartition(":")[2].partition("/")[0]))
+    callers, keys = 12, 120
+    wins: list[str] = []
+    stop = threading.Event()
+
+    def shake() -> None:
+        while not stop.wait(0.005):
+            proxy.reset()
+
+    async def call(journal: RedisJournal, number: int) -> None:
+        for n in range(keys):
+            for key in (f"shared-{n}", f"own-{number}-{n}"):
+                answer = await journal.begin(ask(key, f"{number}"))
+                if isinstance(answer, Claimed):
+                    wins.append(key)
+                    settled = await journal.settle(key, answer.version, done())
+                    assert settled is not None, "nobody else settles, so nobody can have fenced it"
+
+    async def work(journal: RedisJournal) -> None:
+        shaker = threading.Thread(target=shake)
+        shaker.start()
+        try:
+            if face == "async":
+                await asyncio.gather(*(call(journal, number) for number in range(callers)))
+            else:
+                with ThreadPoolExecutor(callers) as pool:
+                    list(pool.map(lambda number: drive(call(journal, number)), range(callers)))
+        finally:
+            stop.set()
+            shaker.join()
+        assert sorted(wins) == sorted([f"shared-{n}" for n in range(keys)] + _own(callers, keys)), "each once"
+        assert proxy.connections > 20, "it really broke"
+        assert await journal.counts("default") == {("tools/send", "done"): len(wins)}
+
+    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, patience_s=20), work)
+
+
+def _own(callers: int, keys: int) -> list[str]:
+    return [f"own-{number}-{n}" for number in range(callers) for n in range(keys)]
+
+
+async def test_cancelled_callers_leave_no_claim_behind(valkey_url: str, unique: str) -> None:
+    """Callers are cancelled at every possible moment; afterwards every key is free or held by somebody who knows it."""
+    journal = RedisStore(valkey_url, prefix=unique).open_async()
+    claimed(await journal.begin(ask("warm")))
+    held: set[str] = set()
+
+    async def call(key: str) -> None:
+        claimed(await journal.begin(ask(key)))
+        held.add(key)
+
+    chance = random.Random(7)
+    for round_ in range(40):
+        tasks = [asyncio.create_task(call(f"{round_}-{n}")) for n in range(20)]
+        await asyncio.sleep(chance.uniform(0, 0.004))
+        for task in tasks:
+            if chance.random() < 0.5:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0.2)
+    listed = {record.key for record in await journal.list(tenant="default", limit=2000)} - {"warm"}
+    assert listed == held
+    assert 0 < len(held) < 800
+    await journal.close()

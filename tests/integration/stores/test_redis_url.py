@@ -88,6 +88,13 @@ def test_sentinel_and_cluster() -> None:
     assert parse("rediss+cluster://n1").tls is not None
 
 
+def test_options_of_the_store_may_stand_in_the_url() -> None:
+    store = RedisStore("redis://cache.example?antiphon_prefix=team&antiphon_wait_ms=50", prefix="other", wait_ms=99)
+    assert store.prefix == "team"
+    assert store._options.wait_ms == 50
+    assert store.url == "redis://cache.example"
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -100,6 +107,8 @@ def test_sentinel_and_cluster() -> None:
         ("redis://localhost/orders", "number of the database"),
         ("redis://localhost?socket_timeout=fast", "socket_timeout is not a number"),
         ("redis://localhost?typo=1", "typo is not known"),
+        ("redis://localhost?antiphon_typo=1", "antiphon_typo is not known"),
+        ("redis://localhost?antiphon_wait_ms=soon", "antiphon_wait_ms is not a number"),
         ("redis://user:se/cret@localhost", "%XX"),
         ("redis://[::1", "%XX"),
         ("redis+sentinel://s1:26379", "name of the service"),
