@@ -28,7 +28,7 @@ class Site(NamedTuple):
     """The place of one call: logical, not temporal."""
 
     lane: str
-    index: int
+    index: int  # type: ignore[assignment]
     nth: int
     """Occurrence of this name and digest in the lane, from 0."""
     call: str
@@ -39,16 +39,15 @@ class Site(NamedTuple):
 class Lane:
     """One strand of work; touched by its owner only, except for the count of its children."""
 
-    __slots__ = ("ambiguous", "children", "counter", "owner", "parent", "path", "seen")
+    __slots__ = ("children", "counter", "owner", "parent", "path", "seen")
 
-    def __init__(self, path: str, owner: Callable[[], Any] | int | None, parent: str | None) -> None:
+    def __init__(self, path: str, owner: object, parent: str | None) -> None:
         self.path = path
         self.owner = owner
         self.parent = parent
         self.counter = 0
         self.seen: dict[tuple[str, str], int] = {}
         self.children: dict[tuple[int, str], int] = {}
-        self.ambiguous = False
 
 
 class Cursor(NamedTuple):
@@ -56,7 +55,7 @@ class Cursor(NamedTuple):
 
     scope: RunScope
     lane: Lane
-    index: int
+    index: int  # type: ignore[assignment]
 
 
 _cursor: ContextVar[Cursor | None] = ContextVar("antiphon_cursor", default=None)
@@ -64,14 +63,24 @@ _active: dict[int, RunScope] = {}
 """Runs open in this process, to tell an orphan call from a call without a run."""
 
 
-def _me() -> Callable[[], Any] | int:
-    """Who is running: a reference to the current task, or the thread's id."""
+class _ThreadMark(threading.local):
+    """One object per thread; the id of a thread is given again when the thread is gone."""
+
+    def __init__(self) -> None:
+        self.mark = object()
+
+
+_thread = _ThreadMark()
+
+
+def _me() -> object:
+    """Who is running: a reference to the current task, or the mark of the thread."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is not None and asyncio._get_running_loop() is not None:
         task = asyncio.current_task()
         if task is not None:
             return weakref.ref(task)
-    return threading.get_ident()
+    return _thread.mark
 
 
 class RunScope:
@@ -82,6 +91,7 @@ class RunScope:
         "encode",
         "gateway_state",
         "invoker",
+        "llm_cache",
         "lock",
         "present",
         "root",
@@ -89,6 +99,7 @@ class RunScope:
         "sink",
         "store",
         "tenant",
+        "twins",
         "workspace",
     )
 
@@ -116,12 +127,16 @@ class RunScope:
         self.store = store
         """The store description whose journal *sink* writes to: claims on the same store share its transaction."""
         self.invoker = invoker
+        self.llm_cache: Any = None
+        """Answers of models kept for equal requests, where that was asked for (D14)."""
         self.tenant = tenant
         self.workspace = workspace
         self.lock = threading.Lock()
         self.root = Lane("0", None, None)
         self.gateway_state: dict[Any, Any] = {}
         """Loop guard and caps of this run, kept by the gateways."""
+        self.twins: dict[str, int] = {}
+        """Lanes that only their order of arrival tells apart: common part of their paths -> how many."""
 
     def activate(self) -> Token[Cursor | None]:
         """Make this run current in this context; :meth:`deactivate` ends it."""
@@ -163,15 +178,16 @@ class RunScope:
         lane.seen[seen] = nth + 1
         return Site(lane.path, index, nth, f"{lane.path}@{index}", lane.parent)
 
-    def _open_child(self, cursor: Cursor, label: str, me: Callable[[], Any] | int) -> Lane:
+    def _open_child(self, cursor: Cursor, label: str, me: object) -> Lane:
         parent = cursor.lane
+        path = f"{parent.path}/{cursor.index}:{label}#"
         with self.lock:
             slot = (cursor.index, label)
             nth = parent.children.get(slot, 0)
             parent.children[slot] = nth + 1
-        lane = Lane(f"{parent.path}/{cursor.index}:{label}#{nth}", me, parent.parent)
-        lane.ambiguous = nth > 0
-        return lane
+            if nth:
+                self.twins[path] = nth + 1
+        return Lane(f"{path}{nth}", me, parent.parent)
 
     @contextmanager
     def inside(self, call: str) -> Iterator[None]:

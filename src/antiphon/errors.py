@@ -31,6 +31,7 @@ Each error has ``code`` (stable, for machines), ``message`` and ``hint`` (what t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -205,3 +206,42 @@ def missing_extra(package: str, extra: str, needed_for: str, supported: str = ""
         f"{needed_for} needs the package '{package}'{versions}.",
         hint=f"Install it with: pip install 'antiphon[{extra}]'",
     )
+
+
+def raised_again(error: Mapping[str, Any]) -> BaseException | None:
+    """A recorded failure as the exception it was, where its class is loaded and takes a message.
+
+    Only classes of modules that this process has imported are looked at: a recording never makes us import anything,
+    and code can only catch what it has imported. Anything else comes back as :class:`CallFailed` with the recorded
+    code; ``data["recorded"]`` holds what it was. ``None`` if no exception was recorded.
+    """
+    module, _, name = str(error.get("class", "")).rpartition(".")
+    if not module:
+        return None
+    message = str(error.get("message", ""))
+    kind = getattr(sys.modules.get(module), name, None)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, AntiphonError):
+        made = next((made for argument in _arguments(kind, message) if (made := _made(kind, argument, message))), None)
+        if made is not None:
+            return made
+    return CallFailed(message, code=str(error.get("code", "error")), recorded=dict(error))
+
+
+def _made(kind: type[Exception], argument: Any, message: str) -> Exception | None:
+    try:
+        made = kind(argument)
+        return made if str(made) == message else None
+    except Exception:  # a class that wants more than a message
+        return None
+
+
+def _arguments(kind: type, message: str) -> tuple[Any, ...]:
+    """What may have been given to the class: the message, or, where it shows its argument's repr, that argument."""
+    if not issubclass(kind, KeyError):
+        return (message,)
+    import ast
+
+    try:
+        return (ast.literal_eval(message), message)
+    except (ValueError, SyntaxError):
+        return (message,)

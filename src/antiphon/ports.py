@@ -301,6 +301,8 @@ class Invocation(NamedTuple):
     stream: bool = False
     body: Any = None
     """The provider's own request body of a model call."""
+    send: Any = None
+    """How the code itself would ask its model, where it said so."""
 
 
 class Answer(NamedTuple):

@@ -7,7 +7,10 @@ from typing import Any
 
 from antiphon._scope import RunScope, Site, is_orphan
 from antiphon.canonical import canonical_json
+from antiphon.errors import AntiphonError
 from antiphon.ports import Answer, Invocation, Row
+
+REFUSAL_EVENT = "replay.divergedAtRefusal"
 
 
 class Boundary:
@@ -25,12 +28,14 @@ class Boundary:
         meta: dict[str, Any] | None = None,
         asynchronous: bool = False,
         stream: bool = False,
+        send: Any = None,
     ) -> None:
         self.scope = scope
         self.kind = kind
         self.name = name
         self.asynchronous = asynchronous
         self.stream = stream
+        self.send = send
         raw = digest if digest is not None else hashlib.sha256(canonical_json(arguments)).hexdigest()
         self.arguments, self.digest, redacted = scope.present(arguments, raw)
         orphan = is_orphan(scope)
@@ -39,16 +44,33 @@ class Boundary:
         self.meta = {**(meta or {}), **({"orphan": True} if orphan else {})}
         head = {"kind": kind, "name": name, "digest": self.digest, "nth": self.site.nth}
         self.payload = {**head, **payload, **({"keyOf": "redacted"} if redacted else {})}
+        self._raw = raw
         self._chunks = 0
         self._pending: Row | None = None
+        self._live: Invocation | None = None
 
     async def answer(self) -> Answer | None:
-        """The replay's answer, or ``None`` when the call is to be made."""
-        if self.scope.invoker is None:
-            return None
+        """The answer of the replay or of the cache, or ``None`` when the call is to be made."""
+        scope = self.scope
+        if scope.invoker is None:
+            return None if scope.llm_cache is None or not self._cacheable else await scope.llm_cache.find(*self._place)
         body = self.payload.get("providerRequest")
-        call = Invocation(self.kind, self.name, self.arguments, self.digest, self.site, None, self.stream, body)
-        return await self.scope.invoker.answer(call)
+        call = Invocation(
+            self.kind, self.name, self.arguments, self.digest, self.site, None, self.stream, body, self.send
+        )
+        answer = await scope.invoker.answer(call)
+        if answer is None:
+            self._live = call
+        return answer
+
+    @property
+    def _cacheable(self) -> bool:
+        return self.kind == "llm" and not self.stream and "variant" in self.payload
+
+    @property
+    def _place(self) -> tuple[str, str, bool]:
+        """Where the cache keeps an answer: the key of the request as it was given, and its variant (D14, D21)."""
+        return self._raw, str(self.payload["variant"]), self.asynchronous
 
     async def _write(self, *rows: Row) -> None:
         if self.scope.sink is not None and rows:
@@ -87,11 +109,27 @@ class Boundary:
         duration = {"durationMs": self.scope.clock_ms() - self.started}
         rows = [] if self._pending is None else [self._pending]
         self._pending = None
-        rows.append(self.scope.encode("call.finished", self.site, payload, {**duration, **(meta or {})}))
+        scope = self.scope
+        rows.append(scope.encode("call.finished", self.site, payload, {**duration, **(meta or {})}))
         await self._write(*rows)
+        if scope.llm_cache is not None and scope.invoker is None and outcome == "ok" and self._cacheable:
+            await scope.llm_cache.keep(*self._place, value)
+        if self._live is not None and self.kind == "llm":
+            await self._judged(outcome, meta or {})
+
+    async def _judged(self, outcome: str, meta: dict[str, Any]) -> None:
+        """A model that was really asked by a replay may have refused where it had not, or the other way round (L4)."""
+        judge = getattr(self.scope.invoker, "judge", None)
+        found = None if judge is None else judge(self._live, outcome, meta.get("refusalReason"))
+        if found is not None:
+            await self._write(self.scope.encode(REFUSAL_EVENT, self.site, found.payload, {}))
+            raise found.error
 
 
 def error_payload(error: BaseException) -> dict[str, Any]:
-    """An exception as it is recorded."""
+    """An exception as it is recorded; one that stands for a recorded exception is recorded as that one."""
+    recorded = getattr(error, "data", {}).get("recorded") if isinstance(error, AntiphonError) else None
+    if recorded is not None:
+        return dict(recorded)
     kind = type(error)
     return {"class": f"{kind.__module__}.{kind.__qualname__}", "code": kind.__name__, "message": str(error)}

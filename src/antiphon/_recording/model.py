@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
-from antiphon.errors import AntiphonError, CallFailed, InvalidInput
+from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
 from antiphon.llm.key import Recipe, llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.request import canonical_request
 from antiphon.llm.response import summarise
+from antiphon.llm.stream import assemble_response
 from antiphon.ports import Answer
 
 RECIPE: Recipe = "rfc0041"
+BROKEN_OFF = "stream_broken_off"
+STREAM = {"stream": True}
 
 
 def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
@@ -29,7 +33,14 @@ def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
 
 
 def open_llm(
-    scope: RunScope, request: Mapping[str, Any], provider: str, *, asynchronous: bool, stream: bool = False, **meta: Any
+    scope: RunScope,
+    request: Mapping[str, Any],
+    provider: str,
+    *,
+    asynchronous: bool,
+    stream: bool = False,
+    send: Any = None,
+    **meta: Any,
 ) -> Boundary:
     """The boundary of one model call; a body that the mapping does not know is recorded as it is."""
     body = dict(request)
@@ -53,6 +64,7 @@ def open_llm(
         meta=dict(meta),
         asynchronous=asynchronous,
         stream=stream,
+        send=send,
     )
     boundary.payload["key"] = boundary.digest
     return boundary
@@ -80,10 +92,10 @@ def rewritten(scope: RunScope, request: Mapping[str, Any]) -> Mapping[str, Any]:
 def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:
     """One synchronous model call."""
     request = rewritten(scope, request)
-    boundary = open_llm(scope, request, provider, asynchronous=False, stream=bool(request.get("stream")))
+    boundary = open_llm(scope, request, provider, asynchronous=False, stream=bool(request.get("stream")), send=send)
     answer = drive(boundary.answer())
     if answer is not None:
-        return _given(boundary, answer)
+        return _given(boundary, answer, provider)
     drive(boundary.start())
     try:
         response = send(dict(request))
@@ -91,7 +103,7 @@ def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any],
         drive(boundary.finish("error", error=error_payload(error)))
         raise
     if isinstance(response, Iterator):
-        return _stream(boundary, response)
+        return _stream(boundary, response, provider)
     outcome, meta = outcome_of(response, provider)
     drive(boundary.finish(outcome, value=response, meta=meta))
     return response
@@ -100,10 +112,10 @@ def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any],
 async def ask_async(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any], provider: str) -> Any:
     """One asynchronous model call."""
     request = rewritten(scope, request)
-    boundary = open_llm(scope, request, provider, asynchronous=True, stream=bool(request.get("stream")))
+    boundary = open_llm(scope, request, provider, asynchronous=True, stream=bool(request.get("stream")), send=send)
     answer = await boundary.answer()
     if answer is not None:
-        return await _given_async(boundary, answer)
+        return await _given_async(boundary, answer, provider)
     await boundary.start()
     try:
         response = send(dict(request))
@@ -113,13 +125,13 @@ async def ask_async(scope: RunScope, request: Mapping[str, Any], send: Callable[
         await boundary.finish("error", error=error_payload(error))
         raise
     if hasattr(response, "__aiter__"):
-        return _stream_async(boundary, response)
+        return _stream_async(boundary, response, provider)
     outcome, meta = outcome_of(response, provider)
     await boundary.finish(outcome, value=response, meta=meta)
     return response
 
 
-def _stream(boundary: Boundary, source: Iterator[Any]) -> Iterator[Any]:
+def _stream(boundary: Boundary, source: Iterator[Any], provider: str) -> Iterator[Any]:
     chunks: list[Any] = []
     last = time.monotonic()
     try:
@@ -131,12 +143,13 @@ def _stream(boundary: Boundary, source: Iterator[Any]) -> Iterator[Any]:
             yield data
             drive(boundary.pulled())
     except BaseException as error:
-        drive(boundary.finish("error", error=_broken(error, len(chunks)), value={"chunks": len(chunks)}))
+        drive(boundary.finish("error", error=_broken(error, len(chunks)), value={"chunks": len(chunks)}, meta=STREAM))
         raise
-    drive(boundary.finish("ok", value={"chunks": len(chunks)}))
+    outcome, meta = _streamed(chunks, provider)
+    drive(boundary.finish(outcome, value={"chunks": len(chunks)}, meta=meta))
 
 
-async def _stream_async(boundary: Boundary, source: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _stream_async(boundary: Boundary, source: AsyncIterator[Any], provider: str) -> AsyncIterator[Any]:
     chunks: list[Any] = []
     last = time.monotonic()
     try:
@@ -148,46 +161,81 @@ async def _stream_async(boundary: Boundary, source: AsyncIterator[Any]) -> Async
             yield data
             await boundary.pulled()
     except BaseException as error:
-        await boundary.finish("error", error=_broken(error, len(chunks)), value={"chunks": len(chunks)})
+        broken = _broken(error, len(chunks))
+        await boundary.finish("error", error=broken, value={"chunks": len(chunks)}, meta=STREAM)
         raise
-    await boundary.finish("ok", value={"chunks": len(chunks)})
+    outcome, meta = _streamed(chunks, provider)
+    await boundary.finish(outcome, value={"chunks": len(chunks)}, meta=meta)
+
+
+def _streamed(chunks: list[Any], provider: str) -> tuple[str, dict[str, Any]]:
+    """A refusal may also come in pieces."""
+    outcome, meta = outcome_of(assemble_response(chunks, provider), provider)
+    return outcome, {**meta, **STREAM}
 
 
 def _broken(error: BaseException, chunks: int) -> dict[str, Any]:
     """A stream that was not read to its end, or failed on the way, is recorded as such."""
     if isinstance(error, GeneratorExit):
-        return {"class": "", "code": "stream_broken_off", "message": f"The stream was not read after piece {chunks}."}
+        return {"class": "", "code": BROKEN_OFF, "message": f"The stream was not read after piece {chunks}."}
     return error_payload(error)
 
 
-def _given(boundary: Boundary, answer: Answer) -> Any:
+def _given(boundary: Boundary, answer: Answer, provider: str) -> Any:
     drive(boundary.start())
-    if answer.outcome == "error":
-        drive(boundary.finish("error", error=dict(answer.error or {})))
-        raise failure_of(answer)
     if answer.chunks is not None:
-        return _stream(boundary, iter(answer.chunks))
+        return _stream(boundary, _pieces(answer), provider)
+    if answer.outcome == "error":
+        drive(boundary.finish("error", error=dict(answer.error or {}), value=answer.value))
+        raise failure_of(answer)
     drive(boundary.finish(answer.outcome, value=answer.value, meta=dict(answer.meta)))
     return answer.value
 
 
-async def _given_async(boundary: Boundary, answer: Answer) -> Any:
+async def _given_async(boundary: Boundary, answer: Answer, provider: str) -> Any:
     await boundary.start()
-    if answer.outcome == "error":
-        await boundary.finish("error", error=dict(answer.error or {}))
-        raise failure_of(answer)
     if answer.chunks is not None:
-        return _stream_async(boundary, _pieces(answer.chunks))
+        return _stream_async(boundary, _pieces_async(answer), provider)
+    if answer.outcome == "error":
+        await boundary.finish("error", error=dict(answer.error or {}), value=answer.value)
+        raise failure_of(answer)
     await boundary.finish(answer.outcome, value=answer.value, meta=dict(answer.meta))
     return answer.value
 
 
-async def _pieces(chunks: Any) -> AsyncIterator[Any]:
-    for data in chunks:
+def _pieces(answer: Answer) -> Iterator[Any]:
+    """The recorded pieces, with their pauses where the replay asked for them, then what ended the stream."""
+    for data, pause in zip_longest(answer.chunks or (), answer.meta.get("gapsMs", ())):
+        if pause:
+            time.sleep(pause / 1000)
         yield data
+    _end(answer)
 
 
-def failure_of(answer: Answer) -> AntiphonError:
+async def _pieces_async(answer: Answer) -> AsyncIterator[Any]:
+    for data, pause in zip_longest(answer.chunks or (), answer.meta.get("gapsMs", ())):
+        if pause:
+            import asyncio
+
+            await asyncio.sleep(pause / 1000)
+        yield data
+    _end(answer)
+
+
+def _end(answer: Answer) -> None:
+    if answer.outcome != "error":
+        return
+    if (answer.error or {}).get("code") == BROKEN_OFF:
+        raise ReplayMiss(
+            f"The recorded reader left this stream after piece {len(answer.chunks or ())}; now it reads on."
+        )
+    raise failure_of(answer)
+
+
+def failure_of(answer: Answer) -> BaseException:
     """A recorded error of a model call, raised again."""
     error = answer.error or {}
+    again = raised_again(error)
+    if again is not None:
+        return again
     return CallFailed(str(error.get("message", "")), code=str(error.get("code", "error")), recorded=dict(error))

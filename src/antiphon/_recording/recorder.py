@@ -11,6 +11,7 @@ import orjson
 
 from antiphon._scope import RunScope, Site
 from antiphon.canonical import canonical_json
+from antiphon.contract.events import with_sum
 from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
 from antiphon.redact import Redactor
@@ -98,13 +99,16 @@ class Recorder:
 
     def encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         """One event, ready to be written."""
-        body: dict[str, Any] = {"payload": payload, "meta": meta, "v": 1}
+        body: dict[str, Any] = {}
         if site is not None:
-            body["lane"], body["index"], body["call"], body["parent"] = site.lane, site.index, site.call, site.parent
-        data, _ = self.redactor.redact_bytes(dump(body))
+            body = {"lane": site.lane, "index": site.index, "call": site.call, "parent": site.parent}
+        body["payload"], body["v"], body["meta"] = payload, 1, meta
+        data, redacted = self.redactor.redact_bytes(dump(body))
         if len(data) > SPILL_BYTES:
             data = self._spill(data)
-        return Row(self.run_id, kind, self.clock.now_ms(), data)
+        elif redacted:
+            data = orjson.dumps(orjson.loads(data))
+        return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, data))
 
     def _spill(self, data: bytes) -> bytes:
         """Replace large parts of the payload by references to blobs; equal parts are stored once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import random as chance
 import uuid
@@ -15,7 +16,9 @@ import msgspec
 
 from antiphon._drive import drive
 from antiphon._recording import model
-from antiphon._recording.recorder import Recorder
+from antiphon._recording.ambiguous import ambiguous
+from antiphon._recording.boundary import error_payload
+from antiphon._recording.recorder import Recorder, dump
 from antiphon._scope import Cursor, RunScope
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import AntiphonError
@@ -24,6 +27,24 @@ active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
 """The run of this context."""
 
 Caller = Callable[[str, Mapping[str, Any], str | None], Any]
+
+
+def _digest(scope: RunScope, payload: dict[str, Any]) -> str:
+    """Tells parallel lanes apart that begin with a prompt or an interaction; made from what may be written."""
+    data = dump(payload)
+    shown, digest, redacted = scope.present(payload, hashlib.sha256(data).hexdigest())
+    return digest if not redacted else hashlib.sha256(dump(shown)).hexdigest()
+
+
+def run_error(error: BaseException) -> dict[str, Any]:
+    """What ended a run, as it is recorded."""
+    recorded = error_payload(error)
+    code = getattr(error, "code", None)
+    return {
+        "class": recorded.get("class", ""),
+        "code": code if isinstance(code, str) else recorded.get("code", ""),
+        "message": str(error),
+    }
 
 
 class Interaction:
@@ -109,18 +130,16 @@ class Run:
         if error is None:
             payload["output"] = self.output
         else:
-            payload["error"] = {
-                "class": f"{type(error).__module__}.{type(error).__qualname__}",
-                "code": getattr(error, "code", type(error).__name__),
-                "message": str(error),
-            }
+            payload["error"] = run_error(error)
         recorder = self._recorder
-        first = drive(recorder.journal.append(self.id, (recorder.encode("run.finished", None, payload, {}),)))
+        rows = [recorder.encode("decision", None, found, {}) for found in ambiguous(self.scope.twins, self.events)]
+        rows.append(recorder.encode("run.finished", None, payload, {}))
+        first = drive(recorder.journal.append(self.id, rows))
         self._manifest = msgspec.structs.replace(
             self._manifest,
             status=status,
             finished_at_ms=recorder.clock.now_ms(),
-            events=first + 1,
+            events=first + len(rows),
             **self._facts,
         )
         drive(recorder.journal.update_run(self._manifest))
@@ -182,7 +201,7 @@ class Run:
         """Write an event of *kind* at the current place."""
         scope = self.scope
         if scope.sink is not None:
-            site = scope.enter(kind, "")
+            site = scope.enter(kind, _digest(scope, payload))
             drive(scope.sink((scope.encode(kind, site, payload, meta or {}),), False))  # type: ignore[arg-type]
 
     @contextmanager

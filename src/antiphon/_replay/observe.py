@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from antiphon._differ import FieldDiff, diff_values, nearest, same
-from antiphon._replay.tape import OBSERVABLE, RecordedCall, Tape, full_name
+import orjson
+
+from antiphon._differ import FieldDiff, diff_values, nearest
+from antiphon._replay.tape import ORDERED, RecordedCall, Tape, full_name
 from antiphon._scope import Site
+from antiphon.contract.events import Event
 from antiphon.ports import Invocation
 
 NOTES_ONLY = frozenset({"providerRequest", "key", "unmapped"})
 """Fields of a model call whose difference is reported but is no divergence: the canonical request decides (D14)."""
 _SHOWN = 50
+_AMBIGUOUS = "the recording marked this lane as ambiguous: name parallel work with antiphon.branch"
 
 
 class Seen(NamedTuple):
@@ -28,7 +32,7 @@ class DivergenceFound(NamedTuple):
     """One difference between recording and replay."""
 
     kind: str
-    """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error`` or ``draw``."""
+    """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error``, ``draw``, ``altered``, ``refusal``."""
     lane: str
     at: int
     """Position in the lane."""
@@ -78,34 +82,59 @@ class DivergenceFound(NamedTuple):
 class Observer:
     """Follows a replay lane by lane. Order between lanes does not count, order within one does."""
 
-    def __init__(self, tape: Tape, redact: Callable[[Any], Any]) -> None:
+    def __init__(self, tape: Tape, present: Callable[[Any], Any]) -> None:
         self.tape = tape
-        self._redact = redact
+        self._present = present
         self._at: dict[str, int] = {}
+        self._answered: dict[str, RecordedCall] = {}
         self.divergences: list[DivergenceFound] = []
         self.total = 0
         self.notes: list[FieldDiff] = []
         self._silent: set[str] = set()
         """Lanes that have gone their own way: what follows there is a consequence."""
 
-    def redacted(self, value: Any) -> Any:
-        """A live value as the recording would show it."""
-        return self._redact(value)
+    def presented(self, value: Any) -> Any:
+        """A live value as the recording would show it: plain JSON, without secrets."""
+        return self._present(value)
 
     def add(self, found: DivergenceFound) -> None:
         self.total += 1
         if len(self.divergences) < _SHOWN:
+            if self.tape.is_ambiguous(found.lane):
+                found = found._replace(note=f"{found.note}; {_AMBIGUOUS}".removeprefix("; "))
             self.divergences.append(found)
 
+    def untouched(self) -> None:
+        """Report what was changed in the recording after it was written."""
+        for seq in self.tape.altered:
+            event = self.tape.event(seq)
+            note = "the recorded event was changed after it was written"
+            self.add(
+                DivergenceFound("altered", event.lane, event.index, seq, _words(event.type, event.payload), note=note)
+            )
+        if self.tape.manifest.tags.get("altered") == "true":
+            note = "the artifact was edited after it was exported"
+            self.add(DivergenceFound("altered", "0", 0, None, "the recording", note=note))
+        lost = self.tape.manifest.events - self.tape.length
+        if lost > 0:
+            note = f"{lost} events of the recording are missing at its end"
+            self.add(DivergenceFound("altered", "0", self.tape.length, None, "the recording", note=note))
+
     # -- events --------------------------------------------------------------------------------------------------
+
+    def answered(self, site: Site, found: RecordedCall) -> None:
+        """Remember which recorded call stands behind a call of the replay."""
+        self._answered[site.call] = found
 
     def see(self, rows: Sequence[Seen]) -> None:
         """The next events of the replay."""
         for row in rows:
-            if row.type in OBSERVABLE:
-                self._compare(row)
+            if row.type in ORDERED:
+                self._in_order(row)
+            elif row.type == "call.finished" and row.site is not None:
+                self._end_of_call(row, row.site)
 
-    def _compare(self, row: Seen) -> None:
+    def _in_order(self, row: Seen) -> None:
         lane = row.site.lane if row.site is not None else "0"
         expected = self.tape.lanes.get(lane, ())
         place = self._at.get(lane, 0)
@@ -113,10 +142,9 @@ class Observer:
         if lane in self._silent:
             return
         if place >= len(expected):
-            if row.type == "call.started" or row.type == "call.finished":
-                return  # already reported as a miss
-            self._silent.add(lane)
-            self.add(DivergenceFound("extra", lane, place, None, _words(row.type, row.payload)))
+            if row.type != "call.started":  # that was reported as a miss
+                self._silent.add(lane)
+                self.add(DivergenceFound("extra", lane, place, None, _words(row.type, row.payload)))
             return
         recorded = self.tape.event(expected[place])
         if recorded.type != row.type:
@@ -125,14 +153,24 @@ class Observer:
             found = DivergenceFound("type", lane, place, recorded.seq, _words(row.type, row.payload), note=note)
             self.add(found)
             return
-        if row.payload == recorded.payload and same(row.payload, recorded.payload):
+        self._compare(row, recorded, place)
+
+    def _end_of_call(self, row: Seen, site: Site) -> None:
+        call = self._answered.pop(site.call, None)
+        if call is not None and call.finished is not None:
+            self._compare(row, self.tape.event(call.finished), site.index)
+
+    def _compare(self, row: Seen, recorded: Event, place: int) -> None:
+        if equal(row.payload, recorded.payload):
             return
-        payload = self._redact(row.payload)
+        payload = self._present(row.payload)
+        if equal(payload, recorded.payload):
+            return
         differences = diff_values(_comparable(recorded.payload), _comparable(payload), limit=_SHOWN)
         if differences:
-            kind = "output" if row.type == "run.finished" else "draw" if row.type == "draw" else "changed"
-            found = DivergenceFound(kind, lane, place, recorded.seq, _words(row.type, payload), tuple(differences))
-            self.add(found)
+            kind = "draw" if row.type == "draw" else "changed"
+            words = _words(row.type, recorded.payload if row.type == "call.finished" else payload)
+            self.add(DivergenceFound(kind, recorded.lane, place, recorded.seq, words, tuple(differences)))
         elif row.type == "call.started":
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}
             self.notes += diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
@@ -144,7 +182,7 @@ class Observer:
         best = nearest(call.name, call.arguments, [(c.name, self.tape.arguments(c)) for c in candidates])
         near = candidates[best.place] if best is not None else None
         fields = tuple(best.diffs[:_SHOWN]) if best is not None else ()
-        note = ""
+        note = "after an earlier divergence in this lane" if site.lane in self._silent else ""
         if near is not None and not fields:
             asked = f"asked for in lane {site.lane} as occurrence {site.nth + 1}"
             note = f"recorded in lane {near.lane} as occurrence {near.nth + 1}, {asked}"
@@ -171,19 +209,34 @@ class Observer:
 
     def finish(self) -> None:
         """What the recording did and the replay did not."""
-        for lane, expected in self.tape.lanes.items():
+        tape = self.tape
+        for lane, expected in tape.lanes.items():
             place = self._at.get(lane, 0)
-            if place >= len(expected) or lane in self._silent:
+            if place >= len(expected) or lane in self._silent or tape.covered(lane):
                 continue
-            recorded = self.tape.event(expected[place])
-            if recorded.type == "run.finished":
-                continue
+            recorded = tape.event(expected[place])
             left = len(expected) - place
             note = f"{left} recorded event{'s' if left > 1 else ''} of this lane did not happen"
-            found = DivergenceFound(
-                "missing", lane, place, recorded.seq, _words(recorded.type, recorded.payload), note=note
+            self.add(
+                DivergenceFound(
+                    "missing", lane, place, recorded.seq, _words(recorded.type, recorded.payload), note=note
+                )
             )
-            self.add(found)
+        for call in self._answered.values():
+            if call.finished is not None and call.lane not in self._silent:
+                note = "the call was begun, but its end was not reached"
+                words = f"call.finished {call.name}"
+                self.add(DivergenceFound("missing", call.lane, call.index, call.finished, words, note=note))
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Equality of JSON values in which ``True`` is not 1."""
+    if left != right:
+        return False
+    try:
+        return orjson.dumps(left, option=orjson.OPT_SORT_KEYS) == orjson.dumps(right, option=orjson.OPT_SORT_KEYS)
+    except (TypeError, ValueError):
+        return False
 
 
 def _comparable(payload: dict[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from antiphon.ports import Answer, Invocation
 class StrictInvoker:
     """Answers from the tape. Never returns ``None``: there is no live pipeline behind it."""
 
-    def __init__(self, tape: Tape, observer: Observer) -> None:
+    def __init__(self, tape: Tape, observer: Observer, *, realtime: bool = False) -> None:
         self._tape = tape
         self._observer = observer
+        self._realtime = realtime
         self.hits = 0
 
     async def answer(self, call: Invocation) -> Answer:
@@ -29,7 +30,8 @@ class StrictInvoker:
         if found is None:
             raise self._miss(self._observer.missed(call))
         self.hits += 1
-        return self._tape.answer(found)
+        self._observer.answered(site, found)
+        return self._tape.answer(found, realtime=self._realtime)
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         place = (site.lane, what, site.nth)

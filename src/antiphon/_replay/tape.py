@@ -6,29 +6,20 @@ log when they are needed. So opening is linear, an answer is a dictionary look-u
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from antiphon._drive import drive
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import Event, RunManifest, sum_holds
 from antiphon.errors import ArtifactError
 from antiphon.ports import Answer, Journal
 
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 
-OBSERVABLE = frozenset(
-    {
-        "run.started",
-        "run.finished",
-        "interaction.started",
-        "interaction.finished",
-        "call.started",
-        "call.finished",
-        "draw",
-        "prompt",
-    }
-)
+ORDERED = frozenset({"run.started", "interaction.started", "interaction.finished", "call.started", "draw", "prompt"})
+"""Events whose order within a lane is compared. A call's end is compared with the end of that very call: when it comes
+depends on how fast a stream is read, not on what the code does."""
 
 
 class Key(NamedTuple):
@@ -44,7 +35,6 @@ class RecordedCall:
     """One call of the recording: its place, and where its events are."""
 
     __slots__ = (
-        "_payload",
         "call",
         "chunks",
         "digest",
@@ -66,7 +56,7 @@ class RecordedCall:
         self.kind = str(payload.get("kind", "tool"))
         self.name = full_name(payload)
         self.digest = str(payload.get("digest", ""))
-        self.nth = int(payload.get("nth", 0))
+        self.nth = _count(payload.get("nth"))
         self.started = event.seq
         self.finished: int | None = None
         self.chunks: list[int] = []
@@ -95,7 +85,11 @@ class Tape:
         self.by_name: dict[str, list[RecordedCall]] = {}
         self.draws: dict[tuple[str, str, int], Any] = {}
         self.lanes: dict[str, list[int]] = {}
-        """Sequence numbers of the observable events of each lane, in the lane's own order."""
+        """Sequence numbers of the ordered events of each lane, in the lane's own order."""
+        self.altered: list[int] = []
+        """Events that are not as they were written."""
+        self.ambiguous: set[str] = set()
+        """Lanes that only their order of arrival tells apart, and that did different things."""
         self.length = 0
         self.prompts: list[dict[str, Any]] = []
         self.interactions: list[dict[str, Any]] = []
@@ -104,6 +98,8 @@ class Tape:
         self._kept: dict[int, Event] = {}
         self._kept_bytes = 0
         self._open: dict[str, RecordedCall] = {}
+        self._by_id: dict[str, RecordedCall] = {}
+        self._parents: dict[str, str] = {}
 
     @classmethod
     def load(cls, manifest: RunManifest, journal: Journal, resolve: Any = None) -> Tape:
@@ -120,35 +116,79 @@ class Tape:
         if event.seq != self.length:
             raise ArtifactError(f"Run {event.run} has a gap: event {self.length} is missing.")
         self.length += 1
+        if sum_holds(event) is False:
+            self.altered.append(event.seq)
         kind = event.type
         if kind == "run.started":
-            self.first = self.first or event
+            if self.first is not None:  # resumed: the code began again, and finished calls were answered from records
+                self._restart()
+            self.first = event
         elif kind == "run.finished":
             self.last = event
         elif kind == "call.started":
-            call = RecordedCall(event)
-            if call.key not in self.calls:  # a resumed run makes its calls again; the first answer stands
-                self.calls[call.key] = call
-                self.by_name.setdefault(call.name, []).append(call)
-            self._open[call.call] = call
-        elif kind == "call.finished":
+            self._add_call(event)
+        elif kind in ("call.finished", "call.chunk"):
             found = self._open.get(event.call or "")
-            if found is not None and (found.finished is None or event.payload.get("outcome") == "ok"):
-                found.finished = event.seq
-        elif kind == "call.chunk":
-            found = self._open.get(event.call or "")
-            if found is not None:
+            if found is None:
+                pass
+            elif kind == "call.chunk":
                 found.chunks.append(event.seq)
+            elif found.finished is None or event.payload.get("outcome") == "ok":
+                found.finished = event.seq
         elif kind == "draw":
-            place = (event.lane, str(event.payload.get("what")), int(event.payload.get("nth", 0)))
+            place = (event.lane, str(event.payload.get("what")), _count(event.payload.get("nth")))
             self.draws.setdefault(place, event.payload.get("value"))
         elif kind == "prompt":
             self.prompts.append(event.payload)
         elif kind == "interaction.finished":
             self.interactions.append(event.payload)
-        if kind in OBSERVABLE:
+        elif kind == "decision" and event.payload.get("what") == "ambiguous":
+            self.ambiguous.update(event.payload.get("detail", {}).get("lanes", ()))
+        if kind in ORDERED:
             self.lanes.setdefault(event.lane, []).append(event.seq)
+            if event.parent is not None:
+                self._parents[event.lane] = event.parent
         self._keep(event)
+
+    def _add_call(self, event: Event) -> None:
+        call = RecordedCall(event)
+        if call.key not in self.calls:  # a tool that was tried again makes its inner calls again: the first one stands
+            self.calls[call.key] = call
+            self.by_name.setdefault(call.name, []).append(call)
+        self._open[call.call] = call
+        self._by_id[call.call] = call
+
+    def _restart(self) -> None:
+        for part in (self.calls, self.by_name, self.draws, self.lanes, self._open, self._by_id, self._parents):
+            part.clear()
+        self.prompts.clear()
+        self.interactions.clear()
+        self.last = None
+
+    def rewind(self) -> None:
+        """Forget which calls were asked for."""
+        for call in self.calls.values():
+            call.used = 0
+
+    def top_calls(self) -> list[RecordedCall]:
+        """The calls that the code itself made, without those that its tools made, in the order they were started."""
+        return sorted((c for c in self.calls.values() if c.lane not in self._parents), key=lambda call: call.started)
+
+    def covered(self, lane: str) -> bool:
+        """Whether the lane lies inside a call that was answered as a whole, so that nobody has to ask for its parts."""
+        parent = self._parents.get(lane)
+        while parent is not None:
+            call = self._by_id.get(parent)
+            if call is None:
+                return False
+            if call.used:
+                return True
+            parent = self._parents.get(call.lane)
+        return False
+
+    def is_ambiguous(self, lane: str) -> bool:
+        """Whether the lane, or one it lies in, was marked when it was recorded."""
+        return any(lane == path or lane.startswith((f"{path}/", f"{path}@")) for path in self.ambiguous)
 
     def _keep(self, event: Event) -> None:
         size = _rough_size(event.payload, KEEP_EVENT_BYTES)
@@ -170,30 +210,41 @@ class Tape:
         """The recorded call of exactly this place and content."""
         return self.calls.get(Key(lane, name, digest, nth))
 
-    def answer(self, call: RecordedCall, *, source: str = "recording") -> Answer:
-        """What the recording says came of *call*; recorded errors stay errors."""
+    def answer(self, call: RecordedCall, *, source: str = "recording", realtime: bool = False) -> Answer:
+        """What the recording says came of *call*; recorded errors stay errors, pauses are kept where *realtime* asks."""
         call.used += 1
         if call.finished is None:
             error = {"code": "outcome_unknown", "message": "The recording ends before this call was answered."}
             return Answer("error", error=error, source=source)
-        payload = self.event(call.finished).payload
-        chunks = [self.event(seq).payload.get("data") for seq in call.chunks] if call.chunks else None
-        return Answer(
-            str(payload.get("outcome", "ok")),
-            payload.get("value"),
-            payload.get("error"),
-            chunks,
-            source,
-        )
+        finished = self.event(call.finished)
+        payload = finished.payload
+        chunks: list[Any] | None = None
+        meta: dict[str, Any] = {}
+        if call.chunks or finished.meta.get("stream"):
+            pieces = [self.event(seq) for seq in call.chunks]
+            chunks = [piece.payload.get("data") for piece in pieces]
+            if realtime:
+                meta["gapsMs"] = [piece.meta.get("gapMs", 0) for piece in pieces]
+        outcome = str(payload.get("outcome", "ok"))
+        return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
 
     def arguments(self, call: RecordedCall) -> Any:
         """What the call was made with."""
         payload = self.event(call.started).payload
         return payload.get("arguments") if "arguments" in payload else payload.get("request")
 
+    def input(self) -> Any:
+        """What the run was given."""
+        return None if self.first is None else self.event(self.first.seq).payload.get("input")
+
     def output(self) -> Any:
         """The output of the run."""
         return None if self.last is None else self.event(self.last.seq).payload.get("output")
+
+
+def _count(value: Any) -> int:
+    """A number of the recording; anything else (a damaged recording) matches nothing."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0 if value is None else -1
 
 
 def _all_events(journal: Journal, run: str) -> Iterator[Event]:
@@ -223,8 +274,3 @@ def _rough_size(value: Any, limit: int) -> int:
         if total > limit:
             return total
     return total
-
-
-def unused(calls: Iterable[RecordedCall]) -> list[RecordedCall]:
-    """Recorded calls that nobody asked for."""
-    return [call for call in calls if not call.used]

@@ -16,13 +16,18 @@ marks and ids are ``meta``: they may differ between two runs that did the same.
 | draw                | what (now, random, uuid4 …), value                                            |
 | prompt              | name, template, variables, text                                               |
 | replay.diverged     | index, field differences                                                      |
+| replay.divergedAtRefusal | sourceRunId, atSequence, originalEnvelopeKind, replayEnvelopeKind, …     |
+
+``meta.sum`` is a check sum of the event as it was written: a recording that was changed afterwards is found out.
 """
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal
 
 import msgspec
+import orjson
 
 from antiphon.contract._base import UNSET, Millis, UnsetType, Value
 
@@ -90,3 +95,31 @@ class RunManifest(Value, frozen=True):
     tags: dict[str, str] = {}
     events: int = 0
     v: int = EVENT_VERSION
+
+
+def with_sum(kind: str, body: bytes) -> bytes:
+    """The bytes of an event with their check sum as the last entry of ``meta``; *body* ends with its ``meta``."""
+    if not body.endswith(b"}}"):
+        return body
+    comma = b"" if body.endswith(b"{}}") else b","
+    return b'%b%b"sum":"%b"}}' % (body[:-2], comma, _sum(kind, body))
+
+
+def sum_holds(event: Event) -> bool | None:
+    """Whether the event is as it was written; ``None`` if it carries no check sum."""
+    given = event.meta.get("sum")
+    if given is None:
+        return None
+    body: dict[str, Any] = {}
+    if event.call is not None:
+        body = {"lane": event.lane, "index": event.index, "call": event.call, "parent": event.parent}
+    meta = {name: value for name, value in event.meta.items() if name != "sum"}
+    try:
+        data = orjson.dumps({**body, "payload": event.payload, "v": event.v, "meta": meta})
+    except TypeError:  # a number that no recorder writes
+        return False
+    return bool(given == _sum(event.type, data).decode())
+
+
+def _sum(kind: str, body: bytes) -> bytes:
+    return hashlib.sha256(kind.encode() + body).hexdigest()[:16].encode()

@@ -209,7 +209,7 @@ def _strict_report(
     outputs = comparison.outputs_of(tape)
     current_outputs = outputs
     if strict is not None and not tape.interactions:
-        current_outputs = [strict.observer.redacted(strict.output)]
+        current_outputs = [strict.observer.presented(strict.output)]
     same = scoring.output_similarity(outputs, current_outputs, comparison.embedder_of(app, "lexical"))
     score = scoring.ars(float(same), float(accuracy))
     verdict = scoring.judge(float(score), min_ars=floor, divergences=divergences, contradictions=same.contradictions)

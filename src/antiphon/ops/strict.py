@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import orjson
 
 from antiphon._differ import diff_values
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
-from antiphon._recording.run import Run
+from antiphon._recording.recorder import dump
+from antiphon._recording.run import Run, run_error
 from antiphon._replay.current import Setup
 from antiphon._replay.observe import DivergenceFound, Observer, Seen
 from antiphon._replay.strict import StrictInvoker
@@ -39,35 +41,36 @@ class StrictResult:
         return self.observer.divergences
 
 
-def execute_strictly(app: Antiphon, tape: Tape, function: Callable[..., Any], *, fence: bool = True) -> StrictResult:
+def execute_strictly(
+    app: Antiphon, tape: Tape, function: Callable[..., Any], *, fence: bool = True, realtime: bool = False
+) -> StrictResult:
     """Call *function* with the recorded input; every model, tool, clock and random answer comes from the tape."""
-    result, run = watched(app, tape)
-    args, kwargs = arguments_of(tape.event(0).payload.get("input"))
+    result, run = watched(app, tape, realtime=realtime)
+    args, kwargs = arguments_of(tape.input())
     try:
         with run.attached(), using(app), fenced(fence) as escapes:
             result.escapes = escapes
             result.output = call_entry(run.scope, function, args, kwargs)
     except Exception as error:
         result.error = error
+    observer = result.observer
     if result.error is None:
-        _compare_end(tape, result.observer, {"status": "completed", "output": _plain(result.output)})
+        _compare_end(tape, observer, {"status": "completed", "output": result.output})
     elif not isinstance(result.error, Divergence):
-        kind = type(result.error)
-        error_payload = {
-            "class": f"{kind.__module__}.{kind.__qualname__}",
-            "code": getattr(result.error, "code", kind.__name__),
-            "message": str(result.error),
-        }
-        _compare_end(tape, result.observer, {"status": "failed", "error": error_payload})
-    result.observer.finish()
+        ended = run_error(result.error)
+        if "recorded" in getattr(result.error, "data", {}):  # stands for an exception whose class is not at hand
+            ended = {"class": ended["class"]}
+        _compare_end(tape, observer, {"status": "failed", "error": ended})
+    observer.finish()
     return result
 
 
-def watched(app: Antiphon, tape: Tape) -> tuple[StrictResult, Run]:
+def watched(app: Antiphon, tape: Tape, *, realtime: bool = False) -> tuple[StrictResult, Run]:
     """A run that is answered from the tape and compared with it, for whoever calls the code (see ``Run.attached``)."""
     redactor = app._redactor.with_salt(tape.manifest.salt)
-    observer = Observer(tape, redactor.redact)
-    invoker = StrictInvoker(tape, observer)
+    observer = Observer(tape, lambda value: orjson.loads(redactor.redact_bytes(dump(value))[0]))
+    observer.untouched()
+    invoker = StrictInvoker(tape, observer, realtime=realtime)
     setup = Setup()
 
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Any:
@@ -82,30 +85,23 @@ def watched(app: Antiphon, tape: Tape) -> tuple[StrictResult, Run]:
 
     recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, sink=sink)
     recorder.scope.encode = encode
-    started = tape.event(0).payload
     entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
-    observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **_input(started)}, {}),))
+    given = tape.input()
+    shown = {} if given is None else {"input": given}
+    observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **shown}, {}),))
     return StrictResult(observer, invoker, setup), Run(recorder, tape.manifest)
-
-
-def _input(started: dict[str, Any]) -> dict[str, Any]:
-    return {"input": started["input"]} if "input" in started else {}
-
-
-def _plain(value: Any) -> Any:
-    from antiphon._recording.recorder import dump
-
-    return msgspec.json.decode(dump(value))
 
 
 def _compare_end(tape: Tape, observer: Observer, payload: dict[str, Any]) -> None:
     if tape.last is None:
         return
     recorded = tape.event(tape.last.seq).payload
-    current = observer.redacted(payload)
-    differences = diff_values(recorded, current, limit=50)
+    if len(payload.get("error", ())) == 1:
+        known = {"class": (recorded.get("error") or {}).get("class", "")}
+        recorded = {**recorded, "error": known}
+    differences = diff_values(recorded, observer.presented(payload), limit=50)
     if differences:
-        place = len(tape.lanes.get("0", ())) - 1
+        place = len(tape.lanes.get("0", ()))
         kind = "error" if payload["status"] != recorded.get("status") else "output"
         observer.add(DivergenceFound(kind, "0", place, tape.last.seq, "run.finished", tuple(differences)))
 
