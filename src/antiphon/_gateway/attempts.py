@@ -34,8 +34,8 @@ class Attempts:
         self.core = core
         self.threads = ThreadRunner(core.settings.abandoned_threads)
 
-    async def run(self, call: Call, hooked: HookCall | None) -> Outcome:
-        """Every attempt of the call; the outcome is a value."""
+    async def run(self, call: Call, hooked: HookCall | None, raised: BaseException | None = None) -> Outcome:
+        """Every attempt of the call; the outcome is a value. *raised*: the first attempt was made and raised this."""
         core, tool = self.core, call.tool
         clock = core.clock
         path = core.breakers.path(tool, call.hint)
@@ -48,8 +48,8 @@ class Attempts:
             number += 1
             if call.deadline is not None and call.deadline <= now:
                 return self._stopped(call, last, _too_late())
-            permits: Permits = []
-            refusal = self._permits(path, permits, now)
+            permits: Permits = [] if raised is None else call.permits
+            refusal = self._permits(path, permits, now) if raised is None else None
             if refusal is not None:
                 return self._refused(call, refusal, last)
             if number > 1 and hooked is not None:
@@ -60,6 +60,9 @@ class Attempts:
                     return stop
             began = now
             try:
+                if raised is not None:
+                    first, raised = raised, None
+                    raise first
                 if plain and call.scope is None:
                     token = held.set(Held(call.key, held.get()))
                     try:

@@ -64,24 +64,27 @@ class Breakers:
             breaker = self._by_key[key] = Breaker(policy)
             self._paths.clear()
         elif policy is not DEFAULT_BREAKER and breaker.policy is DEFAULT_BREAKER:
-            breaker.policy = policy  # an operator's row came before the tool's first call
+            breaker = self._renew(key, breaker, policy)  # somebody asked for it before the tool's first call
         return breaker
 
-    def replace(self, tool: Tool) -> None:
-        """Take the tool's new policy. What time or an operator made of the breaker stays; counters start anew."""
-        key = breaker_key("tool", tool)
+    def _renew(self, key: str, old: Breaker, policy: BreakerPolicy) -> Breaker:
+        """A breaker of another policy. What time or an operator made of the old one stays; counters start anew."""
         now = self._clock.monotonic()
+        new = self._by_key[key] = Breaker(policy)
+        self._paths.clear()
+        state = old.export(now)
+        if state.state not in ("CLOSED", new.state) and state.reason != CONFIGURED_REASON:
+            new.adopt(state.state, state.epoch, state.remaining_ms, state.reason, now)
+        new.epoch = max(new.epoch, state.epoch)
+        return new
+
+    def replace(self, tool: Tool) -> None:
+        """Take the tool's new policy."""
+        key = breaker_key("tool", tool)
         with self._lock:
             old = self._by_key.get(key)
-            if old is None:
-                return
-            new = self._by_key[key] = Breaker(tool.breaker_policy)
-            self._paths.clear()
-            state = old.export(now)
-            if state.state not in ("CLOSED", new.state) and state.reason != CONFIGURED_REASON:
-                new.adopt(state.state, state.epoch, state.remaining_ms, state.reason, now)
-            new.epoch = max(new.epoch, state.epoch)
-            self.dirty[key] = new
+            if old is not None:
+                self.dirty[key] = self._renew(key, old, tool.breaker_policy)
 
     def get(self, key: str) -> Breaker:
         """The breaker of that name, made if need be (an operator may force one before its first call)."""

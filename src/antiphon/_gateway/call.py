@@ -66,6 +66,11 @@ class Call:
     attempts: tuple[RecordedAttempt, ...] = ()
     retried: tuple[Retried, ...] = ()
     lease: Any = None
+    verdict: Any = None
+    """What the loop guard said, if it has been asked already."""
+    permits: Any = ()
+    """Breaker permits taken before the pipeline was entered."""
+    answer: Any = None
 
     def __init__(self, tool: Tool, params: dict[str, Any], session: str, actor: str, request_id: str) -> None:
         self.tool = tool
@@ -77,6 +82,11 @@ class Call:
         self.max_attempts = retry.max_attempts
         self.max_elapsed_ms = retry.max_elapsed_ms
         self.timeout = tool.timeout
+
+    @property
+    def mark(self) -> str:
+        """What makes two calls of a session the same to turn control and loop guard."""
+        return self.key if self.given_key is None else self.digest
 
 
 class Outcome:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from antiphon._gateway import claims, guards, record, settling
 from antiphon._gateway.attempts import Attempts, interrupted
@@ -45,6 +46,8 @@ class Core:
         self.telemetry = parts.reporter
         self.keeper = Keeper(parts)
         self.asynchronous = asynchronous
+        self.in_process = hasattr(parts.store, "in_process")
+        """Whether the store lives in this process and can be asked without a coroutine (see ``express``)."""
         self.journal = journal
         self.tools: dict[str, Tool] = {}
         self.hooks = Hooks()
@@ -98,7 +101,7 @@ class Core:
         except InvalidInput as error:
             outcome = failed("error", "validation_error", str(error))
             return await self.finish(call, outcome, hooked, recorded=False)
-        if self.telemetry.listening:
+        if self.telemetry.wanted("tool_call_start"):
             self.telemetry.start(call)
         if scope is not None:
             record.enter(call, scope)
@@ -203,8 +206,12 @@ class Core:
                 call.version = 0
             return await self._outage(call, hooked, error)
         self.renewer.hold(call)
+        return await self._dispatch(call, hooked, None)
+
+    async def _dispatch(self, call: Call, hooked: HookCall | None, error: BaseException | None) -> Outcome:
+        """Make the attempts of a claimed call and settle it; *error* is what the first one has raised already."""
         try:
-            outcome = await self.attempts.run(call, hooked)
+            outcome = await self.attempts.run(call, hooked, error)
             if outcome.stream is None:  # else settled when the stream ends
                 self.renewer.release(call)
                 call.outcome = outcome
@@ -213,6 +220,33 @@ class Core:
             if call.gate is not None:
                 call.gate.set()
         return outcome
+
+    async def resume(self, call: Call, error: BaseException) -> Outcome:
+        """Go on in the pipeline with a call whose first attempt has raised *error* (see ``express``)."""
+        try:
+            self.complete(call)
+            outcome = await self._dispatch(call, None, error)
+        except BaseException as interrupt:
+            await self._interrupted(call, None, interrupt)
+            raise
+        return await self.finish(call, outcome, None)
+
+    async def finish_plain(self, call: Call, value: Any) -> Outcome:
+        """Settle a successful call whose result needs more than the straight way (see ``express``)."""
+        self.complete(call)
+        outcome = Outcome("success", value, 1)
+        now = self.clock.monotonic()
+        self.attempts.note(call, call.started, now)
+        self.attempts.succeeded(self.breakers.path(call.tool, call.hint), call.permits, now)
+        self.renewer.release(call)
+        await settling.settle(self, call, outcome)
+        return await self.finish(call, outcome, None)
+
+    def complete(self, call: Call) -> None:
+        """The digests that the straight way leaves out."""
+        key = call.key
+        self.derive(call)
+        call.key = key
 
     async def _interrupted(self, call: Call, hooked: HookCall | None, interrupt: BaseException) -> None:
         """The caller was cancelled or the process interrupted: settle what was begun, then let it pass."""

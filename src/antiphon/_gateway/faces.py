@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 from antiphon._drive import Suspended, drive
 from antiphon._gateway import direct, edge
 from antiphon._gateway.call import Call, Outcome, from_envelope, to_envelope
-from antiphon._gateway.context import held
+from antiphon._gateway.context import Held, held
 from antiphon._gateway.core import Core
+from antiphon._gateway.express import Express
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.parts import Parts
@@ -220,9 +221,27 @@ class Gateway(_Face):
             if not switches.enabled or switches.tools_off:
                 if core.bypassed(tool):
                     return direct.direct(core, tool, args, kwargs)
-            call = self._function_call(tool, args, kwargs)
-            return edge.unwrap(call, self._run(call))
+            call = express.open(args, kwargs) if express is not None else None
+            if call is None:
+                call = self._function_call(tool, args, kwargs)
+                return edge.unwrap(call, self._run(call))
+            if call.version <= 0:
+                return call.answer if call.version else edge.unwrap(call, self._run(call))
+            hold(call)
+            token = held.set(Held(call.key, None))
+            try:
+                value = function(**call.params)
+            except BaseException as error:
+                held.reset(token)
+                return edge.unwrap(call, drive(core.resume(call, error)))
+            held.reset(token)
+            release(call)
+            if not express.close(call, value):
+                return edge.unwrap(call, drive(core.finish_plain(call, value)))
+            return value
 
+        express = Express(core, tool) if core.in_process and tool.inline and tool.timeout is None else None
+        function, hold, release = tool.function, core.renewer.hold, core.renewer.release
         return guarded
 
     def _run(self, call: Call) -> Outcome:
@@ -278,13 +297,17 @@ class AsyncGateway(_Face):
 
         self._loop_of = asyncio.get_running_loop
         self._journals: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
+        self._last: tuple[Any, Any] = (None, None)
         self.core = Core(parts, asynchronous=True, journal=self._open, clock=parts.clock or AsyncClock())
 
     def _open(self) -> Journal:
         loop = self._loop_of()
+        if loop is self._last[0]:
+            return self._last[1]
         journal = self._journals.get(loop)
         if journal is None:
             journal = self._journals[loop] = self.core.store.open_async()
+        self._last = (loop, journal)
         return journal
 
     def _check(self, tool: Tool) -> None:
@@ -320,9 +343,28 @@ class AsyncGateway(_Face):
             if not switches.enabled or switches.tools_off:
                 if core.bypassed(tool):
                     return await direct.direct_async(core, tool, args, kwargs)
-            call = self._function_call(tool, args, kwargs)
-            return edge.unwrap(call, await core.run(call))
+            call = express.open(args, kwargs) if express is not None else None
+            if call is None:
+                call = self._function_call(tool, args, kwargs)
+                return edge.unwrap(call, await core.run(call))
+            if call.version <= 0:
+                return call.answer if call.version else edge.unwrap(call, await core.run(call))
+            hold(call)
+            token = held.set(Held(call.key, None))
+            try:
+                value = await function(**call.params)
+            except BaseException as error:
+                held.reset(token)
+                return edge.unwrap(call, await core.resume(call, error))
+            held.reset(token)
+            release(call)
+            if not express.close(call, value):
+                return edge.unwrap(call, await core.finish_plain(call, value))
+            return value
 
+        plain = tool.kind == "async" and tool.context_param is None and tool.quick_bind is not None
+        express = Express(core, tool) if core.in_process and plain and tool.timeout is None else None
+        function, hold, release = tool.function, core.renewer.hold, core.renewer.release
         return guarded
 
     async def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
@@ -352,6 +394,7 @@ class AsyncGateway(_Face):
 
     async def close(self) -> None:
         """Let go of the store in this event loop."""
+        self._last = (None, None)
         journal = self._journals.pop(self._loop_of(), None)
         if journal is not None:
             await journal.close()

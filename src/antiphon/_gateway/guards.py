@@ -36,7 +36,9 @@ class Guard:
             call.guard = None
             return None
         spec = call.tool.spec
-        verdict = self.loop.check(call.tool.full_name, call.exact, now, poll=spec.poll, cost=spec.cost)
+        verdict = call.verdict
+        if verdict is None:
+            verdict = self.loop.check(call.tool.full_name, call.mark, now, poll=spec.poll, cost=spec.cost)
         if verdict.action == "allow":
             return None
         if not verdict.refused:
@@ -57,7 +59,7 @@ class Guard:
         poll = call.tool.spec.poll
         if outcome.status != "success":
             text = f"{outcome.code}: {outcome.message}"
-            self.loop.record(call.tool.full_name, call.exact, text, ok=False, poll=poll)
+            self.loop.record(call.tool.full_name, call.mark, text, ok=False, poll=poll)
             return
         payload = outcome.payload
         if payload is None:
@@ -65,7 +67,7 @@ class Guard:
                 payload = codec.encode(outcome.value)
             except codec.NotSerialisable:
                 payload = repr(type(outcome.value)).encode()
-        self.loop.record(call.tool.full_name, call.exact, payload, poll=poll)
+        self.loop.record(call.tool.full_name, call.mark, payload, poll=poll)
 
 
 class Guards:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from antiphon._gateway.call import Call, Outcome
@@ -13,6 +13,11 @@ from antiphon.errors import StoreError
 from antiphon.ports import Listener
 
 log = logging.getLogger("antiphon.telemetry")
+
+
+def _always(event: str) -> bool:
+    """A listener that does not say what it wants is told everything."""
+    return True
 
 
 class Metrics(Protocol):
@@ -32,18 +37,26 @@ class Metrics(Protocol):
 class Reporter:
     """Fans out to metrics and listeners. A listener that raises is the listener's problem, never the call's."""
 
-    __slots__ = ("_listeners", "listening", "metrics")
+    __slots__ = ("_listeners", "_wants", "metrics")
 
     def __init__(self, metrics: Metrics | None = None, listeners: tuple[Listener, ...] = ()) -> None:
         self.metrics = metrics
-        self._listeners = listeners
-        self.listening = bool(listeners)
-        """Whether anybody wants to know of single calls."""
+        self._listeners: tuple[Listener, ...] = ()
+        self._wants: tuple[Callable[[str], bool], ...] = ()
+        for listener in listeners:
+            self.add(listener)
 
     def add(self, listener: Listener) -> None:
         if listener not in self._listeners:
             self._listeners = (*self._listeners, listener)
-            self.listening = True
+            self._wants = (*self._wants, getattr(listener, "wants", _always))
+
+    def wanted(self, event: str) -> bool:
+        """Whether anybody wants to know: asked before the fields of an event are gathered."""
+        for wants in self._wants:
+            if wants(event):
+                return True
+        return False
 
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()
@@ -85,6 +98,9 @@ class Reporter:
         if not self._listeners:
             return
         blocked = outcome.attempts == 0 and not outcome.from_cache and outcome.status != "success"
+        event = "tool_call_blocked" if blocked else "tool_call_end"
+        if not self.wanted(event):
+            return
         fields = self._fields(
             call,
             state=outcome.status,
@@ -101,7 +117,7 @@ class Reporter:
             fields["errorMessage"] = outcome.message
             if outcome.unclassified:
                 fields["unclassified"] = True
-        self._emit("tool_call_blocked" if blocked else "tool_call_end", fields)
+        self._emit(event, fields)
 
     def retry(self, call: Call, attempt: int, failure: Failure, delay_ms: float) -> None:
         if self.metrics is not None:

@@ -29,6 +29,11 @@ class SessionState:
         self._guard: Guard | None = None
         self._token: Token[SessionState | None] | None = None
 
+    @property
+    def known_guard(self) -> Guard | None:
+        """The loop guard, if a call has needed it before."""
+        return self._guard
+
     def guard(self, policy: LoopPolicy, now: float) -> Guard:
         if self._guard is None:
             self._guard = Guard(policy, now)
@@ -66,7 +71,7 @@ class TurnState:
         """Skip a new call of an idempotent tool that has succeeded with these arguments in this turn."""
         if not call.tool.spec.idempotent or call.identity in self.identities:
             return None
-        prior = self.succeeded.get((call.tool.full_name, call.digest))
+        prior = self.succeeded.get((call.tool.full_name, call.mark))
         if prior is None:
             return None
         message = (
@@ -81,7 +86,7 @@ class TurnState:
             return
         self.identities.add(call.identity)
         if outcome.status == "success":
-            self.succeeded.setdefault((call.tool.full_name, call.digest), call.call_id or call.request_id)
+            self.succeeded.setdefault((call.tool.full_name, call.mark), call.call_id or call.request_id)
 
 
 class Turn:

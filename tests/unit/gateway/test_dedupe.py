@@ -181,7 +181,7 @@ def test_a_failure_is_forgotten_after_its_time() -> None:
 
 
 def _waiting(rig: Rig) -> bool:
-    return bool(rig.store._data.claims.waiters)  # type: ignore[attr-defined]
+    return bool(rig.store._data.claims.waiters)
 
 
 @pytest.mark.parametrize("idempotent", [True, False])

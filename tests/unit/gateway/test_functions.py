@@ -1,0 +1,221 @@
+"""Decorated functions: signature and types stay, Python calls become named parameters."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from antiphon.contract.spec import ToolSpec
+from antiphon.errors import CallFailed, InvalidInput, RetryExhausted, StoreUnavailable
+from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig
+from tests.unit.gateway.test_outage import Faulty
+
+
+def test_signature_name_and_docstring_stay() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=False)
+    def send(to: str, *, copies: int = 1) -> list[str]:
+        """Send a mail.
+
+        More text.
+        """
+        return [to] * copies
+
+    assert str(inspect.signature(send)) == "(to: 'str', *, copies: 'int' = 1) -> 'list[str]'"
+    assert send.__name__ == "send"
+    assert rig.gateway.tools["tools/send"].description == "Send a mail."
+    assert send("ada", copies=2) == ["ada", "ada"]
+
+
+def test_idempotent_has_no_default() -> None:
+    gateway = Rig().gateway
+    with pytest.raises(TypeError, match="idempotent"):
+        gateway.tool()(print)  # type: ignore[call-arg]
+    with pytest.raises(InvalidInput, match="idempotent"):
+        gateway.tool(print, idempotent=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((1, 2), {}),
+        ((1,), {"b": 2}),
+        ((), {"a": 1, "b": 2}),
+        ((), {"b": 2, "a": 1}),
+        ((1, 2, 3), {}),
+        ((1, 2), {"c": 3}),
+    ],
+)
+def test_equal_calls_written_differently_are_equal(args: Any, kwargs: Any) -> None:
+    rig = Rig()
+    calls: list[Any] = []
+
+    @rig.gateway.tool(idempotent=True, reuse="session")
+    def add(a: int, b: int, c: int = 3) -> int:
+        calls.append((a, b, c))
+        return a + b + c
+
+    assert add(1, 2, 3) == 6
+    assert add(*args, **kwargs) == 6
+    assert calls == [(1, 2, 3)]
+
+
+@pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {"a": 1}), ((1, 2, 3), {}), ((1,), {"x": 1})])
+def test_wrong_arguments_raise_as_python_would(args: Any, kwargs: Any) -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=False)
+    def one(a: int, b: int = 0) -> int:
+        return a
+
+    with pytest.raises(TypeError):
+        one(*args, **kwargs)
+    assert rig.records() == []
+
+
+def test_all_kinds_of_parameters() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=True)
+    def odd(a: int, /, b: int, *rest: int, c: int = 1, **more: int) -> Any:
+        return a, b, rest, c, more
+
+    assert odd(1, 2, 3, 4, c=5, d=6) == (1, 2, (3, 4), 5, {"d": 6})
+    assert odd(1, b=2) == (1, 2, (), 1, {})
+
+
+def test_arguments_that_are_not_json_raise_the_typed_error() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=True)
+    def look(what: Any) -> int:
+        return 1
+
+    with pytest.raises(InvalidInput):
+        look(object())
+    assert rig.records() == []
+
+
+def test_a_callable_object_and_a_partial_can_be_tools() -> None:
+    import functools
+
+    rig = Rig()
+
+    class Adder:
+        def __call__(self, a: int) -> int:
+            return a + 1
+
+    add = rig.gateway.register(Adder(), ToolSpec(name="add", idempotent=True))
+    twice = rig.gateway.register(functools.partial(lambda a, b: a * b, 2), ToolSpec(name="twice", idempotent=True))
+    assert add(1) == 2
+    assert twice(3) == 6
+
+
+def test_registering_a_name_again_replaces_it_everywhere() -> None:
+    rig = Rig()
+    first, second = rig.tool("old"), rig.tool("new")
+    turn = rig.gateway.session("s").turn()
+    assert turn.call("send", {}, "c1").content == "new"  # type: ignore[union-attr]
+    assert rig.execute().content == "new"
+    assert (len(first), len(second)) == (0, 2)
+
+
+def test_the_tools_own_exception_comes_out() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=True)
+    def fail() -> None:
+        raise HttpError(404)
+
+    with pytest.raises(HttpError) as caught:
+        fail()
+    assert "http_404 after 1 attempt" in caught.value.__notes__[0]
+
+
+def test_exhausted_retries_raise_with_the_last_error_as_cause() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=True, breaker=NEVER_TRIPS)
+    def fail() -> None:
+        raise HttpError(503)
+
+    with pytest.raises(RetryExhausted) as caught:
+        fail()
+    assert isinstance(caught.value.__cause__, HttpError)
+    assert (caught.value.code, caught.value.data["attempts"]) == ("http_503", 4)
+    assert isinstance(caught.value, CallFailed)
+
+
+def test_a_store_outage_raises() -> None:
+    store = Faulty()
+    rig = Rig(store=store)
+
+    @rig.gateway.tool(idempotent=False)
+    def pay() -> None: ...
+
+    store.fail("begin")
+    with pytest.raises(StoreUnavailable):
+        pay()
+
+
+async def test_asynchronous_functions_stay_awaitable() -> None:
+    rig = AsyncRig()
+
+    @rig.gateway.tool(idempotent=True)
+    async def look(q: str) -> str:
+        return q
+
+    @rig.gateway.tool(idempotent=True)
+    def plain(q: str) -> str:
+        return q
+
+    assert inspect.iscoroutinefunction(look)
+    assert await look("x") == "x"
+    assert await plain("y") == "y"  # type: ignore[misc]
+
+
+def test_an_asynchronous_tool_is_refused_by_the_synchronous_face() -> None:
+    async def look() -> None: ...
+
+    with pytest.raises(InvalidInput, match="AsyncGateway"):
+        Rig().gateway.tool(idempotent=True)(look)
+
+
+def test_outside_a_run_every_python_call_is_new() -> None:
+    rig = Rig()
+    calls: list[int] = []
+
+    @rig.gateway.tool(idempotent=False)
+    def send() -> int:
+        calls.append(1)
+        return len(calls)
+
+    assert [send(), send()] == [1, 2]
+
+
+def test_sessions_separate_functions_too() -> None:
+    rig = Rig()
+    calls: list[int] = []
+
+    @rig.gateway.tool(idempotent=True, reuse="session")
+    def look() -> int:
+        calls.append(1)
+        return len(calls)
+
+    with rig.gateway.session("a"):
+        assert look() == 1
+    with rig.gateway.session("b"):
+        assert look() == 2
+    with rig.gateway.session("a"):
+        assert look() == 1
+
+
+def test_close_lets_go_of_the_store_and_opens_it_again() -> None:
+    rig = Rig()
+    rig.tool("sent")
+    with rig.gateway:
+        rig.execute(call_id="c1")
+    assert rig.execute(call_id="c1").from_cache

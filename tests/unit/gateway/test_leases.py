@@ -1,0 +1,239 @@
+"""D7: leases are renewed while a call runs; one missed renewal is no verdict; finalising is fenced."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from antiphon._drive import drive
+from antiphon._gateway import renewer as module
+from antiphon._gateway.call import Call
+from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon.contract.spec import Ttls
+from antiphon.errors import StoreUnavailable
+from tests.unit.gateway.kit import AsyncRig, Hold, Rig, Thread, in_thread
+from tests.unit.gateway.test_outage import Faulty
+
+LEASE = Ttls(lease_ms=3_000)
+
+
+def running(rig: Rig, **changes: Any) -> tuple[Hold, Thread]:
+    """A call in flight: its tool waits, its claim is held."""
+    hold = Hold()
+    rig.tool(hold.then("done"), "again", ttl=LEASE, **changes)
+    thread = in_thread(lambda: rig.execute(call_id="c1"))
+    hold.until_reached()
+    return hold, thread
+
+
+def look(rig: Rig) -> None:
+    rig.gateway.core.renewer.look()
+
+
+def test_a_call_of_many_leases_keeps_its_claim() -> None:
+    rig = Rig()
+    hold, thread = running(rig)
+    for _ in range(200):  # ten minutes under a lease of three seconds
+        rig.clock.advance(1.0)
+        look(rig)
+        rig.clock.advance(2.0)
+        assert rig.execute(call_id="c2", mode="bestEffort").code == "in_flight"
+        look(rig)
+    hold.go.set()
+    assert thread.result().content == "done"
+    assert rig.records()[0].state == "done"
+
+
+def test_without_renewal_the_claim_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.Renewer, "hold", lambda self, call: None)
+    rig = Rig()
+    hold, thread = running(rig)
+    rig.clock.advance(3.1)
+    look(rig)
+    assert rig.execute(call_id="c2", mode="bestEffort").code == "outcome_unknown"
+    hold.go.set()
+    thread.result()
+
+
+def test_a_missed_renewal_is_tried_again_until_the_lease_is_over() -> None:
+    store = Faulty()
+    rig = Rig(store=store)
+    store.inner = type(store.inner)(clock=rig.clock)
+    hold, thread = running(rig)
+    store.fail("renew")
+    rig.clock.advance(1.1)
+    look(rig)
+    rig.clock.advance(0.3)
+    store.broken.clear()
+    look(rig)
+    rig.clock.advance(2.5)
+    assert rig.execute(call_id="c2", mode="bestEffort").code == "in_flight"
+    hold.go.set()
+    assert thread.result().content == "done"
+
+
+def test_a_store_that_cannot_be_opened_is_no_verdict_either() -> None:
+    store = Faulty()
+    rig = Rig(store=store)
+    hold, thread = running(rig)
+    store.fail("open", error=StoreUnavailable("gone"))
+    rig.clock.advance(1.1)
+    assert rig.gateway.core.renewer.look() == 1.0
+    store.broken.clear()
+    assert rig.gateway.core.renewer.look() > 0
+    hold.go.set()
+    assert thread.result().content == "done"
+
+
+def test_renewal_ends_with_the_deadline_and_with_the_cap() -> None:
+    for options, cap in (({"deadline_at_ms": True}, 3_600_000), ({}, 10_000)):
+        rig = Rig(lease_cap_ms=cap)
+        hold = Hold()
+        rig.tool(hold.then("done"), ttl=LEASE)
+        extra = {"deadline_at_ms": rig.clock.now_ms() + 10_000} if options else {}
+        thread = in_thread(lambda rig=rig, extra=extra: rig.execute(call_id="c1", **extra))  # type: ignore[misc]
+        hold.until_reached()
+        for _ in range(9):
+            rig.clock.advance(1.0)
+            look(rig)
+        assert rig.gateway.core.renewer._held
+        rig.clock.advance(2.0)
+        look(rig)
+        assert not rig.gateway.core.renewer._held
+        hold.go.set()
+        thread.result()
+
+
+def test_a_worker_that_slept_through_its_lease_is_fenced() -> None:
+    rig = Rig()
+    hold, thread = running(rig, idempotent=True)
+    rig.clock.advance(3.1)  # nobody renewed: the process was paused
+    assert rig.execute(call_id="c2").content == "again"
+    look(rig)
+    assert not rig.gateway.core.renewer._held
+    hold.go.set()
+    late = thread.result()
+    assert (late.content, late.output.metadata) == ("done", {"fenced": True})
+    assert rig.execute(call_id="c2").content == "again"
+    assert rig.tally.counts["hits", "tools/send", "fenced"] == 1
+
+
+def test_a_call_that_begins_while_the_renewer_plans_is_not_forgotten() -> None:
+    rig = Rig()
+    renewer = rig.gateway.core.renewer
+    rig.tool()
+    tool = rig.gateway.core.tools["send"]
+    real = renewer._earliest
+    calls = [Call(tool, {}, "s", "a", f"r{n}") for n in range(2)]
+    calls[0].started = calls[1].started = rig.clock.seconds
+    renewer.hold(calls[0])
+
+    def begins_meanwhile() -> float:
+        earliest = real()
+        if not renewer.holds(calls[1]):
+            calls[1].started = rig.clock.seconds - 10
+            renewer._next = float("inf")  # as the other thread may have seen it
+            renewer.hold(calls[1])
+        return earliest
+
+    renewer._earliest = begins_meanwhile  # type: ignore[method-assign]
+    renewer._plan()
+    assert renewer._next == calls[1].started + calls[1].tool.renew_every
+
+
+def test_one_thread_serves_all_gateways() -> None:
+    rigs = [Rig() for _ in range(5)]
+    for rig in rigs:
+        rig.tool()
+        rig.execute()
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("antiphon-leases") == 1
+
+
+def test_a_gateway_that_is_gone_is_not_kept() -> None:
+    import gc
+    import weakref
+
+    rig = Rig()
+    rig.tool()
+    rig.execute()
+    gone = weakref.ref(rig.gateway.core.renewer)
+    del rig
+    gc.collect()
+    assert gone() is None
+
+
+def test_after_a_fork_the_parents_calls_are_not_renewed() -> None:
+    rig = Rig()
+    hold, thread = running(rig)
+    rig.gateway.core.renewer.forget()
+    assert not rig.gateway.core.renewer._held
+    hold.go.set()
+    thread.result()
+
+
+async def test_leases_of_the_asynchronous_face_are_renewed_from_outside_the_loop() -> None:
+    import asyncio
+
+    rig = AsyncRig()
+    gate = asyncio.Event()
+
+    @rig.gateway.tool("send", idempotent=False, ttl=LEASE)
+    async def send(to: str) -> str:
+        await gate.wait()
+        return to
+
+    task = asyncio.ensure_future(rig.execute(call_id="c1"))
+    await asyncio.sleep(0)
+    for _ in range(10):
+        rig.clock.advance(1.0)
+        rig.gateway.core.renewer.look()
+        rig.clock.advance(1.5)
+    assert (await rig.execute(call_id="c2", mode="bestEffort")).code == "in_flight"
+    gate.set()
+    assert (await task).content == "ada"
+
+
+# -- owners ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_a_process_of_this_boot_and_namespace_can_be_certainly_dead() -> None:
+    token = owner_token()
+    assert not certainly_dead(token)
+    place, pid, started = token.rsplit(".", 2)
+    assert certainly_dead(f"{place}.{pid}.{int(started) + 1}")  # the pid belongs to somebody else by now
+    assert certainly_dead(f"{place}.4194303.{started}")
+    assert not certainly_dead(f"otherboot.4026531836.4194303.{started}")
+    for strange in ("", "host-1234", "a.b", f"{place}.x.{started}"):
+        assert not certainly_dead(strange)
+
+
+def test_waiters_do_not_wait_for_the_dead() -> None:
+    rig = Rig()
+    script = rig.tool("taken over", idempotent=True)
+    place, _, started = owner_token().rsplit(".", 2)
+    ask = _ask(rig, owner=f"{place}.4194303.{started}")
+    drive(rig.store.open_sync().begin(ask))
+    assert rig.execute(call_id="c2").content == "taken over"
+    assert len(script) == 1
+
+
+def test_a_call_of_a_dead_process_that_may_not_be_repeated_is_unknown_at_once() -> None:
+    rig = Rig()
+    script = rig.tool("sent")
+    place, _, started = owner_token().rsplit(".", 2)
+    drive(rig.store.open_sync().begin(_ask(rig, owner=f"{place}.4194303.{started}")))
+    assert rig.execute(call_id="c2").code == "outcome_unknown"
+    assert len(script) == 0
+
+
+def _ask(rig: Rig, owner: str) -> Any:
+    from antiphon._gateway import claims
+
+    core = rig.gateway.core
+    call = Call(core.tools["send"], {"to": "ada"}, "s1", "a1", "r0")
+    call.identity = "lost"
+    core.derive(call)
+    return claims.ask_of(core, call, call.key)._replace(owner=owner)
