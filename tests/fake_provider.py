@@ -68,7 +68,7 @@ class FakeProvider:
             def do_POST(self) -> None:
                 provider._serve(self)
 
-            def log_message(self, format: str, *args: object) -> None:
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
                 """Stay quiet."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -287,7 +287,7 @@ def _anthropic_stream(reply: Reply) -> Iterator[bytes]:
     yield _event({"type": "message_start", "message": start}, "message_start")
     for place, block in enumerate(whole["content"]):
         if block["type"] == "text":
-            empty = {"type": "text", "text": ""}
+            empty: dict[str, Any] = {"type": "text", "text": ""}
             deltas = [{"type": "text_delta", "text": word} for word in _words(block["text"])]
         else:
             empty = {**block, "input": {}}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import cache
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +11,7 @@ from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.adapters import _wire
 from antiphon.adapters._seam import recorded_here, recording_scope
+from antiphon.adapters._streams import stream_types
 from antiphon.adapters._tape import Tape
 
 _CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
@@ -86,8 +86,8 @@ def _streaming(
     source = response.stream
     if response.headers.get("content-encoding", "identity") != "identity":  # a server that compresses all the same
         source = response.aiter_bytes() if asynchronous else response.iter_bytes()
-    kind = _stream_types(module)[asynchronous]
-    return _again(module, request, response, stream=kind(source, response, Tape(boundary, call)))
+    stream = stream_types(module, asynchronous).live(source, response, Tape(boundary, call))
+    return _again(module, request, response, stream=stream)
 
 
 def _again(module: ModuleType, request: Any, response: Any, **body: Any) -> Any:
@@ -102,7 +102,7 @@ def _given(module: ModuleType, request: Any, found: _wire.Replayed, asynchronous
     failure = None if found.raises is None else _exception(module, request, *found.raises)
     if failure is not None and not found.pieces:
         raise failure
-    stream = _stream_types(module)[2 + asynchronous](found.pieces, failure)
+    stream = stream_types(module, asynchronous).recorded(found.pieces, failure)
     return module.Response(found.status, headers=found.headers, stream=stream, request=request)
 
 
@@ -113,78 +113,6 @@ def _exception(module: ModuleType, request: Any, name: str, message: str) -> Exc
         kind = module.ReadError
     error: Exception = kind(message, request=request)
     return error
-
-
-@cache
-def _stream_types(module: ModuleType) -> tuple[Any, Any, Any, Any]:
-    """Byte streams of *module*: live and recorded on the way (sync, async), and recorded ones again (sync, async)."""
-
-    class Live(module.SyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, source: Any, response: Any, tape: Tape) -> None:
-            self._source = source
-            self._response = response
-            self._tape = tape
-
-        def __iter__(self) -> Iterator[bytes]:
-            try:
-                for data in self._source:
-                    self._tape.took(data)
-                    yield data
-                    drive(self._tape.flush())
-            except BaseException as error:
-                drive(self._tape.end(error))
-                raise
-            drive(self._tape.end(None))
-
-        def close(self) -> None:
-            drive(self._tape.end(GeneratorExit()))
-            self._response.close()
-
-    class LiveAsync(module.AsyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, source: Any, response: Any, tape: Tape) -> None:
-            self._source = source
-            self._response = response
-            self._tape = tape
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            try:
-                async for data in self._source:
-                    self._tape.took(data)
-                    yield data
-                    await self._tape.flush()
-            except GeneratorExit:
-                raise  # a generator that is being closed may not wait: aclose() writes the end
-            except BaseException as error:
-                await self._tape.end(error)
-                raise
-            await self._tape.end(None)
-
-        async def aclose(self) -> None:
-            await self._tape.end(GeneratorExit())
-            await self._response.aclose()
-
-    class Recorded(module.SyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, pieces: list[bytes], failure: Exception | None) -> None:
-            self._pieces = pieces
-            self._failure = failure
-
-        def __iter__(self) -> Iterator[bytes]:
-            yield from self._pieces
-            if self._failure is not None:
-                raise self._failure
-
-    class RecordedAsync(module.AsyncByteStream):  # type: ignore[misc, name-defined]
-        def __init__(self, pieces: list[bytes], failure: Exception | None) -> None:
-            self._pieces = pieces
-            self._failure = failure
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            for data in self._pieces:
-                yield data
-            if self._failure is not None:
-                raise self._failure
-
-    return Live, LiveAsync, Recorded, RecordedAsync
 
 
 def make_transports(module: ModuleType) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ NEEDS = {
 
 @cache
 def need(name: str) -> Any:
-    """The framework's module; a :class:`~antiphon.errors.MissingExtra` that names extra and range if it cannot serve."""
+    """The framework's module; ``MissingExtra`` names the extra and the range if it cannot serve."""
     from importlib.metadata import PackageNotFoundError, version
 
     wanted = NEEDS[name]

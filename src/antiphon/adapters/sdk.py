@@ -1,4 +1,4 @@
-"""``antiphon.wrap``: SDK clients whose model calls go through a recording transport, with their own retries off (D22)."""
+"""``antiphon.wrap``: SDK clients whose model calls are recorded, with their own retries off (D22)."""
 
 from __future__ import annotations
 

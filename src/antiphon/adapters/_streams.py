@@ -1,0 +1,97 @@
+"""Byte streams for httpx and httpx2: live ones that are recorded on the way, and recorded ones again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from antiphon._drive import drive
+from antiphon.adapters._tape import Tape
+
+
+class _Live:
+    """Passes every piece on at once; it is written when the reader comes back for the next."""
+
+    def __init__(self, source: Any, response: Any, tape: Tape) -> None:
+        self._source = source
+        self._response = response
+        self._tape = tape
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for data in self._source:
+                self._tape.took(data)
+                yield data
+                drive(self._tape.flush())
+        except BaseException as error:
+            drive(self._tape.end(error))
+            raise
+        drive(self._tape.end(None))
+
+    def close(self) -> None:
+        drive(self._tape.end(GeneratorExit()))
+        self._response.close()
+
+
+class _LiveAsync:
+    def __init__(self, source: Any, response: Any, tape: Tape) -> None:
+        self._source = source
+        self._response = response
+        self._tape = tape
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for data in self._source:
+                self._tape.took(data)
+                yield data
+                await self._tape.flush()
+        except GeneratorExit:
+            raise  # a generator that is being closed may not wait: aclose() writes the end
+        except BaseException as error:
+            await self._tape.end(error)
+            raise
+        await self._tape.end(None)
+
+    async def aclose(self) -> None:
+        await self._tape.end(GeneratorExit())
+        await self._response.aclose()
+
+
+class _Recorded:
+    """The pieces as they were, then the exception that ended them, if one did."""
+
+    def __init__(self, pieces: list[bytes], failure: Exception | None) -> None:
+        self._pieces = pieces
+        self._failure = failure
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._pieces
+        if self._failure is not None:
+            raise self._failure
+
+
+class _RecordedAsync(_Recorded):
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for data in self._pieces:
+            yield data
+        if self._failure is not None:
+            raise self._failure
+
+
+class StreamTypes(NamedTuple):
+    """The two kinds of streams a transport gives back."""
+
+    live: Any
+    recorded: Any
+
+
+@cache
+def stream_types(module: ModuleType, asynchronous: bool) -> StreamTypes:
+    """The streams as *module* wants them: it looks at their base class."""
+    if asynchronous:
+        base, kinds = module.AsyncByteStream, (_LiveAsync, _RecordedAsync)
+    else:
+        base, kinds = module.SyncByteStream, (_Live, _Recorded)
+    return StreamTypes(*(type(kind.__name__.strip("_"), (kind, base), {}) for kind in kinds))

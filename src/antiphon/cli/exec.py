@@ -1,0 +1,140 @@
+"""``antiphon exec``: record or replay a program without a change to its code."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon.cli import EXIT
+from antiphon.cli._base import add_config, application, dim
+from antiphon.errors import InvalidInput
+
+DESCRIPTION = (
+    "Run a Python program and record its model and MCP calls, with no code change.\n\n"
+    "Seen: calls of the OpenAI, Anthropic and Google SDKs, of whatever else uses httpx or httpx2, and MCP sessions.\n"
+    "Not seen: plain functions, other HTTP clients, and processes that the program starts."
+)
+EXAMPLE = (
+    "examples:\n  antiphon exec -- python agent.py --ask 'where is my order?'\n"
+    "  antiphon exec --replay latest -- python agent.py --ask 'where is my order?'"
+)
+_NOTE = "plain functions are not seen by exec: decorate them, or use an adapter"
+
+
+def register(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--name", help="name of the run (default: the program's file name)")
+    parser.add_argument(
+        "--replay", metavar="RUN", help="answer from this recording (id, beginning of one, latest, or an artifact)"
+    )
+    parser.add_argument("--no-fence", action="store_true", help="let a replay touch files, sockets and processes")
+    parser.add_argument("--quiet", action="store_true", help="no summary")
+    add_config(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- python agent.py …")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command; its own exit code, or 1 if a replay diverged."""
+    command = [word for place, word in enumerate(arguments.command) if place or word != "--"]
+    if not command:
+        raise InvalidInput("There is no command to run.", hint="Write: antiphon exec -- python agent.py")
+    if shutil.which(command[0]) is None:
+        raise InvalidInput(f"There is no program {command[0]!r}.", hint="Give its path, or the name of one in PATH.")
+    replay = _resolve(arguments) if arguments.replay else None
+    with tempfile.TemporaryDirectory(prefix="antiphon-exec-") as folder:
+        report = Path(folder, "report.json")
+        order = {
+            "name": arguments.name or _name(command),
+            "report": str(report),
+            "config": arguments.config,
+            "replay": replay,
+            "fence": not arguments.no_fence,
+        }
+        code = _start(command, order)
+        found = _read(report)
+    if found is None:
+        print(
+            "antiphon: nothing was recorded: the command did not start a Python that loads sitecustomize "
+            "(-S, -I and -E switch it off).",
+            file=sys.stderr,
+        )
+        return code or EXIT["blocked"]
+    if "error" in found:
+        print(f"antiphon: {found['message']}\n          {found['hint']}".rstrip(), file=sys.stderr)
+        return EXIT["not_found"] if found["error"] == "not_found" else EXIT["usage"]
+    if replay is not None:
+        return _replayed(found, code, arguments.quiet)
+    if not arguments.quiet:
+        print(dim(_summary(found)), file=sys.stderr)
+    return code
+
+
+def _name(command: Sequence[str]) -> str:
+    script = next((word for word in command if word.endswith(".py")), command[-1] if "-m" in command else command[0])
+    return Path(script).stem
+
+
+def _resolve(arguments: argparse.Namespace) -> str:
+    """The id of the recording; an artifact is read into the store first."""
+    from antiphon.ops.replay import open_recording
+
+    with application(arguments) as app:
+        return open_recording(app, arguments.replay).manifest.id
+
+
+def _start(command: Sequence[str], order: Mapping[str, Any]) -> int:
+    import orjson
+
+    from antiphon import _version
+
+    hook = str(Path(_version.__file__).parent / "_hook")
+    paths = [hook, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ANTIPHON_EXEC": orjson.dumps(order).decode()}
+    child = subprocess.Popen(command, env=env)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the program itself
+    signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
+    try:
+        code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 128 - code if code < 0 else code
+
+
+def _read(report: Path) -> dict[str, Any] | None:
+    import orjson
+
+    return dict(orjson.loads(report.read_bytes())) if report.exists() else None
+
+
+def _summary(found: Mapping[str, Any]) -> str:
+    parts = [f"{found['modelCalls']} model calls", f"{found['mcpCalls']} MCP calls"]
+    for name in ("toolCalls", "failed", "refusals", "tokens"):
+        if found[name]:
+            parts.append(f"{found[name]} {'tool calls' if name == 'toolCalls' else name}")
+    return f"antiphon: run {found['run']} {found['status']} · {', '.join(parts)} · {_NOTE}"
+
+
+def _replayed(found: Mapping[str, Any], code: int, quiet: bool) -> int:
+    for divergence in found["divergences"][:10]:
+        print(f"antiphon: {divergence['message']}", file=sys.stderr)
+        if "show" in divergence:
+            print(f"          {shlex.join(divergence['show'].split())}", file=sys.stderr)
+    for escape in found["escapes"][:5]:
+        print(f"antiphon: the fence refused {escape}", file=sys.stderr)
+    diverged = bool(found["divergenceCount"])
+    if not quiet:
+        verdict = f"{found['divergenceCount']} divergences" if diverged else "no divergence"
+        line = f"antiphon: replay of {found['run']} · {found['answered']} calls answered from the recording · {verdict}"
+        print(dim(f"{line} · {_NOTE}"), file=sys.stderr)
+    return EXIT["diverged"] if diverged else code
