@@ -68,6 +68,11 @@ class CallKeys(NamedTuple):
     """The one hash under which the call appears in results, logs and spans (R11): the store key's first 16 digits."""
 
 
+QuickKeys = tuple[str, str, bytes, bytes]
+"""Store key, idempotency key, canonical bytes of the normalised and of the given parameters."""
+_MEMO_KEPT = 1024
+
+
 class KeyMaker:
     """The keys of one tool for one session and actor, with everything prepared that does not depend on the call.
 
@@ -117,6 +122,22 @@ class KeyMaker:
         store = _sha256(f'{self._store_before}{key}"]'.encode()).hexdigest()
         digest = _sha256(canonical).hexdigest()
         return CallKeys(store, key, digest, digest if exact is canonical else _sha256(exact).hexdigest(), store[:16])
+
+    def quick(self, params: dict[str, Any], memo: dict[bytes, tuple[str, str]] | None = None) -> QuickKeys:
+        """Store key and idempotency key, with the canonical bytes that the digests can be made of later.
+
+        With a *memo* of the caller's, parameters that were seen before are not hashed again.
+        """
+        canonical, exact = self._rule.canonical(params)
+        if memo is not None:
+            known = memo.get(canonical)
+            if known is not None:
+                return known[0], known[1], canonical, exact
+        key = _sha256(self._before + canonical + self._after).hexdigest()
+        store = _sha256(f'{self._store_before}{key}"]'.encode()).hexdigest()
+        if memo is not None and len(memo) < _MEMO_KEPT:
+            memo[canonical] = (store, key)
+        return store, key, canonical, exact
 
     def keys_given(self, params: dict[str, Any], idempotency_key: str) -> CallKeys:
         """The same for a key that the caller or a hook supplied."""

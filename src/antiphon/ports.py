@@ -38,6 +38,7 @@ class Ask(NamedTuple):
     """``namespace/name``."""
     idempotency_key: str
     request: RecordedRequest
+    """Made late for a store in this process: there it may be a callable that returns it."""
     ttl_ms: int
     lease_ms: int
     owner: str
@@ -75,7 +76,7 @@ class Final(NamedTuple):
     error: tuple[str, str, bool, bool] | None = None
     """code, message, terminal, retriable."""
     attempts: tuple[Any, ...] = ()
-    """:class:`antiphon.contract.record.RecordedAttempt` values."""
+    """:class:`antiphon.contract.record.RecordedAttempt` values (or, in this process, a callable that returns them)."""
     attempt_count: int = 0
     dispatched: bool = True
 
@@ -303,6 +304,8 @@ class Invocation(NamedTuple):
     """The provider's own request body of a model call."""
     send: Any = None
     """How the code itself would ask its model, where it said so."""
+    dialect: str = ""
+    """Whose shape the body has: ``openai-chat``, ``anthropic`` …"""
 
 
 class Answer(NamedTuple):

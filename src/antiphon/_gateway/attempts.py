@@ -48,8 +48,8 @@ class Attempts:
             number += 1
             if call.deadline is not None and call.deadline <= now:
                 return self._stopped(call, last, _too_late())
-            permits: Permits = [] if raised is None else call.permits
-            refusal = self._permits(path, permits, now) if raised is None else None
+            permits: Permits = call.permits
+            refusal = None if raised is not None else self._permits(path, permits := [], now)
             if refusal is not None:
                 return self._refused(call, refusal, last)
             if number > 1 and hooked is not None:
@@ -61,8 +61,7 @@ class Attempts:
             began = now
             try:
                 if raised is not None:
-                    first, raised = raised, None
-                    raise first
+                    raise raised
                 if plain and call.scope is None:
                     token = held.set(Held(call.key, held.get()))
                     try:
@@ -75,7 +74,7 @@ class Attempts:
                 self.vote(path, permits, None)
                 return self._abandoned(call, hooked, last, error)
             except BaseException as error:
-                now = clock.monotonic()
+                now, raised = clock.monotonic(), None
                 if is_control_flow(error):
                     self.vote(path, permits, None)
                     self.note(call, began, now, error_code="cancelled")

@@ -91,16 +91,21 @@ class Express:
         self._memos: dict[Any, dict[bytes, tuple[str, str]]] = {}
         """Keys of parameters seen before, for tools whose answers are reused."""
 
+    def _usual(self, now: float) -> bool:
+        """Whether nothing stands in the way that the pipeline would have to look at."""
+        core = self._core
+        switches = core.switches
+        if core.hooks.active or switches.any_shadow or not (switches.derive_keys and switches.open_mode):
+            return False
+        if _scope._active or _scope._cursor.get() is not None or held.get() is not None:
+            return False
+        return now < core.next_refresh and not core.telemetry.wanted("tool_call_end")
+
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """A call that holds its claim (``version`` set), one for the pipeline (not set), or ``None``: start over."""
         core, tool = self._core, self._tool
-        switches = core.switches
-        if core.hooks.active or switches.any_shadow or not (switches.derive_keys and switches.open_mode):
-            return None
-        if _scope._active or _scope._cursor.get() is not None:
-            return None
         now = core.clock.monotonic()
-        if now >= core.next_refresh or held.get() is not None or core.telemetry.wanted("tool_call_end"):
+        if not self._usual(now):
             return None
         assert tool.quick_bind is not None
         params = tool.quick_bind(*args, **kwargs)
@@ -110,13 +115,7 @@ class Express:
         maker = tool.makers.get(place)
         if maker is None:
             return None
-        memo = None
-        if self._reuses:
-            memo = self._memos.get(place)
-            if memo is None:
-                self._memos = (
-                    {place: (memo := {})} if len(self._memos) >= _MEMOS else {**self._memos, place: (memo := {})}
-                )
+        memo = self._memo(place) if self._reuses else None
         try:
             key, idem_key, canonical, exact = maker.quick(params, memo)
         except InvalidInput:
@@ -178,6 +177,14 @@ class Express:
         call.permits = permits
         call.version = journal.begin_now(ask)
         return call
+
+    def _memo(self, place: tuple[Any, ...]) -> dict[bytes, tuple[str, str]]:
+        memo = self._memos.get(place)
+        if memo is None:
+            if len(self._memos) >= _MEMOS:
+                self._memos.clear()
+            memo = self._memos[place] = {}
+        return memo
 
     def _reused(self, key: str, params: dict[str, Any], place: tuple[Any, ...], now: float, kept: bytes) -> Call:
         """An answer that is kept for the session: no claim, no call."""

@@ -221,10 +221,18 @@ class Gateway(_Face):
             if not switches.enabled or switches.tools_off:
                 if core.bypassed(tool):
                     return direct.direct(core, tool, args, kwargs)
-            call = express.open(args, kwargs) if express is not None else None
+            call = self._function_call(tool, args, kwargs)
+            return edge.unwrap(call, self._run(call))
+
+        if not (core.in_process and tool.inline and tool.timeout is None):
+            return guarded
+        express, function = Express(core, tool), tool.function
+        hold, release = core.renewer.hold, core.renewer.release
+
+        def swift(*args: Any, **kwargs: Any) -> Any:
+            call = express.open(args, kwargs) if switches.enabled and not switches.tools_off else None
             if call is None:
-                call = self._function_call(tool, args, kwargs)
-                return edge.unwrap(call, self._run(call))
+                return guarded(*args, **kwargs)
             if call.version <= 0:
                 return call.answer if call.version else edge.unwrap(call, self._run(call))
             hold(call)
@@ -236,13 +244,11 @@ class Gateway(_Face):
                 return edge.unwrap(call, drive(core.resume(call, error)))
             held.reset(token)
             release(call)
-            if not express.close(call, value):
-                return edge.unwrap(call, drive(core.finish_plain(call, value)))
-            return value
+            if express.close(call, value):
+                return value
+            return edge.unwrap(call, drive(core.finish_plain(call, value)))
 
-        express = Express(core, tool) if core.in_process and tool.inline and tool.timeout is None else None
-        function, hold, release = tool.function, core.renewer.hold, core.renewer.release
-        return guarded
+        return swift
 
     def _run(self, call: Call) -> Outcome:
         try:
@@ -297,17 +303,18 @@ class AsyncGateway(_Face):
 
         self._loop_of = asyncio.get_running_loop
         self._journals: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
-        self._last: tuple[Any, Any] = (None, None)
+        self._last_loop: Any = None
+        self._last_journal: Journal | None = None
         self.core = Core(parts, asynchronous=True, journal=self._open, clock=parts.clock or AsyncClock())
 
     def _open(self) -> Journal:
         loop = self._loop_of()
-        if loop is self._last[0]:
-            return self._last[1]
+        if loop is self._last_loop and self._last_journal is not None:
+            return self._last_journal
         journal = self._journals.get(loop)
         if journal is None:
             journal = self._journals[loop] = self.core.store.open_async()
-        self._last = (loop, journal)
+        self._last_loop, self._last_journal = loop, journal
         return journal
 
     def _check(self, tool: Tool) -> None:
@@ -343,10 +350,19 @@ class AsyncGateway(_Face):
             if not switches.enabled or switches.tools_off:
                 if core.bypassed(tool):
                     return await direct.direct_async(core, tool, args, kwargs)
-            call = express.open(args, kwargs) if express is not None else None
+            call = self._function_call(tool, args, kwargs)
+            return edge.unwrap(call, await core.run(call))
+
+        plain = tool.kind == "async" and tool.context_param is None and tool.quick_bind is not None
+        if not (core.in_process and plain and tool.timeout is None):
+            return guarded
+        express, function = Express(core, tool), tool.function
+        hold, release = core.renewer.hold, core.renewer.release
+
+        async def swift(*args: Any, **kwargs: Any) -> Any:
+            call = express.open(args, kwargs) if switches.enabled and not switches.tools_off else None
             if call is None:
-                call = self._function_call(tool, args, kwargs)
-                return edge.unwrap(call, await core.run(call))
+                return await guarded(*args, **kwargs)
             if call.version <= 0:
                 return call.answer if call.version else edge.unwrap(call, await core.run(call))
             hold(call)
@@ -358,14 +374,11 @@ class AsyncGateway(_Face):
                 return edge.unwrap(call, await core.resume(call, error))
             held.reset(token)
             release(call)
-            if not express.close(call, value):
-                return edge.unwrap(call, await core.finish_plain(call, value))
-            return value
+            if express.close(call, value):
+                return value
+            return edge.unwrap(call, await core.finish_plain(call, value))
 
-        plain = tool.kind == "async" and tool.context_param is None and tool.quick_bind is not None
-        express = Express(core, tool) if core.in_process and plain and tool.timeout is None else None
-        function, hold, release = tool.function, core.renewer.hold, core.renewer.release
-        return guarded
+        return swift
 
     async def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
         """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
@@ -394,7 +407,7 @@ class AsyncGateway(_Face):
 
     async def close(self) -> None:
         """Let go of the store in this event loop."""
-        self._last = (None, None)
+        self._last_loop = self._last_journal = None
         journal = self._journals.pop(self._loop_of(), None)
         if journal is not None:
             await journal.close()

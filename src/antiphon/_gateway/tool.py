@@ -48,6 +48,7 @@ class Tool:
         "makers",
         "name_set",
         "names",
+        "quick_bind",
         "reconcile_wants_context",
         "renew_every",
         "required",
@@ -59,7 +60,6 @@ class Tool:
         "streams",
         "timeout",
         "ttl",
-        "quick_bind",
     )
 
     def __init__(self, function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> None:
@@ -120,16 +120,8 @@ class Tool:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Named parameters of a Python call, defaults included; ``TypeError`` as Python would raise it."""
-        names = self.name_set
-        if names is not None and len(args) <= len(self.names):
-            params = (
-                {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
-                if args
-                else {**self.defaults, **kwargs}
-            )
-            if len(params) == len(names) and len(args) + len(kwargs) <= len(names) and params.keys() == names:
-                if not (args and kwargs and any(name in kwargs for name in self.names[: len(args)])):
-                    return params
+        if self.quick_bind is not None and (self.context_param is None or self.context_param not in kwargs):
+            return self.quick_bind(*args, **kwargs)
         return self._bind_slowly(args, kwargs)
 
     def _bind_slowly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -113,11 +113,11 @@ class Breaker:
         "_closed",
         "_good",
         "_lock",
-        "_pass",
         "_probes",
         "_throttled",
         "_until",
         "epoch",
+        "pass_for_all",
         "policy",
         "reason",
         "state",
@@ -134,7 +134,7 @@ class Breaker:
         self._probes: set[Permit] = set()
         self._lock = threading.Lock()
         self._closed = self._period()
-        self._pass: Permit | None = self._closed
+        self.pass_for_all: Permit | None = self._closed
         """What every caller gets without asking; ``None`` as soon as one has to ask."""
         if policy.forced_open:
             self._enter("FORCED_OPEN", CONFIGURED_REASON, math.inf)
@@ -143,7 +143,7 @@ class Breaker:
 
     def permit(self, now: float, lease_ms: float | None = None) -> Permit | Refusal:
         """Leave for one attempt, or why not. *lease_ms*: how long a probe may take (default: the policy's)."""
-        given = self._pass
+        given = self.pass_for_all
         if given is not None:
             return given
         with self._lock:
@@ -152,7 +152,7 @@ class Breaker:
             if refusal is not None:
                 return refusal._replace(transitions=moves)
             if self.state == "CLOSED":
-                own = self._pass = self._closed
+                own = self.pass_for_all = self._closed
                 return Permit(own.epoch, own.ring, own.fails, transitions=moves) if moves else own
             if self.state == "OPEN":
                 moves += self._enter("HALF_OPEN", "cooled down", math.inf)
@@ -163,14 +163,14 @@ class Breaker:
 
     def peek(self, now: float) -> Refusal | None:
         """What :meth:`permit` would refuse with, changing nothing."""
-        if self._pass is not None:
+        if self.pass_for_all is not None:
             return None
         with self._lock:
             return self._refusal(now)
 
     def is_open(self, now: float) -> bool:
         """Whether retries are pointless: open or forced open. A throttled dependency is merely waited for."""
-        if self._pass is not None:
+        if self.pass_for_all is not None:
             return False
         with self._lock:
             state, until = self._projected(now)
@@ -214,7 +214,7 @@ class Breaker:
                 return moves
             if vote == "rate_only" and retry_after_ms:
                 self._throttled = max(self._throttled, now + retry_after_ms / 1000)
-                self._pass = None
+                self.pass_for_all = None
             why = self._tripped(now)
             return moves + self._open(now, why) if why else moves
 
@@ -346,7 +346,7 @@ class Breaker:
         self._good = 0
         self._probes.clear()
         self._closed = self._period()
-        self._pass = self._closed if state == "CLOSED" and self._throttled == -math.inf else None
+        self.pass_for_all = self._closed if state == "CLOSED" and self._throttled == -math.inf else None
         return (move,)
 
     def _period(self) -> Permit:

@@ -63,8 +63,9 @@ def outcome_of(final: Final) -> Outcome:
     if final.error is not None:
         code, message, terminal, retriable = final.error
         error = RecordedError(code=code, message=message, terminal=terminal, should_retriable=retriable)
+    attempts = final.attempts() if callable(final.attempts) else tuple(final.attempts)
     return Outcome(
-        execution=RecordedExecution(attempt_count=final.attempt_count, attempts=tuple(final.attempts)),
+        execution=RecordedExecution(attempt_count=final.attempt_count, attempts=attempts),
         payload_ref=UNSET if final.payload_ref is None else final.payload_ref,
         payload_sealed=UNSET if final.payload_sealed is None else final.payload_sealed,
         output_redacted=True if final.output_redacted else UNSET,

@@ -62,7 +62,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
             updated_at_ms=self.updated,
             expires_at_ms=self.expires,
             ttl_ms=ask.ttl_ms if final is None else final.ttl_ms,
-            request=ask.request,
+            request=ask.request() if callable(ask.request) else ask.request,
             version=self.version,
             fence=self.fence,
             tenant=ask.tenant,
@@ -110,6 +110,24 @@ class ClaimTable:
         if node is not None:
             self._drop(node)
         return self._insert(ask, now)
+
+    def insert(self, ask: Ask, now: int) -> int:
+        """The version of a new claim, or 0 if anything is known of the key."""
+        if ask[0] in self._current or (self._history and ask[0] in self._history):
+            return 0
+        return self._insert(ask, now)[0]
+
+    def result(self, key: str, now: int) -> bytes | None:
+        """The kept result of a live, successful record."""
+        node = self._current.get(key)
+        if node is None or node.expires <= now or node.final is None:
+            return None
+        final = node.final
+        if final.state != "done" or final.payload is None or final.output_redacted:
+            return None
+        if not node.kept:
+            self._lru.move_to_end(node.serial)
+        return final.payload
 
     def take(self, ask: Ask, version: int, now: int) -> Claimed | Existing:
         key = ask.key

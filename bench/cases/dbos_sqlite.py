@@ -1,0 +1,45 @@
+"""The peer: a step of DBOS on SQLite, recorded so that it is not run again."""
+
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+
+from dbos import DBOS
+from sqlalchemy import Engine, event
+
+
+def step(file, synchronous=None):
+    """Steps of one workflow, one after the other: as DBOS comes, or tuned to WAL mode at the given durability."""
+    logging.disable(logging.CRITICAL)
+    params = json.loads(Path(file).read_bytes())
+    folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")
+
+    def durability(connection, record):
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute(f"PRAGMA synchronous = {synchronous}")
+        cursor.close()
+
+    if synchronous is not None:
+        event.listen(Engine, "connect", durability)
+    DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{folder}/dbos.sqlite"})
+
+    @DBOS.step()
+    def send(arguments):
+        return {"sent": True, "id": "m-1"}
+
+    @DBOS.workflow()
+    def flow(n):
+        for _ in range(n):
+            send(params)
+
+    DBOS.launch()
+
+    def run(n):
+        flow(n)
+
+    yield run
+    DBOS.destroy()
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,190 @@
+"""Steps of the memory store and the SQLite store of Antiphon."""
+
+import asyncio
+import itertools
+import json
+import shutil
+import sqlite3
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from antiphon._drive import drive
+from antiphon.contract.record import RecordedRequest
+from antiphon.ports import Ask, Final, Row
+from antiphon.stores import MemoryStore, SQLiteStore
+
+DAY_MS = 86_400_000
+CALLS_PER_RUN = 50
+FINAL = Final("done", DAY_MS, payload=b'{"sent":true,"id":"m-1"}', attempt_count=1)
+
+
+class _Calls:
+    """New intents of one tool, with the events a recorded call writes before and after its dispatch."""
+
+    def __init__(self, file):
+        params = json.loads(Path(file).read_bytes())
+        self.started = json.dumps({"lane": "0", "index": 1, "payload": {"arguments": params}}).encode()
+        self.finished = json.dumps({"lane": "0", "index": 2, "payload": {"outcome": "ok"}}).encode()
+        self._name = uuid.uuid4().hex
+        self._numbers = itertools.count()
+
+    def ask(self):
+        number = next(self._numbers)
+        identity = f"call-{self._name}-{number}"
+        request = RecordedRequest(
+            session_key="session-1",
+            actor_id="actor-1",
+            request_id=identity,
+            params_digest="d" * 64,
+            identity=identity,
+            params_digest_exact="e" * 64,
+        )
+        key = f"{self._name}{number:032}"
+        return Ask(key, identity, "tools/send", "k" * 64, request, DAY_MS, 120_000, "bench", "default", "default")
+
+    async def guarded(self, journal, log=True):
+        ask = self.ask()
+        run = f"run-{self._name}-{next(self._numbers) // CALLS_PER_RUN}"
+        won = await journal.begin(ask, [Row(run, "call.started", 1, self.started)] if log else ())
+        await journal.settle(ask.key, won.version, FINAL, [Row(run, "call.finished", 2, self.finished)] if log else ())
+        return ask
+
+
+def memory_pair(file):
+    """Claim and settle, the asks made beforehand."""
+    journal = MemoryStore().open_sync()
+    calls = _Calls(file)
+
+    async def run(n):
+        asks = [calls.ask() for _ in range(n)]
+        started = time.process_time()
+        for ask in asks:
+            won = await journal.begin(ask)
+            await journal.settle(ask.key, won.version, FINAL)
+        return {"us": (time.process_time() - started) / n * 1e6}
+
+    return lambda n: drive(run(n))
+
+
+def memory_reuse(file, keys):
+    """Look up settled claims, spread over all keys."""
+    journal = MemoryStore().open_sync()
+    calls = _Calls(file)
+    asks = [drive(calls.guarded(journal, log=False)) for _ in range(keys)]
+    for ask in asks:
+        drive(journal.begin(ask))  # the record is built when it is first asked for
+    some = [asks[n * 7919 % keys] for n in range(100)]
+
+    async def run(n):
+        started = time.process_time()
+        for _ in range(n // 100):
+            for ask in some:
+                await journal.begin(ask)
+        return {"us": (time.process_time() - started) / (n // 100 * 100) * 1e6}
+
+    return lambda n: drive(run(n))
+
+
+def _store(synchronous):
+    folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")  # a real disk, unlike some /tmp
+    return folder, SQLiteStore(Path(folder) / "antiphon.db", synchronous)
+
+
+def sqlite_guarded(file, synchronous, log=True):
+    """Claim and settle one call, with its two events."""
+    folder, store = _store(synchronous)
+    journal = store.open_sync()
+    calls = _Calls(file)
+    yield lambda: drive(calls.guarded(journal, log))
+    drive(journal.close())
+    shutil.rmtree(folder)
+
+
+def sqlite_reuse(file):
+    """The same call again, answered from its record."""
+    folder, store = _store("FULL")
+    journal = store.open_sync()
+    ask = drive(_Calls(file).guarded(journal))
+    yield lambda: drive(journal.begin(ask))
+    drive(journal.close())
+    shutil.rmtree(folder)
+
+
+async def sqlite_tasks(file, synchronous, tasks):
+    """Guarded calls of many tasks of one loop."""
+    folder, store = _store(synchronous)
+    journal = store.open_async()
+    calls = _Calls(file)
+
+    async def run(n):
+        async def some():
+            for _ in range(n // tasks):
+                await calls.guarded(journal)
+
+        await asyncio.gather(*(some() for _ in range(tasks)))
+
+    yield run
+    await journal.close()
+    shutil.rmtree(folder)
+
+
+def bare_commits(synchronous):
+    """Two bare commits of one row: the floor of any store that claims and settles."""
+    folder, _ = _store(synchronous)
+    connection = sqlite3.connect(Path(folder) / "bare.db", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, body BLOB)")
+    body = b"x" * 900
+
+    def pair():
+        for _ in range(2):
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("INSERT INTO t (body) VALUES (?)", (body,))
+            connection.execute("COMMIT")
+
+    yield pair
+    connection.close()
+    shutil.rmtree(folder)
+
+
+def append_to(file, length):
+    """One more event in a run that has *length*."""
+    folder, store = _store("NORMAL")
+    journal = store.open_sync()
+    row = Row("run", "call.started", 1, _Calls(file).started)
+    for n in range(0, length, 500):
+        drive(journal.append("run", [row] * min(500, length - n)))
+    yield lambda: drive(journal.append("run", [row]))
+    drive(journal.close())
+    shutil.rmtree(folder)
+
+
+def waking(file):
+    """From settle to an awake waiter in the same process."""
+    folder, store = _store("NORMAL")
+    journal = store.open_async()
+    calls = _Calls(file)
+
+    async def run(n):
+        delays = []
+        for _ in range(n):
+            ask = calls.ask()
+            won = await journal.begin(ask)
+
+            async def wait(ask=ask, won=won):
+                await journal.wait(ask.key, won.version, 30)
+                return time.perf_counter()
+
+            waiters = [asyncio.ensure_future(wait()) for _ in range(64)]
+            await asyncio.sleep(0.05)
+            started = time.perf_counter()
+            await journal.settle(ask.key, won.version, FINAL)
+            delays += [await waiter - started for waiter in waiters]
+        delays.sort()
+        return {"p50_ms": delays[len(delays) // 2] * 1000, "max_ms": delays[-1] * 1000}
+
+    yield run
+    shutil.rmtree(folder)
