@@ -155,6 +155,16 @@ class PriceSection(Section, frozen=True):
     output: Annotated[float, Meta(ge=0)]
 
 
+class ProviderSection(Section, frozen=True):
+    """A model provider of the host, ``[host.providers.NAME]``."""
+
+    dialect: Literal["openai-chat", "anthropic"]
+    base_url: str
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; the key itself never stands in a file."""
+    timeout_s: Seconds = 120.0
+
+
 class HostSection(Section, frozen=True):
     """``antiphon serve``."""
 
@@ -163,10 +173,22 @@ class HostSection(Section, frozen=True):
     workers: Positive = 1
     llm_key_recipe: Literal["rfc0041", "semantic-request-v2"] = "rfc0041"
     workflows: str | None = None
+    """Folder of workflow definitions (JSON)."""
     agents: tuple[str, ...] = ()
+    """Entry points that can be started as runs: ``file.py:function``."""
+    tools: tuple[str, ...] = ()
+    """Files or modules whose tools can be nodes of a workflow."""
+    providers: dict[str, ProviderSection] = {}
+    auth: bool = True
+    """Whether requests need a key; switched off, the host serves loopback only."""
     test_seams: bool = False
+    replay_verify: bool = False
+    """Ask the model in every replay fork and compare the kinds of the answers (D28)."""
+    webhooks: bool = False
+    webhooks_loopback: bool = False
     max_body_bytes: Positive = 1_048_576
     request_timeout_s: Seconds = 60.0
+    shutdown_grace_s: Seconds = 10.0
     retention_seconds: Positive = 1_209_600
 
 

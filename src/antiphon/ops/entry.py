@@ -20,7 +20,7 @@ def load_entry(target: str) -> Callable[..., Any]:
         raise InvalidInput(
             f"{target!r} does not name an entry point.", hint="Write file.py:function or module:function."
         )
-    module = _script(Path(place)) if place.endswith(".py") else _module(place)
+    module = load_module(place)
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -32,6 +32,11 @@ def load_entry(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise InvalidInput(f"{target} is not callable.")
     return found  # type: ignore[no-any-return]
+
+
+def load_module(place: str) -> Any:
+    """The module that a file (``file.py``) or a dotted name stands for."""
+    return _script(Path(place)) if place.endswith(".py") else _module(place)
 
 
 def _script(path: Path) -> Any:

@@ -1,0 +1,174 @@
+"""The node types of the host, and what a replay does with each of them (L5, L6).
+
+A *pure* node runs again in a replay. Every other one stands for an observation of the world: live it is made, through
+the gateway or the model boundary; in a replay fork it is the recorded one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Container, Mapping
+from typing import Any, Literal, Protocol
+
+from antiphon._workflow.identity import logical_invocation_id, ordinal
+from antiphon._workflow.model import Node, Workflow
+from antiphon.errors import InvalidInput
+
+Kind = Literal["pure", "observed", "model"]
+Outputs = dict[str, Any]
+MAX_DELAY_MS = 7 * 24 * 3_600_000
+SIDE_EFFECT_TOOL = "conformance/side-effect"
+
+
+class NodeFailed(Exception):
+    """A node ended badly: the code and what is told of it."""
+
+    def __init__(self, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details = dict(details) if details else None
+
+    def to_payload(self) -> dict[str, Any]:
+        error: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.details:
+            error["details"] = self.details
+        return error
+
+
+class World(Protocol):
+    """What nodes reach: given by the host, each call through the gateway or the model boundary."""
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
+        """Call a registered tool under the idempotency key *key*."""
+        ...
+
+    async def run_agent(self, name: str, inputs: Mapping[str, Any]) -> Any: ...
+
+    async def ask_model(self, visit: Visit) -> Outputs: ...
+
+    def draw(self, what: str) -> Any:
+        """A value of clock or chance, written down."""
+        ...
+
+
+class Visit:
+    """One execution of one node."""
+
+    def __init__(
+        self,
+        node: Node,
+        inputs: Mapping[str, Any],
+        *,
+        tenant: str,
+        run: str,
+        execution: int,
+        world: World,
+        emit: Callable[[str, dict[str, Any]], Awaitable[None]],
+    ) -> None:
+        self.node = node
+        self.inputs = inputs
+        self.tenant = tenant
+        self.run = run
+        self.execution = execution
+        """How often the node has ended before."""
+        self.world = world
+        self.emit = emit
+
+    def key(self, provider: str, call: int = 0) -> str:
+        """The identity of a logical effect of this execution."""
+        return logical_invocation_id(self.tenant, self.run, self.node.id, ordinal(self.execution, call), provider)
+
+
+def _object(value: Any, name: str = "value") -> Outputs:
+    return value if isinstance(value, dict) else {name: value}
+
+
+async def _noop(visit: Visit) -> Outputs:
+    if visit.node.config.get("nondeterministic"):
+        return {"nonce": visit.world.draw("uuid4")}
+    return {}
+
+
+async def _identity(visit: Visit) -> Outputs:
+    return dict(visit.inputs)
+
+
+async def _wait(visit: Visit) -> Outputs:
+    delay = visit.inputs.get("delayMs", visit.node.config.get("delayMs", 0))
+    if isinstance(delay, bool) or not isinstance(delay, (int, float)) or not 0 <= delay <= MAX_DELAY_MS:
+        raise NodeFailed("invalid_input", f"delayMs is a number of milliseconds from 0 to {MAX_DELAY_MS}.")
+    await asyncio.sleep(delay / 1000)
+    return {}
+
+
+async def _fail(visit: Visit) -> Outputs:
+    config = visit.node.config
+    raise NodeFailed(str(config.get("code", "conformance_failure")), "This node always fails.")
+
+
+async def _side_effect(visit: Visit) -> Outputs:
+    arguments = {"nodeId": visit.node.id}
+    return _object(await visit.world.call_tool(SIDE_EFFECT_TOOL, arguments, visit.key(SIDE_EFFECT_TOOL)))
+
+
+async def _nondeterminism(visit: Visit) -> Outputs:
+    draw = visit.world.draw
+    return {"clock": str(draw("now")), "random": str(draw("random")), "id": str(draw("uuid4"))}
+
+
+async def _tool(visit: Visit) -> Outputs:
+    name = visit.node.type_id.removeprefix("tool:")
+    arguments = {**visit.node.config, **visit.inputs}
+    return _object(await visit.world.call_tool(name, arguments, visit.key(name)), "result")
+
+
+async def _agent(visit: Visit) -> Outputs:
+    return _object(await visit.world.run_agent(visit.node.type_id.removeprefix("agent:"), visit.inputs), "output")
+
+
+async def _model(visit: Visit) -> Outputs:
+    return await visit.world.ask_model(visit)
+
+
+_BUILT_IN: dict[str, tuple[Kind, Callable[[Visit], Awaitable[Outputs]]]] = {
+    "core.noop": ("pure", _noop),
+    "core.identity": ("pure", _identity),
+    "core.delay": ("observed", _wait),
+    "core.conformance.hold": ("pure", _wait),
+    "core.conformance.fail": ("pure", _fail),
+    "core.conformance.side-effect": ("observed", _side_effect),
+    "core.conformance.nondeterminism": ("observed", _nondeterminism),
+}
+_PREFIXES: tuple[tuple[str, Kind, Callable[[Visit], Awaitable[Outputs]]], ...] = (
+    ("tool:", "observed", _tool),
+    ("agent:", "observed", _agent),
+    ("core.ai.", "model", _model),
+    ("core.llm.", "model", _model),
+)
+
+
+def implementation(node: Node) -> tuple[Kind, Callable[[Visit], Awaitable[Outputs]]] | None:
+    """How a node runs and what a replay does with it. A declared side effect is never taken for a pure node."""
+    found = _BUILT_IN.get(node.type_id)
+    if found is None:
+        found = next(((kind, run) for prefix, kind, run in _PREFIXES if node.type_id.startswith(prefix)), None)
+    if found is None:
+        return None
+    kind, run = found
+    declared = node.role == "side-effect" or node.config.get("role") == "side-effect"
+    if kind == "pure" and (declared or node.config.get("nondeterministic")):
+        return "observed", run
+    return kind, run
+
+
+def check_nodes(workflow: Workflow, tools: Container[str], agents: Container[str]) -> None:
+    """Refuse a workflow with a node that this host cannot run."""
+    for node in workflow.nodes:
+        known = implementation(node) is not None
+        if node.type_id.startswith("tool:"):
+            known = node.type_id.removeprefix("tool:") in tools
+        elif node.type_id.startswith("agent:"):
+            known = node.type_id.removeprefix("agent:") in agents
+        if not known:
+            raise InvalidInput(f"Node {node.id!r} has the type {node.type_id!r}, which this host does not know.")

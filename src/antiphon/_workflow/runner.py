@@ -1,0 +1,264 @@
+"""Runs one workflow: node after node, every step an event, live or as a replay of another run.
+
+A run that was interrupted, a fork and a new run are the same thing here: a state computed from events, and what comes
+next. Events of nodes that cannot wait are written together; before anything that may wait or touch the world, all
+events so far are on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from antiphon._workflow.model import Workflow
+from antiphon._workflow.nodes import NodeFailed, Outputs, Visit, World, implementation
+from antiphon._workflow.source import Comparison, Recorded, Source
+from antiphon._workflow.state import State, Told
+from antiphon.errors import StoreError
+
+log = logging.getLogger("antiphon.host")
+
+Write = Callable[[Sequence[tuple[Told, int]], bool], Awaitable[None]]
+"""(events with their numbers, whether the run is over) -> written."""
+
+LoadSource = Callable[[], Awaitable[Source]]
+
+
+class Stopped(Exception):
+    """This process may not go on with the run: somebody else has it."""
+
+
+class Replay:
+    """That a run is a replay fork: where its observations come from."""
+
+    def __init__(self, load: LoadSource, comparison: Comparison, verify: bool = False) -> None:
+        self.load = load
+        self.comparison = comparison
+        self.verify = verify
+        """Ask the model although the answer is recorded, and compare the kinds (D28)."""
+
+
+class Runner:
+    """One run on its way."""
+
+    def __init__(
+        self,
+        workflow: Workflow,
+        state: State,
+        *,
+        run: str,
+        tenant: str,
+        world: World,
+        write: Write,
+        replay: Replay | None = None,
+        staged: Callable[[str], bool] = lambda node: False,
+    ) -> None:
+        self.workflow = workflow
+        self.state = state
+        self.run = run
+        self.tenant = tenant
+        self.replay = replay
+        self._world = world
+        self._write = write
+        self._staged = staged
+        self._pending: list[tuple[Told, int]] = []
+        self.cancel_reason: str | None = None
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    async def emit(self, kind: str, payload: dict[str, Any]) -> None:
+        """Note an event; :meth:`flush` writes it."""
+        self._note(Told(kind, payload))
+        if self.replay is not None:
+            diverged = self.replay.comparison.see(Told(kind, payload))
+            if diverged is not None:
+                self._note(Told("replay.diverged", diverged))
+
+    def _note(self, told: Told) -> None:
+        number = self.state.sequence
+        self.state.apply(told)
+        self._pending.append((told, number))
+
+    async def flush(self, *, over: bool = False) -> None:
+        """Write what has been noted."""
+        pending, self._pending = self._pending, []
+        if pending or over:
+            await self._write(pending, over)
+
+    # -- the run -----------------------------------------------------------------------------------------------------
+
+    async def execute(self) -> None:
+        """Go on from where the events end. Cancelling the task without :meth:`stop` leaves the run to be resumed."""
+        state = self.state
+        if self.is_cancelled:
+            await self._cancelled()
+            return
+        try:
+            limit = self.workflow.settings.timeout / 1000 or None
+            async with asyncio.timeout(limit):
+                while state.error is None and (node := state.next_node) is not None:
+                    await self._node(node)
+        except asyncio.CancelledError:
+            if not self.is_cancelled:
+                raise
+            task = asyncio.current_task()
+            if task is not None:
+                task.uncancel()
+            await self._cancelled()
+            return
+        except TimeoutError:
+            error = {"code": "run_timeout", "message": f"The run took longer than {self.workflow.settings.timeout} ms."}
+            if state.open is not None:
+                await self.emit("node.failed", {"nodeId": state.open, "error": error})
+            state.error = error
+        await self._end()
+
+    async def _end(self) -> None:
+        state = self.state
+        if state.error is None:
+            await self.emit("run.completed", {"outputs": state.result()})
+        else:
+            payload: dict[str, Any] = {"error": state.error}
+            if state.failed_node is not None:
+                payload["failedNodeId"] = state.failed_node
+            await self.emit("run.failed", payload)
+        await self.flush(over=True)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the user wants the run to end."""
+        return self.cancel_reason is not None
+
+    def stop(self, reason: str) -> None:
+        """Say that the cancellation to come is the user's."""
+        self.cancel_reason = reason
+
+    async def _cancelled(self) -> None:
+        if self.state.open is not None:
+            await self.emit("node.cancelled", {"nodeId": self.state.open})
+        await self.emit("run.cancelled", {"reason": self.cancel_reason})
+        await self.flush(over=True)
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    async def _node(self, node_id: str) -> None:
+        state = self.state
+        node = self.workflow.node(node_id)
+        found = implementation(node)
+        told_before = list(state.emitted) if state.open is not None else []
+        if state.open is None:
+            await self.emit("node.started", {"nodeId": node_id, "typeId": node.type_id})
+
+        async def emit(kind: str, payload: dict[str, Any]) -> None:
+            """What an interrupted execution has told already is not told again."""
+            if told_before and told_before[0] == Told(kind, payload):
+                del told_before[0]
+            else:
+                await self.emit(kind, payload)
+
+        try:
+            if found is None:
+                raise NodeFailed("unknown_node_type", f"This host does not know the node type {node.type_id}.")
+            kind, function = found
+            visit = Visit(
+                node,
+                state.bind(node_id),
+                tenant=self.tenant,
+                run=self.run,
+                execution=state.ended.get(node_id, 0),
+                world=self._world,
+                emit=emit,
+            )
+            if self.replay is not None and kind != "pure":
+                outputs = await self._observe(self.replay, visit, kind == "model", function)
+            else:
+                if node.type_id not in ("core.noop", "core.identity", "core.conformance.fail"):
+                    await self.flush()
+                outputs = await function(visit)
+        except NodeFailed as failure:
+            await self.emit("node.failed", {"nodeId": node_id, "error": failure.to_payload()})
+            return
+        except (StoreError, Stopped):
+            raise  # nothing is known to be wrong with the node: the run is resumed later
+        except Exception as error:
+            log.exception("node %s of run %s raised", node_id, self.run)
+            message = f"{type(error).__name__}: {error}"
+            await self.emit("node.failed", {"nodeId": node_id, "error": {"code": "node_error", "message": message}})
+            return
+        await self.emit("node.completed", {"nodeId": node_id, "outputs": outputs})
+        for limited in tuple(state.limited):
+            await self.emit("workflow.loopback-limit", {"nodeId": limited})
+
+    async def _observe(
+        self, replay: Replay, visit: Visit, is_model: bool, function: Callable[[Visit], Awaitable[Outputs]]
+    ) -> Outputs:
+        """The recorded observation of a node, or a failure: a replay never makes one of its own (RFC 0140)."""
+        await self.flush()
+        source = await replay.load()
+        recorded = source.outcome(visit.node.id, visit.execution)
+        if is_model and (replay.verify or self._staged(visit.node.id)):
+            await self._verify(source, recorded, visit, function)
+        if recorded is None:
+            raise NodeFailed(
+                "replay_source_missing",
+                f"The source run has no outcome number {visit.execution + 1} of this node, and a replay performs none.",
+                {"sourceRunId": source.run, "nodeId": visit.node.id, "n": visit.execution + 1},
+            )
+        if visit.node.type_id.startswith("agent:"):
+            return await function(visit)  # every call of the agent is answered from the recording
+        for told in recorded.emitted:
+            await visit.emit(told.type, dict(told.payload))
+        if recorded.terminal.type == "node.failed":
+            error = recorded.terminal.payload["error"]
+            raise NodeFailed(str(error["code"]), str(error["message"]), error.get("details"))
+        return dict(recorded.terminal.payload.get("outputs") or {})
+
+    async def _verify(
+        self, source: Source, recorded: Recorded | None, visit: Visit, function: Callable[[Visit], Awaitable[Outputs]]
+    ) -> None:
+        """Ask the model and compare the kind of its answer with the recorded one (L4)."""
+        told: list[Told] = []
+
+        async def overhear(kind: str, payload: dict[str, Any]) -> None:
+            told.append(Told(kind, payload))
+
+        live, visit.emit = visit.emit, overhear
+        try:
+            await function(visit)
+            now = "valid"
+        except NodeFailed:
+            now = "refusal" if any(one.type == "envelope.refusal" for one in told) else "unknown"
+        finally:
+            visit.emit = live
+        before = "unknown" if recorded is None else recorded.kind
+        if recorded is None or "unknown" in (before, now) or before == now:
+            return
+        payload: dict[str, Any] = {
+            "sourceRunId": source.run,
+            "atSequence": recorded.sequence,
+            "originalEventId": source.event_id(recorded.sequence),
+            "nodeId": visit.node.id,
+            "originalEnvelopeKind": before,
+            "replayEnvelopeKind": now,
+        }
+        reason = _refusal_reason(told if now == "refusal" else recorded.emitted)
+        if reason:
+            payload["refusalReason"] = reason
+        await self.emit("replay.divergedAtRefusal", payload)
+        details = {
+            name: payload[name] for name in ("atSequence", "nodeId", "originalEnvelopeKind", "replayEnvelopeKind")
+        }
+        raise NodeFailed(
+            "replay_diverged_at_refusal",
+            f"The source run got a {before} answer here, the replay a {now} one. Nothing after this node was run.",
+            details,
+        )
+
+
+def _refusal_reason(told: Sequence[Told]) -> str:
+    for one in told:
+        if one.type == "envelope.refusal":
+            return str(one.payload.get("refusalText") or one.payload.get("safetyCategory") or "")
+    return ""

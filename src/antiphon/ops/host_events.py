@@ -1,0 +1,154 @@
+"""The workflow events of a run, as rows of the run log and as documents of the protocol (L5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from antiphon._recording.recorder import Recorder, resolve
+from antiphon._workflow.source import event_id
+from antiphon._workflow.state import TERMINAL, Told
+from antiphon.contract.events import Event
+from antiphon.ports import Blobs, Journal, Row
+
+PLACE = "sequence"
+"""Where the metadata of a row says its number among the workflow events of the run."""
+_BATCH = 1000
+
+
+def as_row(recorder: Recorder, told: Told, sequence: int, *, redacted: bool = False) -> Row:
+    """A workflow event on its way into the log."""
+    meta: dict[str, Any] = {PLACE: sequence, "workflow": True}
+    if redacted:
+        meta["redacted"] = True
+    return recorder.encode(told.type, None, dict(told.payload), meta)
+
+
+class Numbered(NamedTuple):
+    """A workflow event with its place."""
+
+    sequence: int
+    told: Told
+    at_ms: int
+    redacted: bool
+    """Whether what the log holds is not what was given."""
+    row: int = 0
+    """Its place in the log."""
+
+
+def document(run: str, event: Numbered) -> dict[str, Any]:
+    """The event as the protocol shows it: nothing in it depends on when or where it was written, but ids and time."""
+    found: dict[str, Any] = {
+        "eventId": event_id(run, event.sequence),
+        "runId": run,
+        "type": event.told.type,
+        "payload": event.told.payload,
+        "timestamp": iso(event.at_ms),
+        "sequence": event.sequence,
+    }
+    node = event.told.payload.get("nodeId")
+    if isinstance(node, str) and node:
+        found["nodeId"] = node
+    return found
+
+
+def iso(ms: int) -> str:
+    """A time on the wire."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Reader:
+    """Reads the workflow events of one run, going on where it stopped."""
+
+    def __init__(self, journal: Journal, run: str, blobs: Blobs | None, tenant: str) -> None:
+        self._journal = journal
+        self._run = run
+        self._blobs = blobs
+        self._tenant = tenant
+        self._row = 0
+        self.rows: list[Event] = []
+        """The other rows that were passed on the way: calls and their outcomes."""
+
+    async def more(self, *, keep_rows: bool = False) -> list[Numbered]:
+        """The events that came since the last time."""
+        found: list[Numbered] = []
+        while batch := await self._journal.events(self._run, start=self._row, limit=_BATCH):
+            self._row = batch[-1].seq + 1
+            for event in batch:
+                if event.meta.get("workflow"):
+                    found.append(await self._numbered(event))
+                elif keep_rows:
+                    self.rows.append(event)
+            if len(batch) < _BATCH:
+                break
+        return found
+
+    async def _numbered(self, event: Event) -> Numbered:
+        payload = event.payload
+        if any(isinstance(value, dict) and "$blob" in value for value in payload.values()):
+            payload = await resolve(payload, self._blobs, self._tenant)
+        told = Told(event.type, payload)
+        return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
+
+
+class Signals:
+    """Wakes those who wait for news of a run that is executed in this process."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+
+    def wake(self, run: str) -> None:
+        for waiter in self._waiting.get(run, ()):
+            waiter.set()
+
+    async def wait(self, run: str, waiter: asyncio.Event, timeout_s: float) -> None:
+        """Return when there is news, or after *timeout_s*."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter.wait()
+        except TimeoutError:
+            return
+        finally:
+            waiter.clear()
+
+    def listen(self, run: str) -> asyncio.Event:
+        waiter = asyncio.Event()
+        self._waiting.setdefault(run, set()).add(waiter)
+        return waiter
+
+    def leave(self, run: str, waiter: asyncio.Event) -> None:
+        waiting = self._waiting.get(run)
+        if waiting is not None:
+            waiting.discard(waiter)
+            if not waiting:
+                del self._waiting[run]
+
+
+async def follow(
+    reader: Reader, signals: Signals, run: str, *, is_local: Any, look_s: float, idle_s: float
+) -> AsyncIterator[list[Numbered]]:
+    """New events as they come, an empty list after *idle_s* of silence; ends after the last event of the run.
+
+    A run of this process wakes its followers; one of another process is looked at every *look_s*.
+    """
+    waiter = signals.listen(run)
+    silent = 0.0
+    try:
+        while True:
+            found = await reader.more()
+            if found:
+                silent = 0.0
+                yield found
+                if found[-1].told.type in TERMINAL:
+                    return
+                continue
+            pause = idle_s - silent if is_local() else min(look_s, idle_s - silent)
+            await signals.wait(run, waiter, pause)
+            silent += pause
+            if silent >= idle_s:
+                silent = 0.0
+                yield []
+    finally:
+        signals.leave(run, waiter)

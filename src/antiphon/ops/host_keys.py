@@ -1,0 +1,146 @@
+"""API keys of the host: made once, shown once, kept as digests in the store, so that every worker sees a revocation."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from typing import Any, Literal, NamedTuple, get_args
+
+import orjson
+
+from antiphon.contract.events import RunManifest
+from antiphon.errors import InvalidInput, NotFound
+from antiphon.ports import Clock, Journal, Row
+
+Role = Literal["read", "run", "admin"]
+ROLES: tuple[Role, ...] = get_args(Role)
+HOST_TENANT = "antiphon-host"
+"""Whose reserved runs hold what the host itself keeps; no credential has this tenant."""
+KEYS_RUN = "host-apikeys"
+ENVIRONMENT_KEY = "ANTIPHON_API_KEY"
+_REFRESH_S = 2.0
+
+
+class Principal(NamedTuple):
+    """Who makes a request: the tenant comes from the credential and from nowhere else (D31)."""
+
+    key_id: str
+    tenant: str
+    role: Role
+
+    def may(self, role: Role) -> bool:
+        """Whether this role includes *role*."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+class ApiKey(NamedTuple):
+    """What is kept of a key."""
+
+    id: str
+    digest: str
+    role: Role
+    tenant: str
+    name: str
+    created_at_ms: int
+    revoked: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        wire = self._asdict()
+        del wire["digest"]
+        return wire
+
+
+def digest_of(token: str) -> str:
+    """Keys are random, so a plain digest is enough: there is nothing to guess."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class KeyRing:
+    """The keys, as a log of creations and revocations under a reserved run."""
+
+    def __init__(self, journal: Journal, clock: Clock, *, default_tenant: str) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._keys: dict[str, ApiKey] = {}
+        self._row = 0
+        self._read_at = float("-inf")
+        self._by_digest: dict[str, ApiKey] = {}
+        given = os.environ.get(ENVIRONMENT_KEY, "")
+        self._environment = digest_of(given) if given else None
+        self._environment_principal = Principal("environment", default_tenant, "admin")
+
+    async def refresh(self, *, at_once: bool = False) -> None:
+        """Read what was appended since the last time; every two seconds at most."""
+        now = time.monotonic()
+        if not at_once and now - self._read_at < _REFRESH_S:
+            return
+        self._read_at = now
+        while batch := await self._journal.events(KEYS_RUN, start=self._row):
+            self._row = batch[-1].seq + 1
+            for event in batch:
+                payload = event.payload
+                if event.type == "key.created":
+                    key = ApiKey(**payload)
+                    self._keys[key.id] = self._by_digest[key.digest] = key
+                elif event.type == "key.revoked" and payload["id"] in self._keys:
+                    key = self._keys[payload["id"]]._replace(revoked=True)
+                    self._keys[key.id] = self._by_digest[key.digest] = key
+
+    async def find(self, token: str) -> Principal | None:
+        """Whose key this is."""
+        digest = digest_of(token)
+        if self._environment is not None and hmac.compare_digest(digest, self._environment):
+            return self._environment_principal
+        await self.refresh()
+        key = self._by_digest.get(digest)
+        if key is None:
+            return None
+        return None if key.revoked else Principal(key.id, key.tenant, key.role)
+
+    async def any(self) -> bool:
+        """Whether there is a key at all."""
+        await self.refresh(at_once=True)
+        return self._environment is not None or any(not key.revoked for key in self._keys.values())
+
+    async def keys(self) -> list[ApiKey]:
+        await self.refresh(at_once=True)
+        return list(self._keys.values())
+
+    def tenants(self) -> set[str]:
+        """Every tenant that has a key."""
+        return {self._environment_principal.tenant, *(key.tenant for key in self._keys.values())}
+
+    async def create(self, *, role: str, tenant: str, name: str = "") -> tuple[str, ApiKey]:
+        """A new key: the token, to be shown once, and what is kept."""
+        if role not in ROLES:
+            raise InvalidInput(f"A role is one of {', '.join(ROLES)}.", path="role")
+        if not tenant or tenant == HOST_TENANT:
+            raise InvalidInput("The tenant of a key is a name of your own.", path="tenant")
+        token = f"antiphon_{secrets.token_urlsafe(32)}"
+        now = self._clock.now_ms()
+        key = ApiKey(secrets.token_hex(6), digest_of(token), role, tenant, name, now)
+        await self._append("key.created", {**key._asdict()})
+        return token, key
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Refuse a key from now on; other workers follow within two seconds."""
+        await self.refresh(at_once=True)
+        key = self._keys.get(key_id)
+        if key is None:
+            raise NotFound(f"There is no API key {key_id!r}.", hint="List them: antiphon apikeys list")
+        if not key.revoked:
+            await self._append("key.revoked", {"id": key_id})
+        return self._keys[key_id]
+
+    async def _append(self, kind: str, payload: dict[str, Any]) -> None:
+        now = self._clock.now_ms()
+        manifest = RunManifest(
+            id=KEYS_RUN, name=KEYS_RUN, status="running", started_at_ms=now, tenant=HOST_TENANT, tags={"kind": "host"}
+        )
+        await self._journal.open_run(manifest)
+        body = orjson.dumps({"payload": payload, "meta": {}, "v": 1})
+        await self._journal.append(KEYS_RUN, (Row(KEYS_RUN, kind, now, body),))
+        await self.refresh(at_once=True)

@@ -1,0 +1,107 @@
+"""Which worker process executes a run: one lease per process, and runs whose process is gone (kill −9, lost machine).
+
+A worker that has not renewed its lease in time stops writing; another may then resume its runs. What the runs call
+stays protected by the claims of the calls themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon.canonical import canonical_digest
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import RecordedRequest
+from antiphon.errors import StoreError
+from antiphon.ops.host_keys import HOST_TENANT
+from antiphon.ports import Ask, Claimed, Final, Journal
+
+log = logging.getLogger("antiphon.host")
+
+LEASE_MS = 30_000
+RENEW_S = 8.0
+_DAY_MS = 86_400_000
+
+
+def _ask(key: str, identity: str, lease_ms: int) -> Ask:
+    request = RecordedRequest(
+        session_key="host", actor_id="host", request_id=identity, params_digest=key, identity=identity
+    )
+    return Ask(key, identity, "host/lease", key, request, _DAY_MS, lease_ms, owner_token(), HOST_TENANT, "default")
+
+
+def _worker_key(owner: str) -> str:
+    return canonical_digest(["host-worker", owner])
+
+
+class WorkerLease:
+    """The lease of this process."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._key = _worker_key(owner_token())
+        self._version = 0
+        self._until = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self._take()
+        self._task = asyncio.create_task(self._renew(), name="antiphon-worker-lease")
+
+    async def _take(self) -> None:
+        asked = time.monotonic()
+        got = await self._journal.begin(_ask(self._key, self._key, LEASE_MS))
+        if not isinstance(got, Claimed):  # ours from before, in this very process
+            got = await self._journal.take(_ask(self._key, self._key, LEASE_MS), got.current.version)
+        if isinstance(got, Claimed):
+            self._version, self._until = got.version, asked + LEASE_MS / 1000
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_S)
+            asked = time.monotonic()
+            try:
+                if await self._journal.renew(self._key, self._version, LEASE_MS):
+                    self._until = asked + LEASE_MS / 1000
+                else:
+                    await self._take()
+            except StoreError as error:
+                log.warning("the worker lease could not be renewed: %s", error)
+
+    def holds(self) -> bool:
+        """Whether this process may still write to its runs."""
+        return time.monotonic() < self._until
+
+    async def stop(self) -> None:
+        """Give the lease back: what is unfinished may be resumed at once."""
+        if self._task is not None:
+            self._task.cancel()
+        self._until = float("-inf")
+        try:
+            await self._journal.clear(self._key)
+        except StoreError as error:
+            log.warning("the worker lease could not be given back: %s", error)
+
+
+async def is_gone(journal: Journal, owner: str) -> bool:
+    """Whether the process *owner* no longer executes its runs."""
+    if certainly_dead(owner):
+        return True
+    found = await journal.read(_worker_key(owner))
+    if found is None:
+        return True
+    lock = found.current.lock_until_ms
+    return lock is UNSET or lock <= found.now_ms
+
+
+async def take_over(journal: Journal, run: str, owner: str) -> bool:
+    """Become the one process that resumes *run*, which *owner* left behind."""
+    key = canonical_digest(["host-resume", run, owner])
+    ask = _ask(key, f"{key}:{owner_token()}", LEASE_MS)
+    got = await journal.begin(ask)
+    if isinstance(got, Claimed):
+        await journal.settle(key, got.version, Final("done", LEASE_MS))
+        return True
+    return False

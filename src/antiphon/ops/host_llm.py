@@ -1,0 +1,168 @@
+"""Model nodes of a workflow: asked through the recorded boundary, checked against their schema (L1, D23, D24)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._scope import RunScope
+from antiphon._workflow.mock import MockProvider, ProviderError
+from antiphon._workflow.nodes import NodeFailed, Visit
+from antiphon._workflow.schema import violation
+from antiphon.config.model import HostSection
+from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.llm.key import llm_cache_key, variant_digest
+from antiphon.llm.refusal import envelope_kind
+from antiphon.llm.response import summarise
+
+MOCK = "mock"
+MAX_ATTEMPTS = 3
+_TRUNCATED = frozenset({"max_tokens", "length"})
+_OPTIONS = {"temperature": "temperature", "topP": "topP", "topK": "topK", "seed": "seed", "stop": "stop"}
+
+
+def request_of(visit: Visit) -> dict[str, Any]:
+    """The canonical request of a model node: the same fields on every host."""
+    config, inputs = visit.node.config, visit.inputs
+    messages = inputs.get("messages", config.get("messages"))
+    if messages is None and isinstance(inputs.get("prompt", config.get("prompt")), str):
+        messages = [{"role": "user", "content": inputs.get("prompt", config.get("prompt"))}]
+    request: dict[str, Any] = {
+        "provider": str(config.get("provider", MOCK)),
+        "model": config.get("model"),
+        "messages": messages,
+    }
+    if config.get("tools"):
+        request["tools"] = config["tools"]
+    for name, spelling in _OPTIONS.items():
+        if config.get(spelling) is not None:
+            request[name] = config[spelling]
+    if config.get("maxTokens") is not None:
+        request["maxOutputTokens"] = config["maxTokens"]
+    schema = config.get("outputSchema")
+    if isinstance(schema, dict):
+        request["responseSchema"] = schema
+        request["responseFormat"] = {"type": "json_schema", "schema": schema}
+    return request
+
+
+class ModelBoundary:
+    """Asks models for the nodes of one run."""
+
+    def __init__(self, scope: RunScope, settings: HostSection, mock: MockProvider, tenant: str) -> None:
+        self._scope = scope
+        self._settings = settings
+        self._mock = mock
+        self._tenant = tenant
+        self.known: dict[str, list[Any]] = {}
+        """Answers an interrupted run already has, by key: they are not asked for again."""
+
+    async def ask(self, visit: Visit) -> dict[str, Any]:
+        """The checked answer of a model node; refusals and answers that never fit fail it."""
+        request = request_of(visit)
+        schema = visit.node.config.get("outputSchema")
+        node = visit.node.id
+        attempts = int(visit.node.config.get("maxAttempts", MAX_ATTEMPTS))
+        for attempt in range(1, attempts + 1):
+            response = await self._once(visit, request)
+            answer = _account(response, request["provider"])
+            if answer["kind"] == "refusal":
+                await visit.emit("envelope.refusal", _refusal(node, request, answer["refusal"]))
+                raise NodeFailed("envelope_refusal", "The model refused to answer; it was not asked again.")
+            value, reason, wrong = _read(answer, schema)
+            if reason is None:
+                return value
+            if reason == "truncation":
+                await visit.emit("envelope.truncated", {"nodeId": node, "stopReason": answer["stopReason"]})
+            if attempt < attempts:
+                payload = {"nodeId": node, "attempt": attempt + 1, "reason": reason, "previousError": wrong}
+                await visit.emit("envelope.retry.attempted", payload)
+            else:
+                payload = {"nodeId": node, "totalAttempts": attempt, "finalReason": reason, "finalError": wrong}
+                await visit.emit("envelope.retry.exhausted", payload)
+        raise NodeFailed("envelope_payload_invalid", f"No answer fitted the schema in {attempts} attempts.")
+
+    async def _once(self, visit: Visit, request: Mapping[str, Any]) -> Any:
+        recipe = self._settings.llm_key_recipe
+        try:
+            key = llm_cache_key(request, recipe=recipe)
+        except InvalidInput as error:
+            raise NodeFailed("invalid_input", error.message) from None
+        payload = {
+            "provider": request["provider"],
+            "request": dict(request),
+            "recipe": recipe,
+            "variant": variant_digest(request),
+            "nodeId": visit.node.id,
+        }
+        boundary = Boundary(self._scope, "llm", "llm", dict(request), payload=payload, digest=key, asynchronous=True)
+        boundary.payload["key"] = boundary.digest
+        earlier = self.known.get(boundary.digest)
+        if earlier:
+            return earlier.pop(0)
+        await boundary.start()
+        try:
+            response = await self._send(visit, request)
+        except ProviderError as error:
+            await boundary.finish("error", error=error_payload(error))
+            raise NodeFailed(error.code, str(error)) from None
+        except AntiphonError as error:
+            await boundary.finish("error", error=error_payload(error))
+            raise NodeFailed(error.code, error.message) from None
+        answer = _account(response, str(request["provider"]))
+        outcome = "refusal" if answer["kind"] == "refusal" else "ok"
+        meta = {"usage": answer["usage"], "stopReason": answer["stopReason"]}
+        await boundary.finish(outcome, value=response, meta=meta)
+        return response
+
+    async def _send(self, visit: Visit, request: Mapping[str, Any]) -> Any:
+        name = str(request["provider"])
+        if name == MOCK:
+            return self._mock.answer(self._tenant, visit.node.id, visit.node.config.get("outputSchema"))
+        provider = self._settings.providers.get(name)
+        if provider is None:
+            known = ", ".join((MOCK, *self._settings.providers))
+            raise NodeFailed("provider_unknown", f"The provider {name!r} is not configured. Known: {known}.")
+        from antiphon.ops.host_providers import send
+
+        return await send(name, provider, request, key=visit.key(name))
+
+
+def _account(response: Any, provider: str) -> dict[str, Any]:
+    """Kind, text, stop reason and usage of a response; the mock's has a shape of its own."""
+    if isinstance(response, dict) and "stopReason" in response and isinstance(response.get("content"), str):
+        kind, reason = envelope_kind(response)
+        return {
+            "kind": "refusal" if kind == "refusal" else "valid",
+            "text": response["content"],
+            "stopReason": response["stopReason"],
+            "usage": response.get("usage"),
+            "refusal": reason,
+        }
+    return summarise(response, provider)
+
+
+def _refusal(node: str, request: Mapping[str, Any], reason: Any) -> dict[str, Any]:
+    payload = {"nodeId": node, "provider": request["provider"], "model": request["model"]}
+    if isinstance(reason, str) and reason:
+        payload["refusalText"] = reason
+    return payload
+
+
+def _read(answer: Mapping[str, Any], schema: Any) -> tuple[dict[str, Any], str | None, str | None]:
+    """(value, reason it cannot be used, what is wrong with it): the last never quotes the answer."""
+    if answer["stopReason"] in _TRUNCATED:
+        return {}, "truncation", "the answer was cut off"
+    if not isinstance(schema, dict):
+        return {"text": answer["text"]}, None, None
+    try:
+        value = orjson.loads(answer["text"])
+    except orjson.JSONDecodeError:
+        return {}, "parse-error", "the answer is not JSON"
+    wrong = violation(value, schema)
+    if wrong is not None:
+        return {}, "schema-violation", wrong
+    return (value if isinstance(value, dict) else {"value": value}), None, None

@@ -1,0 +1,115 @@
+"""Layer-1 idempotency: a mutating request with an ``Idempotency-Key`` is processed once, by claim (L8).
+
+The claims of requests live in the same journal as those of calls, under keys of their own that include the tenant of
+the credential and the endpoint. The key itself is never stored, only its digest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+import orjson
+
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon.canonical import canonical_digest
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import DedupeRecord, RecordedRequest
+from antiphon.errors import AntiphonError, StoreError
+from antiphon.ports import Ask, Claimed, Existing, Final, Journal
+
+KEEP_MS = 26 * 3_600_000
+"""A little more than the 24 hours the protocol asks for."""
+_LEASE_MS = 15_000
+_WAIT_S = 10.0
+_LOOK_S = 1.0
+
+
+class Reply(NamedTuple):
+    """A response before it is one."""
+
+    status: int
+    body: Any
+    headers: dict[str, str] = {}
+
+
+class KeyMismatch(Exception):
+    """The key was used for another request."""
+
+
+class StillRunning(Exception):
+    """The first request under this key has not been answered yet."""
+
+
+Action = Callable[[str], Awaitable[Reply]]
+"""Does the work; the argument is the id that anything it creates must have."""
+
+
+def _keeps(status: int) -> bool:
+    """Whether an answer stands for good: not a failure that may pass, not a request that was never accepted."""
+    return status < 500 and status not in (400, 401, 403, 408, 413, 415, 429)
+
+
+async def once(
+    journal: Journal, *, tenant: str, workspace: str, endpoint: str, key: str, digest: str, action: Action
+) -> Reply:
+    """The answer of *action*, or the one it gave the first time."""
+    claim = canonical_digest(["openwop-layer-1", tenant, endpoint, key])
+
+    def ask(identifier: str) -> Ask:
+        request = RecordedRequest(
+            session_key="http", actor_id="http", request_id=identifier, params_digest=digest, identity=claim
+        )
+        return Ask(
+            claim, claim, f"http/{endpoint}", claim, request, KEEP_MS, _LEASE_MS, owner_token(), tenant, workspace
+        )
+
+    identifier = uuid7()
+    got: Claimed | Existing = await journal.begin(ask(identifier))
+    until = time.monotonic() + _WAIT_S
+    while not isinstance(got, Claimed):
+        record = got.current
+        if record.request.params_digest != digest and record.state != "cancelled":
+            raise KeyMismatch
+        if record.state == "done":
+            return _again(record)
+        lost = record.state != "inflight" or _lease_over(record, got.now_ms) or certainly_dead(record.owner)
+        if lost:
+            if record.request.params_digest == digest:  # it may have created something: ours has the same id
+                identifier = record.request.request_id
+            got = await journal.take(ask(identifier), record.version)
+            continue
+        left = until - time.monotonic()
+        if left <= 0:
+            raise StillRunning
+        await journal.wait(claim, record.version, min(left, _LOOK_S))
+        identifier = uuid7()
+        got = await journal.begin(ask(identifier))
+    try:
+        reply = await action(identifier)
+    except AntiphonError as error:
+        if isinstance(error, StoreError):
+            await journal.settle(claim, got.version, Final("cancelled", KEEP_MS, dispatched=False))
+        else:  # refused before anything was made: the key is free again
+            await journal.clear(claim)
+        raise
+    except BaseException:
+        await journal.settle(claim, got.version, Final("cancelled", KEEP_MS, dispatched=False))
+        raise
+    if _keeps(reply.status):
+        kept = orjson.dumps({"status": reply.status, "body": reply.body})
+        await journal.settle(claim, got.version, Final("done", KEEP_MS, payload=kept, attempt_count=1))
+    else:
+        await journal.clear(claim)
+    return reply
+
+
+def _lease_over(record: DedupeRecord, now_ms: int) -> bool:
+    return record.lock_until_ms is UNSET or record.lock_until_ms <= now_ms
+
+
+def _again(record: DedupeRecord) -> Reply:
+    kept: dict[str, Any] = {} if record.payload is UNSET else orjson.loads(bytes(record.payload))
+    return Reply(int(kept["status"]), kept["body"], {"openwop-Idempotent-Replay": "true"})

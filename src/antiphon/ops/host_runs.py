@@ -1,0 +1,323 @@
+"""Starting, forking, following and cancelling runs over HTTP: the use cases behind the endpoints (L5, L8, RFC 0140)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from antiphon._gateway.owner import owner_token
+from antiphon._recording.manifest import package_versions
+from antiphon._workflow.identity import ACTIVITY_RECIPE
+from antiphon._workflow.model import Workflow, initial_variables
+from antiphon._workflow.state import TERMINAL, State, Told, fold
+from antiphon.contract.events import RunManifest
+from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.llm.key import V2_STAMP
+from antiphon.ops.host import KIND, Host
+from antiphon.ops.host_events import Numbered, document, iso
+from antiphon.ops.host_keys import Principal
+from antiphon.ops.host_run import HostRun, request_cancel, row_of
+
+_CANCEL_WAIT_S = 2.0
+_LOOK_S = 0.2
+_OVERLAY = frozenset({"inputs", "tags", "metadata", "configurable"})
+_STARTED = ("inputs", "tags", "metadata", "configurable")
+
+
+class Rejected(AntiphonError):
+    """The host says no, with the status and code the protocol has for it."""
+
+    def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.details = dict(details) if details else None
+
+
+# -- starting ------------------------------------------------------------------------------------------------------
+
+
+async def start_run(host: Host, principal: Principal, body: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    """Create a run and begin to execute it. The answer is given when it is on disk."""
+    workflow_id = body.get("workflowId")
+    if not isinstance(workflow_id, str) or not workflow_id:
+        raise InvalidInput("'workflowId' is required: a non-empty string.", path="$.workflowId")
+    started = {name: body[name] for name in _STARTED if body.get(name) is not None}
+    _check_options(started)
+    workflow = host.workflows.get(workflow_id)
+    if workflow is None:
+        known = sorted(host.workflows)
+        raise Rejected(
+            404, "workflow_not_found", f"This host has no workflow {workflow_id!r}.", {"available": known[:50]}
+        )
+    initial_variables(workflow, started.get("inputs", {}))
+    told = Told("run.started", {"workflowId": workflow.id, "inputs": {}, **started})
+    manifest = _manifest(host, principal.tenant, workflow, run_id)
+    await _create(host, manifest, workflow, [told])
+    return _created(manifest)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in ("inputs", "metadata", "configurable"):
+        if not isinstance(options.get(name, {}), dict):
+            raise InvalidInput(f"'{name}' is an object.", path=f"$.{name}")
+    tags = options.get("tags", [])
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise InvalidInput("'tags' is a list of strings.", path="$.tags")
+
+
+def _manifest(host: Host, tenant: str, workflow: Workflow, run_id: str, **more: Any) -> RunManifest:
+    return RunManifest(
+        id=run_id,
+        name=workflow.id,
+        status="running",
+        started_at_ms=host.app.clock.now_ms(),
+        tenant=tenant,
+        workspace=host.app.workspace,
+        salt=more.pop("salt", "") or os.urandom(16).hex(),
+        packages=package_versions(),
+        graph_digest=host.digests[workflow.id],
+        tags={"kind": KIND, "owner": owner_token(), "recipe": host.settings.llm_key_recipe},
+        **more,
+    )
+
+
+async def _create(host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[Told]) -> None:
+    """Write the first events, then the manifest that makes them a run, then execute."""
+    if host.closing:
+        raise Rejected(503, "shutting_down", "The host is shutting down. Try again in a few seconds.")
+    run = HostRun(host, manifest, workflow, events)
+    rows = [row_of(run.recorder, told, number) for number, told in enumerate(events)]
+    if await host.journal.manifest(manifest.id) is None:
+        await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
+        if not run.is_replay and len(events) == 1:
+            host.deliver(manifest, [(events[0], 0)])
+        host.launch(run)
+    elif manifest.id not in host.running:
+        await host.resume_orphans()  # an earlier request with this key got this far
+
+
+def _created(manifest: RunManifest) -> dict[str, Any]:
+    base = f"/v1/runs/{manifest.id}"
+    return {"runId": manifest.id, "status": "pending", "eventsUrl": f"{base}/events", "statusUrl": base}
+
+
+# -- forking -------------------------------------------------------------------------------------------------------
+
+
+async def fork_run(
+    host: Host, principal: Principal, source_id: str, body: Mapping[str, Any], run_id: str
+) -> dict[str, Any]:
+    """A new run that begins with the events ``[0, fromSeq)`` of another and goes on from there."""
+    mode, start, overlay = _fork_options(body)
+    source = await host.visible(principal, source_id)
+    if source is None:
+        raise not_found(source_id)
+    _check_retention(host, source, start)
+    workflow = host.workflows.get(source.name)
+    if workflow is None:
+        raise Rejected(
+            422, "workflow_unavailable", f"This host no longer has the workflow {source.name!r} of the source run."
+        )
+    recorded = await HostRun.reader(host, source.id, source.tenant).more()
+    if start >= len(recorded):
+        raise Rejected(
+            422,
+            "fork_point_invalid",
+            f"The source run has the events 0 to {len(recorded) - 1}; fromSeq {start} is not among them.",
+            {"sourceRunId": source.id, "fromSeq": start, "events": len(recorded)},
+        )
+    events = [event.told for event in recorded[: max(start, 1)]]
+    if mode == "branch":
+        _check_branch(recorded[: max(start, 1)], overlay)
+        if overlay:
+            events[0] = Told("run.started", {**events[0].payload, **_merged(events[0].payload, overlay)})
+            initial_variables(workflow, events[0].payload.get("inputs", {}))
+    manifest = _manifest(
+        host,
+        source.tenant,
+        workflow,
+        run_id,
+        salt=source.salt,
+        source_run=source.id,
+        replay={"mode": mode, "fromSeq": start},
+    )
+    await _create(host, manifest, workflow, events)
+    return {**_created(manifest), "sourceRunId": source.id, "fromSeq": start, "mode": mode}
+
+
+def _fork_options(body: Mapping[str, Any]) -> tuple[str, int, dict[str, Any]]:
+    mode = body.get("mode")
+    if mode not in ("replay", "branch"):
+        raise InvalidInput("'mode' is 'replay' or 'branch'.", path="$.mode")
+    start = body.get("fromSeq")
+    if start is None and mode == "branch":
+        raise InvalidInput(
+            "A branch needs 'fromSeq': the number of the first event to execute again.", path="$.fromSeq"
+        )
+    if isinstance(start, bool) or not (start is None or (isinstance(start, int) and 0 <= start < 2**31)):
+        raise InvalidInput("'fromSeq' is an event number from 0.", path="$.fromSeq")
+    overlay = body.get("runOptionsOverlay")
+    if overlay is not None and not isinstance(overlay, dict):
+        raise InvalidInput("'runOptionsOverlay' is an object.", path="$.runOptionsOverlay")
+    if overlay and mode == "replay":
+        raise InvalidInput("A replay changes nothing: 'runOptionsOverlay' must be empty.", path="$.runOptionsOverlay")
+    unknown = set(overlay or ()) - _OVERLAY
+    if unknown:
+        raise InvalidInput(f"The overlay cannot change {', '.join(sorted(unknown))}.", path="$.runOptionsOverlay")
+    _check_options(overlay or {})
+    return str(mode), start or 0, dict(overlay or {})
+
+
+def _merged(payload: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, value in overlay.items():
+        before = payload.get(name)
+        merged[name] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _check_branch(events: Sequence[Numbered], overlay: Mapping[str, Any]) -> None:
+    """A branch performs effects: it must not send placeholders in place of what redaction took out."""
+    later = [event for event in events if event.redacted and event.sequence > 0]
+    if later or (events[0].redacted and "inputs" not in overlay):
+        raise Rejected(
+            422,
+            "fork_point_redacted",
+            "The recorded values hold placeholders for secrets or personal data, and a branch would send those. "
+            "Branch from 0 with the inputs in runOptionsOverlay.",
+        )
+
+
+def _check_retention(host: Host, source: RunManifest, start: int) -> None:
+    window = retention_seconds(host)
+    oldest = host.app.clock.now_ms() - window * 1000
+    if source.started_at_ms < oldest:
+        raise Rejected(
+            410,
+            "replay_range_expired",
+            f"The source run is older than the {window} seconds this host keeps runs for replay.",
+            {"sourceRunId": source.id, "fromSeq": start, "boundary": iso(oldest)},
+        )
+
+
+def retention_seconds(host: Host) -> int:
+    """The replay window: the shorter of the host's own and the run log's (L7)."""
+    return int(min(host.settings.retention_seconds, host.config.record.retention_days * 86_400))
+
+
+# -- looking -------------------------------------------------------------------------------------------------------
+
+
+def not_found(run_id: str) -> Rejected:
+    """The same answer for a run of another tenant and for none at all."""
+    return Rejected(404, "run_not_found", f"There is no run {run_id[:64]!r}.")
+
+
+async def _state(host: Host, manifest: RunManifest) -> tuple[State | None, list[Numbered]]:
+    events = await HostRun.reader(host, manifest.id, manifest.tenant).more()
+    workflow = host.workflows.get(manifest.name)
+    return (None if workflow is None else fold(workflow, (event.told for event in events))), events
+
+
+async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
+    """Where a run stands, computed from its events."""
+    manifest = await host.visible(principal, run_id)
+    if manifest is None:
+        raise not_found(run_id)
+    state, events = await _state(host, manifest)
+    last = events[-1] if events else None
+    status = TERMINAL.get(last.told.type, "running") if last is not None else "pending"
+    local = host.running.get(run_id)
+    if status == "running" and local is not None and local.runner.cancel_reason is not None:
+        status = "cancelling"
+    found: dict[str, Any] = {
+        "runId": manifest.id,
+        "workflowId": manifest.name,
+        "status": status,
+        "variables": {} if state is None else state.variables,
+        "channels": {},
+        "createdAt": iso(manifest.started_at_ms),
+        "activityIdentityRecipe": ACTIVITY_RECIPE,
+        "semanticRequestRecipe": recipe_name(manifest.tags.get("recipe", "")),
+    }
+    if last is not None and status in TERMINAL.values():
+        found["finishedAt"] = iso(last.at_ms)
+        if "error" in last.told.payload:
+            error = last.told.payload["error"]
+            found["error"] = {name: error[name] for name in ("code", "message", "details") if name in error}
+        if last.told.payload.get("outputs"):
+            found["outputs"] = last.told.payload["outputs"]
+    if manifest.source_run is not None and isinstance(manifest.replay, dict):
+        found |= {"sourceRunId": manifest.source_run, **manifest.replay}
+    return found
+
+
+def recipe_name(recipe: str) -> str:
+    """How a run says which recipe made its keys."""
+    return V2_STAMP if recipe == "semantic-request-v2" else recipe
+
+
+async def runs(host: Host, principal: Principal, *, limit: int, before: str, status: str) -> dict[str, Any]:
+    """The tenant's runs, newest first."""
+    found = await host.journal.runs(tenant=principal.tenant, limit=limit * 2, before=before, status=status)
+    mine = [manifest for manifest in found if manifest.tags.get("kind") == KIND][:limit]
+    return {
+        "runs": [
+            {
+                "runId": manifest.id,
+                "workflowId": manifest.name,
+                "status": manifest.status,
+                "createdAt": iso(manifest.started_at_ms),
+            }
+            for manifest in mine
+        ]
+    }
+
+
+async def events_after(host: Host, manifest: RunManifest, last: int) -> tuple[list[dict[str, Any]], bool]:
+    """Documents of the events after number *last*, and whether the run is over."""
+    events = await HostRun.reader(host, manifest.id, manifest.tenant).more()
+    over = bool(events) and events[-1].told.type in TERMINAL
+    return [document(manifest.id, event) for event in events if event.sequence > last], over
+
+
+async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout_s: float) -> dict[str, Any]:
+    """New events as soon as there are some, or none after *timeout_s*."""
+    manifest = await host.visible(principal, run_id)
+    if manifest is None:
+        raise not_found(run_id)
+    until = time.monotonic() + timeout_s
+    waiter = host.signals.listen(run_id)
+    try:
+        while True:
+            found, over = await events_after(host, manifest, last)
+            left = until - time.monotonic()
+            if found or over or left <= 0 or host.closing:
+                return {"events": found, "isComplete": over}
+            pause = left if run_id in host.running else min(left, _LOOK_S)
+            await host.signals.wait(run_id, waiter, pause)
+    finally:
+        host.signals.leave(run_id, waiter)
+
+
+# -- cancelling ----------------------------------------------------------------------------------------------------
+
+
+async def cancel_run(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
+    """Ask for the end of a run; a run that is over stays as it is."""
+    manifest = await host.visible(principal, run_id)
+    if manifest is None:
+        raise not_found(run_id)
+    if manifest.status == "running":
+        await request_cancel(host, manifest)
+        local = host.running.get(run_id)
+        if local is not None:
+            local.cancel("cancelled by request")
+            if local.task is not None:
+                await asyncio.wait((local.task,), timeout=_CANCEL_WAIT_S)
+    found = await snapshot(host, principal, run_id)
+    status = found["status"] if found["status"] in TERMINAL.values() else "cancelling"
+    return {"runId": run_id, "status": status}

@@ -1,0 +1,202 @@
+"""Webhooks: events of live runs, posted to subscribers. A replay fork delivers nothing (RFC 0140)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import orjson
+
+from antiphon._gateway.ids import uuid7
+from antiphon._workflow.state import Told
+from antiphon.contract.events import RunManifest
+from antiphon.errors import InvalidInput, NotFound, StoreError, missing_extra
+from antiphon.ops.host_events import Numbered, document
+from antiphon.ops.host_keys import HOST_TENANT
+from antiphon.ports import Clock, Journal, Row
+
+log = logging.getLogger("antiphon.host")
+
+HOOKS_RUN = "host-webhooks"
+SIGNATURE = "openwop-Signature"
+_REFRESH_S = 2.0
+_TRIES, _TIMEOUT_S, _QUEUE = 3, 10.0, 10_000
+
+
+class Hook(NamedTuple):
+    """One subscription."""
+
+    id: str
+    tenant: str
+    url: str
+    events: list[str]
+    """Types of events; empty means all."""
+    secret: str
+    created_at_ms: int
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"webhookId": self.id, "url": self.url, "events": self.events}
+
+
+def check_url(url: Any, *, loopback: bool) -> str:
+    """An address of the outside world over TLS; loopback and plain HTTP only where the operator says so."""
+    if not isinstance(url, str) or len(url) > 2048:
+        raise InvalidInput("'url' is an https address.", path="$.url")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise InvalidInput("'url' is not an address.", path="$.url") from None
+    if parts.scheme not in ("https", "http") or not host or parts.username is not None:
+        raise InvalidInput("'url' is an https address without credentials.", path="$.url")
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        raise InvalidInput("The host of 'url' cannot be found.", path="$.url") from None
+    addresses = [ipaddress.ip_address(str(address).partition("%")[0]) for address in found]
+    if loopback and all(address.is_loopback for address in addresses):
+        return url
+    if not all(address.is_global for address in addresses):
+        raise InvalidInput("'url' leads into a private network.", path="$.url")
+    if parts.scheme != "https":
+        raise InvalidInput("'url' is an https address.", path="$.url")
+    return url
+
+
+class Webhooks:
+    """Subscriptions in the store, deliveries by one task per process."""
+
+    def __init__(self, journal: Journal, clock: Clock, *, loopback: bool) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._loopback = loopback
+        self._hooks: dict[str, Hook] = {}
+        self._row = 0
+        self._read_at = float("-inf")
+        self._queue: asyncio.Queue[tuple[Hook, bytes]] = asyncio.Queue(_QUEUE)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        try:
+            import httpx  # noqa: F401 - say so now rather than at the first delivery
+        except ImportError:
+            raise missing_extra("httpx", "httpx", "[host] webhooks") from None
+        await self._refresh(at_once=True)
+        self._task = asyncio.create_task(self._send_all(), name="antiphon-webhooks")
+
+    async def stop(self) -> None:
+        """Deliver what waits, for a moment, then stop."""
+        if self._task is not None:
+            try:
+                async with asyncio.timeout(2.0):
+                    await self._queue.join()
+            except TimeoutError:
+                log.warning("%d webhook deliveries were not made", self._queue.qsize())
+            self._task.cancel()
+
+    async def _refresh(self, *, at_once: bool = False) -> None:
+        now = time.monotonic()
+        if not at_once and now - self._read_at < _REFRESH_S:
+            return
+        self._read_at = now
+        while batch := await self._journal.events(HOOKS_RUN, start=self._row):
+            self._row = batch[-1].seq + 1
+            for event in batch:
+                if event.type == "hook.created":
+                    hook = Hook(**event.payload)
+                    self._hooks[hook.id] = hook
+                else:
+                    self._hooks.pop(event.payload["id"], None)
+
+    async def _append(self, kind: str, payload: dict[str, Any]) -> None:
+        now = self._clock.now_ms()
+        manifest = RunManifest(
+            id=HOOKS_RUN, name=HOOKS_RUN, status="running", started_at_ms=now, tenant=HOST_TENANT, tags={"kind": "host"}
+        )
+        await self._journal.open_run(manifest)
+        body = orjson.dumps({"payload": payload, "meta": {}, "v": 1})
+        await self._journal.append(HOOKS_RUN, (Row(HOOKS_RUN, kind, now, body),))
+        await self._refresh(at_once=True)
+
+    async def create(self, tenant: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Subscribe; the secret that signs deliveries is shown once."""
+        events = body.get("events", body.get("eventTypes", []))
+        if not isinstance(events, list) or not all(isinstance(one, str) for one in events):
+            raise InvalidInput("'events' is a list of event types.", path="$.events")
+        url = await asyncio.to_thread(check_url, body.get("url"), loopback=self._loopback)
+        given = body.get("secret")
+        if given is not None and (not isinstance(given, str) or not 16 <= len(given) <= 256):
+            raise InvalidInput("'secret' is a string of 16 to 256 characters.", path="$.secret")
+        hook = Hook(uuid7(), tenant, url, events, given or secrets.token_urlsafe(32), self._clock.now_ms())
+        await self._append("hook.created", hook._asdict())
+        return {**hook.to_wire(), "secret": hook.secret}
+
+    async def delete(self, tenant: str, hook_id: str) -> None:
+        await self._refresh(at_once=True)
+        hook = self._hooks.get(hook_id)
+        if hook is None or hook.tenant != tenant:
+            raise NotFound(f"There is no webhook {hook_id[:64]!r}.")
+        await self._append("hook.deleted", {"id": hook_id})
+
+    async def list(self, tenant: str) -> list[dict[str, Any]]:
+        await self._refresh(at_once=True)
+        return [hook.to_wire() for hook in self._hooks.values() if hook.tenant == tenant]
+
+    # -- delivering --------------------------------------------------------------------------------------------------
+
+    def deliver(self, manifest: RunManifest, events: Sequence[tuple[Told, int]]) -> None:
+        """Put new events on their way; a subscriber that is too slow loses events, the run does not wait."""
+        now = self._clock.now_ms()
+        for hook in self._hooks.values():
+            if hook.tenant != manifest.tenant:
+                continue
+            for told, sequence in events:
+                if hook.events and told.type not in hook.events:
+                    continue
+                body = orjson.dumps(document(manifest.id, Numbered(sequence, told, now, False)))
+                try:
+                    self._queue.put_nowait((hook, body))
+                except asyncio.QueueFull:
+                    log.warning("webhook %s is too slow: an event was not delivered", hook.id)
+
+    async def _send_all(self) -> None:
+        import httpx
+
+        async with httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False) as client:
+            while True:
+                hook, body = await self._queue.get()
+                try:
+                    await self._refresh()
+                    if hook.id in self._hooks:
+                        await self._send(client, hook, body)
+                except StoreError as error:
+                    log.warning("webhook %s: %s", hook.id, error)
+                except Exception:
+                    log.exception("webhook %s", hook.id)
+                finally:
+                    self._queue.task_done()
+
+    async def _send(self, client: Any, hook: Hook, body: bytes) -> None:
+        import httpx
+
+        stamp = str(int(time.time()))
+        signature = hmac.new(hook.secret.encode(), f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
+        headers = {"Content-Type": "application/json", "openwop-Timestamp": stamp, SIGNATURE: f"v1={signature}"}
+        for attempt in range(_TRIES):
+            try:
+                await asyncio.to_thread(check_url, hook.url, loopback=self._loopback)
+                answer = await client.post(hook.url, content=body, headers=headers)
+                if answer.status_code < 500:
+                    return
+            except (httpx.HTTPError, InvalidInput) as error:
+                log.info("webhook %s: %s", hook.id, type(error).__name__)
+            await asyncio.sleep(0.2 * 4**attempt)

@@ -1,0 +1,67 @@
+"""Events of a run: a stream (SSE), a JSON document, or long polling."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from antiphon.contract.events import RunManifest
+from antiphon.ops import host_runs
+from antiphon.ops.host import Host
+from antiphon.ops.host_events import document, follow
+from antiphon.ops.host_keys import Principal
+from antiphon.ops.host_run import HostRun
+from antiphon.server.http import Json, run_id_of
+from antiphon.server.query import integer, whole
+
+KEEPALIVE_S = 15.0
+_LOOK_S = 0.25
+_LAST = 2**31
+
+
+async def events(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/runs/{runId}/events``: a stream, unless the client prefers JSON."""
+    run_id = run_id_of(request)
+    seen = request.headers.get("last-event-id")
+    last = -1 if seen is None or seen == "" else whole(seen, "Last-Event-ID", -1, _LAST)
+    manifest = await host.visible(principal, run_id)
+    if manifest is None:
+        raise host_runs.not_found(run_id)
+    if _prefers_json(request.headers.get("accept", "")):
+        found, over = await host_runs.events_after(host, manifest, last)
+        return Json({"events": found, "isComplete": over})
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_stream(host, manifest, last), media_type="text/event-stream", headers=headers)
+
+
+def _prefers_json(accept: str) -> bool:
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    return "application/json" in kinds and "text/event-stream" not in kinds
+
+
+async def _stream(host: Host, manifest: RunManifest, last: int) -> AsyncIterator[bytes]:
+    run = manifest.id
+    reader = HostRun.reader(host, run, manifest.tenant)
+    following = follow(
+        reader, host.signals, run, is_local=lambda: run in host.running, look_s=_LOOK_S, idle_s=KEEPALIVE_S
+    )
+    yield b":connected\n\n"
+    async for found in following:
+        if not found:
+            yield b":keepalive\n\n"
+        for event in found:
+            if event.sequence > last:
+                data = orjson.dumps(document(run, event))
+                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.told.type.encode(), data)
+        if host.closing:
+            return
+
+
+async def poll(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/runs/{runId}/events/poll``."""
+    last = integer(request, "lastSequence", -1, -1, _LAST)
+    timeout = integer(request, "timeout", 30, 1, 60)
+    return Json(await host_runs.poll(host, principal, run_id_of(request), last, timeout))

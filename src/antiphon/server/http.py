@@ -1,0 +1,216 @@
+"""Requests and responses: bodies with limits, flat errors, credentials, idempotency keys."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ipaddress
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from antiphon._gateway.ids import uuid7
+from antiphon.canonical import canonical_digest
+from antiphon.errors import AntiphonError, CanonicalError, InvalidInput, NotFound, StoreError
+from antiphon.ops.host import Host
+from antiphon.ops.host_keys import Principal, Role
+from antiphon.ops.host_once import Action, KeyMismatch, Reply, StillRunning, once
+from antiphon.ops.host_runs import Rejected
+
+log = logging.getLogger("antiphon.host")
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_RUN_ID = re.compile(r"[A-Za-z0-9._~:-]{1,128}")
+
+
+class Json(Response):
+    """A JSON response."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+
+
+def error(status: int, code: str, message: str, details: Any = None, headers: dict[str, str] | None = None) -> Response:
+    """The flat error envelope."""
+    body: dict[str, Any] = {"error": code, "message": message}
+    if details:
+        body["details"] = details
+    return Json(body, status, headers)
+
+
+def failure(problem: Exception) -> Response:
+    """An exception as the documented answer; what is not ours says nothing about its cause."""
+    if isinstance(problem, Rejected):
+        headers = {"Retry-After": "1"} if problem.status in (429, 503) else None
+        return error(problem.status, problem.code, str(problem), problem.details, headers)
+    if isinstance(problem, KeyMismatch):
+        text = "This Idempotency-Key was used for another request. Use a new key for a new request."
+        return error(409, "idempotency_key_mismatch", text)
+    if isinstance(problem, StillRunning):
+        text = "The first request under this Idempotency-Key is still being processed. Try again in a second."
+        return error(409, "idempotency_in_flight", text, {"retryAfter": 1}, {"Retry-After": "1"})
+    if isinstance(problem, InvalidInput):
+        return error(400, problem.code, str(problem), {"path": problem.path} if problem.path else None)
+    if isinstance(problem, NotFound):
+        return error(404, problem.code, str(problem))
+    if isinstance(problem, StoreError):
+        log.warning("the store failed: %s", problem)
+        text = "The store cannot be reached at the moment; nothing was changed. Try again."
+        return error(503, "store_unavailable", text, None, {"Retry-After": "1"})
+    if isinstance(problem, AntiphonError):
+        return error(422, problem.code, str(problem))
+    log.error("a request failed", exc_info=problem)
+    return error(500, "internal_error", "The host failed to answer this request; its log says why.")
+
+
+# -- credentials -----------------------------------------------------------------------------------------------------
+
+
+def is_loopback(name: str) -> bool:
+    """Whether an address or host name means this machine."""
+    if name in ("localhost", ""):
+        return name == "localhost"
+    try:
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(request: Request) -> str | None:
+    given = request.headers.get("authorization")
+    if given is not None:
+        scheme, _, token = given.partition(" ")
+        return token.strip() if scheme.lower() == "bearer" else None
+    return request.headers.get("x-api-key")
+
+
+async def authenticate(host: Host, request: Request) -> Principal:
+    """Who asks. Without keys only the machine itself is served, under its own name (no DNS tricks)."""
+    token = _token(request)
+    if token:
+        principal = await host.keys.find(token)
+        if principal is not None:
+            return principal
+    elif not host.settings.auth and is_loopback(_host_name(request)):
+        return Principal("anonymous", host.app.tenant, "admin")
+    text = "A valid API key is needed: Authorization: Bearer <key>. Make one with: antiphon apikeys create"
+    raise Rejected(401, "unauthenticated", text)
+
+
+def _host_name(request: Request) -> str:
+    name = request.headers.get("host", "")
+    return name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() and not name.endswith("]") else name
+
+
+# -- endpoints -------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[Request, Host, Principal], Awaitable[Response]]
+
+
+def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint for those who have *role*; every failure becomes a flat error."""
+
+    async def endpoint(request: Request) -> Response:
+        host: Host = request.app.state.host
+        try:
+            principal = await authenticate(host, request)
+            if not principal.may(role):
+                raise Rejected(403, "forbidden", f"This needs a key with the role {role}; yours has {principal.role}.")
+            return await handler(request, host, principal)
+        except ClientDisconnect:
+            return error(400, "client_disconnected", "The request was not sent to its end.")
+        except Exception as problem:
+            found = failure(problem)
+            if found.status_code == 401:
+                found.headers["WWW-Authenticate"] = "Bearer"
+            return found
+
+    return endpoint
+
+
+async def body_of(request: Request, host: Host) -> dict[str, Any]:
+    """The JSON object of a request; an empty body is an empty object."""
+    limit = host.settings.max_body_bytes
+    too_large = Rejected(413, "payload_too_large", f"The body is larger than {limit} bytes.")
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit:
+        raise too_large
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(host.settings.request_timeout_s):
+            async for piece in request.stream():
+                size += len(piece)
+                if size > limit:
+                    raise too_large
+                pieces.append(piece)
+    except TimeoutError:
+        raise Rejected(408, "request_timeout", "The body took too long to arrive.") from None
+    data = b"".join(pieces)
+    if not data:
+        return {}
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise Rejected(415, "unsupported_media_type", "Send JSON with Content-Type: application/json.")
+    request.state.raw = data
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise Rejected(400, "invalid_json", "The body is not JSON (RFC 8259, UTF-8).") from None
+    if not isinstance(value, dict):
+        raise InvalidInput("The body is a JSON object.", path="$")
+    return value
+
+
+def run_id_of(request: Request) -> str:
+    """The run a path names; what cannot be an id is not looked for."""
+    run_id: str = request.path_params["run_id"]
+    if not _RUN_ID.fullmatch(run_id):
+        from antiphon.ops.host_runs import not_found
+
+        raise not_found(run_id)
+    return run_id
+
+
+def _digest(body: Any) -> str:
+    try:
+        return canonical_digest(body)
+    except CanonicalError:
+        return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+async def idempotent(
+    request: Request, host: Host, principal: Principal, endpoint: str, body: Any, action: Action
+) -> Response:
+    """Do *action*, once for each ``Idempotency-Key`` (Layer 1)."""
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        reply = await action(uuid7())
+    else:
+        if not _KEY.fullmatch(key):
+            text = "An Idempotency-Key has 1 to 255 visible ASCII characters."
+            raise Rejected(400, "idempotency_key_invalid", text)
+        reply = await once(
+            host.journal,
+            tenant=principal.tenant,
+            workspace=host.app.workspace,
+            endpoint=endpoint,
+            key=key,
+            digest=_digest(body),
+            action=action,
+        )
+    return answer(reply)
+
+
+def answer(reply: Reply) -> Response:
+    """A reply as a response."""
+    if reply.status == 204:
+        return Response(status_code=204, headers=reply.headers)
+    return Json(reply.body, reply.status, reply.headers)

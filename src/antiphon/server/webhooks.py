@@ -1,0 +1,46 @@
+"""Webhooks: subscribe, list, unsubscribe."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from antiphon.ops.host import Host
+from antiphon.ops.host_keys import Principal
+from antiphon.ops.host_once import Reply
+from antiphon.ops.host_runs import Rejected
+from antiphon.ops.host_webhooks import Webhooks
+from antiphon.server.http import Json, body_of, idempotent
+
+
+def _hooks(host: Host) -> Webhooks:
+    if host.webhooks is None:
+        raise Rejected(501, "not_supported", "Webhooks are switched off. Switch them on with [host] webhooks = true.")
+    return host.webhooks
+
+
+async def create(request: Request, host: Host, principal: Principal) -> Response:
+    """``POST /v1/webhooks``."""
+    hooks, body = _hooks(host), await body_of(request, host)
+
+    async def action(_: str) -> Reply:
+        return Reply(201, await hooks.create(principal.tenant, body))
+
+    return await idempotent(request, host, principal, "POST /v1/webhooks", body, action)
+
+
+async def listing(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/webhooks``."""
+    return Json({"webhooks": await _hooks(host).list(principal.tenant)})
+
+
+async def delete(request: Request, host: Host, principal: Principal) -> Response:
+    """``DELETE /v1/webhooks/{webhookId}``."""
+    hook = request.path_params["webhook_id"]
+    hooks = _hooks(host)
+
+    async def action(_: str) -> Reply:
+        await hooks.delete(principal.tenant, hook)
+        return Reply(204, None)
+
+    return await idempotent(request, host, principal, f"DELETE /v1/webhooks/{hook}", {}, action)
