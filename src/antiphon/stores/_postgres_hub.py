@@ -101,16 +101,10 @@ class Hub:
         return unsubscribe
 
     def stop(self) -> None:
-        """Hang up, and wake whoever still waits."""
+        """Let the thread hang up, without waiting for it, and wake whoever still waits."""
         self._stopping.set()
         self._ring()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5.0)
         self._wake(self._watches)
-        with self._lock:
-            pipe, self._pipe = self._pipe, None
-        for end in pipe or ():
-            os.close(end)
 
     def _start(self) -> None:
         """Called with the lock held."""
@@ -118,7 +112,7 @@ class Hub:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[1], False)
             self._thread = threading.Thread(
-                target=self._serve, args=(self._pipe[0],), name="antiphon-postgres-listener", daemon=True
+                target=self._run, args=self._pipe, name="antiphon-postgres-listener", daemon=True
             )
             self._thread.start()
 
@@ -126,6 +120,15 @@ class Hub:
         with self._lock, contextlib.suppress(BlockingIOError):  # it rings already
             if self._pipe is not None:
                 os.write(self._pipe[1], b"!")
+
+    def _run(self, bell: int, rope: int) -> None:
+        try:
+            self._serve(bell)
+        finally:
+            with self._lock:  # nobody pulls a rope that is gone, or that is something else by now
+                self._pipe = None
+            os.close(bell)
+            os.close(rope)
 
     def _serve(self, bell: int) -> None:
         failures = 0

@@ -84,31 +84,35 @@ class ThreadReads:
 
 
 class TaskReads:
-    """Tasks of one loop: all that were woken together share one read, which no caller's cancellation breaks off."""
+    """Tasks of one loop: the first one reads, those who come meanwhile share the next read. None can break it off."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
-        self._open: dict[str, tuple[set[str], asyncio.Task[Found]]] = {}
+        self._open: dict[str, set[str]] = {}
+        self._last: dict[str, asyncio.Task[Found]] = {}
 
     async def read(self, key: str, identity: str) -> Existing | None:
         """The record as it is after this call began."""
-        opened = self._open.get(key)
-        if opened is None:
-            identities = {identity}
-            task = asyncio.get_running_loop().create_task(self._soon(key, identities))
-            task.add_done_callback(_seen)
-            self._open[key] = (identities, task)
+        identities = self._open.get(key)
+        if identities is None:
+            identities = self._open[key] = {identity}
+            task = asyncio.get_running_loop().create_task(self._next(key, self._last.get(key)))
+            self._last[key] = task
+            task.add_done_callback(lambda task: self._finished(key, task))
         else:
-            identities, task = opened
             identities.add(identity)
+            task = self._last[key]
         return (await asyncio.shield(task)).existing(identity)
 
-    async def _soon(self, key: str, identities: set[str]) -> Found:
-        await asyncio.sleep(0)
-        del self._open[key]
-        return await self._read(key, identities)
+    async def _next(self, key: str, previous: asyncio.Task[Found] | None) -> Found:
+        if previous is None:
+            await asyncio.sleep(0)  # whoever was woken together with the first one
+        else:
+            await asyncio.wait({previous})
+        return await self._read(key, self._open.pop(key))  # from here on, newcomers form the next read
 
-
-def _seen(task: asyncio.Task[Found]) -> None:
-    if not task.cancelled():
-        task.exception()  # the callers may all be gone
+    def _finished(self, key: str, task: asyncio.Task[Found]) -> None:
+        if self._last.get(key) is task:
+            del self._last[key]
+        if not task.cancelled():
+            task.exception()  # seen: the callers may all be gone
