@@ -56,10 +56,18 @@ class Boundary:
             return None if scope.llm_cache is None or not self._cacheable else await scope.llm_cache.find(*self._place)
         body = self.payload.get("providerRequest")
         call = Invocation(
-            self.kind, self.name, self.arguments, self.digest, self.site, None, self.stream, body, self.send
+            self.kind,
+            self.name,
+            self.arguments,
+            self.digest,
+            self.site,
+            stream=self.stream,
+            body=body,
+            send=self.send,
+            dialect=str(self.payload.get("provider", "")),
         )
         answer = await scope.invoker.answer(call)
-        if answer is None:
+        if answer is None or answer.source == "live":
             self._live = call
         return answer
 

@@ -99,6 +99,11 @@ class Run:
         return self._manifest
 
     @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the code said about itself with :meth:`describe`."""
+        return self._facts
+
+    @property
     def scope(self) -> RunScope:
         return self._recorder.scope
 

@@ -10,12 +10,14 @@ _SCORED = ("temperature", "seed")
 
 
 class Setup:
-    """Model, provider, sampling, tools and prompts as one side of a comparison."""
+    """Model, provider, sampling, tools, prompts, graph and code as one side of a comparison."""
 
     def __init__(self) -> None:
         self.llm_config: dict[str, Any] | None = None
         self.tools: dict[str, Any] | None = None
         self.prompts: dict[str, Any] | None = None
+        self.graph: str | None = None
+        self.code: dict[str, Any] | None = None
 
     def saw_request(self, payload: dict[str, Any]) -> None:
         """The first model call of a run tells its configuration; every one may add tools."""
@@ -31,10 +33,37 @@ class Setup:
         self.tools = {**(self.tools or {}), **tools}
 
     def saw_prompt(self, payload: dict[str, Any]) -> None:
+        """A template the code used."""
         self.prompts = {**(self.prompts or {}), str(payload.get("name")): payload.get("template")}
 
+    def merged_with(self, seen: Setup) -> Setup:
+        """What the current code showed; what it did not show is taken as unchanged."""
+        merged = Setup()
+        merged.llm_config = seen.llm_config if seen.llm_config is not None else self.llm_config
+        merged.tools = seen.tools if seen.llm_config is not None else self.tools
+        merged.prompts = seen.prompts if seen.prompts is not None else self.prompts
+        merged.graph = seen.graph if seen.graph is not None else self.graph
+        merged.code = seen.code if seen.code is not None else self.code
+        return merged
+
+    def with_flags(self, config: dict[str, Any], prompt: str | None) -> Setup:
+        """The setup as the command line changes it."""
+        flagged = self.merged_with(Setup())
+        if config:
+            flagged.llm_config = {**(self.llm_config or {}), **config}
+        if prompt is not None:
+            flagged.prompts = {**(self.prompts or {}), "system": prompt}
+        return flagged
+
     def to_wire(self) -> dict[str, Any]:
-        return {"llm_config": self.llm_config, "tools": self.tools, "prompt": self.prompts}
+        """The sections that scores compare."""
+        return {
+            "llm_config": self.llm_config,
+            "tools": self.tools,
+            "prompt": self.prompts,
+            "graph": self.graph,
+            "code": self.code,
+        }
 
 
 def recorded_setup(tape: Tape) -> Setup:
@@ -44,8 +73,12 @@ def recorded_setup(tape: Tape) -> Setup:
         setup.saw_request(tape.event(call.started).payload)
     for prompt in tape.prompts:
         setup.saw_prompt(prompt)
-    if setup.llm_config is None and tape.manifest.llm_config:
-        setup.llm_config = dict(tape.manifest.llm_config)
-    if not setup.tools and tape.manifest.tool_schemas:
-        setup.tools = dict(tape.manifest.tool_schemas)
+    manifest = tape.manifest
+    if setup.llm_config is None and manifest.llm_config:
+        setup.llm_config = dict(manifest.llm_config)
+    if not setup.tools and manifest.tool_schemas:
+        setup.tools = dict(manifest.tool_schemas)
+    setup.graph = manifest.graph_digest or None
+    if manifest.code.source_digest:
+        setup.code = {"source_digest": manifest.code.source_digest}
     return setup

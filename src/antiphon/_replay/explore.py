@@ -12,17 +12,23 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from antiphon._replay.refusal import RefusalFound, refusal_divergence
 from antiphon._replay.tape import RecordedCall, Tape
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
 from antiphon.decide.semantic import SemanticIndex
 from antiphon.errors import ReplayMiss
-from antiphon.llm.refusal import envelope_kind
+from antiphon.llm.response import summarise
 from antiphon.ports import Answer, Invocation
 
 _FAULTS: Mapping[str, dict[str, Any]] = {
-    "timeout": {"class": "TimeoutError", "code": "ETIMEDOUT", "message": "injected timeout", "status": "timeout"},
+    "timeout": {
+        "class": "builtins.TimeoutError",
+        "code": "ETIMEDOUT",
+        "message": "injected timeout",
+        "status": "timeout",
+    },
     "rate_limited": {"class": "", "code": "rate_limited", "message": "injected 429", "status": "retriable_error"},
 }
 
@@ -54,32 +60,44 @@ class ExploreInvoker:
         table: BoundaryTable,
         *,
         reviewed: Mapping[str, bool],
+        schemas: Mapping[str, Mapping[str, Any]] = {},
         embedder: Any = None,
         threshold: float = 0.85,
         exact_only: bool = False,
         rewrite: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
         llm: Callable[[dict[str, Any]], Any] | None = None,
         fork_at: int | None = None,
+        realtime: bool = False,
     ) -> None:
         self._tape = tape
         self._table = table
         self._reviewed = reviewed
+        self._schemas = schemas
         self._exact_only = exact_only
         self._rewrite = rewrite
         self._llm = llm
         self._fork_at = fork_at
+        self._realtime = realtime
         self._index: SemanticIndex[RecordedCall] = SemanticIndex(embedder, threshold)
         self._indexed: set[str] = set()
         self._queues: dict[tuple[str, str], list[RecordedCall]] = {}
         self._loose: dict[tuple[str, str], list[RecordedCall]] = {}
         self._fresh: dict[tuple[str, str], Answer] = {}
-        self.hits = 0
+        self._models: dict[str, list[RecordedCall]] = {}
+        self._asked: dict[str, int] = {}
+        self._standing: dict[str, RecordedCall] = {}
+        self.tool_hits = 0
+        self.model_hits = 0
+        self.reused = 0
+        self.live_models = 0
         self.semantic: list[SemanticHit] = []
         self.blocked: list[Blocked] = []
         self.new: list[tuple[str, Any]] = []
-        self.live_models = 0
-        for call in tape.calls.values():
+        self.refusals: list[RefusalFound] = []
+        for call in sorted(tape.calls.values(), key=lambda call: call.started):
             self._queues.setdefault((call.name, call.digest), []).append(call)
+            if call.kind == "llm":
+                self._models.setdefault(call.lane, []).append(call)
 
     def rewrite(self, request: dict[str, Any]) -> dict[str, Any]:
         """The request as this replay wants it: another model, temperature or prompt."""
@@ -92,6 +110,8 @@ class ExploreInvoker:
 
     async def answer(self, call: Invocation) -> Answer | None:
         rule = self._table.rule(call.kind, call.name.partition("/")[2] or call.name)
+        if call.kind == "llm":
+            self._stand_beside(call)
         if rule.mode == "static":
             return Answer("ok", rule.value, source="static")
         if rule.mode == "fault":
@@ -109,22 +129,50 @@ class ExploreInvoker:
         response = self._llm(dict(call.body or {}))
         if inspect.isawaitable(response):
             response = await response
-        kind, _ = envelope_kind(response)
-        return Answer("refusal" if kind == "refusal" else "ok", response, source="live")
+        account = summarise(response, call.dialect)
+        meta: dict[str, Any] = {"usage": account["usage"], "stopReason": account["stopReason"]}
+        if account["kind"] == "refusal":
+            return Answer("refusal", response, source="live", meta={**meta, "refusalReason": account["refusal"]})
+        return Answer("ok", response, source="live", meta=meta)
 
     # -- models --------------------------------------------------------------------------------------------------
 
+    def _stand_beside(self, call: Invocation) -> None:
+        """Which recorded model call this one is compared with: the same request, else the same turn of its lane."""
+        lane = call.site.lane
+        turn = self._asked.get(lane, 0)
+        self._asked[lane] = turn + 1
+        found = self._tape.find(lane, call.name, call.digest, call.site.nth)
+        recorded = self._models.get(lane, ())
+        if found is None and turn < len(recorded):
+            found = recorded[turn]
+        if found is not None:
+            self._standing[call.site.call] = found
+
+    def judge(self, call: Invocation, outcome: str, reason: str | None) -> RefusalFound | None:
+        """Whether a model that was asked refused where it had answered, or the other way round (L4)."""
+        recorded = self._standing.pop(call.site.call, None)
+        found = None if recorded is None else refusal_divergence(self._tape, recorded, outcome, reason)
+        if found is not None:
+            self.refusals.append(found)
+        return found
+
+    def _before_fork(self, call: RecordedCall | None) -> bool:
+        return self._fork_at is not None and call is not None and call.started < self._fork_at
+
     def _model(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
         found = self._tape.find(call.site.lane, call.name, call.digest, call.site.nth)
-        before_fork = self._fork_at is not None and found is not None and found.started < self._fork_at
-        if rule.mode == "live" and not before_fork:
+        if rule.mode == "live" and not self._before_fork(found):
             self.live_models += 1
             return None
         found = found or self._next(call)
         if found is None:
-            raise ReplayMiss("The model is frozen and the recording has no answer for this request.")
-        self.hits += 1
-        return self._tape.answer(found)
+            raise ReplayMiss(
+                "The model is frozen and the recording has no answer for this request.",
+                hint="Let it answer: --live llm",
+            )
+        self.model_hits += 1
+        return self._tape.answer(found, realtime=self._realtime)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -132,22 +180,22 @@ class ExploreInvoker:
         spec: ToolSpec | None = call.spec
         short = call.name.partition("/")[2] or call.name
         reviewed = self._reviewed.get(short, self._reviewed.get(call.name))
-        exact = self._next(call, again=spec is not None and spec.idempotent)
+        idempotent = spec is not None and spec.idempotent
+        exact = self._next(call, again=idempotent)
         verdict = may_run_live(
             spec, reviewed, "explore", self._table, name=short, kind=call.kind, recorded=exact is not None
         )
-        if verdict.allowed and rule.mode == "live":
+        if verdict.allowed and rule.mode == "live" and not self._before_fork(exact):
             self.new.append((call.name, call.arguments))
             return None
         if exact is not None:
-            self.hits += 1
-            return self._tape.answer(exact)
-        alike = None if not self._may_match(spec, reviewed) else self._alike(call, short)
+            return self._recorded(exact)
+        alike = self._alike(call, short) if self._may_match(spec, reviewed) else None
         if alike is not None:
-            self.hits += 1
-            return self._tape.answer(alike, source="semantic")
+            return self._recorded(alike, "semantic")
         kept = self._fresh.get((call.name, call.digest))
-        if kept is not None and (spec is None or spec.idempotent):
+        if kept is not None and (spec is None or idempotent):
+            self.reused += 1
             return kept
         if verdict.allowed:
             self.new.append((call.name, call.arguments))
@@ -155,10 +203,14 @@ class ExploreInvoker:
         self.blocked.append(Blocked(call.name, call.arguments, verdict.reason))
         return Answer("ok", block_message(short), source="blocked", meta={"blocked": verdict.reason})
 
+    def _recorded(self, call: RecordedCall, source: str = "recording") -> Answer:
+        self.tool_hits += 1
+        return self._tape.answer(call, source=source, realtime=self._realtime)
+
     def keep(self, name: str, digest: str, payload: Mapping[str, Any]) -> None:
         """Remember what a live call brought, for the next equal one."""
         outcome = str(payload.get("outcome", "ok"))
-        self._fresh[(name, digest)] = Answer(outcome, payload.get("value"), payload.get("error"), source="live")
+        self._fresh[(name, digest)] = Answer(outcome, payload.get("value"), payload.get("error"), source="kept")
 
     def _next(self, call: Invocation, *, again: bool = False) -> RecordedCall | None:
         queue = self._queues.get((call.name, call.digest), [])
@@ -191,8 +243,9 @@ class ExploreInvoker:
         if name in self._indexed:
             return
         self._indexed.add(name)
-        if spec is not None:
-            self._index.declare(name, None, spec.exact)
+        schema = self._schemas.get(name.partition("/")[2] or name)
+        if spec is not None or schema is not None:
+            self._index.declare(name, schema, spec.exact if spec is not None else ())
         for recorded in self._tape.by_name.get(name, []):
             arguments = self._tape.arguments(recorded)
             self._index.add(name, arguments, recorded)

@@ -32,7 +32,8 @@ class DivergenceFound(NamedTuple):
     """One difference between recording and replay."""
 
     kind: str
-    """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error``, ``draw``, ``altered``, ``refusal``."""
+    """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error``, ``draw``, ``altered``,
+    ``refusal`` or ``verify``."""
     lane: str
     at: int
     """Position in the lane."""

@@ -1,18 +1,25 @@
 """Strict replay: every call is answered from the recording, or the replay fails (D15).
 
 The invoker is built without anything that could reach the world: that a strict replay has no side effect through
-Antiphon is a fact of construction.
+Antiphon is a fact of construction. Only the verifying one (D28) asks models, and only to compare kinds of answers.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from antiphon._replay.observe import DivergenceFound, Observer
-from antiphon._replay.tape import Tape
-from antiphon.errors import ReplayMiss
+from antiphon._replay.refusal import RefusalFound, refusal_divergence
+from antiphon._replay.tape import RecordedCall, Tape
+from antiphon.errors import InvalidInput, ReplayMiss
+from antiphon.llm.refusal import envelope_kind
+from antiphon.llm.stream import assemble_response
 from antiphon.ports import Answer, Invocation
+
+Ask = Callable[[dict[str, Any]], Any]
 
 
 class StrictInvoker:
@@ -22,15 +29,33 @@ class StrictInvoker:
         self._tape = tape
         self._observer = observer
         self._realtime = realtime
-        self.hits = 0
+        self.tool_hits = 0
+        self.model_hits = 0
+        self.missed: list[Invocation] = []
+        self.refusals: list[RefusalFound] = []
+
+    @property
+    def hits(self) -> int:
+        """Calls that the recording answered."""
+        return self.tool_hits + self.model_hits
 
     async def answer(self, call: Invocation) -> Answer:
+        return self._answer(call, self._find(call))
+
+    def _find(self, call: Invocation) -> RecordedCall:
         site = call.site
         found = self._tape.find(site.lane, call.name, call.digest, site.nth)
         if found is None:
+            self.missed.append(call)
             raise self._miss(self._observer.missed(call))
-        self.hits += 1
-        self._observer.answered(site, found)
+        return found
+
+    def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
+        if call.kind == "llm":
+            self.model_hits += 1
+        else:
+            self.tool_hits += 1
+        self._observer.answered(call.site, found)
         return self._tape.answer(found, realtime=self._realtime)
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
@@ -50,3 +75,66 @@ class StrictInvoker:
             lines.append(f"  {found.note}")
         hint = f"Nearest: antiphon show {run} --event {found.nearest}" if found.nearest is not None else ""
         return ReplayMiss("\n".join(lines), hint=hint, divergence=found.to_wire(run))
+
+
+class VerifyInvoker(StrictInvoker):
+    """Answers from the tape, and asks each model beside that: does it still answer, does it still refuse?"""
+
+    def __init__(
+        self,
+        tape: Tape,
+        observer: Observer,
+        *,
+        ask: Ask | None = None,
+        outside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        realtime: bool = False,
+    ) -> None:
+        super().__init__(tape, observer, realtime=realtime)
+        self._ask = ask
+        self._outside = outside
+        self.verified = 0
+
+    async def answer(self, call: Invocation) -> Answer:
+        found = self._find(call)
+        if call.kind == "llm":
+            await self._verify(call, found)
+        return self._answer(call, found)
+
+    async def _verify(self, call: Invocation, found: RecordedCall) -> None:
+        ask = self._ask or call.send
+        if ask is None:
+            raise InvalidInput(
+                "This model call can only be verified with a function that asks the model.",
+                hint="Pass --llm file.py:function (in Python: llm=…).",
+            )
+        try:
+            with self._outside():
+                outcome, reason = await _kind_of(ask, call)
+        except Exception as error:
+            note = f"the model could not be asked: {type(error).__name__}: {error}"
+            self._observer.add(
+                DivergenceFound("verify", call.site.lane, call.site.index, found.started, "llm", note=note)
+            )
+            return
+        self.verified += 1
+        refused = refusal_divergence(self._tape, found, outcome, reason)
+        if refused is not None:
+            site = call.site
+            note = refused.error.message
+            self.refusals.append(refused)
+            self._observer.add(DivergenceFound("refusal", site.lane, site.index, found.finished, "llm", note=note))
+            raise refused.error
+
+
+async def _kind_of(ask: Ask, call: Invocation) -> tuple[str, str | None]:
+    """Ask the model and say whether it refused."""
+    response = ask(dict(call.body or {}))
+    if inspect.isawaitable(response):
+        response = await response
+    provider = call.dialect
+    if hasattr(response, "__aiter__"):
+        response = assemble_response([piece async for piece in response], provider)
+    elif not isinstance(response, dict) and hasattr(response, "__iter__"):
+        response = assemble_response(list(response), provider)
+    kind, reason = envelope_kind(response, provider)
+    return ("refusal" if kind == "refusal" else "ok"), reason

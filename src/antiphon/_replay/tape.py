@@ -7,12 +7,14 @@ log when they are needed. So opening is linear, an answer is a dictionary look-u
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from antiphon._drive import drive
 from antiphon.contract.events import Event, RunManifest, sum_holds
-from antiphon.errors import ArtifactError
-from antiphon.ports import Answer, Journal
+from antiphon.errors import ArtifactError, InvalidInput
+from antiphon.ports import Answer
 
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
@@ -20,6 +22,12 @@ KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 ORDERED = frozenset({"run.started", "interaction.started", "interaction.finished", "call.started", "draw", "prompt"})
 """Events whose order within a lane is compared. A call's end is compared with the end of that very call: when it comes
 depends on how fast a stream is read, not on what the code does."""
+
+
+class Events(Protocol):
+    """The part of a journal that a recording is read from."""
+
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]: ...
 
 
 class Key(NamedTuple):
@@ -77,7 +85,7 @@ def full_name(payload: dict[str, Any]) -> str:
 class Tape:
     """The recording of one run."""
 
-    def __init__(self, manifest: RunManifest, journal: Journal, resolve: Any = None) -> None:
+    def __init__(self, manifest: RunManifest, journal: Events, resolve: Any = None) -> None:
         self.manifest = manifest
         self._journal = journal
         self._resolve = resolve
@@ -96,13 +104,14 @@ class Tape:
         self.first: Event | None = None
         self.last: Event | None = None
         self._kept: dict[int, Event] = {}
+        self._edited: dict[int, Event] = {}
         self._kept_bytes = 0
         self._open: dict[str, RecordedCall] = {}
         self._by_id: dict[str, RecordedCall] = {}
         self._parents: dict[str, str] = {}
 
     @classmethod
-    def load(cls, manifest: RunManifest, journal: Journal, resolve: Any = None) -> Tape:
+    def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None) -> Tape:
         """Read the run once, in batches."""
         tape = cls(manifest, journal, resolve)
         for event in _all_events(journal, manifest.id):
@@ -128,20 +137,14 @@ class Tape:
         elif kind == "call.started":
             self._add_call(event)
         elif kind in ("call.finished", "call.chunk"):
-            found = self._open.get(event.call or "")
-            if found is None:
-                pass
-            elif kind == "call.chunk":
-                found.chunks.append(event.seq)
-            elif found.finished is None or event.payload.get("outcome") == "ok":
-                found.finished = event.seq
+            self._add_to_call(event)
         elif kind == "draw":
             place = (event.lane, str(event.payload.get("what")), _count(event.payload.get("nth")))
             self.draws.setdefault(place, event.payload.get("value"))
         elif kind == "prompt":
-            self.prompts.append(event.payload)
+            self.prompts.append(self._whole(event).payload)
         elif kind == "interaction.finished":
-            self.interactions.append(event.payload)
+            self.interactions.append(self._whole(event).payload)
         elif kind == "decision" and event.payload.get("what") == "ambiguous":
             self.ambiguous.update(event.payload.get("detail", {}).get("lanes", ()))
         if kind in ORDERED:
@@ -157,6 +160,15 @@ class Tape:
             self.by_name.setdefault(call.name, []).append(call)
         self._open[call.call] = call
         self._by_id[call.call] = call
+
+    def _add_to_call(self, event: Event) -> None:
+        found = self._open.get(event.call or "")
+        if found is None:
+            return
+        if event.type == "call.chunk":
+            found.chunks.append(event.seq)
+        elif found.finished is None or event.payload.get("outcome") == "ok":
+            found.finished = event.seq
 
     def _restart(self) -> None:
         for part in (self.calls, self.by_name, self.draws, self.lanes, self._open, self._by_id, self._parents):
@@ -198,20 +210,33 @@ class Tape:
 
     def event(self, seq: int) -> Event:
         """One event, from memory or from the log; spilled parts are brought back."""
-        found = self._kept.get(seq)
+        found = self._edited.get(seq) or self._kept.get(seq)
         if found is None:
             rows = drive(self._journal.events(self.manifest.id, start=seq, stop=seq + 1))
             if not rows:
                 raise ArtifactError(f"Event {seq} of run {self.manifest.id} cannot be read.")
             found = rows[0]
-        return self._resolve(found) if self._resolve is not None else found
+        return self._whole(found)
+
+    def _whole(self, event: Event) -> Event:
+        return event if self._resolve is None else self._resolve(event)
+
+    def edit(self, seq: int, path: str, value: Any) -> None:
+        """Change a part of a recorded event for this replay: ``edit(12, "value.status", "lost")``."""
+        if not 0 <= seq < self.length:
+            raise InvalidInput(
+                f"Run {self.manifest.id} has no event {seq} to edit.", hint=f"It has 0 to {self.length - 1}."
+            )
+        event = self.event(seq)
+        payload = set_at(event.payload, path, value, f"event {seq}")
+        self._edited[seq] = msgspec.structs.replace(event, payload=payload)
 
     def find(self, lane: str, name: str, digest: str, nth: int) -> RecordedCall | None:
         """The recorded call of exactly this place and content."""
         return self.calls.get(Key(lane, name, digest, nth))
 
     def answer(self, call: RecordedCall, *, source: str = "recording", realtime: bool = False) -> Answer:
-        """What the recording says came of *call*; recorded errors stay errors, pauses are kept where *realtime* asks."""
+        """What the recording says came of *call*; errors stay errors, *realtime* brings the pauses of a stream."""
         call.used += 1
         if call.finished is None:
             error = {"code": "outcome_unknown", "message": "The recording ends before this call was answered."}
@@ -242,12 +267,27 @@ class Tape:
         return None if self.last is None else self.event(self.last.seq).payload.get("output")
 
 
+def set_at(document: Any, path: str, value: Any, where: str) -> Any:
+    """A copy of *document* with *value* at a dotted path (``value.items.0.price``); the last name may be new."""
+    name, _, rest = path.partition(".")
+    if isinstance(document, dict) and name and (not rest or name in document):
+        return {**document, name: set_at(document[name], rest, value, where) if rest else value}
+    if isinstance(document, list) and name.isdigit() and int(name) < len(document):
+        place = int(name)
+        inner = set_at(document[place], rest, value, where) if rest else value
+        return [*document[:place], inner, *document[place + 1 :]]
+    known = (
+        ", ".join(document) if isinstance(document, dict) else f"0 to {len(document) - 1}" if document else "nothing"
+    )
+    raise InvalidInput(f"The {where} has no {name!r} at that place.", hint=f"There is: {known}.")
+
+
 def _count(value: Any) -> int:
     """A number of the recording; anything else (a damaged recording) matches nothing."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0 if value is None else -1
 
 
-def _all_events(journal: Journal, run: str) -> Iterator[Event]:
+def _all_events(journal: Events, run: str) -> Iterator[Event]:
     start = 0
     while batch := drive(journal.events(run, start=start, limit=500)):
         yield from batch

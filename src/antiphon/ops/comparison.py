@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon import embed, scoring
-from antiphon._replay.tape import Tape
+from antiphon._replay.tape import RecordedCall, Tape
 from antiphon.ops.app import Antiphon
+from antiphon.ports import Invocation
+
+SHOWN_CALLS = 2_000
+"""Longer timelines are cut in reports; scores see all calls."""
 
 
-def calls_of(app: Antiphon, tape: Tape) -> list[scoring.Call]:
-    """Every call of a run, in the order it was started."""
-    ordered = sorted(tape.calls.values(), key=lambda call: call.started)
-    return [_call(app, tape, call) for call in ordered]
+class LazyEmbedder:
+    """The configured way to compare texts, loaded when two texts differ."""
+
+    def __init__(self, wanted: str) -> None:
+        self._wanted = wanted
+        self._found: Any = None
+
+    @property
+    def name(self) -> str:
+        """What the report says; texts that are equal need no embedder."""
+        return "none needed" if self._found is None else embed.name_of(self._found)
+
+    def __call__(self, texts: Sequence[str]) -> Any:
+        if self._found is None:
+            self._found = embed.load(self._wanted)
+        return self._found(texts)
 
 
-def _call(app: Antiphon, tape: Tape, call: Any) -> scoring.Call:
+def embedder_of(app: Antiphon) -> LazyEmbedder:
+    """The embedder of the configuration."""
+    return LazyEmbedder(app.config.replay.embedder)
+
+
+def calls_of(app: Antiphon, tape: Tape, reviewed: Mapping[str, bool] | None = None) -> list[scoring.Call]:
+    """The calls the code itself made, in the order they were started."""
+    return [call_of(app, tape, call, reviewed or {}) for call in tape.top_calls()]
+
+
+def call_of(app: Antiphon, tape: Tape, call: RecordedCall, reviewed: Mapping[str, bool]) -> scoring.Call:
+    """A recorded call as the scores see it."""
     started = tape.event(call.started)
     done = None if call.finished is None else tape.event(call.finished)
     payload = {} if done is None else done.payload
     meta = {} if done is None else done.meta
     usage = meta.get("usage") or {}
-    tokens = (usage.get("inputTokens") or 0) + (usage.get("outputTokens") or 0)
-    price = app.config.prices.get(str((started.payload.get("request") or {}).get("model") or ""))
-    cost = 0.0
-    if price is not None:
-        cost = ((usage.get("inputTokens") or 0) * price.input + (usage.get("outputTokens") or 0) * price.output) / 1e6
+    tokens, cost = _spent(app, usage, (started.payload.get("request") or {}).get("model"))
     refusal = str(meta.get("refusalReason") or "refusal") if payload.get("outcome") == "refusal" else None
     return scoring.Call(
         name=call.name,
@@ -34,7 +57,7 @@ def _call(app: Antiphon, tape: Tape, call: Any) -> scoring.Call:
         kind=call.kind,
         outcome=str(payload.get("outcome", "unknown")),
         value=payload.get("value") if "value" in payload else payload.get("error"),
-        side_effect=call.kind != "llm" and started.meta.get("effect") != "read" and not started.meta.get("idempotent"),
+        side_effect=call.kind != "llm" and is_side_effect(call.name, started.meta.get("effect"), reviewed),
         refusal=refusal,
         tokens=tokens,
         cost=cost,
@@ -45,16 +68,53 @@ def _call(app: Antiphon, tape: Tape, call: Any) -> scoring.Call:
     )
 
 
+def is_side_effect(name: str, effect: Any, reviewed: Mapping[str, bool]) -> bool:
+    """What is not declared a read is a side effect, unless a person reviewed it as safe (D12, D13)."""
+    if effect is not None:
+        return bool(effect != "read")
+    return reviewed.get(name.partition("/")[2] or name) is not True
+
+
+def _spent(app: Antiphon, usage: Mapping[str, Any], model: Any) -> tuple[int, float]:
+    asked, said = usage.get("inputTokens") or 0, usage.get("outputTokens") or 0
+    price = app.config.prices.get(str(model or ""))
+    return asked + said, 0.0 if price is None else (asked * price.input + said * price.output) / 1e6
+
+
+def missed_call(call: Invocation) -> scoring.Call:
+    """A call that a strict replay refused, for the timeline."""
+    effect = getattr(call.spec, "effect", None)
+    return scoring.Call(
+        name=call.name,
+        arguments=call.arguments,
+        kind=call.kind,
+        outcome="miss",
+        side_effect=call.kind != "llm" and effect != "read",
+        lane=call.site.lane,
+    )
+
+
+def saved_by(app: Antiphon, tape: Tape, calls: Sequence[RecordedCall]) -> dict[str, Any]:
+    """What did not have to be asked and paid again."""
+    tokens, cost, milliseconds = 0, 0.0, 0.0
+    for call in calls:
+        if call.finished is None:
+            continue
+        meta = tape.event(call.finished).meta
+        milliseconds += float(meta.get("durationMs") or 0.0)
+        usage = meta.get("usage")
+        if usage:
+            model = (tape.event(call.started).payload.get("request") or {}).get("model")
+            spent = _spent(app, usage, model)
+            tokens, cost = tokens + spent[0], cost + spent[1]
+    return {"calls": len(calls), "tokens": tokens, "cost": round(cost, 6), "seconds": round(milliseconds / 1000, 3)}
+
+
 def outputs_of(tape: Tape) -> list[Any]:
     """The outputs of a run's interactions; a run without any has one."""
     if tape.interactions:
         return [payload.get("output") for payload in tape.interactions]
     return [tape.output()]
-
-
-def embedder_of(app: Antiphon, name: str | None = None) -> Any:
-    """The configured way to compare texts."""
-    return embed.load(name or app.config.replay.embedder)
 
 
 def score_runs(
@@ -67,26 +127,28 @@ def score_runs(
     embedder: Any = None,
     min_ars: float = 0.8,
     divergences: Sequence[Any] = (),
+    reviewed: Mapping[str, bool] | None = None,
 ) -> dict[str, Any]:
     """Scores, structure and verdict of two runs."""
-    left, right = calls_of(app, recorded), calls_of(app, replayed)
+    left, right = calls_of(app, recorded, reviewed), calls_of(app, replayed, reviewed)
     structure = scoring.structure(left, right)
     tools = [call for call in left if call.kind != "llm"]
     total = len(tools)
     if used is None or new is None:
         kept = [call for call in right if call.kind != "llm"]
-        equal = scoring.structure(tools, kept).equal
-        used, new = min(total, equal), max(0, len(kept) - equal)
+        compared = scoring.structure(tools, kept)
+        paired = sum(pair.left is not None and pair.right is not None for pair in compared.pairs)
+        same = paired - len(compared.changed)
+        used, new = min(total, same), max(0, len(kept) - same)
     unused = max(0, total - used)
     outputs = scoring.output_similarity(outputs_of(recorded), outputs_of(replayed), embedder or embedder_of(app))
     accuracy = scoring.tool_accuracy(total, used, new, unused)
     score = scoring.ars(float(outputs), float(accuracy))
-    violations = scoring.effect_gate(structure)
     contradictions = outputs.contradictions
     verdict = scoring.judge(
         float(score),
         min_ars=min_ars,
-        violations=violations,
+        violations=scoring.effect_gate(structure),
         contradictions=contradictions,
         divergences=divergences,
         refusal_flips=len(structure.refusal_flips),
@@ -107,6 +169,6 @@ def score_runs(
         "verdictReasons": verdict.reasons,
         "outputsA": outputs_of(recorded),
         "outputsB": outputs_of(replayed),
-        "timelineA": [call.to_wire() for call in left],
-        "timelineB": [call.to_wire() for call in right],
+        "timelineA": [call.to_wire() for call in left[:SHOWN_CALLS]],
+        "timelineB": [call.to_wire() for call in right[:SHOWN_CALLS]],
     }

@@ -12,6 +12,7 @@ from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.run import Run
+from antiphon._replay.current import recorded_setup
 from antiphon._replay.explore import ExploreInvoker
 from antiphon._replay.tape import Tape, full_name
 from antiphon.contract.events import RunManifest
@@ -87,20 +88,25 @@ def execute_exploring(
     threshold: float = 0.85,
     fork_at: int | None = None,
     given: Any = None,
+    realtime: bool = False,
+    kind: str = "B",
 ) -> Explored:
     """Call *function* with the recorded (or the *given*) input under the boundary table."""
+    tape.rewind()
     invoker = ExploreInvoker(
         tape,
         table,
         reviewed=reviewed,
+        schemas=_schemas(tape),
         embedder=embedder,
         threshold=threshold,
         exact_only=exact_only,
         rewrite=rewriter(changes or {}),
         llm=llm,
         fork_at=fork_at,
+        realtime=realtime,
     )
-    manifest = _manifest(app, tape.manifest)
+    manifest = _manifest(app, tape.manifest, kind)
     recorder = app.recorder(manifest.id, manifest.salt, invoker=invoker)
     asked: dict[str, tuple[str, str]] = {}
 
@@ -112,7 +118,7 @@ def execute_exploring(
 
     recorder.scope.sink = sink
     run = Run(recorder, manifest)
-    recorded_input = given if given is not None else tape.event(0).payload.get("input")
+    recorded_input = given if given is not None else tape.input()
     run.input = recorded_input
     args, kwargs = arguments_of(recorded_input)
     try:
@@ -135,7 +141,18 @@ def _remember(row: Row, asked: dict[str, tuple[str, str]], invoker: ExploreInvok
         invoker.keep(*asked[body["call"]], payload)
 
 
-def _manifest(app: Antiphon, source: RunManifest) -> RunManifest:
+def _schemas(tape: Tape) -> dict[str, Mapping[str, Any]]:
+    """The JSON Schema of each tool's parameters, as the recorded requests or the run's manifest describe it."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for name, tool in (recorded_setup(tape).tools or {}).items():
+        inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        for spelling in ("parameters", "inputSchema", "input_schema"):
+            if isinstance(inner, Mapping) and isinstance(inner.get(spelling), Mapping):
+                found[name] = inner[spelling]
+    return found
+
+
+def _manifest(app: Antiphon, source: RunManifest, kind: str) -> RunManifest:
     return msgspec.structs.replace(
         source,
         id=uuid7(),
@@ -144,5 +161,5 @@ def _manifest(app: Antiphon, source: RunManifest) -> RunManifest:
         finished_at_ms=None,
         source_run=source.id,
         events=0,
-        tags={"owner": owner_token(), "replay": "B"},
+        tags={"owner": owner_token(), "replay": kind},
     )

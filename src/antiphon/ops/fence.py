@@ -12,14 +12,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from antiphon.errors import ReplayBlocked
+
+Fence = bool | Literal["process"]
+"""No fence, one around this context, or one around the process: threads do not inherit a context."""
 
 _state: ContextVar[list[str] | None] = ContextVar("antiphon_fence", default=None)
 _everywhere: list[str] | None = None
 """What was tried, in a process that is fenced as a whole: threads do not inherit a context."""
 _installed = False
+_OPEN: list[str] = []
+"""Stands for a gate in the fence."""
 _SOCKETS = frozenset({"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"})
 _PROCESSES = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"}
@@ -41,10 +47,10 @@ def _allowed(path: Any) -> bool:
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    escapes = _state.get() if _installed else None
+    escapes = _state.get()
     if escapes is None:
         escapes = _everywhere
-    if escapes is None:
+    if escapes is None or escapes is _OPEN:
         return
     what = ""
     if event in _SOCKETS:
@@ -73,16 +79,32 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def fenced(active: bool = True) -> Iterator[list[str]]:
-    """Refuse sockets, processes and writes in this context; the list says what was tried."""
+def fenced(active: Fence = True) -> Iterator[list[str]]:
+    """Refuse sockets, processes and writes in this context, or in the whole process; the list says what was tried."""
     escapes: list[str] = []
     if not active:
         yield escapes
+        return
+    if active == "process":
+        try:
+            yield fence_process()
+        finally:
+            open_process()
         return
     _install()
     token = _state.set(escapes)
     try:
         yield escapes
+    finally:
+        _state.reset(token)
+
+
+@contextmanager
+def lifted() -> Iterator[None]:
+    """Let this context through the fence: for the store that holds the recording, and for models that are verified."""
+    token = _state.set(_OPEN)
+    try:
+        yield
     finally:
         _state.reset(token)
 
@@ -104,5 +126,35 @@ def open_process() -> None:
 def _install() -> None:
     global _installed
     if not _installed:
+        tempfile.gettempdir()  # its first call writes a file; the hook must not meet itself there
         sys.addaudithook(_hook)
         _installed = True
+
+
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+
+
+def leave_network() -> bool:
+    """Enter an empty network namespace, where the kernel lets us (Linux): nothing this process does from now on, native
+    code included, can reach a network. There is no way back. ``False`` if it was not possible.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes
+
+    user, group = os.getuid(), os.getgid()
+    try:
+        unshare = ctypes.CDLL(None, use_errno=True).unshare
+    except (OSError, AttributeError):
+        return False
+    if unshare(_CLONE_NEWNET) == 0:
+        return True
+    if unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        return False
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        try:
+            Path(f"/proc/self/{name}").write_text(text)
+        except OSError:  # files stay ours all the same; only names of owners look odd
+            break
+    return True

@@ -11,6 +11,8 @@ from antiphon._replay.tape import Tape
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
+from antiphon.ops.fence import lifted
+from antiphon.ports import Journal
 
 LATEST = "latest"
 _BATCH = 500
@@ -20,10 +22,7 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
     """The manifest of a run named by id, unique prefix, or ``latest`` (``None`` means the same)."""
     journal = app.journal
     if wanted is None or wanted == LATEST:
-        found = [m for m in drive(journal.runs(tenant=app.tenant, limit=50)) if m.source_run is None]
-        if not found:
-            raise NotFound("There is no recorded run yet.", hint="Record one: antiphon run agent.py:main")
-        return found[0]
+        return _latest(app)
     exact = drive(journal.manifest(wanted))
     if exact is not None and exact.tenant == app.tenant:
         return exact
@@ -33,9 +32,22 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        raise NotFound(f"There is no run {wanted!r}.", hint="List them: antiphon runs")
+        last = ", ".join(f"{m.id} ({m.name})" for m in drive(journal.runs(tenant=app.tenant, limit=3)))
+        hint = f"The latest: {last}. List them: antiphon runs" if last else "Nothing has been recorded yet."
+        raise NotFound(f"There is no run {wanted!r}.", hint=hint)
     listed = ", ".join(f"{m.id} ({m.name})" for m in matches)
     raise NotFound(f"{wanted!r} is the beginning of several runs.", hint=f"Candidates: {listed}", code="ambiguous")
+
+
+def _latest(app: Antiphon) -> RunManifest:
+    """The newest run that is no replay of another."""
+    before = ""
+    while page := drive(app.journal.runs(tenant=app.tenant, limit=100, before=before)):
+        for manifest in page:
+            if manifest.source_run is None:
+                return manifest
+        before = page[-1].id
+    raise NotFound("There is no recorded run yet.", hint="Record one: antiphon run agent.py:main")
 
 
 def is_artifact(wanted: str) -> bool:
@@ -51,10 +63,22 @@ def load_tape(app: Antiphon, manifest: RunManifest) -> Tape:
         if any(isinstance(value, dict) and "$blob" in value for value in payload.values()):
             import msgspec
 
-            return msgspec.structs.replace(event, payload=drive(resolve(payload, app.blobs, app.tenant)))
+            with lifted():
+                return msgspec.structs.replace(event, payload=drive(resolve(payload, app.blobs, app.tenant)))
         return event
 
-    return Tape.load(manifest, app.journal, whole)
+    return Tape.load(manifest, _Outside(app.journal), whole)
+
+
+class _Outside:
+    """The log of a recording, read from inside a fenced replay: the store may need the network."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
+        with lifted():
+            return await self._journal.events(run, start=start, stop=stop, limit=limit)
 
 
 def events_of(app: Antiphon, run: str, *, start: int = 0, stop: int | None = None) -> Iterator[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -33,11 +34,15 @@ class SideEffects(NamedTuple):
 
 
 def file_of(entry: str | None) -> Path:
-    """Beside the entry point's file, else in the working folder."""
+    """Beside the entry point's file, else in the working folder; never inside an installed package."""
     folder = Path.cwd()
     place = (entry or "").rpartition(":")[0]
     if place.endswith(".py"):
         folder = Path(place).resolve().parent
+    else:
+        file = getattr(sys.modules.get(place), "__file__", None)
+        if file is not None and Path(file).resolve().is_relative_to(folder):
+            folder = Path(file).resolve().parent
     return folder / "side_effect" / "side_effects.yaml"
 
 
@@ -105,6 +110,27 @@ def blocked_text(path: Path, found: dict[str, Suggestion], *, generated: bool) -
         _LINE,
     ]
     return "\n".join(lines)
+
+
+def reviewed(entry: str | None) -> dict[str, bool]:
+    """The decisions of a file that a person has reviewed; none where there is no such file."""
+    known = read(file_of(entry))
+    return known.tools if known is not None and known.done else {}
+
+
+def notice(entry: str | None, tools: Iterable[Known]) -> str:
+    """What a strict replay says of tools that nobody has reviewed; the file is written for the review to come (K6)."""
+    found = suggestions(tools)
+    path = file_of(entry)
+    known = read(path)
+    if not found or (known is not None and known.done):
+        return ""
+    if known is None:
+        try:
+            write(path, found)
+        except OSError:  # a strict replay needs no file
+            return ""
+    return f"[Antiphon] Side effects are not reviewed yet: {path} (an explore replay waits for 'done: true')"
 
 
 def gate(entry: str | None, tools: Iterable[Known]) -> dict[str, bool]:

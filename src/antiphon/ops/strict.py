@@ -15,13 +15,13 @@ from antiphon._recording.recorder import dump
 from antiphon._recording.run import Run, run_error
 from antiphon._replay.current import Setup
 from antiphon._replay.observe import DivergenceFound, Observer, Seen
-from antiphon._replay.strict import StrictInvoker
+from antiphon._replay.strict import StrictInvoker, VerifyInvoker
 from antiphon._replay.tape import Tape
 from antiphon._scope import Site
 from antiphon.contract.events import RunManifest
 from antiphon.errors import Divergence
 from antiphon.ops.app import Antiphon, using
-from antiphon.ops.fence import fenced
+from antiphon.ops.fence import Fence, fenced, lifted
 from antiphon.ops.start import arguments_of, call_entry
 
 
@@ -42,10 +42,18 @@ class StrictResult:
 
 
 def execute_strictly(
-    app: Antiphon, tape: Tape, function: Callable[..., Any], *, fence: bool = True, realtime: bool = False
+    app: Antiphon,
+    tape: Tape,
+    function: Callable[..., Any],
+    *,
+    fence: Fence = True,
+    realtime: bool = False,
+    verify: bool = False,
+    ask: Callable[[dict[str, Any]], Any] | None = None,
 ) -> StrictResult:
     """Call *function* with the recorded input; every model, tool, clock and random answer comes from the tape."""
-    result, run = watched(app, tape, realtime=realtime)
+    tape.rewind()
+    result, run = watched(app, tape, realtime=realtime, verify=verify, ask=ask)
     args, kwargs = arguments_of(tape.input())
     try:
         with run.attached(), using(app), fenced(fence) as escapes:
@@ -54,6 +62,7 @@ def execute_strictly(
     except Exception as error:
         result.error = error
     observer = result.observer
+    result.setup.graph = run.facts.get("graph_digest")
     if result.error is None:
         _compare_end(tape, observer, {"status": "completed", "output": result.output})
     elif not isinstance(result.error, Divergence):
@@ -65,12 +74,22 @@ def execute_strictly(
     return result
 
 
-def watched(app: Antiphon, tape: Tape, *, realtime: bool = False) -> tuple[StrictResult, Run]:
+def watched(
+    app: Antiphon,
+    tape: Tape,
+    *,
+    realtime: bool = False,
+    verify: bool = False,
+    ask: Callable[[dict[str, Any]], Any] | None = None,
+) -> tuple[StrictResult, Run]:
     """A run that is answered from the tape and compared with it, for whoever calls the code (see ``Run.attached``)."""
     redactor = app._redactor.with_salt(tape.manifest.salt)
     observer = Observer(tape, lambda value: orjson.loads(redactor.redact_bytes(dump(value))[0]))
     observer.untouched()
-    invoker = StrictInvoker(tape, observer, realtime=realtime)
+    if verify:
+        invoker: StrictInvoker = VerifyInvoker(tape, observer, ask=ask, outside=lifted, realtime=realtime)
+    else:
+        invoker = StrictInvoker(tape, observer, realtime=realtime)
     setup = Setup()
 
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Any:

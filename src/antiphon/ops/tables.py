@@ -1,0 +1,80 @@
+"""The boundary table of a replay from a file and from flags: per boundary, what is frozen (D20)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args
+
+import orjson
+
+from antiphon.decide.effects import MODEL_LIVE, BoundaryRule, BoundaryTable, Fault
+from antiphon.errors import ConfigError, ContractError, InvalidInput
+
+FAULTS: tuple[str, ...] = get_args(Fault)
+
+
+def read_table(path: Path) -> BoundaryTable:
+    """A table of ``rules`` in TOML (``[[rules]]``) or JSON."""
+    try:
+        data = path.read_bytes()
+        document = tomllib.loads(data.decode()) if path.suffix == ".toml" else orjson.loads(data)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.", path=str(path)) from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is neither TOML nor JSON: {error}.", path=str(path)) from None
+    try:
+        return BoundaryTable.from_wire(document)
+    except ContractError as error:
+        raise ConfigError(f"{path}: {error.message}", path=f"{path}:{error.path}") from None
+
+
+def table_of(
+    file: Path | None = None,
+    *,
+    live: Iterable[str] = (),
+    frozen: Iterable[str] = (),
+    faults: Iterable[str] = (),
+    statics: Iterable[str] = (),
+) -> BoundaryTable | None:
+    """Flags first, then the file, then a live model; ``None`` where nothing was asked for.
+
+    >>> [rule.match for rule in table_of(live=["search"], faults=["llm=timeout"]).rules]
+    ['llm', '*:search', 'llm']
+    """
+    rules = [_fault(text) for text in faults]
+    rules += [_static(text) for text in statics]
+    rules += [BoundaryRule(match=_match(name), mode="live") for name in live]
+    rules += [BoundaryRule(match=_match(name), mode="frozen") for name in frozen]
+    if file is None and not rules:
+        return None
+    rest = MODEL_LIVE.rules if file is None else read_table(file).rules
+    return BoundaryTable(rules=(*rules, *rest))
+
+
+def _match(name: str) -> str:
+    """A tool's name stands for the tool, a kind for all of its kind."""
+    return name if name in ("llm", "tool", "mcp") or ":" in name else f"*:{name}"
+
+
+def _fault(text: str) -> BoundaryRule:
+    name, equals, fault = text.rpartition("=")
+    if not equals or not name or fault not in FAULTS:
+        raise InvalidInput(f"{text!r} is not NAME=FAULT.", hint=f"Faults: {', '.join(FAULTS)}.")
+    return BoundaryRule(match=_match(name), mode="fault", fault=fault)  # type: ignore[arg-type]
+
+
+def _static(text: str) -> BoundaryRule:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InvalidInput(f"{text!r} is not NAME=JSON.")
+    return BoundaryRule(match=_match(name), mode="static", value=json_value(value, text))
+
+
+def json_value(text: str, where: str) -> Any:
+    """JSON from a command line."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidInput(f"{where!r}: {text!r} is not JSON: {error}.", hint="A text needs its quotes.") from None
