@@ -26,7 +26,7 @@ class Renewer:
     never interrupted for it.
     """
 
-    def __init__(self, store: Store, clock: Clock, settings: Settings) -> None:
+    def __init__(self, store: Store, clock: Clock, settings: Settings, *, attached: bool = True) -> None:
         self._store = store
         self._clock = clock
         self._cap = settings.lease_cap_ms / 1000
@@ -37,7 +37,10 @@ class Renewer:
         self._journal: Journal | None = None
         self._next = _NEVER
         """When to look next; later calls with longer leases need not change it."""
-        _service.add(self)
+        self._attached = attached
+        """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
+        if attached:
+            _service.add(self)
 
     def hold(self, call: Call) -> None:
         """Start renewing the lease of *call*."""
@@ -45,7 +48,8 @@ class Renewer:
         due = call.started + call.tool.renew_every
         if due < self._next:
             self._next = due
-            _service.wake()
+            if self._attached:
+                _service.wake()
 
     def release(self, call: Call) -> None:
         """Stop renewing."""

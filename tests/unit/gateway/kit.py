@@ -10,9 +10,9 @@ from itertools import count
 from typing import Any
 
 from antiphon._drive import drive
-from antiphon._gateway import renewer
 from antiphon._gateway.faces import AsyncGateway, Gateway
 from antiphon._gateway.parts import Parts
+from antiphon._gateway.renewer import Renewer
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon.contract.record import DedupeRecord
@@ -139,8 +139,8 @@ class Rig:
 
     def _renew_by_hand(self) -> None:
         """Leases are renewed when the test says ``core.renewer.look()``, not when the process's thread gets to it."""
-        by_itself = renewer._service
-        by_itself._renewers = [ref for ref in by_itself._renewers if ref() is not self.gateway.core.renewer]
+        core = self.gateway.core
+        core.renewer = Renewer(self.store, self.clock, core.settings, attached=False)
 
     def tool(self, *steps: Any, name: str = "send", idempotent: bool = False, **spec: Any) -> Script:
         """Register a scripted tool ``name(to=..., text=...)``."""

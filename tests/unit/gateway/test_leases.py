@@ -10,9 +10,12 @@ import pytest
 from antiphon._drive import drive
 from antiphon._gateway import renewer as module
 from antiphon._gateway.call import Call
+from antiphon._gateway.faces import Gateway
 from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._gateway.parts import Parts
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
+from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import AsyncRig, Hold, Rig, Thread, in_thread
 from tests.unit.gateway.test_outage import Faulty
 
@@ -144,10 +147,9 @@ def test_a_call_that_begins_while_the_renewer_plans_is_not_forgotten() -> None:
 
 
 def test_one_thread_serves_all_gateways() -> None:
-    rigs = [Rig() for _ in range(5)]
-    for rig in rigs:
-        rig.tool()
-        rig.execute()
+    for _ in range(5):
+        gateway = Gateway(Parts(store=MemoryStore()))
+        assert gateway.tool(idempotent=True)(str.upper)("x") == "X"
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("antiphon-leases") == 1
 
@@ -156,11 +158,10 @@ def test_a_gateway_that_is_gone_is_not_kept() -> None:
     import gc
     import weakref
 
-    rig = Rig()
-    rig.tool()
-    rig.execute()
-    gone = weakref.ref(rig.gateway.core.renewer)
-    del rig
+    gateway = Gateway(Parts(store=MemoryStore()))
+    gateway.tool(idempotent=True)(str.upper)("x")
+    gone = weakref.ref(gateway.core.renewer)
+    del gateway
     gc.collect()
     assert gone() is None
 
