@@ -20,6 +20,7 @@ from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.classify import classify, is_control_flow
 from antiphon.decide.failure import Failure, timed_out
 from antiphon.decide.retry import Retry, Stop, after_failure
+from antiphon.errors import Paused
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
@@ -77,7 +78,7 @@ class Attempts:
                 now, raised = clock.monotonic(), None
                 if is_control_flow(error):
                     self.vote(path, permits, None)
-                    self.note(call, began, now, error_code="cancelled")
+                    self.note(call, began, now, error_code=interruption(error))
                     if hooked is not None:
                         core.hooks.after(hooked, interrupted(call, error))
                     raise
@@ -345,9 +346,17 @@ class Attempts:
 
 def interrupted(call: Call, interrupt: BaseException) -> Outcome:
     """The outcome of a call whose caller was cancelled or interrupted."""
-    what = type(interrupt).__name__
     count = len(call.attempts)
-    return failed("error", "cancelled", f"{call.tool.full_name} was interrupted: {what}.", attempts=count)
+    code = interruption(interrupt)
+    if code == Paused.code:
+        return failed("error", code, str(interrupt), attempts=count)
+    message = f"{call.tool.full_name} was interrupted: {type(interrupt).__name__}."
+    return failed("error", code, message, attempts=count)
+
+
+def interruption(interrupt: BaseException) -> str:
+    """Whether the tool paused by itself (it runs again when it goes on) or its caller went away."""
+    return Paused.code if isinstance(interrupt, Exception) else "cancelled"
 
 
 def _too_late() -> Outcome:

@@ -59,6 +59,8 @@ class Core:
         self.shadow = Shadow(self)
         self.guards = guards.Guards(settings.loop)
         self.next_refresh = self._next_reload = 0.0
+        self.quiet = False
+        """Whether nobody wants to know of single calls; looked at once per ``refresh_ms``."""
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -315,7 +317,8 @@ class Core:
     # -- shared state --------------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """At most once per ``refresh_ms``: changed settings, and breaker state that others wrote."""
+        """At most once per ``refresh_ms``: changed settings, log levels, and breaker state that others wrote."""
+        self.quiet = not self.telemetry.wanted("tool_call_end")
         self.next_refresh = self.clock.monotonic() + self.settings.refresh_ms / 1000
         self.reload()
         try:

@@ -99,7 +99,7 @@ class Express:
             return False
         if _scope._active or _scope._cursor.get() is not None or held.get() is not None:
             return False
-        return now < core.next_refresh and not core.telemetry.wanted("tool_call_end")
+        return now < core.next_refresh and core.quiet
 
     def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """A call that holds its claim (``version`` set), one for the pipeline (not set), or ``None``: start over."""
@@ -126,16 +126,20 @@ class Express:
             if kept is not None:
                 return self._reused(key, params, place, now, kept)
         path = core.breakers.path(tool, "tool")
-        permits = [(breaker, breaker.pass_for_all) for _, breaker in path]
-        for _, permit in permits:
+        permits: list[tuple[Any, Any]] = []
+        for _, breaker in path:
+            permit = breaker.pass_for_all
             if permit is None:
                 return None
+            permits.append((breaker, permit))
         request_id = uuid7()
         call = Call(tool, params, place[0], place[1], request_id)
         call.identity = request_id
         call.started = now
-        call.reuse = "turn" if tool.reuse_default is None else tool.reuse_default
-        call.key, call.idem_key = key, idem_key
+        if tool.reuse_default is not None:
+            call.reuse = tool.reuse_default
+        call.key = key
+        call.idem_key = idem_key
         if turn is not None:
             call.turn = turn
             mark = (tool.full_name, key)

@@ -99,6 +99,7 @@ class _Face:
     def listen(self, listener: Listener) -> None:
         """Tell *listener* about every call, retry, block and breaker change."""
         self.core.telemetry.add(listener)
+        self.core.quiet = False
 
     def metrics(self) -> str:
         """The metrics in Prometheus' text format."""

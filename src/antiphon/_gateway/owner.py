@@ -36,17 +36,27 @@ def _place() -> str:
     return f"{boot}.{namespace}" if boot else ""
 
 
-_token: tuple[int, str] | None = None
+_token = ""
 
 
 def owner_token() -> str:
     """This process, as written into claim records."""
+    return _token or _make_token()
+
+
+def _make_token() -> str:
     global _token
-    pid = os.getpid()
-    if _token is None or _token[0] != pid:
-        place = _place()
-        _token = (pid, f"{place}.{pid}.{_started(pid)}" if place else f"host-{uuid.uuid4().hex}")
-    return _token[1]
+    place, pid = _place(), os.getpid()
+    _token = f"{place}.{pid}.{_started(pid)}" if place else f"host-{uuid.uuid4().hex}"
+    return _token
+
+
+def _forget_token() -> None:
+    global _token
+    _token = ""
+
+
+os.register_at_fork(after_in_child=_forget_token)
 
 
 def certainly_dead(token: str) -> bool:

@@ -53,7 +53,7 @@ class Reporter:
 
     def wanted(self, event: str) -> bool:
         """Whether anybody wants to know: asked before the fields of an event are gathered."""
-        return bool(self._wants) and any(wants(event) for wants in self._wants)
+        return any(wants(event) for wants in self._wants)
 
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()

@@ -20,6 +20,7 @@ from antiphon.stores._common import NO_OUTCOME, must_be_kept, next_version, outc
 from antiphon.stores._waiters import Waiters
 
 _BUCKET_SHIFT = 13  # 8.192 s
+_ROOM = 32
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
@@ -113,9 +114,49 @@ class ClaimTable:
 
     def insert(self, ask: Ask, now: int) -> int:
         """The version of a new claim, or 0 if anything is known of the key."""
-        if ask[0] in self._current or (self._history and ask[0] in self._history):
+        key = ask[0]
+        if key in self._current or (self._history and key in self._history):
             return 0
-        return self._insert(ask, now)[0]
+        if self._size >= self._max:
+            self._make_room(now)
+        version = now * 1000
+        if version <= self._last:
+            version = self._last + 1
+        self._last = version
+        lease_ms = ask[6]
+        expires = now + max(ask[5], lease_ms)
+        node = Node(ask, ask[1], version, version, version, now, now, now + lease_ms, expires)
+        self._current[key] = node
+        self._size += 1
+        try:
+            self._timers[expires >> _BUCKET_SHIFT][version] = node
+        except KeyError:
+            self._start_bucket(expires >> _BUCKET_SHIFT)[version] = node
+        return version
+
+    def done(self, key: str, version: int, final: Final, now: int) -> int | None:
+        """:meth:`settle` for a success whose result is kept in the record."""
+        node = self._current.get(key)
+        if node is None or node.version != version:
+            return None
+        version = now * 1000
+        if version <= self._last:
+            version = self._last + 1
+        self._last = node.version = version
+        node.final = final
+        node.record = None
+        node.updated = now
+        if node.kept:
+            node.kept = False
+            self._lru[node.serial] = node
+        expires = now + final[1]
+        if node.expires >> _BUCKET_SHIFT == expires >> _BUCKET_SHIFT:
+            node.expires = expires
+        else:
+            self._expire_at(node, expires)
+        if self._waiting:
+            self.waiters.wake(key)
+        return version
 
     def result(self, key: str, now: int) -> bytes | None:
         """The kept result of a live, successful record."""
@@ -314,8 +355,10 @@ class ClaimTable:
         """Evict what was used longest ago; refuse if all that is left must be kept (D3)."""
         if self._size < self._max:
             return
-        if self._lru:
-            self._evict()
+        lru = self._lru
+        if lru:
+            for _ in range(min(_ROOM, len(lru), max(1, self._max // 8))):  # a few at once: making room has its own cost
+                self._unlink(lru.popitem(last=False)[1])
         elif not self.sweep(64, now):
             raise StoreUnavailable(
                 f"The memory store is full: {self._size} claims are in flight or of unknown outcome and must be kept.",
@@ -330,9 +373,6 @@ class ClaimTable:
             self._drop(older)
         del self._current[key]
         self._history.setdefault(key, {})[node.identity] = node
-
-    def _evict(self) -> None:
-        self._unlink(self._lru.popitem(last=False)[1])
 
     def _drop(self, node: Node) -> None:
         if not node.kept:
