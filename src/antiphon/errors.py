@@ -23,6 +23,7 @@
     │   └── Fenced              somebody else owns the claim by now
     ├── Divergence              a replay did not do what the recording did
     │   └── ReplayMiss          the recording has no answer for a call
+    ├── Paused                  a tool stopped to ask a person; its call is made again later
     ├── NotFound                no such run, claim or artifact
     └── MissingExtra            an optional package is not installed
 
@@ -185,6 +186,15 @@ class ReplayMiss(Divergence):
     """The recording has no answer for a call."""
 
     code = "replay_miss"
+
+
+class Paused(AntiphonError):
+    """A tool stopped before it took effect, to ask a person: its claim is given back and the call is made again later.
+
+    Raised by a tool; like a framework's own hand-over it passes through the gateway and is no failure.
+    """
+
+    code = "paused"
 
 
 class NotFound(AntiphonError, LookupError):

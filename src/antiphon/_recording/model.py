@@ -40,15 +40,19 @@ def open_llm(
     asynchronous: bool,
     stream: bool = False,
     send: Any = None,
+    vendor: str | None = None,
     **meta: Any,
 ) -> Boundary:
-    """The boundary of one model call; a body that the mapping does not know is recorded as it is."""
+    """The boundary of one model call; a body that the mapping does not know is recorded as it is.
+
+    *vendor* says who serves the model, where a framework speaks one dialect for all.
+    """
     body = dict(request)
     payload: dict[str, Any] = {"provider": provider, "providerRequest": body, "recipe": RECIPE}
     digest: str | None = None
     canonical: Any = body
     try:
-        canonical = canonical_request(body, provider=provider)  # type: ignore[arg-type]
+        canonical = canonical_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
         digest = llm_cache_key(canonical, recipe=RECIPE)
         payload["variant"] = variant_digest(canonical)
         payload["request"] = canonical

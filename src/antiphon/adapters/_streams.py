@@ -91,7 +91,8 @@ class StreamTypes(NamedTuple):
 def stream_types(module: ModuleType, asynchronous: bool) -> StreamTypes:
     """The streams as *module* wants them: it looks at their base class."""
     if asynchronous:
-        base, kinds = module.AsyncByteStream, (_LiveAsync, _RecordedAsync)
+        base: Any = module.AsyncByteStream
+        kinds: tuple[type, ...] = (_LiveAsync, _RecordedAsync)
     else:
         base, kinds = module.SyncByteStream, (_Live, _Recorded)
     return StreamTypes(*(type(kind.__name__.strip("_"), (kind, base), {}) for kind in kinds))

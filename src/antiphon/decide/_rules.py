@@ -239,6 +239,7 @@ BY_SQLSTATE: dict[str, Rule] = {
 
 CONTROL_FLOW = frozenset(
     (
+        ("antiphon", "Paused"),
         ("langgraph", "GraphBubbleUp"),
         ("pydantic_ai", "CallDeferred"),
         ("pydantic_ai", "ApprovalRequired"),
