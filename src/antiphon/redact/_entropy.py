@@ -12,6 +12,7 @@ RUN = deferred(r"(?<![A-Za-z0-9+/=_-])[A-Za-z0-9+/=_-]{24,200}(?![A-Za-z0-9+/=_-
 """A maximal run of token characters that is worth a look; longer ones are data (images, ciphertext)."""
 
 _SHORTEST = 24
+LONGEST = 200
 _SHORTEST_ONE_CASE = 32
 _LONGEST_PIECE_MEAN = 3.0
 _LONGEST_NAME_PART = 12
@@ -48,10 +49,8 @@ def looks_random(token: str) -> bool:
         if "=" not in token.rstrip("=") and not any(_WORD().fullmatch(part) for part in parts):
             return _random(token)
         return any(len(part) >= _SHORTEST and not _ID().fullmatch(part) and _random(part) for part in parts)
-    head, equals, tail = token.rstrip("=").partition("=")
-    if equals:
-        return looks_random(head) or looks_random(tail)
-    return _random(token)
+    sides = token.rstrip("=").split("=")
+    return any(len(side) >= _SHORTEST and not _ID().fullmatch(side) and _random(side) for side in sides)
 
 
 def _random(token: str) -> bool:

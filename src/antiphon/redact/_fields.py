@@ -68,7 +68,7 @@ _NOT_TOKEN = frozenset(
     "next page pagination continuation sync cancel cancellation resume start end prev previous cursor stop"
     " pad eos bos unk mask sep cls special first last max min per".split()
 )
-_TOKENS_OF = frozenset("access refresh auth api bearer session id secret".split())
+TOKENS_OF = frozenset("access refresh auth api bearer session id secret".split())
 
 _COMPACT = (
     ("password", "password"),
@@ -140,7 +140,7 @@ def _secret(parts: tuple[str, ...], last: str, name: str) -> Field | None:
     if last in ("key", "keys") and before in KEY_OF:
         return Field("private_key" if before == "private" else "api_key", "secret")
     if last == "tokens":
-        return Field("token", "secret") if before in _TOKENS_OF else None
+        return Field("token", "secret") if before in TOKENS_OF else None
     if last in ("value", "string", "raw", "plain") and before == "token":
         return Field("token", "secret")
     if last in _LAST:

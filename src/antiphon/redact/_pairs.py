@@ -111,7 +111,7 @@ def is_code(kind: str, value: str) -> bool:
 
 
 _NUMBER = deferred(r"\+?[0-9][0-9 ().-]{3,22}[0-9]")
-_LONG_NUMBER = deferred(r"[0-9]{12,19}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}")
+_LONG_NUMBER = deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}")
 
 
 def is_number(kind: str, value: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from antiphon.redact._deferred import deferred
 from antiphon.redact._spans import Span
 
-EMAIL = deferred(
+_EMAIL = deferred(
     r"(?<![A-Za-z0-9._%+@-])(?<!//)(?!git@)[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}"
     r"(?![A-Za-z0-9-])"
 )
@@ -49,10 +49,14 @@ def _is_card(text: str) -> bool:
     return 14 <= len(digits) <= 16 and _CARD_START().match(digits) is not None and luhn(digits)
 
 
-def personal_spans(text: str) -> Iterator[Span]:
-    """Where personal data stands in *text*."""
-    for match in EMAIL().finditer(text):
+def emails(text: str) -> Iterator[Span]:
+    """Where e-mail addresses stand in *text*."""
+    for match in _EMAIL().finditer(text):
         yield Span(match.start(), match.end(), "email")
+
+
+def numbers(text: str) -> Iterator[Span]:
+    """Where bank accounts, cards and telephone numbers stand in *text*."""
     for match in _IBAN().finditer(text):
         found = match[0]
         while found and not iban_valid(found):

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from antiphon.redact._entropy import looks_random
-from antiphon.redact._fields import KEY_OF, words
+from antiphon.redact._entropy import LONGEST, looks_random
+from antiphon.redact._fields import KEY_OF, TOKENS_OF, words
 from antiphon.redact._kinds import MIN_RUN, RUN_CHARS, TOKEN_STARTS
 from antiphon.redact._rules import Rules
 
@@ -48,18 +48,20 @@ def _ending(word: str) -> str:
 
 _M = _MARK
 _KEYS = "|".join(sorted({_ending(word) for word in KEY_OF}))
+_TOKENS = "|".join(sorted({_ending(word) for word in TOKENS_OF}))
 _NAMED = r" *[\"'`:=\\]"
 """What follows a short word that is used as a name."""
 
 _SECRET_WORDS = (
     # Each way on begins with a character, so that a mark costs a glance and not a look back.
     f"{_M}(?:"
-    f"en(?<=to{_M}en)"  # token
+    f"en(?<=to{_M}en)(?:(?!s(?!tring)|i[sz])"  # token, and not the tokens of a model
+    f"|s(?:(?<=(?:{_TOKENS})to{_M}ens)|(?<=(?:{_TOKENS}) to{_M}ens)|(?<=(?:{_TOKENS})  to{_M}ens)))"  # access_tokens
     f"|ie(?<=oo{_M}ie)"  # cookie
     f"|ey(?:(?<=(?:{_KEYS}){_M}ey)|(?<=(?:{_KEYS}) {_M}ey)|(?<=(?:{_KEYS})  {_M}ey))"  # api_key …
     f"|ass(?:[w{_M}]|code|{_NAMED}|(?<=  {_M}ass) )"  # password, passphrase, passcode, pass, --pass
     f"|w(?:[dt]|{_NAMED}|(?<=  {_M}w) )"  # pwd, jwt, pw, --pw
-    f"|[{_M}c](?<=c{_M}.)"  # cvv, cvc
+    f"|[{_M}c](?<=c{_M}.)(?:(?![a-z{_M}])|code|number)"  # cvv, cvc
     f"|in(?:(?: ?(?:code|number))?{_NAMED}|(?<=  {_M}in) )"  # pin, --pin
     f"|[ \"'`:=\\\\c](?<=ot{_M}.)"  # otp
     f"|hone"  # phone
@@ -68,7 +70,12 @@ _SECRET_WORDS = (
     r"u(?:th(?<=auth)(?:ori[sz]a|[^a-z])|rl (?<=curl ))",
     r"ss(?:n(?![a-z])|(?:ion)? ?id *=)",  # ssn, session cookies
 )
-_PERSONAL_WORDS = (r"0000(?:(?<=000 0000)|000000)", f"{_M}hone")
+_PERSONAL_WORD = f"{_M}hone"
+_NUMBERS = re.compile(rb"0000(?:(?<=000 0000)|000000)")
+_GROUPED = re.compile(rb"000 0000(?:(?<=000 000 0000)|(?<=0000 0000)|(?<=\) 000 0000)|(?<=\)000 0000))")
+_LONG_NUMBER = re.compile(rb"0000000000" + rb"0*")
+_ACCOUNT = re.compile(rb"[A-Z]{2}[0-9]{2}[A-Z0-9]{11}")
+_NOT_BEFORE_CARD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz.+_/-"
 _USER_AT = re.compile(rb"@(?<=[^\s\"]@)")
 _AZURE = re.compile(rb"~(?<=[0-9]Q~)")
 _DIALLED = re.compile(rb"\+[0-9]")
@@ -77,57 +84,92 @@ _RUNS = bytes(ord("x") if chr(code) in RUN_CHARS + "%" else ord(" ") for code in
 _LONG_RUN = b"x" * MIN_RUN
 _RUN = re.compile(_LONG_RUN + b"x*")
 _DOT_TOKEN = re.compile(rb"\.[A-Za-z0-9_-]")
+_HEX = re.compile(r"[0-9a-f-]+")
 _SCHEMES = (b"earer ", b"asic ", b"\\")
 
 
-class Prefilter:
-    """``may_hold(document)`` is false only for documents that the rules leave as they are."""
+WORDS, AT, TILDE, NUMBERS, RUNS, USER = 1, 2, 4, 8, 16, 32
+ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER
+"""Why a document has to be looked at: each detector names the causes without which it finds nothing."""
 
-    __slots__ = ("_folded", "_marked", "_runs", "_user_texts")
+
+class Prefilter:
+    """``causes(document)`` is 0 only for documents that the rules leave as they are."""
+
+    __slots__ = ("_at", "_numbers", "_runs", "_tilde", "_user_fields", "_user_texts", "_words")
 
     def __init__(self, rules: Rules) -> None:
         patterns: list[str] = []
         if rules.secrets:
             patterns += _SECRET_WORDS
-        if rules.personal:
-            patterns += _PERSONAL_WORDS[:1] if rules.secrets else _PERSONAL_WORDS
+        elif rules.personal:
+            patterns.append(_PERSONAL_WORD)
         user = [rule for rule in rules.user if rules.personal or not rule.personal]
-        patterns += [
-            r" {0,2}".join(word.encode().translate(_FOLD).decode() for word in words(rule.field))
-            for rule in user
-            if rule.field
-        ]
-        self._folded: tuple[Search, ...] = tuple(re.compile(p.encode(), re.DOTALL).search for p in patterns)
-        marked: list[tuple[bytes, Search]] = []
-        if rules.secrets or rules.personal:
-            marked.append((b"@", _USER_AT.search))
-        if rules.secrets:
-            marked.append((b"~", _AZURE.search))
-        if rules.personal:
-            marked.append((b"+", _DIALLED.search))
-        self._marked = tuple(marked)
-        self._runs = rules.secrets or rules.entropy
+        self._words = tuple(_search(pattern) for pattern in patterns)
+        self._user_fields = tuple(_search(_name_pattern(rule.field)) for rule in user if rule.field)
         self._user_texts = tuple(rule.compile().search for rule in user if rule.pattern)
+        self._at = rules.secrets or rules.personal
+        self._tilde = rules.secrets
+        self._numbers = rules.personal
+        self._runs = rules.secrets or rules.entropy
 
-    def may_hold(self, document: bytes) -> bool:
-        """Whether *document* (JSON or text, UTF-8) has to be looked at by the rules."""
-        folded = document.translate(_FOLD)
-        for search in self._folded:
-            if search(folded) is not None:
-                return True
-        for mark, search in self._marked:
-            if mark in document and search(document) is not None:
-                return True
-        if self._runs:
+    def causes(self, document: bytes, within: int = ALL) -> int:
+        """Why *document* (JSON or text, UTF-8) has to be looked at by the rules, as far as *within* asks."""
+        if b"\\" in document and (self._user_texts or b"\\u" in document):
+            return ALL
+        found = 0
+        if within & (WORDS | NUMBERS | USER):
+            folded = document.translate(_FOLD)
+            if within & WORDS:
+                for search in self._words:
+                    if search(folded) is not None:
+                        found = WORDS
+                        break
+            if within & NUMBERS and self._numbers and _has_number(document, folded):
+                found |= NUMBERS
+            if within & USER and (self._user_fields or self._user_texts) and self._has_users(document, folded):
+                found |= USER
+        if within & AT and b"@" in document and self._at and _USER_AT.search(document):
+            found |= AT
+        if within & TILDE and b"~" in document and self._tilde and _AZURE.search(document):
+            found |= TILDE
+        if within & RUNS and self._runs:
             runs = document.translate(_RUNS)
             if _LONG_RUN in runs and _suspicious(document, runs):
-                return True
-        if b"\\" in document and (self._user_texts or b"\\u" in document):
+                found |= RUNS
+        return found
+
+    def _has_users(self, document: bytes, folded: bytes) -> bool:
+        if any(search(folded) is not None for search in self._user_fields):
             return True
-        if self._user_texts:
-            text = document.decode("utf-8", "replace")
-            return any(search(text) is not None for search in self._user_texts)
+        text = document.decode("utf-8", "replace")
+        return any(search(text) is not None for search in self._user_texts)
+
+
+def _search(pattern: str) -> Search:
+    return re.compile(pattern.encode(), re.DOTALL).search
+
+
+def _name_pattern(field: str) -> str:
+    return r" {0,2}".join(word.encode().translate(_FOLD).decode() for word in words(field))
+
+
+def _has_number(document: bytes, folded: bytes) -> bool:
+    """Whether there is something like a telephone number, a card or a bank account."""
+    if b"+" in document and _DIALLED.search(document) is not None:
+        return True
+    if _NUMBERS.search(folded) is None:
         return False
+    if _GROUPED.search(folded) is not None:
+        return True
+    for match in _LONG_NUMBER.finditer(folded):
+        start, end = match.span()
+        before = document[start - 1 : start] if start else b" "
+        if 14 <= end - start <= 16 and before not in _NOT_BEFORE_CARD:
+            return True  # a card in one piece; times in milliseconds are shorter
+        if before.isalpha() and _ACCOUNT.search(document, max(0, start - 12), end + 24) is not None:
+            return True
+    return False
 
 
 def _suspicious(document: bytes, runs: bytes) -> bool:
@@ -139,6 +181,8 @@ def _suspicious(document: bytes, runs: bytes) -> bool:
         if _DOT_TOKEN.match(document, end):
             return True
         token = document[start:end].decode()
-        if "%" in token or TOKEN_STARTS().search(token) or looks_random(token):
+        if _HEX.fullmatch(token):
+            continue
+        if "%" in token or TOKEN_STARTS().search(token) or (end - start <= LONGEST and looks_random(token)):
             return True
     return False

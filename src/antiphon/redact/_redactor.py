@@ -11,11 +11,11 @@ import orjson
 
 from antiphon.errors import InvalidInput
 from antiphon.redact._deferred import deferred
-from antiphon.redact._fields import Field
-from antiphon.redact._kinds import TOKEN_KINDS, TOKENS
+from antiphon.redact._fields import KEEP, Field
+from antiphon.redact._kinds import MIN_RUN, TOKEN_KINDS, TOKENS
 from antiphon.redact._pairs import TRIVIAL, is_code, is_number
 from antiphon.redact._placeholder import CONSTANT_KINDS, PLACEHOLDER, placeholder
-from antiphon.redact._prefilter import Prefilter
+from antiphon.redact._prefilter import ALL, AT, Prefilter
 from antiphon.redact._rules import Rules
 from antiphon.redact._spans import Span
 from antiphon.redact._text import TextRules
@@ -27,7 +27,10 @@ _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
 _PAIR_NAME = deferred(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
 )
-_KEEP = Field("", "keep")
+_SHORTEST = 6
+"""No rule finds anything in less (``a@b.no``)."""
+_SHORTEST_WORD = 14
+"""A single word has to be this long to be a card; all other kinds are longer."""
 
 
 class Redactor:
@@ -60,35 +63,47 @@ class Redactor:
 
     def may_hold(self, document: bytes) -> bool:
         """A quick look: ``False`` is certain, ``True`` means that the rules have to read it."""
-        return self._prefilter.may_hold(document)
+        return self._prefilter.causes(document) != 0
 
     def spans(self, text: str) -> list[Span]:
         """Where secrets stand in *text*, in order."""
-        if not self._prefilter.may_hold(_quoted(text)):
-            return []
-        return self._text.spans(text)
+        causes = self._prefilter.causes(_quoted(text))
+        return self._text.spans(text, causes) if causes else []
 
     def redact_text(self, text: str) -> str:
         """*text* with placeholders; JSON inside a text is read as JSON."""
-        return self._string(text, entropy=True)
+        return self._string(text, ALL)
 
     def redact(self, value: Any, field: str = "") -> Any:
         """JSON-like *value* with placeholders; *field* is the name it stands under, if it has one."""
+        if type(value) is str and not field:
+            return self._string(value, ALL)
         try:
-            return self._under(value, self._names[field]) if field else self._walk(value)
+            if field:
+                return self._under(value, self._names[field], ALL)
+            causes = self._causes(value)
+            return self._walk(value, causes) if causes else value
         except RecursionError:
             raise InvalidInput("The value is nested too deeply to be redacted.", hint="Flatten it.") from None
 
+    def _causes(self, value: Any) -> int:
+        """A look at the serialised form is quicker than a walk; what cannot be serialised is walked."""
+        try:
+            return self._prefilter.causes(orjson.dumps(value))
+        except TypeError:
+            return ALL
+
     def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
         """Serialised JSON (or text) with placeholders, and whether anything was replaced."""
-        if not self._prefilter.may_hold(document):
+        causes = self._prefilter.causes(document)
+        if not causes:
             return document, False
         try:
             value = _loads(document)
-            redacted = self._walk(value)
+            redacted = self._walk(value, causes)
         except (ValueError, RecursionError):  # no JSON, or nested too deeply: it is still a text
             text = document.decode("utf-8", "surrogateescape")
-            replaced = self._plain(text, entropy=True)
+            replaced = self._plain(text, causes, entropy=True)
             return (document, False) if replaced is text else (replaced.encode("utf-8", "surrogateescape"), True)
         return (document, False) if redacted is value else (_dumps(redacted), True)
 
@@ -120,17 +135,19 @@ class Redactor:
                 found = whole or PLACEHOLDER.search(after)
                 yield pointer, found[1] if found else "secret", text
 
-    def _walk(self, value: Any) -> Any:
+    # -- the walk: *causes* says what to look for, as the whole document showed it ----------------------------------
+
+    def _walk(self, value: Any, causes: int) -> Any:
         kind = type(value)
         if kind is str:
-            return self._string(value, entropy=True)
+            return self._string(value, causes)
         if kind is dict:
-            return self._mapping(value)
+            return self._mapping(value, causes)
         if kind is list or kind is tuple:
-            return self._sequence(value)
+            return self._sequence(value, causes)
         return value
 
-    def _mapping(self, value: dict[Any, Any]) -> dict[Any, Any]:
+    def _mapping(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
         names = self._names
         named = _named_pair(value)
         pair = names[named] if named is not None else None
@@ -144,12 +161,17 @@ class Redactor:
                 if key == "value" and pair is not None and pair.mode != "keep":
                     field = pair
                 elif (logprobs and key == "token") or (media and key == "data"):
-                    field = _KEEP
-                new = self._walk(item) if field is None else self._under(item, field)
-                if len(key) > 7:
-                    new_key = self._string(key, entropy=False)
+                    field = KEEP
+                if field is not None:
+                    new = self._under(item, field, causes)
+                elif type(item) is str:
+                    new = self._string(item, causes)
+                else:
+                    new = self._walk(item, causes)
+                if len(key) >= MIN_RUN or not key.isidentifier():
+                    new_key = self._string(key, causes, entropy=False)
             else:
-                new = self._walk(item)
+                new = self._walk(item, causes)
             if new is not item or new_key is not key:
                 if changed is None:
                     changed = {}
@@ -158,19 +180,19 @@ class Redactor:
             return value
         return dict(changed.get(n) or pair_ for n, pair_ in enumerate(value.items()))
 
-    def _sequence(self, value: Any) -> Any:
+    def _sequence(self, value: Any, causes: int) -> Any:
         if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and _PAIR_NAME().fullmatch(value[0]):
             # Headers and environments are often lists of (name, value).
             field = self._names[value[0]]
             if field is not None and field.mode == "secret":
-                new = self._secret(value[1], field)
+                new = self._secret(value[1], field, causes)
                 return value if new is value[1] else type(value)((value[0], new))
-        return self._each(value, None)
+        return self._each(value, None, causes)
 
-    def _each(self, value: Any, field: Field | None) -> Any:
+    def _each(self, value: Any, field: Field | None, causes: int) -> Any:
         items: list[Any] | None = None
         for index, item in enumerate(value):
-            new = self._walk(item) if field is None else self._under(item, field)
+            new = self._walk(item, causes) if field is None else self._under(item, field, causes)
             if new is not item:
                 if items is None:
                     items = list(value)
@@ -179,45 +201,39 @@ class Redactor:
             return value
         return items if type(value) is list else tuple(items)
 
-    def _under(self, value: Any, field: Field | None) -> Any:
+    def _under(self, value: Any, field: Field | None, causes: int) -> Any:
         """*value* below a name that says what it is."""
         kind = type(value)
         if field is None:
-            return self._walk(value)
+            return self._walk(value, causes)
         if kind is str:
             if field.mode == "keep":
-                return self._string(value, entropy=False)
-            return self._secret(value, field)
+                return self._string(value, causes, entropy=False)
+            return self._secret(value, field, causes)
         if kind is int:
             return self._number(value, field)
         if kind is list or kind is tuple:
-            return self._each(value, field)
+            return self._each(value, field, causes)
         if kind is dict:
             if field.mode != "secret" or not _SCHEMA_WORDS.isdisjoint(value):
-                return self._mapping(value)
-            return self._below(value, field)
+                return self._mapping(value, causes)
+            return self._below(value, field, causes)
         return value
 
-    def _below(self, value: dict[Any, Any], field: Field) -> dict[Any, Any]:
+    def _below(self, value: dict[Any, Any], field: Field, causes: int) -> dict[Any, Any]:
         """Everything under ``credentials`` or ``cookies`` is one, whatever it is called."""
         own = {key: self._names[key] if type(key) is str else None for key in value}
         new = {
-            key: self._under(item, field if (below := own[key]) is None or below.mode == "keep" else below)
+            key: self._under(item, field if (below := own[key]) is None or below.mode == "keep" else below, causes)
             for key, item in value.items()
         }
         return value if all(new[key] is item for key, item in value.items()) else new
 
-    def _secret(self, value: str, field: Field) -> str:
+    def _secret(self, value: str, field: Field, causes: int) -> str:
         if field.mode == "digits":
-            return (
-                self.placeholder(field.kind, value) if is_code(field.kind, value) else self._string(value, entropy=True)
-            )
+            return self.placeholder(field.kind, value) if is_code(field.kind, value) else self._string(value, causes)
         if field.mode == "personal":
-            return (
-                self.placeholder(field.kind, value)
-                if is_number(field.kind, value)
-                else self._string(value, entropy=True)
-            )
+            return self.placeholder(field.kind, value) if is_number(field.kind, value) else self._string(value, causes)
         scheme = _SCHEME().match(value)
         start = scheme.end() if scheme else 0
         secret = value[start:]
@@ -238,20 +254,26 @@ class Redactor:
             return self.placeholder(field.kind, text)
         return value
 
-    def _string(self, text: str, *, entropy: bool) -> str:
-        if len(text) < 4 or not self._prefilter.may_hold(_quoted(text)):
+    def _string(self, text: str, causes: int, *, entropy: bool = True) -> str:
+        size = len(text)
+        if size < _SHORTEST or (size < _SHORTEST_WORD and text.isalnum()):
+            return text
+        if causes == AT and "@" not in text:
+            return text
+        causes = self._prefilter.causes(_quoted(text), causes)
+        if not causes:
             return text
         if text[0] in "{[" and text[-1] in "}]":
             try:
                 inner = _loads(text.encode())
-                redacted = self._walk(inner)
+                redacted = self._walk(inner, causes)
             except (ValueError, RecursionError):
-                return self._plain(text, entropy=entropy)
+                return self._plain(text, causes, entropy=entropy)
             return text if redacted is inner else _dumps_like(redacted, text)
-        return self._plain(text, entropy=entropy)
+        return self._plain(text, causes, entropy=entropy)
 
-    def _plain(self, text: str, *, entropy: bool) -> str:
-        spans = self._text.spans(text, entropy=entropy)
+    def _plain(self, text: str, causes: int, *, entropy: bool) -> str:
+        spans = self._text.spans(text, causes, entropy=entropy)
         if not spans:
             return text
         pieces: list[str] = []

@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 
 from antiphon.redact import _kinds as kinds
+from antiphon.redact import _prefilter as quick
 from antiphon.redact._entropy import RUN, looks_random
 from antiphon.redact._names import Names
 from antiphon.redact._pairs import TRIVIAL, pair_spans
-from antiphon.redact._personal import personal_spans
+from antiphon.redact._personal import emails, numbers
 from antiphon.redact._placeholder import PLACEHOLDER
 from antiphon.redact._rules import Rules
 from antiphon.redact._spans import Span
@@ -24,30 +25,38 @@ Detector = Callable[[str], Iterable[Span]]
 
 
 class TextRules:
-    """The detectors that a set of rules switches on."""
+    """The detectors that a set of rules switches on, each with the causes without which it finds nothing."""
 
-    __slots__ = ("_all", "_without_entropy", "names")
+    __slots__ = ("_detectors", "_entropy", "names")
 
     def __init__(self, rules: Rules) -> None:
         self.names = Names(rules)
-        detectors: list[Detector] = [
-            _detector(rule.name, rule.compile())
+        self._detectors: list[tuple[int, Detector]] = [
+            (quick.USER, _detector(rule.name, rule.compile()))
             for rule in rules.user
             if rule.pattern and (rules.personal or not rule.personal)
         ]
         if rules.secrets:
-            detectors += [_private_keys, _tokens, _urls, _headers, self._pairs]
+            self._detectors += [
+                (quick.WORDS, _private_keys),
+                (quick.RUNS | quick.TILDE, _tokens),
+                (quick.AT, _urls),
+                (quick.WORDS, _headers),
+                (quick.RUNS, _schemes),
+            ]
+        self._detectors.append((quick.WORDS | quick.USER, self._pairs))
         if rules.personal:
-            detectors.append(personal_spans)
-        self._without_entropy = tuple(detectors)
-        self._all = (*detectors, _random_runs) if rules.entropy else self._without_entropy
+            self._detectors += [(quick.AT, emails), (quick.NUMBERS, numbers)]
+        self._entropy: Detector | None = _random_runs if rules.entropy else None
 
     def _pairs(self, text: str) -> Iterator[Span]:
         return pair_spans(text, self.names.__getitem__)
 
-    def spans(self, text: str, *, entropy: bool = True) -> list[Span]:
+    def spans(self, text: str, causes: int = quick.ALL, *, entropy: bool = True) -> list[Span]:
         """All secrets of *text* in order; they do not overlap."""
-        detectors = self._all if entropy else self._without_entropy
+        detectors = [detect for needed, detect in self._detectors if needed & causes]
+        if entropy and self._entropy is not None and causes & quick.RUNS:
+            detectors.append(self._entropy)
         found: list[Span] = []
         todo = _between_placeholders(text)
         while todo:
@@ -75,7 +84,7 @@ def _between_placeholders(text: str) -> list[tuple[int, int]]:
     return pieces
 
 
-def _first(piece: str, detectors: tuple[Detector, ...]) -> list[Span]:
+def _first(piece: str, detectors: list[Detector]) -> list[Span]:
     """What the first detector that finds anything finds, in order and without overlaps."""
     if not piece:
         return []
@@ -102,6 +111,8 @@ def _detector(kind: str, pattern: re.Pattern[str]) -> Detector:
 
 
 def _private_keys(text: str) -> Iterator[Span]:
+    if "PRIVATE KEY" not in text:
+        return
     for match in kinds.PRIVATE_KEY().finditer(text):
         yield Span(match.start(), match.end(), "private_key")
 
@@ -120,22 +131,25 @@ def _urls(text: str) -> Iterator[Span]:
 
 
 def _headers(text: str) -> Iterator[Span]:
-    for pattern, kind in (
-        (kinds.HEADER, "authorization"),
-        (kinds.COOKIE, "cookie"),
-        (kinds.SESSION_COOKIE, "cookie"),
-        (kinds.BEARER, "bearer"),
+    lower = text.lower()
+    for word, pattern, kind in (
+        ("authori", kinds.HEADER, "authorization"),
+        ("cookie", kinds.COOKIE, "cookie"),
+        ("sess", kinds.SESSION_COOKIE, "cookie"),
+        ("curl ", kinds.CURL_USER, "password"),
     ):
-        for match in pattern().finditer(text):
-            if not TRIVIAL().fullmatch(match["secret"]):
-                yield Span(*match.span("secret"), kind)
+        if word in lower:
+            for match in pattern().finditer(text):
+                if not TRIVIAL().fullmatch(match["secret"]):
+                    yield Span(*match.span("secret"), kind)
+
+
+def _schemes(text: str) -> Iterator[Span]:
+    for match in kinds.BEARER().finditer(text):
+        yield Span(*match.span("secret"), "bearer")
     for match in kinds.BASIC().finditer(text):
         if _is_basic(match["secret"]):
             yield Span(*match.span("secret"), "basic")
-    if "curl" in text:
-        for match in kinds.CURL_USER().finditer(text):
-            if not TRIVIAL().fullmatch(match["secret"]):
-                yield Span(*match.span("secret"), "password")
 
 
 def _is_basic(text: str) -> bool:

@@ -29,6 +29,7 @@ SPAN_NAME = "tool_execution"
 WAIT_NAME = "retry_wait"
 _MOST_OPEN = 10_000
 _MOST_BAGGAGE = 16
+_MOST_CLEANED = 1024
 
 
 class _Open:
@@ -76,6 +77,7 @@ class OtelListener:
         self._lock = threading.Lock()
         self._open: dict[str, list[_Open]] = {}
         self._number = 0
+        self._cleaned: dict[str, str] = {}
         self._metrics = OtelMetrics(meter_provider, prefix, redactor.redact_text) if metrics else None
 
     # -- the generic port ----------------------------------------------------------------------------------------
@@ -247,4 +249,12 @@ class OtelListener:
         self._number -= 1
 
     def _clean(self, value: Any) -> str:
-        return "" if value is None else self._redactor.redact_text(str(value))
+        if value is None:
+            return ""
+        text = str(value)
+        clean = self._cleaned.get(text)
+        if clean is None:
+            if len(self._cleaned) >= _MOST_CLEANED:
+                self._cleaned.clear()
+            clean = self._cleaned[text] = self._redactor.redact_text(text)
+        return clean

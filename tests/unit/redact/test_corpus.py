@@ -77,6 +77,22 @@ def test_structures_that_hold_no_secret_stay(value: Any) -> None:
     assert REDACTOR.redact_bytes(document) == (document, False)
 
 
+def test_what_every_model_request_says_passes_the_quick_look() -> None:
+    request = {
+        "model": "gpt-4o-mini",
+        "max_tokens": 1024,
+        "max_completion_tokens": 512,
+        "messages": [{"role": "user", "content": "Which tokens does the tokenizer see? Who is the author?"}],
+        "tools": [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}},
+        "id": "chatcmpl-B9MBs8CjcvOU2jLn4n570S5qMJKcT",
+        "created": 1763180000,
+        "atMs": 1763180000123,
+        "requestId": "01890a5d-ac96-774b-bcce-b302099a8057",
+    }
+    assert not REDACTOR.may_hold(orjson.dumps(request))
+
+
 def test_headers_in_every_shape() -> None:
     token = Forge(7).key(30)
     shapes: list[Any] = [

@@ -111,7 +111,7 @@ def test_a_quick_look_that_trusts_long_runs(monkeypatch: Patch) -> None:
     assert len(leaks()) > 20
 
 
-@pytest.mark.parametrize("detector", ["_private_keys", "_tokens", "_urls", "_headers", "_random_runs"])
+@pytest.mark.parametrize("detector", ["_private_keys", "_tokens", "_urls", "_headers", "_schemes", "_random_runs"])
 def test_a_missing_detector(monkeypatch: Patch, detector: str) -> None:
     monkeypatch.setattr(_text, detector, lambda text: ())
     assert leaks()
@@ -124,7 +124,7 @@ def test_an_entropy_rule_without_exemptions_eats_ids(monkeypatch: Patch) -> None
 
 def test_an_entropy_rule_that_takes_any_long_word(monkeypatch: Patch) -> None:
     monkeypatch.setattr(_text, "looks_random", lambda token: True)
-    assert len(eaten()) > 4
+    assert len(eaten()) > 2
 
 
 def test_placeholders_that_are_searched_again(monkeypatch: Patch) -> None:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from antiphon.redact import Redactor, Rules
 from antiphon.redact._fields import classify
-from antiphon.redact._text import TextRules
+from antiphon.redact._prefilter import RUNS, Prefilter
+from antiphon.redact._text import TextRules, _between_placeholders
 from tests.unit.redact.corpus import KEPT_TEXTS, Forge, in_text, named, personal, tokens
 
 REDACTOR = Redactor(Rules(), salt="unit")
 TEXT_RULES = TextRules(Rules())
+PREFILTER = Prefilter(Rules())
 SNIPPETS = [p.text for p in tokens(Forge(11)) + in_text(Forge(12)) + personal(Forge(13))]
 SECRETS = [p.secret for p in tokens(Forge(11))]
 
@@ -100,9 +102,16 @@ def test_equal_secrets_stay_equal_and_different_ones_different(one: str, two: st
 
 @settings(max_examples=600, deadline=None)
 @given(texts)
-def test_the_quick_look_is_never_narrower_than_the_text_rules(text: str) -> None:
-    if TEXT_RULES.spans(text):
-        assert REDACTOR.may_hold(orjson.dumps(text)), text
+def test_the_quick_look_is_never_narrower_than_any_detector(text: str) -> None:
+    assert_causes(text)
+
+
+def assert_causes(text: str) -> None:
+    causes = PREFILTER.causes(orjson.dumps(text)) & PREFILTER.causes(f'"{text}"'.encode("utf-8", "surrogatepass"))
+    for needed, detect in [*TEXT_RULES._detectors, (RUNS, TEXT_RULES._entropy)]:
+        assert detect is not None
+        if any(list(detect(text[start:end])) for start, end in _between_placeholders(text)):
+            assert causes & needed, (detect, text)
 
 
 @settings(max_examples=600, deadline=None)
@@ -120,5 +129,4 @@ def test_the_quick_look_is_never_narrower_than_the_names(name: str, value: str) 
 )
 def test_the_quick_look_is_never_narrower_than_pairs(before: str, name: str, separator: str) -> None:
     text = f"run {before}{name}{separator}tr0ub4dor7 now"
-    if TEXT_RULES.spans(text):
-        assert REDACTOR.may_hold(orjson.dumps(text)), text
+    assert_causes(text)
