@@ -7,23 +7,13 @@ import tempfile
 from pathlib import Path
 
 from dbos import DBOS
-from sqlalchemy import Engine, event
 
 
-def step(file, synchronous=None):
-    """Steps of one workflow, one after the other: as DBOS comes, or tuned to WAL mode at the given durability."""
+def step(file):
+    """Steps of one workflow, one after the other, as it comes: rollback journal, synchronous = FULL."""
     logging.disable(logging.CRITICAL)
     params = json.loads(Path(file).read_bytes())
     folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")
-
-    def durability(connection, record):
-        cursor = connection.cursor()
-        cursor.execute("PRAGMA journal_mode = WAL")
-        cursor.execute(f"PRAGMA synchronous = {synchronous}")
-        cursor.close()
-
-    if synchronous is not None:
-        event.listen(Engine, "connect", durability)
     DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{folder}/dbos.sqlite"})
 
     @DBOS.step()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -22,7 +23,11 @@ from antiphon.stores._common import (
 
 SQL = named_queries(SQL_FOLDER / "sqlite" / "queries.sql")
 _CLAIM, _EXECUTION, _INSERT_CLAIM, _SETTLE = SQL["claim"], SQL["execution"], SQL["insert_claim"], SQL["settle"]
-_COLUMNS = _CLAIM[: _CLAIM.index("FROM")]
+COLUMNS = "SELECT c." + ", c.".join(_CLAIM[len("SELECT ") : _CLAIM.index("FROM")].replace("\n", " ").split(","))
+"""The columns of a claim, for queries that call its table ``c``."""
+
+LOOK_AGAIN_MS = 300_000
+"""How soon a claim that was in flight is looked at again: its outcome may have made its life shorter."""
 
 _encode = msgspec.json.Encoder().encode
 _request = msgspec.json.Decoder(RecordedRequest).decode
@@ -55,6 +60,8 @@ class _Claim(NamedTuple):
     identity: str
     history: int
     sweep_at_ms: int
+    id: int
+    session: str
 
     def to_record(self) -> DedupeRecord:
         check_version(f"The claim {self.key}", self.v, RECORD_VERSION)
@@ -84,6 +91,9 @@ class _Claim(NamedTuple):
             lock_until_ms=self.lock_until_ms if self.state == "inflight" else UNSET,
             v=self.v,
         )
+
+    def gone(self) -> Gone:
+        return Gone(self.id, self.key, self.version, self.history, self.tenant, self.tool, self.session)
 
 
 def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -> Existing | None:
@@ -120,8 +130,13 @@ def settle(connection: sqlite3.Connection, key: str, version: int, final: Final,
     new_version = next_version(version, now)
     outcome = _encode(outcome_of(final))
     values = (final.state, new_version, now, now + final.ttl_ms, final.ttl_ms, final.dispatched, outcome, final.payload)
-    changed = connection.execute(_SETTLE, (*values, key, version)).rowcount
-    return new_version if changed else None
+    if not connection.execute(_SETTLE, (*values, key, version)).rowcount:
+        return None
+    if final.state != "done":
+        connection.execute(SQL["open_claim"], (key,))
+    if final.state != "done" or final.ttl_ms < LOOK_AGAIN_MS:
+        connection.execute(SQL["expire_claim"], (key,))
+    return new_version
 
 
 def alias(connection: sqlite3.Connection, key: str, identity: str, version: int, now: int) -> None:
@@ -152,91 +167,42 @@ def in_flight(connection: sqlite3.Connection, key: str, version: int) -> bool:
 
 
 def clear(connection: sqlite3.Connection, key: str) -> bool:
-    """Forget a key and its history, but not how far its versions had come."""
-    connection.execute(SQL["delete_executions"], (key,))
-    gone = connection.execute(SQL["delete_claim"], (key,)).fetchall()
-    if gone:
-        connection.execute(SQL["raise_floor"], gone[0])
-    return bool(gone)
+    """Forget a key and its history."""
+    claim = _find(connection, key)
+    if claim is None:
+        return False
+    forget(connection, [claim.gone()])
+    return True
 
 
-def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
-    """Delete what has expired."""
-    executions = connection.execute(SQL["sweep_executions"], (now, limit)).rowcount
-    gone = connection.execute(SQL["sweep_claims"], (now, limit)).fetchall()
-    _bury(connection, gone)
-    return executions + len(gone)
+class Gone(NamedTuple):
+    """What has to be known of a claim to forget it."""
 
-
-def newest(connection: sqlite3.Connection) -> int:
-    """The newest claim's row number."""
-    return int(connection.execute(SQL["newest_claim"]).fetchone()[0])
-
-
-class Filter(NamedTuple):
-    """Which claims an operator means; an empty text means all."""
-
+    id: int
+    key: str
+    version: int
+    history: int
     tenant: str
-    tool: str = ""
-    session: str = ""
-    prefix: str = ""
-    state: str = ""
-
-    def where(self) -> tuple[str, list[str]]:
-        """The condition, served by one index whatever the size of the table."""
-        parts, values = ["tenant = ?"], [self.tenant]
-        for column, value in (("tool", self.tool), ("session", self.session), ("state", self.state)):
-            if value:
-                parts.append(f"{column} = ?")
-                values.append(value)
-        if self.prefix:
-            parts.append("key >= ? AND key < ?")
-            values += [self.prefix, self.prefix + "\U0010ffff"]
-        return f"INDEXED BY {self._index()} WHERE " + " AND ".join(parts), values
-
-    def _index(self) -> str:
-        if self.prefix:
-            return "claims_by_key"
-        if self.session:
-            return "claims_by_session"
-        return "claims_by_state" if self.state not in ("", "done") else "claims_by_tool"
+    tool: str
+    session: str
 
 
-def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int) -> list[DedupeRecord]:
-    """Live claims, newest first."""
-    condition, values = which.where()
-    if which.tool or which.session or which.prefix or which.state not in ("", "done"):
-        query = f"{_COLUMNS} FROM claims {condition} AND expires_at_ms > ? ORDER BY id DESC LIMIT ?"
-        rows = connection.execute(query, (*values, now, limit)).fetchall()
-    else:  # all tools: the newest of each, so that one index serves the order too
-        tools = [tool for (tool,) in connection.execute(SQL["tools"], (which.tenant,))]
-        return _newest_of_all(connection, [which._replace(tool=tool) for tool in tools], limit, now)
-    return [_Claim(*row).to_record() for row in rows]
+def forget(connection: sqlite3.Connection, claims: Sequence[Gone]) -> None:
+    """Delete claims with their history and their place in the catalogue, but not how far their versions had come."""
+    if not claims:
+        return
+    for claim in claims:
+        connection.execute(SQL["delete_claim"], (claim.id,))
+        _leave_catalogue(connection, claim)
+        if claim.history:
+            connection.execute(SQL["delete_executions"], (claim.key,))
+    connection.execute(SQL["raise_floor"], (max(claim.version for claim in claims),))
+    connection.execute(SQL["shrink_catalogued"])
 
 
-def flush(connection: sqlite3.Connection, which: Filter, up_to: int, limit: int) -> list[str]:
-    """Delete up to *limit* fitting claims no newer than row *up_to*; their keys."""
-    condition, values = which.where()
-    some = f"SELECT id FROM claims {condition} AND id <= ? LIMIT ?"  # noqa: S608 - own words only
-    query = f"DELETE FROM claims WHERE id IN ({some}) RETURNING key, version, history"  # noqa: S608 - own words only
-    gone = connection.execute(query, (*values, up_to, limit)).fetchall()
-    _bury(connection, gone)
-    return [key for key, _, _ in gone]
-
-
-def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[str, str], int]:
-    """Live claims by tool and state: done ones are what the index has, less all others."""
-    done = dict(connection.execute(SQL["count_all"], (tenant,)).fetchall())
-    found: dict[tuple[str, str], int] = {}
-    for tool, state, stale, expired, number in connection.execute(SQL["count_not_done"], (tenant, now)):
-        done[tool] -= number
-        if not expired:
-            name = "stale" if stale else state
-            found[tool, name] = found.get((tool, name), 0) + number
-    for tool, number in connection.execute(SQL["count_done_expired"], (tenant, now)):
-        done[tool] -= number
-    found.update({(tool, "done"): number for tool, number in done.items() if number})
-    return found
+def to_record(row: Sequence[Any]) -> DedupeRecord:
+    """The record of a row with :data:`COLUMNS`."""
+    return _Claim._make(row).to_record()
 
 
 def _find(connection: sqlite3.Connection, key: str) -> _Claim | None:
@@ -300,7 +266,9 @@ def _replace(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed:
             _keep(connection, before.to_record(), before.identity)
             history = True
         sweep_at = before.sweep_at_ms if history else 0
-        connection.execute(SQL["delete_claim"], (ask.key,))
+        connection.execute(SQL["delete_claim"], (before.id,))
+        _leave_catalogue(connection, before.gone())
+        connection.execute(SQL["shrink_catalogued"])
     version = next_version(previous, now)
     _insert(connection, ask, now, version, sweep_at, history)
     return Claimed(version, now)
@@ -311,13 +279,8 @@ def _keep(connection: sqlite3.Connection, record: DedupeRecord, identity: str) -
     connection.execute(SQL["insert_execution"], (*values, _encode(record), record.v))
 
 
-def _bury(connection: sqlite3.Connection, gone: list[tuple[str, int, int]]) -> None:
-    if gone:
-        connection.executemany(SQL["delete_executions"], [(key,) for key, _, history in gone if history])
-        connection.execute(SQL["raise_floor"], (max(version for _, version, _ in gone),))
-
-
-def _newest_of_all(connection: sqlite3.Connection, filters: list[Filter], limit: int, now: int) -> list[DedupeRecord]:
-    found = [record for which in filters for record in find(connection, which, limit, now)]
-    found.sort(key=lambda record: record.fence, reverse=True)
-    return found[:limit]
+def _leave_catalogue(connection: sqlite3.Connection, claim: Gone) -> None:
+    """Entries of expiry stay: they are dropped when they are due and lead nowhere."""
+    connection.execute(SQL["delete_place"], (claim.tenant, "tool", claim.tool, claim.id))
+    connection.execute(SQL["delete_place"], (claim.tenant, "session", claim.session, claim.id))
+    connection.execute(SQL["delete_open"], (claim.id,))

@@ -16,7 +16,7 @@ from antiphon.stores._sqlite_errors import is_busy, unavailable
 
 T = TypeVar("T")
 
-APPLICATION_ID = 0x416E7470
+APPLICATION_ID = 0x416E7068
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 _FOLDER = SQL_FOLDER / "sqlite"
 
@@ -105,7 +105,6 @@ def retry_busy(step: Callable[[], T], busy_s: float) -> T:
 
 
 def _set_up(connection: sqlite3.Connection, path: Path, synchronous: str) -> None:
-    connection.execute("PRAGMA page_size = 2048")  # of a new file; a commit then writes half as much
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreUnavailable(
@@ -120,16 +119,17 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: str) -> Non
 
 
 def _schema(connection: sqlite3.Connection, path: Path) -> int:
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if application == APPLICATION_ID:
-        (number,) = connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
-        return int(number)
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if application or tables:
+    if not tables:
+        return 0
+    # In this order: another process may be creating the tables, and they come with the mark.
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
         raise StoreUnavailable(
             f"The database {path} belongs to another program.", hint="Give SQLiteStore a path of its own."
         )
-    return 0
+    (number,) = connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
+    return int(number)
 
 
 def _apply(connection: sqlite3.Connection, number: int, file: Path) -> None:

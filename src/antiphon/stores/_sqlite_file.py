@@ -57,6 +57,7 @@ class DatabaseFile:
 
     def __init__(self, path: Path, synchronous: str, busy_s: float) -> None:
         self.path = path
+        self._name = str(path)
         self._inode = 0
         self.synchronous = synchronous
         self.busy_s = busy_s
@@ -94,19 +95,24 @@ class DatabaseFile:
                 return self._step(self._writing(), run)
             except sqlite3.Error as error:
                 self._give_up_writer()
-                raise unavailable(str(self.path), error) from error
+                raise unavailable(self._name, error) from error
             finally:
                 self._writer_lock.release()
         connection = self._borrow()
         try:
             return self._step(connection, run)
         except sqlite3.Error as error:
-            raise unavailable(str(self.path), error) from error
+            raise unavailable(self._name, error) from error
         finally:
             self._give_back(connection)
 
     def write(self, operation: Operation) -> Any:
         """Run a writing step and commit it, together with whatever else is waiting."""
+        if not self._queue and self._writer_lock.acquire(blocking=False):
+            try:
+                return self._write_alone(operation)
+            finally:
+                self._writer_lock.release()
         self._queue.append(operation)
         try:
             with self._writer_lock:
@@ -166,6 +172,24 @@ class DatabaseFile:
         _abandoned.append((self._writer, self._idle, self.watch))
         self.reset()
 
+    def _write_alone(self, operation: Operation) -> Any:
+        try:
+            connection = self._writer or self._writing()
+            self._begin(connection)
+            try:
+                result = operation.run(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            self._give_up_writer()
+            raise unavailable(self._name, error) from error
+        if operation.changed:
+            self.watch.wake(operation.changed)
+        return result
+
     def _lead(self) -> None:
         batch: list[Operation] = []
         while self._queue and len(batch) < _BATCH:
@@ -177,7 +201,7 @@ class DatabaseFile:
                 self._commit(connection, pending)
         except sqlite3.Error as error:
             self._give_up_writer()
-            _fail(batch, unavailable(str(self.path), error))
+            _fail(batch, unavailable(self._name, error))
         except Exception as error:
             _fail(batch, error)
         except BaseException:  # interrupted: what was not committed is tried again by whoever still wants it
@@ -187,15 +211,11 @@ class DatabaseFile:
             self._announce(batch)
 
     def _commit(self, connection: sqlite3.Connection, batch: list[Operation]) -> None:
-        self._check_still_there()
-        retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s)
+        self._begin(connection)
         ran = False
         try:
-            if len(batch) == 1:
-                batch[0].result = batch[0].run(connection)
-            else:
-                for operation in batch:
-                    _run_apart(connection, operation)
+            for operation in batch:
+                _run_apart(connection, operation)
             ran = True
             connection.execute("COMMIT")
         except sqlite3.Error:  # a commit that failed may have rolled back by itself: nothing of it is done
@@ -228,8 +248,18 @@ class DatabaseFile:
                 if operation.deliver is not None:
                     operation.deliver(operation)
 
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        self._check_still_there()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s)
+
     def _step(self, connection: sqlite3.Connection, run: Run[T]) -> T:
-        return retry_busy(lambda: run(connection), self.busy_s)
+        try:
+            return run(connection)
+        except sqlite3.OperationalError:
+            return retry_busy(lambda: run(connection), self.busy_s)
 
     def _writing(self) -> sqlite3.Connection:
         if self._writer is None:
@@ -240,7 +270,7 @@ class DatabaseFile:
     def _check_still_there(self) -> None:
         """A file that was removed takes writes as before and keeps none of them: refuse instead."""
         try:
-            if self.path.stat().st_ino == self._inode:
+            if os.stat(self._name).st_ino == self._inode:  # noqa: PTH116 - half the price, at every commit
                 return
         except OSError:
             pass
@@ -288,6 +318,7 @@ def _fail(batch: list[Operation], problem: Exception) -> None:
 
 def _run_apart(connection: sqlite3.Connection, operation: Operation) -> None:
     """Within a shared transaction one step may fail without harming the others."""
+    operation.error = None
     connection.execute("SAVEPOINT step")
     try:
         operation.result = operation.run(connection)

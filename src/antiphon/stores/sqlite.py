@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.ports import Ask, BreakerRow, Claimed, Clock, Existing, Final, Journal, Row
+from antiphon.stores import _sqlite_catalogue as catalogue
 from antiphon.stores import _sqlite_claims as claims
 from antiphon.stores import _sqlite_log as log
 from antiphon.stores._common import Records, event_of, manifest_of
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
-_FLUSH_CHUNK = 1000
+_CHUNK = 1000
 
 
 class SQLiteStore:
@@ -174,27 +175,31 @@ class SQLiteJournal:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))
 
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        which = claims.Filter(tenant, tool, session, prefix)
-        up_to = await self._access.read(claims.newest)
+        await self._catch_up()
+        which = catalogue.Filter(tenant, tool, session, prefix)
+        up_to = await self._access.read(catalogue.newest)
         total = 0
         while True:  # in chunks, so that calls that go on meanwhile get their turn
-            keys = await self._write(lambda connection: claims.flush(connection, which, up_to, _FLUSH_CHUNK))
+            keys = await self._write(lambda connection: catalogue.flush(connection, which, up_to, _CHUNK))
             self._file.watch.wake(keys)
             total += len(keys)
-            if len(keys) < _FLUSH_CHUNK:
+            if len(keys) < _CHUNK:
                 return total
 
     async def list(
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
     ) -> Records:
-        which = claims.Filter(tenant, tool, session, prefix, state)
-        return await self._access.read(lambda connection: claims.find(connection, which, limit, self._now()))
+        await self._catch_up()
+        which = catalogue.Filter(tenant, tool, session, prefix, state)
+        return await self._access.read(lambda connection: catalogue.find(connection, which, limit, self._now()))
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
-        return await self._access.read(lambda connection: claims.counts(connection, tenant, self._now()))
+        await self._catch_up()
+        return await self._access.read(lambda connection: catalogue.counts(connection, tenant, self._now()))
 
     async def sweep(self, limit: int = 1000) -> int:
-        return await self._write(lambda connection: claims.sweep(connection, limit, self._now()))
+        await self._catch_up()
+        return await self._write(lambda connection: catalogue.sweep(connection, limit, self._now()))
 
     async def open_run(self, manifest: RunManifest) -> None:
         await self._write(lambda connection: log.open_run(connection, manifest))
@@ -246,6 +251,11 @@ class SQLiteJournal:
     async def close(self) -> None:
         """Close this process's idle connections to the file; another journal of the same file opens its own anew."""
         self._file.close()
+
+    async def _catch_up(self) -> None:
+        if await self._access.read(catalogue.is_behind):
+            while await self._write(lambda connection: catalogue.catch_up(connection, _CHUNK, self._now())):
+                pass  # in chunks, as above
 
     async def _write(self, run: Callable[[sqlite3.Connection], T], changed: Sequence[str] = ()) -> T:
         return await self._access.write(Operation(run, changed))  # type: ignore[no-any-return]

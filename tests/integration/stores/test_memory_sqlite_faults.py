@@ -175,7 +175,7 @@ def test_a_page_damaged_while_in_use_is_an_outage(path: Path) -> None:
         claimed(drive(journal.begin(bench.ask(f"k{n}"))))
     drive(journal.close())
     content = bytearray(path.read_bytes())
-    content[2048 * 2 :] = b"\xff" * (len(content) - 2048 * 2)
+    content[4096 * 2 :] = b"\xff" * (len(content) - 4096 * 2)
     path.write_bytes(content)
     assert "damaged" in refused(path, journal, bench).message
 

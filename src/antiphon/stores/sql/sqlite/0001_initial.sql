@@ -8,6 +8,9 @@ CREATE TABLE meta (
 -- version_floor: no version up to this one is given again, also after its record is gone and the clock went back.
 INSERT INTO meta (name, value) VALUES ('version_floor', 0);
 
+-- catalogued: claims up to this id are in the catalogue below.
+INSERT INTO meta (name, value) VALUES ('catalogued', 0);
+
 -- The current execution of each intent. A new claim on the same key is a new row, so the newest claim has the highest id.
 CREATE TABLE claims (
     id INTEGER PRIMARY KEY,
@@ -37,9 +40,29 @@ CREATE TABLE claims (
 ) STRICT;
 
 CREATE UNIQUE INDEX claims_by_key ON claims (key);
-CREATE INDEX claims_by_tool ON claims (tenant, tool);
-CREATE INDEX claims_by_session ON claims (tenant, session);
-CREATE INDEX claims_by_state ON claims (state, sweep_at_ms, tenant, tool);
+
+-- The catalogue: what operators and the sweeper look claims up by. A call does not wait for it: whoever needs it first
+-- enters the claims that are newer than it, each once. Its entries say where to look, the claims say what is true.
+
+CREATE TABLE claim_places (
+    tenant TEXT NOT NULL,
+    kind TEXT NOT NULL,  -- tool or session
+    value TEXT NOT NULL,
+    id INTEGER NOT NULL,
+    PRIMARY KEY (tenant, kind, value, id)
+) STRICT, WITHOUT ROWID;
+
+-- Claims that were not done when they were last looked at.
+CREATE TABLE claim_open (
+    id INTEGER PRIMARY KEY
+) STRICT;
+
+-- When to look whether a claim can go.
+CREATE TABLE claim_expiry (
+    at_ms INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    PRIMARY KEY (at_ms, id)
+) STRICT, WITHOUT ROWID;
 
 -- Earlier executions of an intent, and aliases of shared ones, by call identity (D2).
 CREATE TABLE executions (

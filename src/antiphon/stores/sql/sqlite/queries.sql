@@ -1,6 +1,6 @@
 -- name: claim
 SELECT key, tool, idempotency_key, state, created_at_ms, updated_at_ms, expires_at_ms, ttl_ms, request, version, fence,
-       tenant, workspace, owner, dispatched, outcome, payload, lock_until_ms, v, identity, history, sweep_at_ms
+       tenant, workspace, owner, dispatched, outcome, payload, lock_until_ms, v, identity, history, sweep_at_ms, id, session
 FROM claims WHERE key = ?;
 
 -- name: execution
@@ -20,7 +20,7 @@ ON CONFLICT (key) DO NOTHING;
 SELECT value FROM meta WHERE name = 'version_floor';
 
 -- name: delete_claim
-DELETE FROM claims WHERE key = ? RETURNING version;
+DELETE FROM claims WHERE id = ?;
 
 -- name: settle
 UPDATE claims
@@ -51,41 +51,88 @@ UPDATE claims SET history = 1, sweep_at_ms = max(sweep_at_ms, ?) WHERE key = ?;
 -- name: in_flight
 SELECT 1 FROM claims WHERE key = ? AND version = ? AND state = 'inflight';
 
+-- name: raise_floor
+UPDATE meta SET value = max(value, ?) WHERE name = 'version_floor';
+
+-- name: open_claim
+INSERT OR IGNORE INTO claim_open (id) SELECT id FROM claims WHERE key = ?;
+
+-- name: expire_claim
+INSERT OR IGNORE INTO claim_expiry (at_ms, id) SELECT sweep_at_ms, id FROM claims WHERE key = ?;
+
 -- name: newest_claim
 SELECT coalesce(max(id), 0) FROM claims;
+
+-- name: catalogued
+SELECT value FROM meta WHERE name = 'catalogued';
+
+-- name: set_catalogued
+UPDATE meta SET value = ? WHERE name = 'catalogued';
+
+-- name: shrink_catalogued
+UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM claims)
+WHERE name = 'catalogued' AND value > (SELECT coalesce(max(id), 0) FROM claims);
+
+-- name: catalogue_tools
+INSERT OR IGNORE INTO claim_places (tenant, kind, value, id)
+SELECT tenant, 'tool', tool, id FROM claims WHERE id > ? AND id <= ?;
+
+-- name: catalogue_sessions
+INSERT OR IGNORE INTO claim_places (tenant, kind, value, id)
+SELECT tenant, 'session', session, id FROM claims WHERE id > ? AND id <= ?;
+
+-- name: catalogue_open
+INSERT OR IGNORE INTO claim_open (id) SELECT id FROM claims WHERE id > ? AND id <= ? AND state <> 'done';
+
+-- name: catalogue_expiry
+INSERT OR IGNORE INTO claim_expiry (at_ms, id)
+SELECT CASE WHEN state = 'inflight' THEN min(sweep_at_ms, ?3) ELSE sweep_at_ms END, id
+FROM claims WHERE id > ?1 AND id <= ?2;
+
+-- name: delete_place
+DELETE FROM claim_places WHERE tenant = ? AND kind = ? AND value = ? AND id = ?;
+
+-- name: delete_open
+DELETE FROM claim_open WHERE id = ?;
+
+-- name: close_open
+DELETE FROM claim_open WHERE id IN (
+    SELECT o.id FROM claim_open AS o LEFT JOIN claims AS c ON c.id = o.id WHERE c.id IS NULL OR c.state = 'done'
+);
+
+-- name: due
+SELECT e.at_ms, e.id, c.key, c.version, c.history, c.tenant, c.tool, c.session, c.state, c.sweep_at_ms
+FROM claim_expiry AS e LEFT JOIN claims AS c ON c.id = e.id WHERE e.at_ms <= ? ORDER BY e.at_ms LIMIT ?;
+
+-- name: insert_expiry
+INSERT OR IGNORE INTO claim_expiry (at_ms, id) VALUES (?, ?);
+
+-- name: delete_expiry
+DELETE FROM claim_expiry WHERE at_ms = ? AND id = ?;
 
 -- name: sweep_executions
 DELETE FROM executions WHERE rowid IN (SELECT rowid FROM executions WHERE expires_at_ms <= ? ORDER BY expires_at_ms LIMIT ?);
 
--- name: sweep_claims
-DELETE FROM claims WHERE id IN (
-    SELECT id FROM claims INDEXED BY claims_by_state
-    WHERE state IN ('inflight', 'done', 'failed', 'cancelled') AND sweep_at_ms <= ?1 LIMIT ?2
-)
-RETURNING key, version, history;
-
 -- name: tools
 WITH RECURSIVE tools (tool) AS (
-    SELECT min(tool) FROM claims WHERE tenant = ?1
+    SELECT min(value) FROM claim_places WHERE tenant = ?1 AND kind = 'tool'
     UNION ALL
-    SELECT (SELECT min(tool) FROM claims WHERE tenant = ?1 AND tool > tools.tool) FROM tools WHERE tools.tool IS NOT NULL
+    SELECT (SELECT min(value) FROM claim_places WHERE tenant = ?1 AND kind = 'tool' AND value > tools.tool)
+    FROM tools WHERE tools.tool IS NOT NULL
 )
 SELECT tool FROM tools WHERE tool IS NOT NULL;
 
--- name: raise_floor
-UPDATE meta SET value = max(value, ?) WHERE name = 'version_floor';
-
 -- name: count_all
-SELECT tool, count(*) FROM claims INDEXED BY claims_by_tool WHERE tenant = ? GROUP BY tool;
+SELECT value, count(*) FROM claim_places WHERE tenant = ? AND kind = 'tool' GROUP BY value;
 
 -- name: count_not_done
-SELECT tool, state, state = 'inflight' AND lock_until_ms <= ?2, expires_at_ms <= ?2, count(*)
-FROM claims INDEXED BY claims_by_state
-WHERE state IN ('inflight', 'failed', 'cancelled') AND tenant = ?1 GROUP BY 1, 2, 3, 4;
+SELECT c.tool, c.state, c.state = 'inflight' AND c.lock_until_ms <= ?2, c.expires_at_ms <= ?2, count(*)
+FROM claim_open AS o CROSS JOIN claims AS c ON c.id = o.id
+WHERE c.tenant = ?1 AND c.state <> 'done' AND c.id <= ?3 GROUP BY 1, 2, 3, 4;
 
 -- name: count_done_expired
-SELECT tool, count(*) FROM claims INDEXED BY claims_by_state
-WHERE state = 'done' AND sweep_at_ms <= ?2 AND tenant = ?1 GROUP BY tool;
+SELECT c.tool, count(DISTINCT c.id) FROM claim_expiry AS e CROSS JOIN claims AS c ON c.id = e.id
+WHERE e.at_ms <= ?2 AND c.expires_at_ms <= ?2 AND c.tenant = ?1 AND c.state = 'done' AND c.id <= ?3 GROUP BY c.tool;
 
 -- name: open_run
 INSERT INTO runs (id, tenant, workspace, name, status, started_at_ms, manifest) VALUES (?, ?, ?, ?, ?, ?, ?)

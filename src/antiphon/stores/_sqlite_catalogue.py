@@ -1,0 +1,141 @@
+"""Looking claims up by tool, session, state and age: for operators and the sweeper, not for calls.
+
+The catalogue is brought up to date by whoever needs it (:func:`catch_up`), each claim once, so that a call writes
+two pages and not six. Entries are hints: a claim that was settled, replaced or deleted since is judged by its row.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import NamedTuple
+
+from antiphon.contract.record import DedupeRecord
+from antiphon.stores._sqlite_claims import COLUMNS, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
+
+
+def is_behind(connection: sqlite3.Connection) -> bool:
+    """Whether there are claims that the catalogue does not have."""
+    return _newest(connection) > _catalogued(connection)
+
+
+def catch_up(connection: sqlite3.Connection, limit: int, now: int) -> bool:
+    """Enter up to *limit* claims; whether there are more."""
+    low, newest = _catalogued(connection), _newest(connection)
+    if newest <= low:
+        return False
+    high = min(low + limit, newest)
+    connection.execute(SQL["catalogue_tools"], (low, high))
+    connection.execute(SQL["catalogue_sessions"], (low, high))
+    connection.execute(SQL["catalogue_open"], (low, high))
+    connection.execute(SQL["catalogue_expiry"], (low, high, now + LOOK_AGAIN_MS))
+    connection.execute(SQL["set_catalogued"], (high,))
+    return high < newest
+
+
+class Filter(NamedTuple):
+    """Which claims an operator means; an empty text means all."""
+
+    tenant: str
+    tool: str = ""
+    session: str = ""
+    prefix: str = ""
+    state: str = ""
+
+    def source(self) -> tuple[str, list[str]]:
+        """Tables and condition: one index leads to the claims, whatever the size of the store."""
+        table, parts, values = "claims AS c INDEXED BY claims_by_key", ["c.tenant = ?"], [self.tenant]
+        if self.prefix:
+            parts.append("c.key >= ? AND c.key < ?")
+            values += [self.prefix, self.prefix + "\U0010ffff"]
+        elif self.state not in ("", "done"):
+            table = "claim_open AS p CROSS JOIN claims AS c ON c.id = p.id"
+        else:
+            kind, value = ("session", self.session) if self.session else ("tool", self.tool)
+            table = "claim_places AS p CROSS JOIN claims AS c ON c.id = p.id"
+            parts.append("p.tenant = ? AND p.kind = ? AND p.value = ?")
+            values += [self.tenant, kind, value]
+        for column, value in (("tool", self.tool), ("session", self.session), ("state", self.state)):
+            if value:
+                parts.append(f"c.{column} = ?")
+                values.append(value)
+        return f"{table} WHERE {' AND '.join(parts)}", values
+
+    def each(self, connection: sqlite3.Connection) -> list[Filter]:
+        """The same in parts that an index can serve in order: if nothing else is given, one tool after the other."""
+        if self.tool or self.session or self.prefix or self.state not in ("", "done"):
+            return [self]
+        return [self._replace(tool=tool) for (tool,) in connection.execute(SQL["tools"], (self.tenant,))]
+
+
+def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int) -> list[DedupeRecord]:
+    """Live claims, newest first."""
+    rows = []
+    for part in which.each(connection):
+        source, values = part.source()
+        query = f"{COLUMNS} FROM {source} AND c.expires_at_ms > ? ORDER BY c.id DESC LIMIT ?"
+        rows += connection.execute(query, (*values, now, limit)).fetchall()
+    found = [to_record(row) for row in rows]
+    found.sort(key=lambda record: record.fence, reverse=True)
+    return found[:limit]
+
+
+def flush(connection: sqlite3.Connection, which: Filter, up_to: int, limit: int) -> list[str]:
+    """Delete up to *limit* fitting claims no newer than row *up_to*; their keys."""
+    gone: list[Gone] = []
+    for part in which.each(connection):
+        source, values = part.source()
+        columns = ", ".join(f"c.{name}" for name in Gone._fields)
+        query = f"SELECT {columns} FROM {source} AND c.id <= ? LIMIT ?"  # noqa: S608 - own words only
+        gone += map(Gone._make, connection.execute(query, (*values, up_to, limit - len(gone))))
+        if len(gone) >= limit:
+            break
+    forget(connection, gone)
+    return [claim.key for claim in gone]
+
+
+def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[str, str], int]:
+    """Live claims by tool and state: done ones are what the catalogue has, less all others."""
+    known = _catalogued(connection)
+    done = dict(connection.execute(SQL["count_all"], (tenant,)).fetchall())
+    found: dict[tuple[str, str], int] = {}
+    for tool, state, stale, expired, number in connection.execute(SQL["count_not_done"], (tenant, now, known)):
+        done[tool] -= number
+        if not expired:
+            name = "stale" if stale else state
+            found[tool, name] = found.get((tool, name), 0) + number
+    for tool, number in connection.execute(SQL["count_done_expired"], (tenant, now, known)):
+        done[tool] -= number
+    found.update({(tool, "done"): number for tool, number in done.items() if number})
+    return found
+
+
+def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
+    """Delete what has expired; what lives on is looked at again when its time comes."""
+    swept = connection.execute(SQL["sweep_executions"], (now, limit)).rowcount
+    connection.execute(SQL["close_open"])
+    due = connection.execute(SQL["due"], (now, limit)).fetchall()
+    gone: dict[int, Gone] = {}
+    for at_ms, number, key, version, history, tenant, tool, session, state, sweep_at in due:
+        connection.execute(SQL["delete_expiry"], (at_ms, number))
+        if key is None:
+            continue
+        if sweep_at <= now:
+            gone[number] = Gone(number, key, version, history, tenant, tool, session)
+        else:
+            again = min(sweep_at, now + LOOK_AGAIN_MS) if state == "inflight" else sweep_at
+            connection.execute(SQL["insert_expiry"], (again, number))
+    forget(connection, list(gone.values()))
+    return swept + len(gone)
+
+
+def newest(connection: sqlite3.Connection) -> int:
+    """The newest claim's row number."""
+    return _newest(connection)
+
+
+def _newest(connection: sqlite3.Connection) -> int:
+    return int(connection.execute(SQL["newest_claim"]).fetchone()[0])
+
+
+def _catalogued(connection: sqlite3.Connection) -> int:
+    return int(connection.execute(SQL["catalogued"]).fetchone()[0])
