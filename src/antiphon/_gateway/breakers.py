@@ -3,7 +3,8 @@
 Shared rows come in two kinds. An operator's act (forced, reset) is one row under the breaker's own name and binds
 everybody. A trip is one row per process, ``name#owner``: it opens the breaker of another process only when ``quorum``
 processes say so, because one bad node must not fence off a healthy dependency for all. When a process starts, any
-live trip counts, so that a restart does not forget. Counters are never shared.
+live trip counts, so that a restart does not forget. An operator's act outdates all trips before it. Counters are
+never shared.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ class Breakers:
     def row(self, key: str, breaker: Breaker) -> BreakerRow:
         """What the other processes are told about a change made here."""
         wall, state = self._clock.now_ms(), breaker.export(self._clock.monotonic())
-        until = wall + state.remaining_ms if state.remaining_ms else 0
         operator = state.state == "FORCED_OPEN" or state.reason.startswith(RESET_REASON)
         name = key if operator else f"{key}#{owner_token()}"
+        until = wall + state.remaining_ms if state.remaining_ms or not operator else 0
         row = BreakerRow(name, state.state, state.epoch, until, state.reason, wall, owner_token())
         self._seen[name] = row
         return row
@@ -115,10 +116,13 @@ class Breakers:
         with self._lock:
             quorum = self._quorum if self._started else 1
             self._started = True
+            rows = list(rows)
+            acts = {row.key: row.epoch for row in rows if "#" not in row.key}
             for row in rows:
                 key, _, owner = row.key.partition("#")
                 if owner:
-                    if row.state in ("OPEN", "HALF_OPEN") and row.until_ms > wall and owner != owner_token():
+                    live = row.state in ("OPEN", "HALF_OPEN") and row.until_ms > wall and owner != owner_token()
+                    if live and row.epoch > acts.get(key, 0):  # what an operator has reset counts no more
                         votes.setdefault(key, []).append(row)
                 elif self._seen.get(row.key) != row:
                     self._seen[row.key] = row

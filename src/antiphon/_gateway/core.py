@@ -14,6 +14,7 @@ from antiphon._gateway.attempts import Attempts, interrupted
 from antiphon._gateway.breakers import Breakers
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._gateway.context import held, is_held
+from antiphon._gateway.feed import BreakerFeed
 from antiphon._gateway.hooks import HookCall, HookReply, Hooks, refused_by_hook
 from antiphon._gateway.keeping import Keeper
 from antiphon._gateway.parts import Parts
@@ -23,7 +24,7 @@ from antiphon._gateway.shadow import Shadow
 from antiphon._gateway.switches import Switches
 from antiphon._gateway.tool import Tool
 from antiphon._scope import current_scope
-from antiphon.decide.breaker import Refusal
+from antiphon.decide.breaker import Breaker, Refusal
 from antiphon.decide.budget import TokenBucket
 from antiphon.errors import ConfigError, InvalidInput, StoreError
 from antiphon.keys import KeyMaker
@@ -53,11 +54,14 @@ class Core:
         self.hooks = Hooks()
         self.switches = Switches(settings)
         self.breakers = Breakers(clock, settings.breaker_quorum)
+        self.feed = BreakerFeed(self)
         self.budgets: dict[str, TokenBucket] = {}
         self.renewer = Renewer(parts.store, clock, settings)
         self.attempts = Attempts(self)
         self.shadow = Shadow(self)
         self.guards = guards.Guards(settings.loop)
+        self._unshared: dict[str, Breaker] = {}
+        """Breakers whose state could not be written: tried again with the next refresh."""
         self.next_refresh = self._next_reload = 0.0
         self.quiet = False
         """Whether nobody wants to know of single calls; looked at once per ``refresh_ms``."""
@@ -324,9 +328,13 @@ class Core:
         try:
             journal = self.journal()
             if journal.durable:
-                self.adopt(await journal.load_breakers(self.settings.tenant))
+                await self.feed.refresh(journal)
         except StoreError as error:
             log.warning("breaker state could not be read: %s", error)
+            return
+        if self._unshared:
+            self.breakers.dirty, self._unshared = {**self._unshared, **self.breakers.dirty}, {}
+            await self.share_breakers()
 
     def reload(self) -> None:
         """Take changed settings; a configuration that became unusable is reported, and the old one stays."""
@@ -359,7 +367,8 @@ class Core:
             try:
                 await self.journal().save_breaker(self.settings.tenant, self.breakers.row(key, breaker))
             except StoreError as error:
-                log.warning("the state of breaker %s could not be shared: %s", key, error)
+                log.warning("the state of breaker %s could not be shared yet: %s", key, error)
+                self._unshared[key] = breaker
 
     def configure(self, settings: Settings) -> None:
         """Take new settings while running: switches, per-tool overrides, policies."""

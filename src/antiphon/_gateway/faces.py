@@ -285,6 +285,7 @@ class Gateway(_Face):
     def close(self) -> None:
         """Let go of the store."""
         if self._journal is not None:
+            self.core.feed.stop(self._journal)
             drive(self._journal.close())
             self._journal = None
 
@@ -411,6 +412,7 @@ class AsyncGateway(_Face):
         self._last_loop = self._last_journal = None
         journal = self._journals.pop(self._loop_of(), None)
         if journal is not None:
+            self.core.feed.stop(journal)
             await journal.close()
 
     async def __aenter__(self) -> AsyncGateway:

@@ -131,8 +131,10 @@ class Admin:
 
     async def _override(self, act: str, key: str, state: str, until: int, reason: str) -> dict[str, Any]:
         rows = await self._journal.load_breakers(self.tenant)
-        epoch = max((row.epoch for row in rows if row.key.partition("#")[0] == key), default=0) + 1
-        row = BreakerRow(key, state, epoch, until, reason, self._clock.now_ms(), owner_token())
+        now = self._clock.now_ms()
+        known = max((row.epoch for row in rows if row.key.partition("#")[0] == key), default=0)
+        epoch = max(known + 1, now // 1000)  # beats what processes count to, also where their rows are swept
+        row = BreakerRow(key, state, epoch, until, reason, now, owner_token())
         await self._journal.save_breaker(self.tenant, row)
         await self._note(act, {"key": key, "reason": reason})
         return self._breaker(row)

@@ -1,0 +1,78 @@
+"""What the rest of the fleet says about breakers: pushed where the store can push, read now and then elsewhere (R9).
+
+A store that offers ``subscribe_breakers`` tells every change at once, and everything again after a gap in its
+connection; the regular read is then only a safety net. Other stores are read once per ``refresh_ms``.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from antiphon.ports import BreakerRow, Journal
+
+if TYPE_CHECKING:
+    from antiphon._gateway.core import Core
+
+_SAFETY_NET_S = 30.0
+
+
+class BreakerFeed:
+    """The rows of a tenant's breakers as this process knows them."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._rows: dict[str, BreakerRow] = {}
+        self._stops: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+        self._pid = os.getpid()
+        self._next_read = 0.0
+
+    async def refresh(self, journal: Journal) -> None:
+        """Read the rows, unless somebody tells us of changes; ask to be told from now on."""
+        if self._pid != os.getpid():  # a forked child has neither the parent's connection nor its thread
+            self._pid = os.getpid()
+            self._stops = weakref.WeakKeyDictionary()
+        now = self._core.clock.monotonic()
+        if journal in self._stops and now < self._next_read:
+            return
+        self._next_read = now + _SAFETY_NET_S
+        self._take(await journal.load_breakers(self._core.settings.tenant))
+        subscribe = getattr(journal, "subscribe_breakers", None)
+        if subscribe is not None and journal not in self._stops:
+            self._stops[journal] = subscribe(self._core.settings.tenant, _weakly(self))
+
+    def told(self, row: BreakerRow) -> None:
+        """A row was written somewhere (called from the store's own thread or event loop)."""
+        if self._rows.get(row.key) != row:
+            self._take((row,))
+
+    def stop(self, journal: Journal) -> None:
+        """Listen no longer: *journal* is about to be closed."""
+        if journal in self._stops:
+            stop = self._stops.pop(journal)
+            if self._pid == os.getpid():
+                stop()
+
+    def _take(self, rows: Iterable[BreakerRow]) -> None:
+        """A trip binds others only together with further trips, so all rows are looked at again."""
+        kept = dict(self._rows)
+        for row in rows:
+            known = kept.get(row.key)
+            if known is None or (row.epoch, row.updated_at_ms) >= (known.epoch, known.updated_at_ms):
+                kept[row.key] = row
+        self._rows = kept
+        self._core.adopt(kept.values())
+
+
+def _weakly(feed: BreakerFeed) -> Callable[[BreakerRow], None]:
+    """A subscription must not keep a forgotten gateway alive."""
+    reference = weakref.ref(feed)
+
+    def told(row: BreakerRow) -> None:
+        listening = reference()
+        if listening is not None:
+            listening.told(row)
+
+    return told
