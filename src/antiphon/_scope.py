@@ -93,6 +93,7 @@ class RunScope:
         "invoker",
         "llm_cache",
         "lock",
+        "pieces",
         "present",
         "root",
         "run_id",
@@ -110,6 +111,7 @@ class RunScope:
         clock_ms: Callable[[], int],
         encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row],
         sink: Callable[[Sequence[Row], bool], Awaitable[None]] | None,
+        pieces: Callable[[Site], Any],
         present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
         store: object | None = None,
         invoker: Invoker | None = None,
@@ -122,6 +124,9 @@ class RunScope:
         """(type, site, payload, meta) -> redacted, spilled row."""
         self.present = present
         """(arguments, digest) -> what of them may be written, its digest, and whether something was redacted (D21)."""
+        self.pieces = pieces
+        """(site) -> what takes the pieces of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
+        ``rest()``."""
         self.sink = sink
         """Writes rows at once (the flag says whether an event loop runs); ``None`` switches recording off."""
         self.store = store

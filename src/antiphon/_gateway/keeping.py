@@ -63,7 +63,7 @@ class Keeper:
                 outcome.payload = data
             if len(data) > self.result_limit:
                 raise codec.NotSerialisable(f"{len(data)} bytes are over the limit of {self.result_limit}")
-            return await self._kept(base, data, asynchronous)
+            return await self._kept(base, data, asynchronous, call.tool.kind in ("generator", "async_generator"))
         except codec.NotSerialisable as error:
             why = str(error)
         except Exception as error:  # a full disk or a lost key must not hide that the call took effect
@@ -73,10 +73,10 @@ class Keeper:
             outcome.metadata = {**(outcome.metadata or {}), "payload": f"not kept ({why})"}
         return base
 
-    async def _kept(self, base: Final, data: bytes, asynchronous: bool) -> Final:
+    async def _kept(self, base: Final, data: bytes, asynchronous: bool, streamed: bool) -> Final:
         if self.redactor is None:
             return await self._place(base, data, asynchronous)
-        clean, changed = self.redactor.redact_bytes(data)
+        clean, changed = _clean_pieces(self.redactor, data) if streamed else self.redactor.redact_bytes(data)
         if not changed:
             return await self._place(base, data, asynchronous)
         sealer = self.sealer()
@@ -135,6 +135,18 @@ class Keeper:
             raise StoreError("The result is sealed, and the seal key is missing.")
         data: bytes = sealer.unseal(sealed)
         return data
+
+
+def _clean_pieces(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
+    """The pieces of a stream without secrets; one may run through several of them."""
+    from antiphon.redact import StreamRedactor
+
+    stream = StreamRedactor(redactor)
+    pieces = orjson.loads(data)
+    if not isinstance(pieces, list):
+        return redactor.redact_bytes(data)
+    clean = [final for piece in pieces for final in stream.feed(piece)] + stream.finish()
+    return (data, False) if clean == pieces else (orjson.dumps(clean), True)
 
 
 def _decoded(call: Call, data: bytes) -> Any:

@@ -69,10 +69,27 @@ def _started(call: Call, scope: RunScope) -> Row:
     return scope.encode("call.started", call.site, payload, meta)
 
 
+def _ended(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> list[Row]:
+    """Decisions, the pieces of a stream that was given from a record, and the outcome."""
+    rows = list(call.rows or ())
+    if outcome.from_cache and outcome.status == "success" and _streams(call) and isinstance(outcome.value, list):
+        assert call.site is not None
+        pieces = scope.pieces(call.site)
+        for data in outcome.value:
+            pieces.add(data, 0.0)
+        rows += pieces.rest()
+    return [*rows, _finished(core, call, outcome, scope)]
+
+
+def _streams(call: Call) -> bool:
+    return call.tool.kind in ("generator", "async_generator")
+
+
 def _finished(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> Row:
     payload: dict[str, Any] = {"outcome": "ok"}
     if outcome.status == "success":
-        payload["value"] = _recordable(outcome)
+        streamed = _streams(call) and isinstance(outcome.value, list)
+        payload["value"] = {"chunks": len(outcome.value)} if streamed else _recordable(outcome)
     elif outcome.code == "denied":
         payload["outcome"] = "denied"
         payload["error"] = {"code": outcome.code, "message": outcome.message, "reason": outcome.reason}
@@ -84,6 +101,8 @@ def _finished(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> Row:
         "attempts": outcome.attempts,
         "durationMs": round((core.clock.monotonic() - call.started) * 1000, 3),
     }
+    if _streams(call):
+        meta["stream"] = True
     if outcome.from_cache:
         meta["fromCache"] = outcome.matched_on
     if outcome.metadata:
@@ -150,7 +169,7 @@ def finish_rows(core: Core, call: Call, outcome: Outcome) -> Sequence[Row]:
     scope = call.scope
     if scope is None or scope.sink is None or call.site is None or not _same_store(core, scope):
         return ()
-    return (*(call.rows or ()), _finished(core, call, outcome, scope))
+    return _ended(core, call, outcome, scope)
 
 
 async def finish(core: Core, call: Call, outcome: Outcome, asynchronous: bool) -> None:
@@ -159,8 +178,7 @@ async def finish(core: Core, call: Call, outcome: Outcome, asynchronous: bool) -
     if scope is None or scope.sink is None or call.site is None:
         return
     rows = [] if call.recorded else [_started(call, scope)]
-    rows += call.rows or ()
-    rows.append(_finished(core, call, outcome, scope))
+    rows += _ended(core, call, outcome, scope)
     call.rows = call.site = None
     try:
         await scope.sink(rows, asynchronous)
@@ -179,7 +197,7 @@ async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None
     enter(call, scope)
     assert scope.invoker is not None and call.site is not None
     tool = call.tool
-    streaming = tool.kind in ("generator", "async_generator")
+    streaming = _streams(call)
     invocation = Invocation("tool", tool.full_name, call.log_params, call.log_digest, call.site, tool.spec, streaming)
     answer = await scope.invoker.answer(invocation)
     if answer is None:
@@ -207,7 +225,7 @@ def _given(core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: 
     except GeneratorExit:
         drive(finish(core, call, _left(call, left), core.asynchronous))
         raise
-    drive(finish(core, call, _ended(outcome, pieces), core.asynchronous))
+    drive(finish(core, call, _with_pieces(outcome, pieces), core.asynchronous))
     if outcome.status != "success":
         raise _stream_failure(call, outcome)
 
@@ -227,12 +245,12 @@ async def _given_async(
     except GeneratorExit:
         await finish(core, call, _left(call, left), core.asynchronous)
         raise
-    await finish(core, call, _ended(outcome, pieces), core.asynchronous)
+    await finish(core, call, _with_pieces(outcome, pieces), core.asynchronous)
     if outcome.status != "success":
         raise _stream_failure(call, outcome)
 
 
-def _ended(outcome: Outcome, pieces: list[Any]) -> Outcome:
+def _with_pieces(outcome: Outcome, pieces: list[Any]) -> Outcome:
     if outcome.status == "success":
         outcome.value = pieces
     return outcome

@@ -150,33 +150,38 @@ class StreamState:
         self.outcome: Outcome | None = None
         """What came of the stream, once it has ended."""
         self._ending = threading.Lock()
-        self._unwritten: Row | None = None
+        self._pieces: Any = None
+        """Takes the pieces for the run log, where there is one."""
 
     async def pulled(self) -> None:
         """The reader asked for the next piece: time to write the one it has."""
         self.last_pull = self.core.clock.monotonic()
-        await self._write_pending(self.core.asynchronous)
+        if self._pieces is not None:
+            await self._write(self._pieces.due(), self.core.asynchronous)
 
-    async def _write_pending(self, asynchronous: bool) -> None:
-        row, self._unwritten = self._unwritten, None
+    async def _write_rest(self, asynchronous: bool) -> None:
+        if self._pieces is not None:
+            await self._write(self._pieces.rest(), asynchronous)
+
+    async def _write(self, rows: list[Row], asynchronous: bool) -> None:
         scope = self.call.scope
-        if row is None or scope is None or scope.sink is None:
+        if not rows or scope is None or scope.sink is None:
             return
         try:
-            await scope.sink((row,), asynchronous)
+            await scope.sink(rows, asynchronous)
         except StoreError as error:
-            log.error("the run log misses a piece of %s: %s", self.call.tool.full_name, error)
+            log.error("the run log misses %d pieces of %s: %s", len(rows), self.call.tool.full_name, error)
 
     def chunk(self, data: Any) -> Any:
-        """Keep a piece. Its event is written when the next one is asked for, so that no piece is delayed."""
+        """Keep a piece. Its event is written when another one is asked for, so that no piece is delayed."""
         now = self.core.clock.monotonic()
         gap, self._last = (now - self._last) * 1000, now
-        call = self.call
         self.chunks.append(data)
-        scope = call.scope
-        if scope is not None and scope.sink is not None and call.site is not None:
-            payload = {"n": len(self.chunks) - 1, "data": data}
-            self._unwritten = scope.encode("call.chunk", call.site, payload, {"gapMs": round(gap, 3)})
+        scope, site = self.call.scope, self.call.site
+        if scope is not None and scope.sink is not None and site is not None:
+            if self._pieces is None:
+                self._pieces = scope.pieces(site)
+            self._pieces.add(data, gap)
         return data
 
     def failure(self) -> BaseException:
@@ -193,7 +198,7 @@ class StreamState:
         outcome = self._take_end(_Left(why))
         if outcome is not None:
             final = settling.interrupted_final(self.call, why)
-            drive(self._write_pending(False))
+            drive(self._write_rest(False))
             drive(settling.write(self.core, self.call, final, outcome, journal=journal))
             drive(self.core.finish(self.call, outcome, None, elsewhere=True))
 
@@ -205,7 +210,7 @@ class StreamState:
             return self.outcome
         core, call = self.core, self.call
         core.renewer.release(call)
-        await self._write_pending(core.asynchronous)
+        await self._write_rest(core.asynchronous)
         if call.version:
             if error is not None and is_control_flow(error):
                 final = settling.interrupted_final(call, "its stream was not read to the end")

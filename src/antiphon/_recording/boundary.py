@@ -45,8 +45,7 @@ class Boundary:
         head = {"kind": kind, "name": name, "digest": self.digest, "nth": self.site.nth}
         self.payload = {**head, **payload, **({"keyOf": "redacted"} if redacted else {})}
         self._raw = raw
-        self._chunks = 0
-        self._pending: Row | None = None
+        self._pieces: Any = None
         self._live: Invocation | None = None
 
     async def answer(self) -> Answer | None:
@@ -89,16 +88,15 @@ class Boundary:
         await self._write(self.scope.encode("call.started", self.site, self.payload, self.meta))
 
     def chunk(self, data: Any, gap_ms: float) -> None:
-        """Keep a piece of a stream; it is written when the next one is asked for (:meth:`pulled`)."""
-        body = {"n": self._chunks, "data": data}
-        self._chunks += 1
-        self._pending = self.scope.encode("call.chunk", self.site, body, {"gapMs": round(gap_ms, 3)})
+        """Note a piece of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
+        if self._pieces is None:
+            self._pieces = self.scope.pieces(self.site)
+        self._pieces.add(data, gap_ms)
 
     async def pulled(self) -> None:
-        """The reader asks for the next piece: write the one it has."""
-        row, self._pending = self._pending, None
-        if row is not None:
-            await self._write(row)
+        """The reader asks for the next piece: write those it has."""
+        if self._pieces is not None:
+            await self._write(*self._pieces.due())
 
     async def finish(
         self,
@@ -115,8 +113,7 @@ class Boundary:
         if error is None or value is not None:
             payload["value"] = value
         duration = {"durationMs": self.scope.clock_ms() - self.started}
-        rows = [] if self._pending is None else [self._pending]
-        self._pending = None
+        rows = [] if self._pieces is None else self._pieces.rest()
         scope = self.scope
         rows.append(scope.encode("call.finished", self.site, payload, {**duration, **(meta or {})}))
         await self._write(*rows)

@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from antiphon._recording.pieces import Pieces
+from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import with_sum
@@ -16,40 +18,20 @@ from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
 from antiphon.redact import Redactor
 
+__all__ = ["SPILL_BYTES", "Recorder", "dump", "resolve"]
+
 SPILL_BYTES = 65_536
 """Parts of an event larger than this go to the blob store."""
 
-_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_NON_STR_KEYS
-
-
-def _default(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    if callable(dump):
-        return dump(mode="json")
-    wire = getattr(value, "to_wire", None)
-    if callable(wire):
-        return wire()
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=repr)
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, dict):
-        return dict(value)
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    if isinstance(value, (bytes, bytearray)):
-        return {"$bytes": hashlib.sha256(value).hexdigest(), "length": len(value)}
-    if isinstance(value, bool | int | float):
-        return float(value) if isinstance(value, float) else int(value)
-    return {"$unserialisable": f"{type(value).__module__}.{type(value).__qualname__}"}
-
-
-def dump(value: Any) -> bytes:
-    """JSON bytes of anything a call may carry; what has no JSON form is named, never guessed."""
-    try:
-        return orjson.dumps(value, _default, _OPTIONS)
-    except (TypeError, ValueError, RecursionError):
-        return orjson.dumps({"$unserialisable": f"{type(value).__module__}.{type(value).__qualname__}"})
+OUR_FIELDS = frozenset(
+    "kind name namespace digest nth key keyOf recipe variant outcome n what status provider entry".split()
+)
+"""Fields of a payload that hold our own words, names of tools and digests: nothing to redact."""
+OUR_META = frozenset(
+    "requestId keyFingerprint idempotent callId effect status attempts durationMs fromCache breakerState gapMs tries"
+    " orphan usage stopReason stream transport matchedOn ageMs".split()
+)
+"""The same for ``meta``."""
 
 
 class Recorder:
@@ -76,6 +58,8 @@ class Recorder:
         self.redactor = redactor
         self.blobs = blobs
         self.tenant = tenant
+        self._presented: tuple[Any, bytes] = (None, b"")
+        """The arguments looked at last: their start event comes right after."""
         self._async: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
         self.scope = RunScope(
             run_id,
@@ -83,6 +67,7 @@ class Recorder:
             encode=self.encode,
             sink=sink or self.write,
             present=self.present,
+            pieces=self.pieces,
             store=store,
             invoker=invoker,
             tenant=tenant,
@@ -91,10 +76,13 @@ class Recorder:
 
     def present(self, arguments: Any, digest: str) -> tuple[Any, str, bool]:
         """The arguments as they may be written. Digests of redacted arguments are made from the placeholders."""
-        clean, changed = self.redactor.redact_bytes(dump(arguments))
+        data = dump(arguments)
+        clean, changed = self.redactor.redact_bytes(data)
         if not changed:
+            self._presented = arguments, data
             return arguments, digest, False
         value = orjson.loads(clean)
+        self._presented = value, orjson.dumps(value)
         return value, hashlib.sha256(canonical_json(value)).hexdigest(), True
 
     def encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
@@ -102,28 +90,55 @@ class Recorder:
         body: dict[str, Any] = {}
         if site is not None:
             body = {"lane": site.lane, "index": site.index, "call": site.call, "parent": site.parent}
-        body["payload"], body["v"], body["meta"] = payload, 1, meta
-        data, redacted = self.redactor.redact_bytes(dump(body))
-        if len(data) > SPILL_BYTES:
-            data = self._spill(data)
-        elif redacted:
-            data = orjson.dumps(orjson.loads(data))
-        return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, data))
+        body["payload"], body["v"], body["meta"] = payload, 1, self._clean_meta(meta)
+        if kind != "draw":  # times, numbers and ids of our own making
+            body["payload"] = self._clean_payload(payload)
+        return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, dump(body)))
 
-    def _spill(self, data: bytes) -> bytes:
-        """Replace large parts of the payload by references to blobs; equal parts are stored once."""
+    def _clean_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """The payload without secrets; large parts of it become references to blobs."""
+        clean: dict[str, Any] = {}
+        total = 0
+        for name, value in payload.items():
+            if name in OUR_FIELDS or value is None or value.__class__ is bool:
+                clean[name] = value
+                continue
+            known, part = self._presented
+            if value is not known:
+                part = self._clean(value)
+            total += len(part)
+            clean[name] = orjson.Fragment(part)
+        return self._spilled(clean) if total > SPILL_BYTES else clean
+
+    def _clean(self, value: Any) -> bytes:
+        data = dump(value)
+        clean, changed = self.redactor.redact_bytes(data)
+        return orjson.dumps(orjson.loads(clean)) if changed else data
+
+    def _clean_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
+        free = {name: value for name, value in meta.items() if name not in OUR_META}
+        return {**meta, **orjson.loads(self._clean(free))} if free else meta
+
+    def _spilled(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Large parts go to the blobs, before the event that names them is written; equal parts are stored once."""
         blobs = self.blobs()
         if blobs is None:
-            return data
+            return payload
         from antiphon._drive import drive
 
-        body = orjson.loads(data)
-        payload = body["payload"]
         for name, value in payload.items():
-            part = orjson.dumps(value)
-            if len(part) > SPILL_BYTES // 4:
+            part = value.contents if isinstance(value, orjson.Fragment) else b""
+            if isinstance(part, bytes) and len(part) > SPILL_BYTES // 4:
                 payload[name] = {"$blob": drive(blobs.put(self.tenant, part)), "bytes": len(part)}
-        return orjson.dumps(body)
+        return payload
+
+    def pieces(self, site: Site) -> Pieces:
+        """What takes the pieces of a stream at *site*."""
+
+        def encode(number: int, data: Any, gap_ms: float) -> Row:
+            return self.scope.encode("call.chunk", site, {"n": number, "data": data}, {"gapMs": round(gap_ms, 3)})
+
+        return Pieces(self.redactor, encode)
 
     async def write(self, rows: Sequence[Row], asynchronous: bool) -> None:
         """Append to the log, on the event loop's own journal where there is a loop."""

@@ -1,0 +1,78 @@
+"""Anything a call may carry as JSON bytes: what has no JSON form is named, never guessed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import orjson
+
+_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_NON_STR_KEYS
+_DEEPEST = 200
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+
+
+def _default(value: Any) -> Any:
+    dump_model = getattr(value, "model_dump", None)
+    if callable(dump_model):
+        return dump_model(mode="json")
+    wire = getattr(value, "to_wire", None)
+    if callable(wire):
+        return wire()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.to_builtins(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    if isinstance(value, (bytes, bytearray)):
+        return {"$bytes": hashlib.sha256(value).hexdigest(), "length": len(value)}
+    if isinstance(value, bool | int | float):
+        return float(value) if isinstance(value, float) else int(value)
+    return unserialisable(value)
+
+
+def unserialisable(value: Any) -> dict[str, str]:
+    """What stands for a value that cannot be written: the name of its type."""
+    return {"$unserialisable": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def dump(value: Any) -> bytes:
+    """JSON bytes of *value*. One leaf that has no JSON form does not cost the rest."""
+    try:
+        return orjson.dumps(value, _default, _OPTIONS)
+    except Exception:  # too large a number, half a character, a cycle, a conversion of the user's that raised
+        return orjson.dumps(_leaf_by_leaf(value, 0), option=_OPTIONS)
+
+
+def _leaf_by_leaf(value: Any, depth: int) -> Any:
+    if depth > _DEEPEST:
+        return unserialisable(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return int(value) if _SMALLEST <= value <= _LARGEST else {"$int": str(value)}
+    if isinstance(value, Mapping):
+        return {_leaf_by_leaf(str(key), depth): _leaf_by_leaf(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_leaf_by_leaf(item, depth + 1) for item in value]
+    try:
+        return orjson.loads(orjson.dumps(value, _default, _OPTIONS))
+    except Exception:
+        return _converted(value, depth)
+
+
+def _converted(value: Any, depth: int) -> Any:
+    try:
+        inner = _default(value)
+    except Exception:
+        return unserialisable(value)
+    return unserialisable(value) if inner is value else _leaf_by_leaf(inner, depth + 1)

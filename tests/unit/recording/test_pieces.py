@@ -1,0 +1,129 @@
+"""Streams in the log: every piece, in order, without a secret that runs through several of them (D18, D21)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon._recording.pieces import GROUP, Pieces
+from antiphon._recording.sse import EventPieces
+from antiphon.ports import Row
+from antiphon.redact import Redactor, Rules
+
+SECRET = "sk-proj-Ab3dEf6hIj9kLmN0pQrStUvWxYz12345678"
+REDACTOR = Redactor(Rules(), salt="00" * 16)
+
+
+def recorded(*data: Any) -> list[Any]:
+    """What is written of a stream that is read to its end."""
+    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, json.dumps([piece, gap]).encode()))
+    rows: list[Row] = []
+    for number, piece in enumerate(data):
+        pieces.add(piece, float(number))
+        rows += pieces.due()
+    rows += pieces.rest()
+    assert [row.at_ms for row in rows] == list(range(len(data)))
+    written = [json.loads(row.body) for row in rows]
+    assert [gap for _, gap in written] == [float(number) for number in range(len(data))]
+    return [piece for piece, _ in written]
+
+
+def event(text: str) -> str:
+    delta = {"choices": [{"index": 0, "delta": {"content": text}}]}
+    return f"data: {json.dumps(delta)}\n\n"
+
+
+def texts(stream: str) -> list[str]:
+    lines = [line[6:] for line in stream.splitlines() if line.startswith("data: {")]
+    return [json.loads(line)["choices"][0]["delta"]["content"] for line in lines]
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 20, 100])
+def test_a_secret_split_over_text_pieces(size: int) -> None:
+    data = cut(f"the key is {SECRET}, keep it", size)
+    written = recorded(*data)
+    assert len(written) == len(data)
+    whole = "".join(written)
+    assert whole.startswith("the key is [secret:openai:")
+    assert whole.endswith("], keep it")
+    assert not any(SECRET[at : at + 8] in whole for at in range(8, len(SECRET) - 8))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 20])
+def test_a_secret_split_over_deltas(size: int) -> None:
+    data = [{"choices": [{"index": 0, "delta": {"content": part}}]} for part in cut(f"key: {SECRET} ok", size)]
+    written = "".join(piece["choices"][0]["delta"]["content"] for piece in recorded(*data))
+    assert written.startswith("key: [secret:")
+    assert written.endswith("] ok")
+
+
+@pytest.mark.parametrize("letters", [1, 4, 9])
+@pytest.mark.parametrize("bytes_", [5, 40, 300, 5000])
+def test_a_secret_split_over_server_sent_events_in_any_pieces(letters: int, bytes_: int) -> None:
+    stream = "".join(event(part) for part in cut(f"key: {SECRET} ok", letters)) + "data: [DONE]\n\n"
+    data = cut(stream, bytes_)
+    written = recorded(*data)
+    assert len(written) == len(data)
+    assert "".join(texts("".join(written))).startswith("key: [secret:openai:")
+    assert "".join(written).endswith("data: [DONE]\n\n")
+
+
+def test_a_character_cut_in_two_comes_back_as_it_was() -> None:
+    whole = 'data: {"text": "Zürich"}\n\n'.encode()
+    at = whole.index("ü".encode()) + 1
+    from antiphon.adapters._wire import piece_bytes, piece_text
+
+    data = ["data: {}\n\n", piece_text(whole[:at]), piece_text(whole[at:])]
+    assert b"".join(piece_bytes(piece) for piece in recorded(*data)) == b"data: {}\n\n" + whole
+
+
+@given(st.lists(st.text(max_size=30), max_size=12), st.integers(1, 50))
+def test_server_sent_events_without_secrets_are_left_alone(parts: list[str], size: int) -> None:
+    stream = "".join(f"event: delta\r\ndata: {json.dumps({'n': part})}\r\n\r\n" for part in parts)
+    data = cut(stream, size)
+    pieces = EventPieces(Redactor(Rules(personal=False), salt="00"))
+    written = [piece for given_ in data for piece in pieces.feed(given_)] + pieces.finish()
+    if "secret:" not in "".join(map(str, written)):
+        assert written == data
+
+
+def test_a_piece_is_kept_as_it_was_when_its_reader_got_it() -> None:
+    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, json.dumps(piece).encode()))
+    piece = {"delta": "a", "tags": ["x"]}
+    pieces.add(piece, 0)
+    piece["tags"] = "changed by its reader"
+    assert json.loads(pieces.rest()[0].body) == {"delta": "a", "tags": ["x"]}
+
+
+def test_objects_are_read_too() -> None:
+    class Chunk:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def model_dump(self, mode: str) -> dict[str, Any]:
+            return {"delta": {"content": self.text}}
+
+    written = recorded(*[Chunk(part) for part in cut(SECRET, 6)])
+    assert "".join(piece["delta"]["content"] for piece in written).startswith("[secret:")
+
+
+def test_pieces_are_written_in_groups_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("antiphon._recording.pieces.time.monotonic", lambda: now[0])
+    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, b"{}"))
+    pieces.add("a\n", 0)
+    assert pieces.due() == []
+    now[0] += 0.2
+    assert len(pieces.due()) == 1
+    for _ in range(GROUP):
+        pieces.add("a\n", 0)
+    assert len(pieces.due()) == GROUP
+    assert pieces.rest() == []
