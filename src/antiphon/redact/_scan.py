@@ -20,6 +20,7 @@ _SKIPPED_FOLDERS = frozenset({".git", ".hg", ".venv", "node_modules", "__pycache
 _JSON_LIMIT = 8 << 20
 _BLOCK = 1 << 20
 _OVERLAP = 4096
+_SEAL_KEY = b"antiphon-seal-key-"
 _TEXT = re.compile(rb"[\x20-\x7e\t\r\n]{20,}")
 
 
@@ -60,6 +61,8 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
         head = stream.read(4096)
     if b"\0" in head:
         return _scan_binary(file)
+    if head.startswith(_SEAL_KEY) and not file.stat().st_mode & 0o077:
+        return ()  # a seal key in its place; one that others can read is a finding
     if file.stat().st_size <= _JSON_LIMIT:
         document = file.read_bytes()
         if not redactor.may_hold(document):

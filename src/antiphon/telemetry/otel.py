@@ -1,8 +1,9 @@
 """Spans and metrics for OpenTelemetry (R11): ``tool_execution`` with the document's attributes and the GenAI ones.
 
-A span is opened by ``tool_call_start`` and closed by ``tool_call_end`` or ``tool_call_blocked``. While an attempt runs
-it is the current span (``attempt_context``), so that whatever the tool calls becomes its child. The wait before a
-retry is a child span whose end is known in advance.
+A span is opened by ``tool_call_start`` and closed by ``tool_call_end`` or ``tool_call_blocked``. In between it is the
+current span of the task or thread, so that whatever the tool calls becomes its child; where a step runs elsewhere (a
+stream that is read by another task), ``attempt_context`` makes it current there. The wait before a retry is a child
+span whose end is known in advance.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ _MOST_CLEANED = 1024
 class _Open:
     """A call whose end has not been told yet."""
 
-    __slots__ = ("attempt", "outer", "request", "span")
+    __slots__ = ("around", "outer", "request", "span")
 
-    def __init__(self, span: Span, request: str, outer: _Open | None) -> None:
+    def __init__(self, span: Span, request: str, outer: _Open | None, around: Context) -> None:
         self.span = span
         self.request = request
         self.outer = outer
-        self.attempt = 0
+        self.around = around
 
 
 _current: ContextVar[_Open | None] = ContextVar("antiphon_open_call", default=None)
@@ -65,11 +66,12 @@ class OtelListener:
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         try:
-            from opentelemetry import trace
+            from opentelemetry import context, trace
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
         except ImportError:
             raise missing_extra("opentelemetry-api", "otel", "OtelListener") from None
         self._trace = trace
+        self._context = context
         self._tracer = trace.get_tracer("antiphon", __version__, tracer_provider)
         self._extract = TraceContextTextMapPropagator().extract
         self._redactor = redactor
@@ -106,13 +108,12 @@ class OtelListener:
             self._metrics.dedupe(counts)
 
     @contextmanager
-    def attempt_context(self, request_id: str, attempt: int) -> Iterator[None]:
-        """Make the call's span the current one while an attempt (or one step of a stream) runs."""
+    def attempt_context(self, request_id: str) -> Iterator[None]:
+        """Make the call's span the current one while a step of it runs in another task or thread."""
         call = self._find(request_id)
         if call is None:
             yield
             return
-        call.attempt = attempt
         with self._trace.use_span(call.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
             yield
 
@@ -134,7 +135,7 @@ class OtelListener:
         if span.is_recording():
             span.set_attributes(dict(self._identity(fields)))
         request = str(fields.get("requestId", ""))
-        call = _Open(span, request, _current.get())
+        call = _Open(span, request, _current.get(), self._context.get_current())
         with self._lock:
             self._open.setdefault(request, []).append(call)
             self._number += 1
@@ -142,6 +143,7 @@ class OtelListener:
         if lost is not None:
             lost.span.end()
         _current.set(call)
+        self._context.attach(self._trace.set_span_in_context(span))
 
     def _parent(self, fields: Mapping[str, Any]) -> Context | None:
         """The caller's trace context, if the call brought one; else whatever is current."""
@@ -233,6 +235,9 @@ class OtelListener:
             self._forget(call)
         if _current.get() is call:
             _current.set(call.outer)
+        if self._trace.get_current_span() is call.span:
+            # Not by token: a stream may end in another task than it began in.
+            self._context.attach(call.around)
         return call
 
     def _oldest(self) -> _Open:

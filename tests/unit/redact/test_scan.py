@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from antiphon._seal import Sealer
 from antiphon.redact import Finding, Redactor, Rules, scan_path
 from tests.unit.redact.corpus import Forge, in_text, tokens
 
@@ -99,6 +100,14 @@ def test_repositories_and_environments_are_left_out(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(key)
     assert [Path(f.file).parent.name for f in scan(tmp_path)] == ["src"]
+
+
+def test_a_seal_key_is_a_finding_only_where_others_can_read_it(tmp_path: Path) -> None:
+    file = tmp_path / "seal.key"
+    Sealer.from_key_file(file)
+    assert scan(tmp_path) == []
+    file.chmod(0o644)
+    assert [f.kind for f in scan(tmp_path)] == ["high_entropy"]
 
 
 def test_a_missing_path_says_so(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -63,10 +64,17 @@ class Bench:
         }
 
 
+def leave() -> None:
+    """Forget calls whose end was told elsewhere, or never."""
+    module._current.set(None)
+    context.attach(context.Context())
+
+
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     yield Bench()
     assert module._current.get() is None
+    assert not trace.get_current_span().get_span_context().is_valid
 
 
 def test_a_call_is_a_span_with_the_documented_attributes(bench: Bench) -> None:
@@ -120,20 +128,38 @@ def test_a_retry_wait_is_a_child_span_as_long_as_the_wait(bench: Bench) -> None:
 def test_downstream_spans_are_children_of_the_call(bench: Bench) -> None:
     tracer = bench.provider.get_tracer("downstream")
     bench.listener.emit("tool_call_start", fields())
-    with bench.listener.attempt_context("r-1", 1):
-        tracer.start_span("http").end()
-    tracer.start_span("outside").end()
+    tracer.start_span("http").end()
     bench.listener.emit("tool_call_end", fields(status="success", attempt=1))
-    call = bench.span()
+    tracer.start_span("after").end()
+    call, http = bench.span(), bench.span("http")
     assert call.context is not None
-    assert (bench.span("http").parent or call.context).span_id == call.context.span_id
-    assert bench.span("http").parent is not None
-    assert bench.span("outside").parent is None
+    assert http.parent is not None
+    assert http.parent.span_id == call.context.span_id
+    assert bench.span("after").parent is None
 
 
-def test_an_error_inside_an_attempt_passes_and_is_not_recorded_twice(bench: Bench) -> None:
+def test_a_step_in_another_thread_is_a_child_too(bench: Bench) -> None:
+    def step() -> None:
+        with bench.listener.attempt_context("r-1"):
+            bench.provider.get_tracer("d").start_span("inside").end()
+        bench.provider.get_tracer("d").start_span("outside").end()
+        bench.listener.emit("tool_call_end", fields(status="success"))
+
     bench.listener.emit("tool_call_start", fields())
-    with pytest.raises(ValueError, match="tool"), bench.listener.attempt_context("r-1", 1):
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    call, inside = bench.span(), bench.span("inside")
+    assert call.context is not None
+    assert inside.parent is not None
+    assert inside.parent.span_id == call.context.span_id
+    assert bench.span("outside").parent is None
+    leave()
+
+
+def test_an_error_inside_a_step_passes_and_is_not_recorded_twice(bench: Bench) -> None:
+    bench.listener.emit("tool_call_start", fields())
+    with pytest.raises(ValueError, match="tool"), bench.listener.attempt_context("r-1"):
         raise ValueError("tool")
     bench.listener.emit("tool_call_end", fields(status="success", attempt=2))
     assert bench.span().events == ()
@@ -153,23 +179,22 @@ def test_the_callers_trace_is_continued(bench: Bench) -> None:
 
 def test_a_call_inside_a_call(bench: Bench) -> None:
     bench.listener.emit("tool_call_start", fields("outer"))
-    with bench.listener.attempt_context("outer", 1):
-        bench.listener.emit("tool_call_start", fields("inner"))
-        bench.listener.emit("tool_call_end", fields("inner", status="success"))
+    bench.listener.emit("tool_call_start", fields("inner"))
+    bench.listener.emit("tool_call_end", fields("inner", status="success"))
+    bench.provider.get_tracer("d").start_span("later").end()
     bench.listener.emit("tool_call_end", fields("outer", status="success"))
-    inner, outer = bench.spans()
-    assert inner.parent is not None
+    inner, later, outer = bench.spans()
     assert outer.context is not None
-    assert inner.parent.span_id == outer.context.span_id
+    for child in (inner, later):
+        assert child.parent is not None
+        assert child.parent.span_id == outer.context.span_id
 
 
 async def test_parallel_calls_keep_their_own_spans_even_with_one_request_id(bench: Bench) -> None:
     async def call(n: int) -> None:
         bench.listener.emit("tool_call_start", fields("same", correlationId=f"c{n}"))
         await asyncio.sleep(0)
-        with bench.listener.attempt_context("same", 1):
-            await asyncio.sleep(0)
-            bench.provider.get_tracer("d").start_span(f"child-{n}").end()
+        bench.provider.get_tracer("d").start_span(f"child-{n}").end()
         bench.listener.emit("tool_call_end", fields("same", status="success", attempt=n))
 
     await asyncio.gather(*(call(n) for n in range(5)))
@@ -236,7 +261,7 @@ def test_unsampled_calls_get_no_attributes_but_carry_the_decision() -> None:
     provider = TracerProvider(sampler=ALWAYS_OFF)
     quiet = OtelListener(provider, redactor=REDACTOR, metrics=False)
     quiet.emit("tool_call_start", fields())
-    with quiet.attempt_context("r-1", 1):
+    with quiet.attempt_context("r-1"):
         assert not trace.get_current_span().is_recording()
         assert trace.get_current_span().get_span_context().is_valid
     quiet.emit("tool_call_end", fields(status="success"))
@@ -247,7 +272,7 @@ def test_without_an_sdk_nothing_is_kept() -> None:
     quiet = OtelListener(trace.NoOpTracerProvider(), redactor=REDACTOR, metrics=False)
     quiet.emit("tool_call_start", fields())
     assert quiet._open == {}
-    with quiet.attempt_context("r-1", 1):
+    with quiet.attempt_context("r-1"):
         pass
     quiet.emit("tool_call_retry", fields(delayMs=1))
     quiet.emit("tool_call_end", fields(status="success"))
@@ -262,4 +287,4 @@ def test_calls_that_never_end_are_not_kept_for_ever(bench: Bench, monkeypatch: p
     for n in reversed(range(10)):
         bench.listener.emit("tool_call_end", fields(f"r-{n}", status="success"))
     assert len(bench.spans()) == 10
-    module._current.set(None)
+    leave()
