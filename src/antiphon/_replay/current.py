@@ -18,6 +18,14 @@ class Setup:
         self.prompts: dict[str, Any] | None = None
         self.graph: str | None = None
         self.code: dict[str, Any] | None = None
+        self._system: str | None = None
+
+    @property
+    def templates(self) -> dict[str, Any] | None:
+        """The prompts the code named, else the first system prompt that it sent."""
+        if self.prompts is not None or self._system is None:
+            return self.prompts
+        return {"system": self._system}
 
     def saw_request(self, payload: dict[str, Any]) -> None:
         """The first model call of a run tells its configuration; every one may add tools."""
@@ -29,6 +37,7 @@ class Setup:
             for name in _SCORED:
                 if request.get(name) is not None:
                     self.llm_config[name] = request[name]
+            self._system = _system_text(request)
         tools = {str(tool.get("name")): tool for tool in request.get("tools") or [] if isinstance(tool, dict)}
         self.tools = {**(self.tools or {}), **tools}
 
@@ -41,7 +50,7 @@ class Setup:
         merged = Setup()
         merged.llm_config = seen.llm_config if seen.llm_config is not None else self.llm_config
         merged.tools = seen.tools if seen.llm_config is not None else self.tools
-        merged.prompts = seen.prompts if seen.prompts is not None else self.prompts
+        merged.prompts = seen.templates if seen.templates is not None else self.templates
         merged.graph = seen.graph if seen.graph is not None else self.graph
         merged.code = seen.code if seen.code is not None else self.code
         return merged
@@ -52,7 +61,7 @@ class Setup:
         if config:
             flagged.llm_config = {**(self.llm_config or {}), **config}
         if prompt is not None:
-            flagged.prompts = {**(self.prompts or {}), "system": prompt}
+            flagged.prompts = {**(self.templates or {}), "system": prompt}
         return flagged
 
     def to_wire(self) -> dict[str, Any]:
@@ -60,10 +69,18 @@ class Setup:
         return {
             "llm_config": self.llm_config,
             "tools": self.tools,
-            "prompt": self.prompts,
+            "prompt": self.templates,
             "graph": self.graph,
             "code": self.code,
         }
+
+
+def _system_text(request: dict[str, Any]) -> str | None:
+    found = [
+        m.get("content") for m in request.get("messages") or () if isinstance(m, dict) and m.get("role") == "system"
+    ]
+    texts = [text if isinstance(text, str) else repr(text) for text in found]
+    return "\n".join(texts) if texts else None
 
 
 def recorded_setup(tape: Tape) -> Setup:

@@ -6,7 +6,7 @@ log when they are needed. So opening is linear, an answer is a dictionary look-u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -19,6 +19,7 @@ from antiphon.ports import Answer
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 
+_OUTCOMES = frozenset({"ok", "error", "denied", "refusal"})
 ORDERED = frozenset({"run.started", "interaction.started", "interaction.finished", "call.started", "draw", "prompt"})
 """Events whose order within a lane is compared. A call's end is compared with the end of that very call: when it comes
 depends on how fast a stream is read, not on what the code does."""
@@ -75,7 +76,7 @@ class RecordedCall:
         return Key(self.lane, self.name, self.digest, self.nth)
 
 
-def full_name(payload: dict[str, Any]) -> str:
+def full_name(payload: Mapping[str, Any]) -> str:
     """The boundary's name: ``namespace/name`` for tools."""
     name = str(payload.get("name", ""))
     namespace = payload.get("namespace")
@@ -166,6 +167,8 @@ class Tape:
         if found is None:
             return
         if event.type == "call.chunk":
+            if event.payload.get("n", len(found.chunks)) != len(found.chunks):
+                raise ArtifactError(f"Event {event.seq} of run {event.run} is not the next piece of its stream.")
             found.chunks.append(event.seq)
         elif found.finished is None or event.payload.get("outcome") == "ok":
             found.finished = event.seq
@@ -251,6 +254,10 @@ class Tape:
             if realtime:
                 meta["gapsMs"] = [piece.meta.get("gapMs", 0) for piece in pieces]
         outcome = str(payload.get("outcome", "ok"))
+        if outcome not in _OUTCOMES:
+            raise ArtifactError(
+                f"Event {finished.seq} of run {self.manifest.id} says {outcome!r}, which is no outcome."
+            )
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
 
     def arguments(self, call: RecordedCall) -> Any:

@@ -48,8 +48,7 @@ def call_of(app: Antiphon, tape: Tape, call: RecordedCall, reviewed: Mapping[str
     done = None if call.finished is None else tape.event(call.finished)
     payload = {} if done is None else done.payload
     meta = {} if done is None else done.meta
-    usage = meta.get("usage") or {}
-    tokens, cost = _spent(app, usage, (started.payload.get("request") or {}).get("model"))
+    tokens, cost = _spent(app, meta.get("usage"), _model(started.payload))
     refusal = str(meta.get("refusalReason") or "refusal") if payload.get("outcome") == "refusal" else None
     return scoring.Call(
         name=call.name,
@@ -61,11 +60,16 @@ def call_of(app: Antiphon, tape: Tape, call: RecordedCall, reviewed: Mapping[str
         refusal=refusal,
         tokens=tokens,
         cost=cost,
-        latency_ms=float(meta.get("durationMs") or 0.0),
+        latency_ms=float(_number(meta.get("durationMs"))),
         lane=call.lane,
-        source=str((meta.get("metadata") or {}).get("answeredBy") or ""),
+        source=_source(meta),
         id=str(call.started),
     )
+
+
+def _model(payload: Mapping[str, Any]) -> Any:
+    request = payload.get("request")
+    return request.get("model") if isinstance(request, Mapping) else None
 
 
 def is_side_effect(name: str, effect: Any, reviewed: Mapping[str, bool]) -> bool:
@@ -75,8 +79,20 @@ def is_side_effect(name: str, effect: Any, reviewed: Mapping[str, bool]) -> bool
     return reviewed.get(name.partition("/")[2] or name) is not True
 
 
-def _spent(app: Antiphon, usage: Mapping[str, Any], model: Any) -> tuple[int, float]:
-    asked, said = usage.get("inputTokens") or 0, usage.get("outputTokens") or 0
+def _source(meta: Mapping[str, Any]) -> str:
+    told = meta.get("metadata")
+    return str(told.get("answeredBy") or "") if isinstance(told, Mapping) else ""
+
+
+def _number(value: Any) -> float:
+    """A number of the recording's account; a damaged one counts as nothing."""
+    return value if isinstance(value, (int, float)) else 0
+
+
+def _spent(app: Antiphon, usage: Any, model: Any) -> tuple[int, float]:
+    if not isinstance(usage, Mapping):
+        return 0, 0.0
+    asked, said = int(_number(usage.get("inputTokens"))), int(_number(usage.get("outputTokens")))
     price = app.config.prices.get(str(model or ""))
     return asked + said, 0.0 if price is None else (asked * price.input + said * price.output) / 1e6
 
@@ -101,11 +117,10 @@ def saved_by(app: Antiphon, tape: Tape, calls: Sequence[RecordedCall]) -> dict[s
         if call.finished is None:
             continue
         meta = tape.event(call.finished).meta
-        milliseconds += float(meta.get("durationMs") or 0.0)
+        milliseconds += _number(meta.get("durationMs"))
         usage = meta.get("usage")
         if usage:
-            model = (tape.event(call.started).payload.get("request") or {}).get("model")
-            spent = _spent(app, usage, model)
+            spent = _spent(app, usage, _model(tape.event(call.started).payload))
             tokens, cost = tokens + spent[0], cost + spent[1]
     return {"calls": len(calls), "tokens": tokens, "cost": round(cost, 6), "seconds": round(milliseconds / 1000, 3)}
 

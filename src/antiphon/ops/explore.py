@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-import orjson
 
 from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
@@ -15,6 +14,7 @@ from antiphon._recording.run import Run
 from antiphon._replay.current import recorded_setup
 from antiphon._replay.explore import ExploreInvoker
 from antiphon._replay.tape import Tape, full_name
+from antiphon._scope import Site
 from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.ops.app import Antiphon, using
@@ -110,13 +110,12 @@ def execute_exploring(
     recorder = app.recorder(manifest.id, manifest.salt, invoker=invoker)
     asked: dict[str, tuple[str, str]] = {}
 
-    async def sink(rows: Sequence[Row], asynchronous: bool) -> None:
-        for row in rows:
-            if row.type in ("call.started", "call.finished"):
-                _remember(row, asked, invoker)
-        await recorder.write(rows, asynchronous)
+    def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
+        if site is not None and kind in ("call.started", "call.finished"):
+            _remember(kind, site.call, payload, meta, asked, invoker)
+        return recorder.encode(kind, site, payload, meta)
 
-    recorder.scope.sink = sink
+    recorder.scope.encode = encode
     run = Run(recorder, manifest)
     recorded_input = given if given is not None else tape.input()
     run.input = recorded_input
@@ -130,15 +129,20 @@ def execute_exploring(
     return Explored(run, load_tape(app, fresh if fresh is not None else run.manifest), invoker)
 
 
-def _remember(row: Row, asked: dict[str, tuple[str, str]], invoker: ExploreInvoker) -> None:
+def _remember(
+    kind: str,
+    call: str,
+    payload: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    asked: dict[str, tuple[str, str]],
+    invoker: ExploreInvoker,
+) -> None:
     """Results of live calls are kept for the next equal call of this replay."""
-    body = orjson.loads(row.body)
-    payload = body["payload"]
-    if row.type == "call.started":
+    if kind == "call.started":
         if payload.get("kind") != "llm":
-            asked[body["call"]] = (full_name(payload), str(payload.get("digest")))
-    elif body["call"] in asked and "answeredBy" not in (body["meta"].get("metadata") or {}):
-        invoker.keep(*asked[body["call"]], payload)
+            asked[call] = (full_name(payload), str(payload.get("digest")))
+    elif call in asked and "answeredBy" not in (meta.get("metadata") or {}):
+        invoker.keep(*asked[call], payload)
 
 
 def _schemas(tape: Tape) -> dict[str, Mapping[str, Any]]:

@@ -1,0 +1,183 @@
+"""What other replays answer wrongly without a word is reported here, and never answered (D15, D17)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import antiphon
+from antiphon._recording.run import Run
+from antiphon.ops.replay import Report
+from tests.unit.replay.kit import memory_app, says
+
+
+class Tools:
+    """Two reads and a poll; every real execution is counted."""
+
+    def __init__(self) -> None:
+        self.app = memory_app()
+        self.executed = 0
+
+        @self.app.gateway.tool(idempotent=True, effect="read", reuse="never")
+        def find(what: str, city: str = "Rome") -> str:
+            self.executed += 1
+            return f"{what} in {city}"
+
+        @self.app.gateway.tool(idempotent=True, effect="read", reuse="never", poll=True)
+        def status(job: str) -> str:
+            self.executed += 1
+            return ("pending", "running", "done")[self.executed - 1]
+
+        @self.app.async_gateway.tool(idempotent=True, effect="read")
+        async def square(n: int) -> int:
+            self.executed += 1
+            return n * n
+
+        self.find, self.status, self.square = find, status, square
+
+    def replay(self, run: Run, code: Callable[..., Any]) -> Report:
+        before = self.executed
+        report = antiphon.replay(run, app=self.app, mode="strict", function=code, keep=False)
+        assert self.executed == before
+        return report
+
+
+def _miss(report: Report) -> dict[str, Any]:
+    assert not report.passed
+    return next(found for found in report.divergences if found["kind"] in ("miss", "changed"))
+
+
+def test_changed_arguments_of_a_step() -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: tools.find(what="hotels"))
+    found = _miss(tools.replay(run, lambda: tools.find(what="hostels")))
+    assert found["fields"] == [{"path": "$.what", "recorded": "hotels", "current": "hostels"}]
+    assert found["show"] == f"antiphon show {run.id} --event {found['nearest']}"
+
+
+def test_an_argument_that_was_left_to_its_default() -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: tools.find(what="hotels"))
+    found = _miss(tools.replay(run, lambda: tools.find(what="hotels", city="Oslo")))
+    assert found["fields"][0]["path"] == "$.city"
+
+
+def test_swapped_arguments_of_parallel_calls_follow_their_arguments() -> None:
+    """A peer hands back t(2) -> 10 and t(1) -> 20 after such an edit."""
+    tools = Tools()
+
+    async def before() -> list[int]:
+        return list(await asyncio.gather(tools.square(n=1), tools.square(n=2)))
+
+    async def after() -> list[int]:
+        return list(await asyncio.gather(tools.square(n=2), tools.square(n=1)))
+
+    run = tools.app.record(before)
+    report = tools.replay(run, after)
+    assert report["outputsB"] == [[4, 1]]
+    assert not report.passed
+    assert [found["kind"] for found in report.divergences] == ["output"]
+
+
+def test_no_first_in_first_out() -> None:
+    """The answer about flights is not given to the question about hotels."""
+    tools = Tools()
+    run = tools.app.record(lambda: [tools.find(what="flights"), tools.find(what="hotels")])
+    seen: list[str] = []
+
+    def reordered() -> list[str]:
+        seen.append(tools.find(what="hotels"))
+        seen.append(tools.find(what="flights"))
+        return seen
+
+    report = tools.replay(run, reordered)
+    assert seen == ["hotels in Rome", "flights in Rome"]
+    assert not report.passed
+    assert {found["kind"] for found in report.divergences} >= {"changed"}
+
+
+def test_the_last_write_does_not_win() -> None:
+    tools = Tools()
+
+    def poll() -> list[str]:
+        return [tools.status(job="7") for _ in range(3)]
+
+    run = tools.app.record(poll)
+    report = tools.replay(run, poll)
+    assert report.passed
+    assert report["outputsB"] == [["pending", "running", "done"]]
+    more = tools.replay(run, lambda: [tools.status(job="7") for _ in range(4)])
+    assert "occurrence 4" in _miss(more)["note"]
+
+
+def test_recordings_share_nothing() -> None:
+    tools = Tools()
+
+    def ask() -> Any:
+        return antiphon.current_run().llm({"model": "m", "messages": [{"role": "user", "content": "q"}]}, answer)
+
+    def answer(body: dict[str, Any]) -> dict[str, Any]:
+        return says(words)
+
+    words = "first"
+    one = tools.app.record(ask)
+    words = "second"
+    two = tools.app.record(ask)
+    words = "live"
+    assert tools.replay(one, ask)["outputsB"][0]["choices"][0]["message"]["content"] == "first"
+    assert tools.replay(two, ask)["outputsB"][0]["choices"][0]["message"]["content"] == "second"
+
+
+def test_a_field_outside_the_key_is_a_divergence() -> None:
+    """The six fields are equal, so the recorded answer is returned; the variant fails the replay all the same (D14)."""
+    tools = Tools()
+    request = {"model": "m", "temperature": 0, "messages": [{"role": "user", "content": "q"}]}
+
+    def ask(**more: Any) -> Callable[[], Any]:
+        return lambda: antiphon.current_run().llm({**request, **more}, lambda body: says("hello"))
+
+    run = tools.app.record(ask(max_tokens=5))
+    report = tools.replay(run, ask(max_tokens=50))
+    assert report["outputsB"] == report["outputsA"]
+    found = _miss(report)
+    assert "$.variant" in [field["path"] for field in found["fields"]]
+
+
+def test_true_is_not_one() -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: antiphon.current_run().prompt("p", "{x}", {"x": 1}) and None)
+    report = tools.replay(run, lambda: antiphon.current_run().prompt("p", "{x}", {"x": True}) and None)
+    assert not report.passed
+
+
+def test_a_call_that_was_dropped_and_one_that_was_added() -> None:
+    tools = Tools()
+
+    def find(words: str) -> None:
+        for word in words:
+            tools.find(what=word)
+
+    run = tools.app.record(find, "ab")
+    dropped = tools.replay(run, lambda _: find("a"))
+    assert [found["kind"] for found in dropped.divergences] == ["missing"]
+    assert dropped["unusedToolCalls"] == 1
+    added = tools.replay(run, lambda _: find("abc"))
+    assert added.divergences[0]["kind"] == "miss"
+    assert added["newToolCalls"] == 1
+
+
+def test_an_agent_that_swallows_the_miss_does_not_pass() -> None:
+    tools = Tools()
+    run = tools.app.record(lambda: tools.find(what="a"))
+
+    def careless() -> str:
+        try:
+            tools.find(what="z")
+        except Exception:
+            return "a in Rome"
+        return ""
+
+    report = tools.replay(run, careless)
+    assert report["outputsA"] == report["outputsB"]
+    assert not report.passed

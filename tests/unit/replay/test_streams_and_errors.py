@@ -1,0 +1,252 @@
+"""Streams come back piece by piece, errors come back as errors (D17, D18)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon._recording.run import Run
+from antiphon.errors import CallFailed
+from tests.unit.replay.kit import memory_app
+
+STREAM = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "q"}]}
+
+
+def _check(app: antiphon.Antiphon, main: Callable[[], Any]) -> Run:
+    run: Run = app.record(main)
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert report.passed, report.text()
+    assert report["outputsA"] == report["outputsB"]
+    return run
+
+
+def _never(body: Any) -> Any:
+    raise AssertionError("a strict replay asked the model")
+
+
+def test_pieces_of_a_model() -> None:
+    app = memory_app()
+    asked = []
+
+    def send(body: Any) -> Iterator[Any]:
+        asked.append(body)
+        yield {"choices": [{"index": 0, "delta": {"content": "Hel"}}]}
+        yield {"choices": [{"index": 0, "delta": {"content": "lo"}, "finish_reason": "stop"}]}
+
+    _check(app, lambda: list(antiphon.current_run().llm(STREAM, send)))
+    assert len(asked) == 1
+
+
+def test_an_empty_stream_is_a_stream() -> None:
+    app = memory_app()
+    _check(app, lambda: list(antiphon.current_run().llm(STREAM, lambda body: iter(()))))
+
+
+def test_calls_between_the_pieces() -> None:
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def words(n: int) -> Iterator[str]:
+        yield from "abc"[:n]
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def upper(letter: str) -> str:
+        return letter.upper()
+
+    _check(app, lambda: [upper(letter=letter) for letter in words(n=3)])
+
+
+def test_a_reader_that_stops() -> None:
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def words() -> Iterator[str]:
+        yield from "abcdef"
+
+    def some() -> list[str]:
+        stream: Any = words()
+        found = [next(stream), next(stream)]
+        stream.close()
+        return found
+
+    def model() -> list[Any]:
+        stream = antiphon.current_run().llm(STREAM, lambda body: iter("xyz"))
+        found = [next(stream)]
+        stream.close()
+        return found
+
+    _check(app, some)
+    run = _check(app, model)
+    greedy = antiphon.replay(
+        run,
+        app=app,
+        mode="strict",
+        function=lambda: list(antiphon.current_run().llm(STREAM, lambda body: iter("xyz"))),
+        keep=False,
+    )
+    assert not greedy.passed
+
+
+def test_a_stream_that_broke() -> None:
+    app = memory_app()
+
+    def send(body: Any) -> Iterator[Any]:
+        yield "one"
+        raise ConnectionResetError("gone")
+
+    def main() -> list[Any]:
+        found: list[Any] = []
+        try:
+            for piece in antiphon.current_run().llm(STREAM, send):
+                found.append(piece)
+        except ConnectionResetError as error:
+            found.append(str(error))
+        return found
+
+    assert _check(app, main).output == ["one", "gone"]
+
+
+def test_asynchronous_pieces() -> None:
+    app = memory_app()
+
+    async def send(body: Any) -> AsyncIterator[Any]:
+        yield "a"
+        await asyncio.sleep(0)
+        yield "b"
+
+    @app.async_gateway.tool(idempotent=True, effect="read")
+    async def letters(n: int) -> AsyncIterator[str]:
+        for letter in "xyz"[:n]:
+            yield letter
+
+    async def main() -> Any:
+        stream = await antiphon.current_run().llm(STREAM, send)
+        return [piece async for piece in stream], [letter async for letter in letters(n=2)]
+
+    _check(app, main)
+
+
+def test_realtime_keeps_the_pauses() -> None:
+    app = memory_app()
+
+    async def send(body: Any) -> AsyncIterator[Any]:
+        yield "a"
+        await asyncio.sleep(0.08)
+        yield "b"
+
+    async def main() -> Any:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        pieces = [piece async for piece in await antiphon.current_run().llm(STREAM, send)]
+        took.append(loop.time() - began)
+        return pieces
+
+    took: list[float] = []
+    run = app.record(main)
+    for realtime in (False, True):
+        antiphon.replay(run, app=app, mode="strict", function=main, realtime=realtime, keep=False)
+    assert took[2] >= 0.07
+    assert took[1] < 0.07
+
+
+class Custom(Exception):
+    """Takes a message."""
+
+
+class Awkward(Exception):
+    """Wants more than a message."""
+
+    def __init__(self, status: int, *, body: str) -> None:
+        super().__init__(f"{status}: {body}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("bad"),
+        KeyError("missing"),
+        KeyError(("a", 1)),
+        FileNotFoundError(2, "No such file"),
+        Custom("own"),
+        ZeroDivisionError("division by zero"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("kind", ["tool", "llm"])
+def test_errors_are_raised_again(error: Exception, kind: str) -> None:
+    app = memory_app()
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def fails() -> None:
+        raise error
+
+    def send(body: Any) -> Any:
+        raise error
+
+    def main() -> str:
+        try:
+            if kind == "tool":
+                fails()
+            else:
+                antiphon.current_run().llm({**STREAM, "stream": False}, send)
+        except type(error) as caught:
+            return f"{type(caught).__name__} {caught}"
+        return "no error"
+
+    _check(app, main)
+
+
+@pytest.mark.parametrize("kind", ["tool", "llm"])
+def test_an_error_that_cannot_be_made_again_says_what_it_was(kind: str) -> None:
+    app = memory_app()
+    caught: list[BaseException] = []
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def fails() -> None:
+        raise Awkward(418, body="teapot")
+
+    def send(body: Any) -> Any:
+        raise Awkward(418, body="teapot")
+
+    def main() -> None:
+        try:
+            _ = fails() if kind == "tool" else antiphon.current_run().llm({**STREAM, "stream": False}, send)
+        except Exception as error:
+            caught.append(error)
+            raise
+
+    with pytest.raises(Awkward):
+        app.record(main)
+    report = antiphon.replay(app=app, mode="strict", function=main, keep=False)
+    assert report.passed, report.text()
+    assert isinstance(caught[1], CallFailed)
+    assert caught[1].data["recorded"]["class"].endswith("Awkward")
+
+
+def test_a_run_that_failed_replays_as_failed() -> None:
+    app = memory_app()
+
+    def main(word: str = "late") -> None:
+        raise Custom(word)
+
+    with pytest.raises(Custom):
+        app.record(main)
+    assert antiphon.replay(app=app, mode="strict", function=main, keep=False).passed
+    other = antiphon.replay(app=app, mode="strict", function=lambda: main("early"), keep=False)
+    assert [found["what"] for found in other.divergences] == ["run.finished"]
+    healed = antiphon.replay(app=app, mode="strict", function=lambda: None, keep=False)
+    assert [found["kind"] for found in healed.divergences] == ["error"]
+
+
+def test_a_recording_never_makes_us_import_anything() -> None:
+    import sys
+
+    from antiphon.errors import raised_again
+
+    error = raised_again({"class": "this_is_not_loaded.Error", "message": "x", "code": "c"})
+    assert isinstance(error, CallFailed)
+    assert "this_is_not_loaded" not in sys.modules
