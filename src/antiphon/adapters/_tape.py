@@ -42,12 +42,12 @@ class Tape:
         self._ended = True
         await self.flush()
         if error is not None and not isinstance(error, GeneratorExit):
-            await self._boundary.finish("error", error=error_payload(error))
+            await self._boundary.finish("error", error=error_payload(error), meta=model.STREAM)
             return
         if error is not None and not assemble_stream(self._pieces, self._provider)["complete"]:
             message = f"The stream was not read after piece {len(self._pieces)}."
-            await self._boundary.finish("error", error={"class": "", "code": "stream_broken_off", "message": message})
+            await self._boundary.finish("error", error={"class": "", "code": model.BROKEN_OFF, "message": message}, meta=model.STREAM)
             return
         whole = assemble_response(sse_events(self._pieces), self._provider)
         outcome, meta = model.outcome_of(whole, self._provider)
-        await self._boundary.finish(outcome, value=whole, meta=meta)
+        await self._boundary.finish(outcome, value=whole, meta={**meta, **model.STREAM})

@@ -1,0 +1,210 @@
+"""Tool calls of a framework, sent through the gateway: claim, retry, breaker, loop guard, record and replay.
+
+A framework gives each call a closure; the gateway wants a registered function. So one function per tool name is
+registered, and the closure travels in a context variable.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import msgspec
+
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.turns import SessionState, TurnState, active_turn
+from antiphon._scope import current_scope
+from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
+from antiphon.contract.result import ToolResultEnvelope
+from antiphon.contract.spec import ToolSpec
+from antiphon.errors import InvalidInput
+from antiphon.ops.app import Antiphon, current
+
+Body = Callable[[dict[str, Any]], Any]
+_BUDGET = RetryBudget(max_attempts=1000, max_elapsed_ms=86_400_000)
+"""The tool's own policy is the smaller one and decides."""
+_ENFORCED = Transport(dedupe_mode="enforced", retry_budget=_BUDGET)
+_CONTROL, _TRACE = Control(), Trace()
+_TURNS_KEPT = 512
+
+_body: ContextVar[Body] = ContextVar("antiphon_tool_body")
+
+
+class Place(NamedTuple):
+    """Where a call belongs: the session that survives a resume, the model's turn, and the call in it."""
+
+    session: str | None
+    """A thread, conversation or session id that is the same after a restart."""
+    call_id: str | None
+    turn: str | None = None
+    """Id of the model's message; it tells two calls apart whose ids a provider counts from 0 in each message."""
+
+
+class Given(NamedTuple):
+    """What came of a call: its value, or a sentence for the model in place of one."""
+
+    value: Any
+    ok: bool
+    code: str = ""
+    message: str = ""
+    reused: bool = False
+
+
+def specs_of(tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None) -> dict[str, ToolSpec]:
+    """Declared tools by name; a mapping says ``{"send_email": {"idempotent": False}}``."""
+    if tools is None:
+        return {}
+    if isinstance(tools, Mapping):
+        for name, fields in tools.items():
+            if "idempotent" not in fields:
+                raise InvalidInput(f"The tool {name!r} has to say whether repeating it is harmless: idempotent=…")
+        return {name: ToolSpec(name=name, **{"reuse": "turn", **fields}) for name, fields in tools.items()}
+    return {spec.name: _with_turn(spec) for spec in tools}
+
+
+def _with_turn(spec: ToolSpec) -> ToolSpec:
+    """Adapters know turns, so an answer is reused within one, unless the tool says otherwise (D35)."""
+    return spec if spec.reuse is not None else msgspec.structs.replace(spec, reuse="turn")
+
+
+class Guard:
+    """The tools of one framework object, behind the gateway of the current application."""
+
+    def __init__(self, specs: Mapping[str, ToolSpec], app: Antiphon | None = None) -> None:
+        self._specs = dict(specs)
+        self._app = app
+        self._turns: OrderedDict[tuple[str, str], TurnState] = OrderedDict()
+
+    @property
+    def app(self) -> Antiphon:
+        """The application the calls go to: the one that was given, else the current one."""
+        return self._app if self._app is not None else current()
+
+    def spec(self, name: str, description: str = "") -> ToolSpec:
+        """What is declared. A tool nobody declared is taken for one that must not be repeated."""
+        found = self._specs.get(name)
+        if found is None:
+            found = self._specs[name] = ToolSpec(name=name, idempotent=False, reuse="turn", description=description)
+        return found
+
+    def call(self, spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body) -> Given:
+        """One synchronous call. An exception of the tool itself comes out as it is."""
+        gateway = self.app.gateway
+        _registered(gateway, spec, _run)
+        failure = _Failure(body)
+        with self._around(place, failure.run):
+            result = gateway.execute(_envelope(spec, arguments, place))
+        return failure.given(result)
+
+    async def call_async(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        place: Place,
+        body: Callable[[dict[str, Any]], Awaitable[Any]],
+    ) -> Given:
+        """One asynchronous call."""
+        gateway = self.app.async_gateway
+        _registered(gateway, spec, _run_async)
+        failure = _Failure(body)
+        with self._around(place, failure.run_async):
+            result = await gateway.execute(_envelope(spec, arguments, place))
+        return failure.given(result)
+
+    @contextmanager
+    def _around(self, place: Place, body: Body) -> Iterator[None]:
+        token = _body.set(body)
+        turn = active_turn.set(self._turn(place)) if place.turn is not None else None
+        try:
+            yield
+        finally:
+            if turn is not None:
+                active_turn.reset(turn)
+            _body.reset(token)
+
+    def _turn(self, place: Place) -> TurnState:
+        session = _session(place)
+        where = (session, place.turn or "")
+        state = self._turns.get(where)
+        if state is None:
+            state = self._turns.setdefault(where, TurnState(SessionState(session, "default")))
+            while len(self._turns) > _TURNS_KEPT:
+                self._turns.popitem(last=False)
+        return state
+
+
+class _Failure:
+    """Runs the body and remembers what it raised, so that the framework sees its own exception."""
+
+    def __init__(self, body: Callable[[dict[str, Any]], Any]) -> None:
+        self._body = body
+        self._error: Exception | None = None
+
+    def run(self, params: dict[str, Any]) -> Any:
+        try:
+            return self._body(params)
+        except Exception as error:
+            self._error = error
+            raise
+
+    async def run_async(self, params: dict[str, Any]) -> Any:
+        try:
+            return await self._body(params)
+        except Exception as error:
+            self._error = error
+            raise
+
+    def given(self, result: ToolResultEnvelope) -> Given:
+        if result.ok:
+            return Given(result.content, True, reused=result.from_cache)
+        if self._error is not None:
+            self._error.add_note(f"antiphon: {result.tool_name}: {result.code} after {result.attempts} attempt(s)")
+            raise self._error
+        message = "" if not result.error else result.error.message
+        return Given(None, False, result.code, message, result.from_cache)
+
+
+def _run(**params: Any) -> Any:
+    return _body.get()(params)
+
+
+async def _run_async(**params: Any) -> Any:
+    return await _body.get()(params)
+
+
+def _registered(gateway: Any, spec: ToolSpec, function: Callable[..., Any]) -> None:
+    """Register the tool once; a declaration that changed replaces the one before."""
+    found = gateway.core.find(spec.namespace, spec.name)
+    if found is None or (found.spec is not spec and found.spec != spec and found.function in (_run, _run_async)):
+        gateway.register(function, spec)
+
+
+def _session(place: Place) -> str:
+    if place.session is not None:
+        return place.session
+    scope = current_scope()
+    return "default" if scope is None else scope.run_id
+
+
+def _envelope(spec: ToolSpec, arguments: Mapping[str, Any], place: Place) -> ToolCallEnvelope:
+    """The call. Its identity is the model's call id within the session; where there is neither session nor run, a new
+    one, because call ids of different conversations may be equal (D2).
+    """
+    request = uuid7()
+    known = place.call_id if place.session is not None or current_scope() is not None else None
+    identity = request if known is None else f"{place.turn}:{known}" if place.turn else known
+    return ToolCallEnvelope(
+        contract_version="1.1",
+        request_id=request,
+        tool_name=spec.name,
+        tool_namespace=spec.namespace,
+        target=Target(session_key=_session(place)[:256], actor_id="default"),
+        payload=Payload(version="1.0", params=dict(arguments)),
+        transport=_ENFORCED,
+        control=_CONTROL,
+        trace=_TRACE,
+        tool_call_id=identity[-256:],
+    )

@@ -1,0 +1,161 @@
+"""LangChain's messages, tool results and interrupts as plain data, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+from langchain_core.messages.utils import convert_to_openai_messages
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from langgraph.errors import GraphInterrupt
+from langgraph.types import Command, Interrupt
+
+from antiphon._gateway import codec
+from antiphon.adapters._model import NATIVE, Asking, chat_response
+from antiphon.errors import Paused
+
+_SETTINGS = ("temperature", "seed", "top_p", "max_tokens", "max_completion_tokens", "stop", "tool_choice")
+
+
+# -- model calls -------------------------------------------------------------------------------------------------
+
+
+def vendor_of(model: Any) -> str:
+    """Who serves a chat model, by the package it comes from: ``langchain_openai`` gives ``openai``."""
+    return type(model).__module__.partition(".")[0].removeprefix("langchain_") or type(model).__name__
+
+
+def name_of(model: Any) -> str:
+    """The model's name, under whichever attribute its package keeps it."""
+    for attribute in ("model_name", "model", "model_id", "deployment_name"):
+        value = getattr(model, attribute, None)
+        if isinstance(value, str) and value:
+            return value
+    return type(model).__name__
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """What the determinism score reads off a chat model (K3)."""
+    config: dict[str, Any] = {"model_name": name_of(model), "provider": vendor_of(model)}
+    for name in ("temperature", "seed"):
+        value = getattr(model, name, None)
+        if isinstance(value, (int, float)):
+            config[name] = value
+    return config
+
+
+def request_body(
+    model: Any, messages: Sequence[BaseMessage], tools: Sequence[Any] = (), settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The request in OpenAI's chat dialect, whoever serves the model. Message ids are left out: they are random."""
+    body: dict[str, Any] = {"model": name_of(model), "messages": convert_to_openai_messages(list(messages))}
+    for name in _SETTINGS:
+        value = getattr(model, name, None)
+        if value is not None and isinstance(value, (bool, int, float, str, list)):
+            body[name] = value
+    if tools:
+        body["tools"] = [convert_to_openai_tool(tool) for tool in tools]
+    body.update({name: value for name, value in (settings or {}).items() if value is not None})
+    return body
+
+
+def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
+    """A model call of LangChain."""
+    return Asking(body, pack, unpack, vendor_of(model), framework="langchain")
+
+
+def pack_messages(messages: Sequence[BaseMessage], **more: Any) -> dict[str, Any]:
+    """The answer of a model: in OpenAI's dialect for whoever reads the recording, and as it was for the replay."""
+    said = next((message for message in messages if isinstance(message, AIMessage)), AIMessage(""))
+    spoken: Any = convert_to_openai_messages(said)
+    about = said.response_metadata
+    usage = said.usage_metadata
+    return chat_response(
+        text=spoken.get("content"),
+        calls=list(spoken.get("tool_calls") or ()),
+        native={"messages": [message_to_dict(message) for message in messages], **more},
+        model_name=about.get("model_name") or about.get("model"),
+        refusal=said.additional_kwargs.get("refusal") or _refused(about),
+        stop=about.get("finish_reason") or about.get("stop_reason"),
+        usage=None if usage is None else (usage["input_tokens"], usage["output_tokens"]),
+    )
+
+
+def _refused(about: Mapping[str, Any]) -> str | None:
+    """A refusal that a provider says by its stop reason."""
+    reason = about.get("stop_reason") or about.get("finish_reason")
+    return str(reason) if reason in ("refusal", "content_filter", "SAFETY", "guardrail_intervened") else None
+
+
+def unpack_messages(value: Mapping[str, Any]) -> list[BaseMessage]:
+    """The messages of a recorded answer."""
+    return messages_from_dict(value[NATIVE]["messages"])
+
+
+# -- tool results ------------------------------------------------------------------------------------------------
+
+
+def pack_result(result: Any) -> Any:
+    """What a tool call gave: a message, or a command that changes the graph's state."""
+    if isinstance(result, ToolMessage):
+        packed = {"content": result.content, "status": result.status, "name": result.name}
+        if result.artifact is not None and _keepable(result.artifact):
+            packed["artifact"] = result.artifact
+        return {"message": packed}
+    if isinstance(result, Command):
+        goto = result.goto
+        update = result.update
+        if isinstance(update, dict):
+            update = {name: _pack_value(value) for name, value in update.items()}
+        return {"command": {"graph": result.graph, "update": update, "goto": goto if goto else None}}
+    return {"value": result}
+
+
+def unpack_result(packed: Mapping[str, Any], call: Mapping[str, Any]) -> Any:
+    """The same again, as the answer to *call*."""
+    if "message" in packed:
+        fields = dict(packed["message"])
+        return ToolMessage(tool_call_id=call["id"], **{**fields, "name": fields.get("name") or call["name"]})
+    if "command" in packed:
+        fields = dict(packed["command"])
+        update = fields["update"]
+        if isinstance(update, dict):
+            update = {name: _unpack_value(value) for name, value in update.items()}
+        return Command(graph=fields["graph"], update=update, goto=fields["goto"] or ())
+    return packed.get("value")
+
+
+def _keepable(value: Any) -> bool:
+    try:
+        codec.encode(value)
+    except codec.NotSerialisable:
+        return False
+    return True
+
+
+def _pack_value(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        return {"$message": message_to_dict(value)}
+    return [_pack_value(item) for item in value] if isinstance(value, list) else value
+
+
+def _unpack_value(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"$message"}:
+        return messages_from_dict([value["$message"]])[0]
+    return [_unpack_value(item) for item in value] if isinstance(value, list) else value
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------
+
+
+def paused(interrupt: GraphInterrupt) -> Paused:
+    """An interrupt on its way through the gateway; its message is what a replay needs to raise it again."""
+    found = interrupt.args[0] if interrupt.args else ()
+    return Paused(json.dumps([{"value": item.value, "id": item.id} for item in found], default=str))
+
+
+def interrupt_again(message: str) -> GraphInterrupt:
+    """The recorded interrupt."""
+    return GraphInterrupt(tuple(Interrupt(**item) for item in json.loads(message or "[]")))

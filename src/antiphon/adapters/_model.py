@@ -1,0 +1,111 @@
+"""Model calls seen at a framework's own seam: one request in OpenAI's chat dialect, one response kept as it came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from antiphon._drive import drive
+from antiphon._recording import model
+from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._scope import RunScope
+from antiphon.adapters._seam import recorded_here
+from antiphon.errors import InvalidInput
+
+NATIVE = "native"
+"""Where a recorded response keeps the framework's own form."""
+
+
+class Asking(NamedTuple):
+    """One model call of a framework."""
+
+    body: dict[str, Any]
+    """The request, in *dialect*."""
+    pack: Callable[[Any], dict[str, Any]]
+    """The framework's response as it is recorded."""
+    unpack: Callable[[dict[str, Any]], Any]
+    """… and back."""
+    vendor: str | None = None
+    dialect: str = "openai-chat"
+    framework: str = ""
+
+
+def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
+    """One synchronous call: answered by the replay, or made and recorded."""
+    return drive(_ask(scope, asking, send, asynchronous=False))
+
+
+async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
+    """One asynchronous call."""
+    return await _ask(scope, asking, send, asynchronous=True)
+
+
+async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool) -> Any:
+    boundary = open_asking(scope, asking, asynchronous=asynchronous)
+    answer = await boundary.answer()
+    await boundary.start()
+    if answer is not None:
+        error = None if answer.error is None else dict(answer.error)
+        await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
+        if answer.outcome == "error":
+            raise model.failure_of(answer)
+        return asking.unpack(answer.value)
+    try:
+        with recorded_here():
+            response = send()
+            if asynchronous:
+                response = await response
+    except BaseException as error:
+        await boundary.finish("error", error=error_payload(error))
+        raise
+    await finish(boundary, asking, response)
+    return response
+
+
+def open_asking(scope: RunScope, asking: Asking, *, asynchronous: bool, stream: bool = False) -> Boundary:
+    """The boundary of the call. A replay that wants another model cannot put it into a framework's object."""
+    if dict(model.rewritten(scope, asking.body)) != asking.body:
+        raise InvalidInput(
+            f"The model of a {asking.framework} agent is chosen in its code, not by a replay's options.",
+            hint="Change it there and replay with --explore.",
+        )
+    return model.open_llm(
+        scope,
+        asking.body,
+        asking.dialect,
+        asynchronous=asynchronous,
+        stream=stream,
+        vendor=asking.vendor,
+        transport=asking.framework,
+    )
+
+
+async def finish(boundary: Boundary, asking: Asking, response: Any) -> None:
+    """Write what the model answered."""
+    value = asking.pack(response)
+    outcome, meta = model.outcome_of(value, asking.dialect)
+    await boundary.finish(outcome, value=value, meta=meta)
+
+
+def chat_response(
+    *,
+    text: Any,
+    calls: list[dict[str, Any]],
+    native: Any,
+    model_name: str | None = None,
+    refusal: str | None = None,
+    stop: str | None = None,
+    usage: tuple[int | None, int | None] | None = None,
+) -> dict[str, Any]:
+    """A response in OpenAI's chat dialect, with the framework's own form beside it."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = calls
+    if refusal:
+        message["refusal"] = refusal
+    response: dict[str, Any] = {"model": model_name, "choices": [{"index": 0, "message": message}], NATIVE: native}
+    if stop:
+        response["choices"][0]["finish_reason"] = stop
+    if usage is not None:
+        response["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
+    return response

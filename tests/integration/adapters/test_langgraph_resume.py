@@ -1,0 +1,87 @@
+"""An interrupt makes LangGraph run the whole tool node again: siblings that had finished run twice. Not with us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import add_messages
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, interrupt
+
+from antiphon import Antiphon
+from antiphon.adapters.langchain import tool_node
+from antiphon.ops.app import using
+from antiphon.ops.replay import replay
+from antiphon.stores import MemoryStore
+
+
+class State(TypedDict):
+    messages: Annotated[list[Any], add_messages]
+
+
+@pytest.fixture
+def app() -> Iterator[Antiphon]:
+    made = Antiphon(store=MemoryStore())
+    with using(made):
+        yield made
+
+
+class Desk:
+    """A write, and a question to a person, asked for in one message of the model."""
+
+    def __init__(self) -> None:
+        self.charged: list[str] = []
+
+        @tool
+        def charge(order: str) -> str:
+            """Charge an order."""
+            self.charged.append(order)
+            return f"charged {order}"
+
+        @tool
+        def approve(what: str) -> str:
+            """Ask a person."""
+            answer = interrupt({"question": what})
+            return f"{what}: {answer}"
+
+        self.tools = [charge, approve]
+
+    def work(self, make: Callable[[list[Any]], ToolNode]) -> list[str]:
+        """Interrupted once, then resumed."""
+        calls = [
+            {"name": "charge", "args": {"order": "7"}, "id": "call_1"},
+            {"name": "approve", "args": {"what": "refund"}, "id": "call_2"},
+        ]
+        graph = StateGraph(State)
+        graph.add_node("tools", make(self.tools))
+        graph.add_edge(START, "tools")
+        graph.add_edge("tools", END)
+        compiled = graph.compile(checkpointer=InMemorySaver())
+        config: Any = {"configurable": {"thread_id": "t"}}
+        first = compiled.invoke({"messages": [AIMessage("", id="m1", tool_calls=calls)]}, config)
+        assert first["__interrupt__"][0].value == {"question": "refund"}
+        last = compiled.invoke(Command(resume="yes"), config)
+        return [message.text for message in last["messages"][1:]]
+
+
+def test_finished_tools_do_not_run_again_after_an_interrupt(app: Antiphon) -> None:
+    plain, guarded = Desk(), Desk()
+    expected = ["charged 7", "refund: yes"]
+    assert plain.work(ToolNode) == expected
+    assert plain.charged == ["7", "7"], "LangGraph alone charges twice"
+    assert guarded.work(tool_node) == expected
+    assert guarded.charged == ["7"]
+
+
+def test_an_interrupted_run_replays_strictly(app: Antiphon) -> None:
+    desk = Desk()
+    run = app.record(lambda: desk.work(tool_node))
+    report = replay(run, app=app, function=lambda: desk.work(tool_node), mode="strict")
+    assert report.divergences == []
+    assert desk.charged == ["7"]
