@@ -7,10 +7,11 @@ two pages and not six. Entries are hints: a claim that was settled, replaced or 
 from __future__ import annotations
 
 import sqlite3
+from operator import itemgetter
 from typing import NamedTuple
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.stores._sqlite_claims import COLUMNS, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
+from antiphon.stores._sqlite_claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
 
 
 def is_behind(connection: sqlite3.Connection) -> bool:
@@ -74,9 +75,8 @@ def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int) ->
         source, values = part.source()
         query = f"{COLUMNS} FROM {source} AND c.expires_at_ms > ? ORDER BY c.id DESC LIMIT ?"
         rows += connection.execute(query, (*values, now, limit)).fetchall()
-    found = [to_record(row) for row in rows]
-    found.sort(key=lambda record: record.fence, reverse=True)
-    return found[:limit]
+    rows.sort(key=itemgetter(ID), reverse=True)
+    return [to_record(row) for row in rows[:limit]]
 
 
 def flush(connection: sqlite3.Connection, which: Filter, up_to: int, limit: int) -> list[str]:

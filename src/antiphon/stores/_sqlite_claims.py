@@ -175,6 +175,9 @@ def clear(connection: sqlite3.Connection, key: str) -> bool:
     return True
 
 
+ID = _Claim._fields.index("id")
+
+
 class Gone(NamedTuple):
     """What has to be known of a claim to forget it."""
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from antiphon._drive import drive
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Claimed, Existing, Final
+from antiphon.ports import Claimed, Existing, Final, Journal
 from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.testing._bench import Bench
 from tests.unit.stores.clock import ManualClock
@@ -50,12 +50,12 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(key=KEYS, identity=IDENTITIES, ttl=TTLS, lease=TTLS)
     def begin(self, key: str, identity: str, ttl: int, lease: int) -> None:
-        ask = self.bench.ask(key, identity, ttl_ms=ttl, lease_ms=lease, tool=f"tools/{key}", session=identity)
+        ask = self.bench.ask(key, identity, ttl_ms=ttl, lease_ms=lease, tool=f"tools/{key}", session=f"session-{key}")
         self._both(lambda journal, _: drive(journal.begin(ask, self.bench.rows("run", "started"))), key)
 
     @rule(key=KEYS, identity=IDENTITIES, ttl=TTLS, which=st.integers(0, 5))
     def take(self, key: str, identity: str, ttl: int, which: int) -> None:
-        ask = self.bench.ask(key, identity, ttl_ms=ttl, lease_ms=5, tool=f"tools/{key}", session=identity)
+        ask = self.bench.ask(key, identity, ttl_ms=ttl, lease_ms=5, tool=f"tools/{key}", session=f"session-{key}")
         self._both(
             lambda journal, version: drive(journal.take(ask, version(which), self.bench.rows("run", "taken"))), key
         )
@@ -80,7 +80,7 @@ class TwoStores(RuleBasedStateMachine):
 
     @rule(
         tool=st.sampled_from(["", "tools/a"]),
-        session=st.sampled_from(["", "call-1"]),
+        session=st.sampled_from(["", "session-a"]),
         prefix=st.sampled_from(["", "a"]),
     )
     def flush(self, tool: str, session: str, prefix: str) -> None:
@@ -107,7 +107,15 @@ class TwoStores(RuleBasedStateMachine):
             for identity in ("call-1", "call-2", "call-3", ""):
                 self._both(lambda journal, _, key=key, identity=identity: drive(journal.read(key, identity)), key)
         self._both(lambda journal, _: _not_done(drive(journal.counts(self.bench.tenant))))
+        for which in ({}, {"tool": "tools/a"}, {"session": "session-a"}, {"prefix": "a"}, {"state": "inflight"}):
+            self._both(lambda journal, _, which=which: self._listed(journal, limit=100, **which))
+            self._both(lambda journal, _, which=which: self._listed(journal, limit=1, **which))
+        for state in ("done", "failed", "cancelled"):
+            self._both(lambda journal, _, state=state: self._listed(journal, tool="tools/b", state=state))
         self._both(lambda journal, _: drive(journal.events("run", limit=10_000)))
+
+    def _listed(self, journal: Journal, **which: Any) -> list[str]:
+        return [record.key for record in drive(journal.list(tenant=self.bench.tenant, **which))]
 
     def _both(self, step: Any, key: str = "") -> None:
         answers = []
