@@ -9,6 +9,7 @@ import weakref
 
 from antiphon._drive import drive
 from antiphon._gateway.call import Call
+from antiphon._gateway.janitor import Janitor
 from antiphon._gateway.settings import Settings
 from antiphon.errors import StoreError
 from antiphon.ports import Clock, Journal, Store
@@ -39,10 +40,11 @@ class Renewer:
         """When to look next; later calls with longer leases need not change it."""
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
+        self._sweeps = attached and not hasattr(store, "in_process")
         if attached:
             _service.add(self)
 
-    def hold(self, call: Call) -> None:
+    def hold(self, call: Call | Ticket) -> None:
         """Start renewing the lease of *call*."""
         self._held[id(call)] = call
         due = call.started + call.tool.renew_every
@@ -51,7 +53,7 @@ class Renewer:
             if self._attached:
                 _service.wake()
 
-    def release(self, call: Call) -> None:
+    def release(self, call: Call | Ticket) -> None:
         """Stop renewing."""
         self._held.pop(id(call), None)
         if self._due:
@@ -72,15 +74,20 @@ class Renewer:
         """Do what is due; seconds until there is something to do again."""
         now = self._clock.monotonic()
         if self._next <= now:
-            if self._journal is None:
-                try:
-                    self._journal = self._store.open_sync()
-                except StoreError as error:
-                    log.warning("leases cannot be renewed yet: %s", error)
-                    return 1.0
-            self.renew_due(self._journal, now)
+            try:
+                journal = self._open()
+            except StoreError as error:
+                log.warning("leases cannot be renewed yet: %s", error)
+                return 1.0
+            self.renew_due(journal, now)
             self._plan()
-        return self._next - now
+        nap = self._next - now
+        return min(nap, _janitor.look(self._store.url, self._open, now)) if self._sweeps else nap
+
+    def _open(self) -> Journal:
+        if self._journal is None:
+            self._journal = self._store.open_sync()
+        return self._journal
 
     def _plan(self) -> None:
         """Find the next moment. A call that begins meanwhile is seen here, or sees what is written here."""
@@ -176,5 +183,6 @@ class _Service:
         return max(0.0, nap)
 
 
+_janitor = Janitor()
 _service = _Service()
 os.register_at_fork(after_in_child=_service.after_fork)

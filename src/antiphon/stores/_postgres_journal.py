@@ -38,6 +38,7 @@ class PostgresJournal(PostgresClaims, PostgresLog):
 
     async def sweep(self, limit: int = 1000) -> int:
         await self._sweep_runs()
+        await self._sweep_breakers()
         return await self._sweep_claims(limit)
 
     def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> Callable[[], None]:

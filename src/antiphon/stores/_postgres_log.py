@@ -9,7 +9,7 @@ import msgspec
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import NotFound
 from antiphon.ports import BreakerRow, Row
-from antiphon.stores._common import event_of, manifest_of
+from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
 from antiphon.stores._postgres_engine import Engine
 from antiphon.stores._postgres_hub import breaker_of
 from antiphon.stores._postgres_records import log_params, new_op
@@ -105,6 +105,10 @@ class PostgresLog:
     async def _sweep_runs(self) -> None:
         for (run,) in await self._engine.run("half_deleted", {"limit": 10}, prepare=False):
             await self._finish_deleting(from_text(run))
+
+    async def _sweep_breakers(self) -> None:
+        """Drop the states that ended long ago: each process of a fleet leaves one behind."""
+        await self._engine.run("sweep_breakers", {"kept_ms": BREAKER_KEPT_MS}, prepare=False)
 
     async def load_breakers(self, tenant: str) -> list[BreakerRow]:
         return [breaker_of(row) for row in await self._engine.run("load_breakers", {"tenant": to_text(tenant)})]

@@ -16,6 +16,7 @@ from antiphon.stores import _redis_scripts as scripts
 from antiphon.stores._common import Records
 from antiphon.stores._redis_keys import Names, Shard
 from antiphon.stores._redis_link import Link
+from antiphon.stores._redis_log import BreakerStates
 from antiphon.stores._redis_record import line_of, record_of, text_of
 
 BATCH = 128
@@ -34,8 +35,9 @@ Batch = tuple[Shard, list[str]]
 class ClaimAdmin:
     """What operators ask of all claims of a tenant."""
 
-    def __init__(self, link: Link, names: Names) -> None:
+    def __init__(self, link: Link, names: Names, breakers: BreakerStates) -> None:
         self._link = link
+        self._breakers = breakers
         self._names = names
         self._sweep_rank = _FIRST_RANK
 
@@ -84,6 +86,7 @@ class ClaimAdmin:
         last = first + max(_LEAST_SWEPT, -(-limit // len(self._names.shards))) - 1
         dropped = seen = 0
         for tenant in (name.decode() for name in tenants):
+            await self._breakers.sweep(tenant)
             calls = []
             for shard, members in zip(
                 self._names.shards, await self._over_shards("ZRANGE", tenant, first, last), strict=True

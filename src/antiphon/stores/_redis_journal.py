@@ -43,9 +43,9 @@ class RedisJournal:
         self._wait_replicas = options.wait_replicas
         self._link = Link(target, make, options.patience_s)
         self._steps = ClaimSteps(self._link, names, options.wait_ms)
-        self._admin = ClaimAdmin(self._link, names)
         self._log = RunLog(self._link, names, self._steps.nonce)
         self._breakers = BreakerStates(self._link, names)
+        self._admin = ClaimAdmin(self._link, names, self._breakers)
         self._settling = Settling()
         self._reads: Reads
         self._hub: Hub

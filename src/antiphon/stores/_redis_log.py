@@ -5,6 +5,7 @@ Redis keeps the log in memory; teams put it on PostgreSQL or SQLite with ``Compo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -12,11 +13,12 @@ import msgspec
 from antiphon.contract.events import Event, RunManifest
 from antiphon.ports import BreakerRow, Row
 from antiphon.stores import _redis_scripts as scripts
-from antiphon.stores._common import event_of, manifest_of
+from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_link import Link
 
 _PAGE = 200
+_SWEPT = 200
 _LOOK_BACK = 1000
 """How many events can follow one whose answer got lost before it is written again."""
 
@@ -121,6 +123,15 @@ class BreakerStates:
     async def save(self, tenant: str, row: BreakerRow) -> None:
         name, channel, slot = self._names.breakers(tenant)
         await self._link.run(scripts.BREAKER, slot, (1, name, row.key, row.epoch, _encode(row), channel))
+
+    async def sweep(self, tenant: str) -> None:
+        """Drop the states that ended long ago: each process of a fleet leaves one behind."""
+        until = time.time_ns() // 1_000_000 - BREAKER_KEPT_MS
+        gone = [row for row in await self.load(tenant) if 0 < row.until_ms < until]
+        if gone:
+            name, _, slot = self._names.breakers(tenant)
+            words = [word for row in gone[:_SWEPT] for word in (row.key, row.epoch)]
+            await self._link.run(scripts.OUTDATED, slot, (1, name, *words))
 
 
 def breaker_of(message: bytes) -> BreakerRow:

@@ -9,6 +9,7 @@ import msgspec
 
 from antiphon.contract.events import RunManifest
 from antiphon.ports import BreakerRow, Row
+from antiphon.stores._common import BREAKER_KEPT_MS
 from antiphon.stores._sqlite_claims import SQL
 
 _END_OF_RUN, _INSERT_EVENT = SQL["end_of_run"], SQL["insert_event"]
@@ -95,6 +96,11 @@ def load_breakers(connection: sqlite3.Connection, tenant: str) -> list[BreakerRo
 
 def save_breaker(connection: sqlite3.Connection, tenant: str, row: BreakerRow) -> None:
     connection.execute(SQL["save_breaker"], (tenant, *row))
+
+
+def sweep_breakers(connection: sqlite3.Connection, now: int) -> None:
+    """Drop the states that ended long ago: each process of a fleet leaves one behind."""
+    connection.execute(SQL["sweep_breakers"], (now - BREAKER_KEPT_MS,))
 
 
 def _first_id(connection: sqlite3.Connection, run: str) -> int | None:

@@ -177,7 +177,7 @@ class ComposedJournal:
         return await self._claims.counts(tenant)
 
     async def sweep(self, limit: int = 1000) -> int:
-        return await self._claims.sweep(limit)
+        return await self._claims.sweep(limit) + await self._log.sweep(limit)
 
     async def open_run(self, manifest: RunManifest) -> None:
         await self._log.open_run(manifest)

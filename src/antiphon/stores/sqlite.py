@@ -199,7 +199,12 @@ class SQLiteJournal:
 
     async def sweep(self, limit: int = 1000) -> int:
         await self._catch_up()
-        return await self._write(lambda connection: catalogue.sweep(connection, limit, self._now()))
+
+        def run(connection: sqlite3.Connection) -> int:
+            log.sweep_breakers(connection, self._now())
+            return catalogue.sweep(connection, limit, self._now())
+
+        return await self._write(run)
 
     async def open_run(self, manifest: RunManifest) -> None:
         await self._write(lambda connection: log.open_run(connection, manifest))

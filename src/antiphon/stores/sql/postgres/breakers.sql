@@ -19,3 +19,7 @@ WITH kept AS (
     RETURNING b.tenant
 )
 SELECT pg_notify(%(channel)s, 'b' || left(kept.tenant, 512))::text FROM kept
+
+-- name: sweep_breakers
+DELETE FROM antiphon.breakers
+WHERE until_ms > 0 AND until_ms < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - %(kept_ms)s

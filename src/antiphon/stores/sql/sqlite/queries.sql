@@ -180,3 +180,6 @@ ON CONFLICT (tenant, key) DO UPDATE
 SET state = excluded.state, epoch = excluded.epoch, until_ms = excluded.until_ms, reason = excluded.reason,
     updated_at_ms = excluded.updated_at_ms, tripped_by = excluded.tripped_by
 WHERE excluded.epoch >= breakers.epoch;
+
+-- name: sweep_breakers
+DELETE FROM breakers WHERE until_ms > 0 AND until_ms < ?;
