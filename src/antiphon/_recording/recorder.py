@@ -98,7 +98,7 @@ class Recorder:
     def _clean_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
         """The payload without secrets; large parts of it become references to blobs."""
         clean: dict[str, Any] = {}
-        total = 0
+        parts: dict[str, bytes] = {}
         for name, value in payload.items():
             if name in OUR_FIELDS or value is None or value.__class__ is bool:
                 clean[name] = value
@@ -106,9 +106,11 @@ class Recorder:
             known, part = self._presented
             if value is not known:
                 part = self._clean(value)
-            total += len(part)
+            parts[name] = part
             clean[name] = orjson.Fragment(part)
-        return self._spilled(clean) if total > SPILL_BYTES else clean
+        if sum(map(len, parts.values())) > SPILL_BYTES:
+            clean |= self._spilled(parts)
+        return clean
 
     def _clean(self, value: Any) -> bytes:
         data = dump(value)
@@ -119,18 +121,17 @@ class Recorder:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
         return {**meta, **orjson.loads(self._clean(free))} if free else meta
 
-    def _spilled(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Large parts go to the blobs, before the event that names them is written; equal parts are stored once."""
+    def _spilled(self, parts: dict[str, bytes]) -> dict[str, Any]:
+        """References to the large ones, kept before the event that names them is written; equal parts are kept once."""
         blobs = self.blobs()
         if blobs is None:
-            return payload
+            return {}
         from antiphon._drive import drive
 
-        for name, value in payload.items():
-            part = value.contents if isinstance(value, orjson.Fragment) else b""
-            if isinstance(part, bytes) and len(part) > SPILL_BYTES // 4:
-                payload[name] = {"$blob": drive(blobs.put(self.tenant, part)), "bytes": len(part)}
-        return payload
+        large = {name: part for name, part in parts.items() if len(part) > SPILL_BYTES // 4}
+        return {
+            name: {"$blob": drive(blobs.put(self.tenant, part)), "bytes": len(part)} for name, part in large.items()
+        }
 
     def pieces(self, site: Site) -> Pieces:
         """What takes the pieces of a stream at *site*."""

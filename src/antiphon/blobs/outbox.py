@@ -34,10 +34,21 @@ class Status(NamedTuple):
 
 
 class Outbox:
-    """Objects of a remote place, with a local folder for what cannot be sent now."""
+    """Objects of a remote place, with a local folder for what cannot be sent now.
 
-    def __init__(self, folder: str | os.PathLike[str], remote: Objects, *, first_pause: float = _FIRST_PAUSE_S) -> None:
+    With *later* a writer never waits for the network: everything is kept locally first and sent in the background.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        remote: Objects,
+        *,
+        later: bool = False,
+        first_pause: float = _FIRST_PAUSE_S,
+    ) -> None:
         self.local = LocalObjects(folder)
+        self._later = later
         self.remote = remote
         self._first_pause = first_pause
         self._pause = first_pause
@@ -102,6 +113,10 @@ class Outbox:
             thread.join()
 
     def _keep(self, name: str, data: bytes, *, once: bool) -> None:
+        if self._later:
+            self.local.put(name, data)
+            self._retry_later()
+            return
         if len(data) <= PART_BYTES and time.monotonic() >= self._away_until:
             try:
                 (self.remote.put_once if once else self.remote.put)(name, data)
@@ -166,11 +181,19 @@ class Outbox:
     def _retry(self) -> None:
         while not self._stop.wait(max(0.0, self._away_until - time.monotonic())):
             waiting = list(self.local.names())
-            if not waiting:
+            if not waiting and self._is_empty():
                 return
             for name in waiting:
                 if self._stop.is_set() or not self._send(name):
                     break
+
+    def _is_empty(self) -> bool:
+        """Whether the sender may go; whoever keeps something after this starts a new one."""
+        with self._lock:
+            if any(True for _ in self.local.names()):
+                return False
+            self._thread = None
+            return True
 
     def _waiting_size(self, name: str) -> int:
         try:
@@ -188,7 +211,8 @@ class OutboxBlobs(ContentBlobs):
         remote: ContentBlobs,
         *,
         asynchronous: bool = False,
+        later: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
     ) -> None:
-        self.outbox = Outbox(folder, remote.objects, first_pause=first_pause)
+        self.outbox = Outbox(folder, remote.objects, later=later, first_pause=first_pause)
         super().__init__(self.outbox, asynchronous=asynchronous)

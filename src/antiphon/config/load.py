@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
+from antiphon.config.dotenv import environment as process_environment
 from antiphon.config.model import Config, Section
 from antiphon.errors import ConfigError
 
@@ -44,7 +44,7 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
     >>> load({"gateway": {"tenant": "acme"}}, {}).config.gateway.tenant
     'acme'
     """
-    env = os.environ if environment is None else environment
+    env = process_environment() if environment is None else environment
     if isinstance(source, Mapping):
         return _build(dict(source), "given mapping", None, env, "")
     path = Path(source) if source is not None else find_file(env)

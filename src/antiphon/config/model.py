@@ -136,6 +136,9 @@ class ArtifactsSection(Section, frozen=True):
     endpoint_url: str | None = None
     region: str | None = None
     prefix: str = ""
+    payloads: Literal["auto", "local", "bucket"] = "auto"
+    """Where large payloads of the log are kept; ``auto``: in the bucket if there is one and the log is on a server."""
+    timeout_s: Seconds = 30.0
 
 
 class ReplaySection(Section, frozen=True):

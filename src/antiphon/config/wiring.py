@@ -94,7 +94,15 @@ def rules_of(config: Config) -> Rules:
 
 
 def blobs_of(config: Config) -> Blobs:
-    """Where large payloads go."""
+    """Where large payloads go: a local folder, or the bucket, with everything kept locally until it has arrived."""
+    from antiphon.config.buckets import objects_of, payloads_in_bucket
+
+    if payloads_in_bucket(config):
+        from antiphon.blobs._content import ContentBlobs
+        from antiphon.blobs.outbox import OutboxBlobs
+
+        remote = ContentBlobs(objects_of(config.artifacts, "payloads"))
+        return OutboxBlobs(ensure_home() / "outbox" / "payloads", remote, later=True)
     from antiphon.blobs.local import LocalBlobs
 
     return LocalBlobs(ensure_home() / "blobs")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from antiphon.ops.runs import events_of
 from antiphon.ports import Row
 
 Format = Literal["antiphon", "kurral"]
+Progress = Callable[[Iterable[Event]], Iterable[Event]]
 _BATCH = 200
 _MAX_KURRAL = 256 * 1024 * 1024
 
@@ -31,17 +32,24 @@ def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
         yield msgspec.structs.replace(event, payload=drive(resolve(event.payload, app.blobs, app.tenant)))
 
 
-def export_run(app: Antiphon, manifest: RunManifest, path: Path, kind: Format | None = None) -> int:
+def export_run(
+    app: Antiphon, manifest: RunManifest, path: Path, kind: Format | None = None, *, progress: Progress | None = None
+) -> int:
     """Write the run to *path*, all of it or nothing; returns the number of bytes."""
+
+    def events() -> Iterable[Event]:
+        found = whole_events(app, manifest.id)
+        return found if progress is None else progress(found)
+
     form = kind or ("kurral" if path.suffix == ".kurral" else "antiphon")
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with partial.open("wb") as out:
             if form == "kurral":
-                document = kurral.to_kurral(manifest, whole_events(app, manifest.id))
+                document = kurral.to_kurral(manifest, events())
                 out.write(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
             else:
-                artifact.write_artifact(out, manifest, lambda: whole_events(app, manifest.id))
+                artifact.write_artifact(out, manifest, events)
             out.flush()
             os.fsync(out.fileno())
         partial.replace(path)

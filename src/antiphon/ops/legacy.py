@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,15 +47,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_none(item) for name, item in value.items() if item is not None}
     return value
-
-
-def read_dotenv(path: Path) -> dict[str, str]:
-    """``NAME=value`` lines of a ``.env`` file; quotes are taken off, nothing is expanded."""
-    found: dict[str, str] = {}
-    if not path.is_file():
-        return found
-    for line in path.read_text(encoding="utf-8").splitlines():
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and name and not name.startswith("#"):
-            found[name.strip()] = value.strip().strip("'\"")
-    return found

@@ -1,0 +1,102 @@
+"""Where exported runs are kept: a local folder, or an S3-compatible bucket that may be away (K7).
+
+An artifact for the bucket is written to the outbox of the state folder first and sent from there. So an upload that
+breaks off goes on where it stopped, a bucket that is away loses nothing, and the next upload takes up what is left.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from antiphon.blobs.outbox import Outbox
+from antiphon.config.buckets import objects_of
+from antiphon.config.home import ensure_home
+from antiphon.contract.events import RunManifest
+from antiphon.ops.app import Antiphon
+from antiphon.ops.artifacts import Format, export_run
+
+_OUTBOX = "outbox/artifacts"
+_LONGEST = 120
+_outboxes: weakref.WeakKeyDictionary[Antiphon, Outbox] = weakref.WeakKeyDictionary()
+
+
+class Kept(NamedTuple):
+    """Where an artifact is now."""
+
+    place: str
+    """A path, or the address in the bucket."""
+    bytes: int
+    waiting: int = 0
+    """Artifacts that have not arrived in the bucket yet, this one or earlier ones."""
+    trouble: str = ""
+    """Why they have not."""
+
+
+def is_remote(app: Antiphon) -> bool:
+    """Whether artifacts go to a bucket."""
+    return app.config.artifacts.backend != "local"
+
+
+def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon") -> Kept:
+    """Export the run to the configured place; in a bucket an earlier artifact of that run is replaced."""
+    if not is_remote(app):
+        path = local_path(app, manifest, form)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Kept(str(path), export_run(app, manifest, path, form))
+    name = object_name(manifest, form)
+    outbox = outbox_of(app)
+    staged = ensure_home() / f"export-{os.getpid()}-{_part(manifest.id)}.{form}"
+    try:
+        size = export_run(app, manifest, staged, form)
+        outbox.put_file(name, staged)
+    finally:
+        staged.unlink(missing_ok=True)
+    status = outbox.status()
+    if status.pending and not status.trouble:  # the bucket is there: take up what earlier ones left
+        status = outbox.flush()
+    bucket = objects_of(app.config.artifacts).bucket
+    return Kept(f"s3://{bucket.name}/{bucket.prefix + '/' if bucket.prefix else ''}{name}", size, *status[::2])
+
+
+def send_waiting(app: Antiphon) -> Kept:
+    """Send what earlier uploads could not."""
+    outbox = outbox_of(app)
+    status = outbox.flush()
+    return Kept(outbox.url, status.bytes, status.pending, status.trouble)
+
+
+def outbox_of(app: Antiphon) -> Outbox:
+    """The bucket for artifacts and what waits for it; in a process that lives on, what waits is tried again."""
+    found = _outboxes.get(app)
+    if found is None:
+        found = _outboxes[app] = Outbox(ensure_home() / _OUTBOX, objects_of(app.config.artifacts))
+    return found
+
+
+def local_path(app: Antiphon, manifest: RunManifest, form: Format) -> Path:
+    """``artifacts/<id>.antiphon``, or ``replay_runs/<id>.antiphon`` beside it for a replay."""
+    folder = Path(app.config.artifacts.folder)
+    if manifest.source_run is not None:
+        folder = folder.with_name("replay_runs")
+    return folder / f"{_part(manifest.id)}.{form}"
+
+
+def object_name(manifest: RunManifest, form: Format) -> str:
+    """``{tenant}/{name}/{artifacts|replay_runs}/{yyyy}/{mm}/{id}.antiphon``; no name can leave its place."""
+    month = datetime.fromtimestamp(manifest.started_at_ms / 1000, UTC).strftime("%Y/%m")
+    kind = "artifacts" if manifest.source_run is None else "replay_runs"
+    return f"{_part(manifest.tenant)}/{_part(manifest.name)}/{kind}/{month}/{_part(manifest.id)}.{form}"
+
+
+def _part(text: str) -> str:
+    """Any text as one part of a path."""
+    quoted = quote(text, safe=" ") or "_"
+    if len(quoted) > _LONGEST:
+        quoted = f"{quoted[: _LONGEST - 20]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return "%2E" + quoted[1:] if quoted.startswith(".") else quoted

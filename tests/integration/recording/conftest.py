@@ -1,0 +1,5 @@
+"""Fixtures of the recording tests."""
+
+from tests.integration.recording.kit import home
+
+__all__ = ["home"]

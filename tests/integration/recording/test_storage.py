@@ -1,0 +1,309 @@
+"""K7: artifacts and large payloads in a local folder or any S3-compatible bucket; nothing is lost while it is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import orjson
+import pytest
+
+import antiphon
+from antiphon import Antiphon
+from antiphon.blobs._multipart import PART_BYTES
+from antiphon.blobs.s3 import S3Objects, bucket_from
+from antiphon.cli import main
+from antiphon.config.buckets import bucket_of
+from antiphon.config.model import ArtifactsSection
+from antiphon.contract.events import RunManifest
+from antiphon.errors import ConfigError, StoreUnavailable
+from antiphon.ops import storage
+from antiphon.ops.artifacts import import_artifact
+from antiphon.ops.runs import find_run
+from antiphon.ops.views import one_event
+from tests.conftest import S3Access
+from tests.faultproxy import FaultProxy
+from tests.integration.recording.kit import QUIET, application, small_run, stored
+
+
+def settings(access: S3Access, **more: Any) -> dict[str, Any]:
+    return {
+        "artifacts": {
+            "backend": "s3",
+            "bucket": access.bucket,
+            "endpoint_url": access.endpoint,
+            "region": access.region,
+            "timeout_s": 5.0,
+            **more,
+        }
+    }
+
+
+def remote(access: S3Access) -> S3Objects:
+    given = {"bucket": access.bucket, "endpoint": access.endpoint, "region": access.region}
+    return S3Objects(bucket_from({}, **given, access_key=access.key, secret_key=access.secret), timeout=5.0)
+
+
+@pytest.fixture
+def signed_in(home: Path, monkeypatch: pytest.MonkeyPatch, s3_access: S3Access) -> S3Access:
+    """The standard names in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_access.key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_access.secret)
+    return s3_access
+
+
+@pytest.fixture
+def cut(signed_in: S3Access, fault_proxy: Callable[[int], FaultProxy]) -> tuple[FaultProxy, S3Access]:
+    """The bucket behind a network that fails on order."""
+    port = urlsplit(signed_in.endpoint).port
+    assert port is not None
+    proxy = fault_proxy(port)
+    return proxy, signed_in._replace(endpoint=f"http://127.0.0.1:{proxy.port}")
+
+
+def manifest(app: Antiphon, run: Any) -> RunManifest:
+    return find_run(app, run.id)
+
+
+def test_local_is_the_default(home: Path) -> None:
+    app = application()
+    run = small_run(app)
+    kept = storage.keep(app, manifest(app, run))
+    assert kept == (f"artifacts/{run.id}.antiphon", Path(kept.place).stat().st_size, 0, "")
+    replay = msgspec.structs.replace(manifest(app, run), source_run="other")
+    assert storage.local_path(app, replay, "kurral") == Path(f"replay_runs/{run.id}.kurral")
+
+
+def test_a_bucket_keeps_artifacts_under_tenant_name_and_month(signed_in: S3Access) -> None:
+    app = application(settings(signed_in, prefix="team/a"), tenant="acme")
+    run = small_run(app)
+    kept = storage.keep(app, manifest(app, run))
+    month = time.strftime("%Y/%m", time.gmtime(manifest(app, run).started_at_ms / 1000))
+    name = f"team/a/acme/small/artifacts/{month}/{run.id}.antiphon"
+    assert kept == (f"s3://{signed_in.bucket}/{name}", kept.bytes, 0, "")
+    document = remote(signed_in).get(name)
+    assert orjson.loads(document)["run_id"] == run.id
+    Path("back.antiphon").write_bytes(document)
+    other = application(store=antiphon.stores.MemoryStore(), tenant="acme")
+    assert len(stored(other, import_artifact(other, Path("back.antiphon")).id)) == len(run.events())
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", ".hidden", "ü ñ", "x" * 300, "..", ""])
+def test_no_name_leaves_its_place(name: str) -> None:
+    made = RunManifest(id=name or "x", name=name, status="completed", started_at_ms=0, tenant="t")
+    parts = storage.object_name(made, "antiphon").split("/")
+    assert len(parts) == 6
+    assert not any(part in ("", ".", "..") or part.startswith(".") for part in parts)
+    assert all(len(part) <= 130 for part in parts)
+
+
+def test_two_long_names_stay_two() -> None:
+    made = [RunManifest(id="x" * 200 + end, name="n", status="completed", started_at_ms=0) for end in ("a", "b")]
+    assert len({storage.object_name(one, "antiphon") for one in made}) == 2
+
+
+def test_while_the_bucket_is_away_artifacts_wait_and_are_reported(
+    cut: tuple[FaultProxy, S3Access], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy, access = cut
+    app = application(settings(access, timeout_s=2.0))
+    runs = [small_run(app, f"agent{n}") for n in range(3)]
+    proxy.refuse()
+    kept = [storage.keep(app, manifest(app, run)) for run in runs]
+    assert [one.waiting for one in kept] == [1, 2, 3]
+    assert "cannot be reached" in kept[-1].trouble
+    assert len(list((home / "outbox").rglob("*.antiphon"))) == 3
+    proxy.heal()
+    assert storage.send_waiting(app).waiting == 0
+    names = list(remote(access._replace(endpoint=access.endpoint)).names())
+    assert sorted(Path(name).stem for name in names) == sorted(run.id for run in runs)
+    assert not list((home / "outbox").rglob("*.antiphon"))
+
+
+def test_the_next_upload_takes_up_what_an_earlier_process_left(cut: tuple[FaultProxy, S3Access]) -> None:
+    proxy, access = cut
+    proxy.refuse()
+    app = application(settings(access, timeout_s=2.0))
+    first = small_run(app, "first")
+    assert storage.keep(app, manifest(app, first)).waiting == 1
+    storage.outbox_of(app).close()
+    proxy.heal()
+    later = application(settings(access, timeout_s=5.0))
+    second = small_run(later, "second")
+    assert storage.keep(later, manifest(later, second)).waiting == 0
+    assert {Path(name).stem for name in remote(access).names()} == {first.id, second.id}
+
+
+def test_a_large_upload_that_breaks_off_goes_on(cut: tuple[FaultProxy, S3Access]) -> None:
+    proxy, access = cut
+    app = application(settings(access, timeout_s=5.0))
+    with app.run("large") as run:
+        for part in range(12):
+            run.prompt(f"p{part}", f"{part} " + "lorem ipsum " * (PART_BYTES // 60))
+    proxy.truncate(3 * PART_BYTES // 2, "up")
+    assert storage.keep(app, manifest(app, run)).waiting == 1
+    storage.outbox_of(app).close()
+    proxy.heal()
+    assert storage.send_waiting(application(settings(access, timeout_s=20.0))).waiting == 0
+    (name,) = remote(access).names()
+    document = orjson.loads(remote(access).get(name))
+    assert len(document["events"]) == len(run.events()) == 14
+
+
+def test_wrong_credentials_are_named_and_nothing_is_lost(
+    signed_in: S3Access, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    app = application(settings(signed_in))
+    kept = storage.keep(app, manifest(app, small_run(app)))
+    assert (kept.waiting, "refuses these credentials" in kept.trouble) == (1, True)
+    assert "wrong" not in kept.trouble
+
+
+# -- ways to say it -------------------------------------------------------------------------------------------------
+
+
+def uploaded(app: Antiphon, access: S3Access) -> None:
+    run = small_run(app)
+    assert storage.keep(app, manifest(app, run)).waiting == 0
+    assert [Path(name).stem for name in remote(access).names()] == [run.id]
+
+
+def test_by_the_keywords_of_the_document(home: Path, s3_access: S3Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "R2_ACCOUNT_ID"):
+        monkeypatch.setenv(name, "")  # restored after the test
+    app = antiphon.configure(
+        storage_backend="r2",
+        r2_endpoint_url=s3_access.endpoint,
+        r2_bucket_name=s3_access.bucket,
+        r2_access_key_id=s3_access.key,
+        r2_secret_access_key=s3_access.secret,
+        r2_region=s3_access.region,
+    )
+    uploaded(app, s3_access)
+
+
+def test_by_the_environment_of_the_document(home: Path, s3_access: S3Access, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KURRAL_STORAGE_BACKEND", "r2")
+    monkeypatch.setenv("R2_BUCKET_NAME", s3_access.bucket)
+    monkeypatch.setenv("R2_ENDPOINT_URL", s3_access.endpoint)
+    monkeypatch.setenv("R2_ACCESS_KEY_ID", s3_access.key)
+    monkeypatch.setenv("R2_SECRET_ACCESS_KEY", s3_access.secret)
+    uploaded(Antiphon(), s3_access)
+
+
+def test_by_a_file_called_dot_env(home: Path, s3_access: S3Access) -> None:
+    Path(".env").write_text(
+        "# storage\n"
+        "KURRAL_STORAGE_BACKEND=r2\n"
+        f'export R2_BUCKET_NAME="{s3_access.bucket}"\n'
+        f"R2_ENDPOINT_URL={s3_access.endpoint}   # the server\n"
+        f"R2_ACCESS_KEY_ID='{s3_access.key}'\n"
+        f"R2_SECRET_ACCESS_KEY={s3_access.secret}\n"
+        "ANTIPHON_TENANT=not-read-from-here\n"
+    )
+    app = Antiphon()
+    assert app.tenant == "default"
+    uploaded(app, s3_access)
+
+
+def test_the_standard_names_win_for_s3_and_those_of_the_document_for_r2() -> None:
+    env = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "R2_ACCESS_KEY_ID": "c", "R2_SECRET_ACCESS_KEY": "d"}
+    section = ArtifactsSection(backend="s3", bucket="x")
+    assert bucket_of(section, env).access_key == "a"
+    assert bucket_of(msgspec.structs.replace(section, backend="r2"), env).access_key == "c"
+    account = bucket_of(msgspec.structs.replace(section, backend="r2"), {**env, "R2_ACCOUNT_ID": "acc"})
+    assert account.endpoint == "https://acc.r2.cloudflarestorage.com"
+    amazon = ArtifactsSection(backend="r2", bucket="x", endpoint_url="https://s3.amazonaws.com")
+    assert bucket_of(amazon, env).region == "us-east-1"
+
+
+def test_a_backend_without_a_bucket_says_what_to_set() -> None:
+    with pytest.raises(ConfigError, match="No bucket"):
+        bucket_of(ArtifactsSection(backend="s3"), {})
+    with pytest.raises(ConfigError, match="backend is 'local'"):
+        bucket_of(ArtifactsSection(), {})
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_export_upload(
+    cut: tuple[FaultProxy, S3Access], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy, access = cut
+    table = settings(access, timeout_s=2.0)["artifacts"]
+    lines = "\n".join(f"{name} = {orjson.dumps(value).decode()}" for name, value in table.items())
+    Path("antiphon.toml").write_text(f"[telemetry]\nlogs = false\n[artifacts]\n{lines}\n")
+    run = small_run(Antiphon())
+    antiphon.configure()
+    assert main(["export", run.id, "--upload"]) == 0
+    assert f"s3://{access.bucket}/default/small/artifacts/" in capsys.readouterr().out
+    proxy.refuse()
+    antiphon.configure()
+    assert main(["export", run.id, "--upload", "--json"]) == 1
+    told = orjson.loads(capsys.readouterr().out)
+    assert (told["waiting"], told["run"]) == (1, run.id)
+    antiphon.configure()
+    assert main(["export", "--waiting"]) == 1
+    assert "1 artifact waits for the bucket" in capsys.readouterr().err
+    proxy.heal()
+    antiphon.configure()
+    assert main(["export", "--waiting"]) == 0
+    assert "nothing waits" in capsys.readouterr().out
+
+
+def test_export_upload_without_a_bucket(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_run(antiphon.configure(QUIET))
+    assert main(["export", "--latest", "--upload"]) == 2
+    assert "No bucket is configured" in capsys.readouterr().err
+
+
+# -- large payloads ---------------------------------------------------------------------------------------------------
+
+
+def test_large_payloads_in_the_bucket(cut: tuple[FaultProxy, S3Access], home: Path) -> None:
+    proxy, access = cut
+    app = application(settings(access, payloads="bucket", timeout_s=2.0))
+    text = "lorem ipsum " * 20_000
+    with app.run("large") as run:
+        run.prompt("before", text)
+    blobs: Any = app.blobs
+    deadline = time.monotonic() + 20
+    while blobs.outbox.status().pending:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert len([name for name in remote(access).names() if name.startswith("payloads/")]) >= 1
+    assert one_event(app, run.id, 1).payload["text"] == text
+    proxy.refuse()
+    proxy.reset()
+    with pytest.raises(StoreUnavailable):
+        one_event(app, run.id, 1)
+    with app.run("while it is away") as second:
+        began = time.monotonic()
+        second.prompt("during", "other " + text)
+        assert time.monotonic() - began < 1, "a run does not wait for a bucket that is away"
+    assert one_event(app, second.id, 1).payload["text"] == "other " + text
+    proxy.heal()
+    assert blobs.outbox.flush().pending == 0
+    assert one_event(app, second.id, 1).payload["text"] == "other " + text
+    blobs.outbox.close()
+
+
+def test_large_payloads_follow_a_shared_log(home: Path) -> None:
+    from antiphon.config.buckets import payloads_in_bucket
+    from antiphon.config.load import load
+
+    def goes(**tables: Any) -> bool:
+        return payloads_in_bucket(load(tables, {}).config)
+
+    bucket = {"backend": "s3", "bucket": "b"}
+    assert not goes()
+    assert not goes(artifacts=bucket)
+    assert goes(artifacts=bucket, store={"url": "postgresql://h/d"})
+    assert not goes(artifacts={**bucket, "payloads": "local"}, store={"url": "postgresql://h/d"})
+    assert goes(artifacts={**bucket, "payloads": "bucket"})
