@@ -89,7 +89,7 @@ def statements(text: str) -> Iterator[str]:
 def retry_busy(step: Callable[[], T], busy_s: float) -> T:
     """Run *step*, again after short random pauses while another process holds the lock, for at most *busy_s*."""
     deadline = 0.0
-    pause = 0.0002
+    pause = 0.0001
     while True:
         try:
             return step()
@@ -101,7 +101,7 @@ def retry_busy(step: Callable[[], T], busy_s: float) -> T:
             if now >= deadline:
                 raise
         time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(pause * 1.5, 0.01)
+        pause = min(pause * 1.5, 0.001)  # longer ones starve: the lock is free only for moments
 
 
 def _set_up(connection: sqlite3.Connection, path: Path, synchronous: str) -> None:

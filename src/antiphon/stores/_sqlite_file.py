@@ -12,6 +12,7 @@ import copy
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class DatabaseFile:
         self.synchronous = synchronous
         self.busy_s = busy_s
         self.schema = 0
+        self._polite_until = 0.0
         self.reset()
         _files.add(self)
 
@@ -250,10 +252,13 @@ class DatabaseFile:
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         self._check_still_there()
+        if self._polite_until and time.monotonic() < self._polite_until:
+            time.sleep(0.0002)  # other processes try in intervals: leave them a moment
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
             retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s)
+            self._polite_until = time.monotonic() + 1.0
 
     def _step(self, connection: sqlite3.Connection, run: Run[T]) -> T:
         try:
