@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from antiphon._gateway import record, streams
 from antiphon._gateway.breakers import Path
@@ -20,12 +20,21 @@ from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.classify import classify, is_control_flow
 from antiphon.decide.failure import Failure, timed_out
 from antiphon.decide.retry import Retry, Stop, after_failure
-from antiphon.errors import Paused
+from antiphon.errors import Paused, StoreError
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
 
 Permits = list[tuple[Breaker, Permit]]
+
+
+class _Ended(NamedTuple):
+    """A failed attempt: the outcome if it was the last one, and the pause before the next if it was not."""
+
+    outcome: Outcome
+    delay: float | None
+    failure: Failure
+    latency: float
 
 
 class Attempts:
@@ -75,24 +84,12 @@ class Attempts:
                 self.vote(path, permits, None)
                 return self._abandoned(call, hooked, last, error)
             except BaseException as error:
-                now, raised = clock.monotonic(), None
-                if is_control_flow(error):
-                    self.vote(path, permits, None)
-                    self.note(call, began, now, error_code=interruption(error))
-                    if hooked is not None:
-                        core.hooks.after(hooked, interrupted(call, error))
-                    raise
-                failure = self.failure_of(call, error)
-                self.note(call, began, now, error_code=failure.code, retriable=failure.retriable)
-                self.vote(path, permits, failure)
-                outcome, delay = self._judge(call, number, failure, error, now, path, budget)
-                call.doubt = call.doubt or failure.may_have_happened
-                if hooked is not None:
-                    core.hooks.after(hooked, outcome)
-                if delay is None:
-                    return outcome
-                last = outcome
-                await self._pause(call, number, failure, delay, (now - began) * 1000)
+                raised = None
+                ended = self._after_error(call, number, error, began, path, permits, budget, hooked)
+                if ended.delay is None:
+                    return ended.outcome
+                last = ended.outcome
+                await self._pause(call, number, ended.failure, ended.delay, ended.latency)
                 now = clock.monotonic()
                 continue
             if tool.streams:
@@ -107,6 +104,34 @@ class Attempts:
             if hooked is not None:
                 core.hooks.after(hooked, outcome)
             return outcome
+
+    def _after_error(
+        self,
+        call: Call,
+        number: int,
+        error: BaseException,
+        began: float,
+        path: Path,
+        permits: Permits,
+        budget: Any,
+        hooked: HookCall | None,
+    ) -> _Ended:
+        """Note, vote and judge a failed attempt; control flow passes through."""
+        now = self.core.clock.monotonic()
+        if is_control_flow(error):
+            self.vote(path, permits, None)
+            self.note(call, began, now, error_code="cancelled")
+            if hooked is not None:
+                self.core.hooks.after(hooked, interrupted(call, error))
+            raise error
+        failure = self.failure_of(call, error)
+        self.note(call, began, now, error_code=failure.code, retriable=failure.retriable)
+        self.vote(path, permits, failure)
+        outcome, delay = self._judge(call, number, failure, error, now, path, budget)
+        call.doubt = call.doubt or failure.may_have_happened
+        if hooked is not None:
+            self.core.hooks.after(hooked, outcome)
+        return _Ended(outcome, delay, failure, (now - began) * 1000)
 
     def _before_again(self, call: Call, hooked: HookCall, last: Outcome | None) -> Outcome | None:
         """The before-hooks of a further attempt; an outcome if one of them stopped it."""
@@ -137,6 +162,13 @@ class Attempts:
             record.decision(call, "retry", {"attempt": number, "code": failure.code}, {"delayMs": delay})
         self.core.telemetry.retry(call, number, failure, delay)
         await self.core.clock.sleep(delay / 1000)
+
+    async def _still_ours(self, call: Call) -> bool:
+        """Whether the claim is still held, for a whole lease: somebody may have taken it while this worker was away."""
+        try:
+            return await self.core.journal().renew(call.key, call.version, call.tool.ttl.lease_ms)
+        except StoreError:
+            return call.tool.spec.idempotent
 
     async def once(self, call: Call) -> Outcome:
         """One plain attempt without breaker, time limit or retry (shadow mode)."""

@@ -96,6 +96,7 @@ async def claim(core: Core, call: Call) -> Outcome | None:
                 call.key = f"{call.key}.{call.digest[:32]}"
                 ask = ask._replace(key=call.key)
             case rules.Unknown(found, mark):
+                call.waited = call.waited or found.version  # what it turns out to be is this call's answer, too
                 current = found.version == got.current.version
                 answer = await _unknown(core, call, found, mark) if current else _still_unknown(call)
                 if answer is not None:

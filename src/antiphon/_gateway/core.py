@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from antiphon._gateway import claims, guards, record, settling
 from antiphon._gateway.attempts import Attempts, interrupted
@@ -29,6 +29,9 @@ from antiphon.decide.budget import TokenBucket
 from antiphon.errors import ConfigError, InvalidInput, StoreError
 from antiphon.keys import KeyMaker
 from antiphon.ports import BreakerRow, Clock, Journal
+
+if TYPE_CHECKING:
+    from antiphon._gateway.express import Ticket
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -206,6 +209,10 @@ class Core:
                 return answer
             if call.scope is not None and not call.recorded:
                 await record.start(self, call)
+            if self.clock.monotonic() - call.started > call.tool.renew_every:
+                answer = await self._after_a_while(call)
+                if answer is not None:
+                    return answer
         except StoreError as error:
             if call.version:
                 await settling.write(self, call, settling.not_dispatched(call), None)
@@ -213,6 +220,15 @@ class Core:
             return await self._outage(call, hooked, error)
         self.renewer.hold(call)
         return await self._dispatch(call, hooked, None)
+
+    async def _after_a_while(self, call: Call) -> Outcome | None:
+        """This worker may have been away since it won the claim: make sure of it, or claim once more."""
+        while not await self.journal().renew(call.key, call.version, call.tool.ttl.lease_ms):
+            call.version = 0
+            answer = await claims.claim(self, call)
+            if answer is not None:
+                return answer
+        return None
 
     async def _dispatch(self, call: Call, hooked: HookCall | None, error: BaseException | None) -> Outcome:
         """Make the attempts of a claimed call and settle it; *error* is what the first one has raised already."""
@@ -226,6 +242,13 @@ class Core:
             if call.gate is not None:
                 call.gate.set()
         return outcome
+
+    def carry_on(self, ticket: Ticket) -> Call:
+        """The call behind a ticket, its lease now held by the call."""
+        call = ticket.to_call()
+        self.renewer.release(ticket)
+        self.renewer.hold(call)
+        return call
 
     async def resume(self, call: Call, error: BaseException) -> Outcome:
         """Go on in the pipeline with a call whose first attempt has raised *error* (see ``express``)."""

@@ -33,6 +33,8 @@ _new = tuple.__new__  # half the price of a named tuple's own constructor
 _KEEP_BYTES = 512
 """Longer parameters are digested at once, so that records stay small."""
 _MEMOS = 64
+_NOBODY = ("default", "default", None)
+_cursor = _scope._cursor.get
 REUSED = -1
 """The ``version`` of a call that was answered from a record."""
 
@@ -78,18 +80,97 @@ class LateAttempt(NamedTuple):
         )
 
 
+class Ticket:
+    """What the straight way keeps of a call; :meth:`to_call` turns it into one that the pipeline can go on with."""
+
+    __slots__ = (
+        "answer",
+        "guard",
+        "idem_key",
+        "key",
+        "params",
+        "permits",
+        "place",
+        "request_id",
+        "started",
+        "tool",
+        "turn",
+        "verdict",
+        "version",
+    )
+
+    answer: Any
+    guard: Any
+    idem_key: str
+    key: str
+    params: dict[str, Any]
+    permits: list[tuple[Any, Any]]
+    place: tuple[str, str, None]
+    request_id: str
+    started: float
+    tool: Tool
+    turn: Any
+    verdict: Any
+    version: int
+
+    deadline = None
+    lease = None
+
+    def to_call(self) -> Call:
+        """The same call, as the pipeline knows it."""
+        tool, place = self.tool, self.place
+        call = Call(tool, self.params, place[0], place[1], self.request_id)
+        call.identity = self.request_id
+        call.started = self.started
+        call.reuse = "turn" if tool.reuse_default is None else tool.reuse_default
+        call.key, call.idem_key = self.key, self.idem_key
+        call.turn, call.guard, call.verdict = self.turn, self.guard, self.verdict
+        call.permits, call.version = self.permits, self.version
+        return call
+
+
 class Express:
     """The straight way of one tool of one gateway."""
 
-    __slots__ = ("_budget", "_core", "_memos", "_reuses", "_tool")
+    __slots__ = (
+        "_bind",
+        "_budget",
+        "_core",
+        "_guards_on",
+        "_idempotent",
+        "_lease_ms",
+        "_memos",
+        "_monotonic",
+        "_name",
+        "_reuses",
+        "_settings",
+        "_spec",
+        "_tail",
+        "_tool",
+        "_ttl_ms",
+    )
 
     def __init__(self, core: Core, tool: Tool) -> None:
         self._core = core
         self._tool = tool
+        self._name = tool.full_name
         self._budget = core.budget(tool)
-        self._reuses = tool.spec.idempotent and tool.spec.reuse == "session"
+        self._bind: Any = tool.quick_bind
+        self._monotonic = core.clock.monotonic
         self._memos: dict[Any, dict[bytes, tuple[str, str]]] = {}
         """Keys of parameters seen before, for tools whose answers are reused."""
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What the settings decide, read again when they have changed."""
+        core, tool = self._core, self._tool
+        self._settings = core.settings
+        self._spec = tool.spec
+        self._idempotent = tool.spec.idempotent
+        self._ttl_ms, self._lease_ms = tool.ttl.done_ms, tool.ttl.lease_ms
+        self._reuses = tool.spec.idempotent and tool.reuse_default == "session"
+        self._guards_on = core.guards.policy.enabled
+        self._tail = (core.settings.tenant, core.settings.workspace, 0)
 
     def _usual(self, now: float) -> bool:
         """Whether nothing stands in the way that the pipeline would have to look at."""
@@ -97,22 +178,24 @@ class Express:
         switches = core.switches
         if core.hooks.active or switches.any_shadow or not (switches.derive_keys and switches.open_mode):
             return False
-        if _scope._active or _scope._cursor.get() is not None or held.get() is not None:
+        if _scope._active or _cursor() is not None or held.get() is not None:
             return False
+        if core.settings is not self._settings:
+            self._prepare()
         return now < core.next_refresh and core.quiet
 
-    def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """A call that holds its claim (``version`` set), one for the pipeline (not set), or ``None``: start over."""
-        core, tool = self._core, self._tool
-        now = core.clock.monotonic()
+    def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ticket | None:
+        """A call that holds its claim (``version`` > 0), one for the pipeline (0), or ``None``: start over."""
+        core, name = self._core, self._name
+        now = self._monotonic()
         if not self._usual(now):
             return None
-        assert tool.quick_bind is not None
-        params = tool.quick_bind(*args, **kwargs)
+        ticket = Ticket()
+        ticket.params = params = self._bind(*args, **kwargs)
         turn = active_turn.get()
         session = active_session.get() if turn is None else turn.session
-        place = ("default", "default", None) if session is None else (session.key, session.actor, None)
-        maker = tool.makers.get(place)
+        place = _NOBODY if session is None else session.place
+        maker = self._tool.makers.get(place)
         if maker is None:
             return None
         memo = self._memo(place) if self._reuses else None
@@ -124,63 +207,47 @@ class Express:
         if memo is not None and turn is None:
             kept = journal.done_now(key)
             if kept is not None:
-                return self._reused(key, params, place, now, kept)
-        path = core.breakers.path(tool, "tool")
+                return self._reused(ticket, now, kept)
         permits: list[tuple[Any, Any]] = []
-        for _, breaker in path:
+        for _, breaker in core.breakers.path(self._tool, "tool"):
             permit = breaker.pass_for_all
             if permit is None:
                 return None
             permits.append((breaker, permit))
         request_id = uuid7()
-        call = Call(tool, params, place[0], place[1], request_id)
-        call.identity = request_id
-        call.started = now
-        if tool.reuse_default is not None:
-            call.reuse = tool.reuse_default
-        call.key = key
-        call.idem_key = idem_key
-        if turn is not None:
-            call.turn = turn
-            mark = (tool.full_name, key)
-            if mark in turn.succeeded and tool.spec.idempotent:
-                return call
-            guard = turn.session.known_guard
-            if guard is None:
-                return call if core.guards.policy.enabled else None
-            spec = tool.spec
-            verdict = guard.loop.check(tool.full_name, key, now, poll=spec.poll, cost=spec.cost)
-            call.guard = guard
-            if verdict is not ALLOW:
-                call.verdict = verdict
-                return call
-            call.verdict = ALLOW
+        ticket.tool = self._tool
+        ticket.place = place
+        ticket.started = now
+        ticket.request_id = request_id
+        ticket.key = key
+        ticket.idem_key = idem_key
+        ticket.permits = permits
+        ticket.turn = turn
+        ticket.guard = ticket.verdict = None
+        ticket.version = 0
+        if turn is not None and not self._admitted(ticket, turn, now):
+            return ticket
         long = len(canonical) > _KEEP_BYTES
         if long:
             digest = hashlib.sha256(canonical).hexdigest().encode()
             exact = digest if exact is canonical else hashlib.sha256(exact).hexdigest().encode()
             canonical = digest
         late = _new(LateRequest, (place[0], place[1], request_id, canonical, exact, long))
-        settings = core.settings
-        ask = _new(
-            Ask,
-            (
-                key,
-                request_id,
-                tool.full_name,
-                idem_key,
-                late,
-                tool.ttl.done_ms,
-                tool.ttl.lease_ms,
-                owner_token(),
-                settings.tenant,
-                settings.workspace,
-                0,
-            ),
-        )
-        call.permits = permits
-        call.version = journal.begin_now(ask)
-        return call
+        ask = (key, request_id, name, idem_key, late, self._ttl_ms, self._lease_ms, owner_token(), *self._tail)
+        ticket.version = journal.begin_now(_new(Ask, ask))
+        return ticket
+
+    def _admitted(self, ticket: Ticket, turn: Any, now: float) -> bool:
+        """What turn control and loop guard say; anything but a plain yes is for the pipeline."""
+        if self._idempotent and (self._name, ticket.key) in turn.succeeded:
+            return False
+        guard = turn.session.known_guard
+        if guard is None:
+            return not self._guards_on
+        spec = self._spec
+        ticket.guard = guard
+        ticket.verdict = verdict = guard.loop.check(self._name, ticket.key, now, poll=spec.poll, cost=spec.cost)
+        return verdict is ALLOW
 
     def _memo(self, place: tuple[Any, ...]) -> dict[bytes, tuple[str, str]]:
         memo = self._memos.get(place)
@@ -190,46 +257,43 @@ class Express:
             memo = self._memos[place] = {}
         return memo
 
-    def _reused(self, key: str, params: dict[str, Any], place: tuple[Any, ...], now: float, kept: bytes) -> Call:
+    def _reused(self, ticket: Ticket, now: float, kept: bytes) -> Ticket:
         """An answer that is kept for the session: no claim, no call."""
-        core, tool = self._core, self._tool
-        call = Call(tool, params, place[0], place[1], "")
-        call.key = key
-        call.version = REUSED
-        call.answer = tool.decode(kept)
-        metrics = core.telemetry.metrics
+        ticket.version = REUSED
+        ticket.answer = self._tool.decode(kept)
+        metrics = self._core.telemetry.metrics
         if metrics is not None:
-            metrics.hit(tool.full_name, "done")
-            took = (core.clock.monotonic() - now) * 1000
-            metrics.call_ended(tool.full_name, "success", tool.spec.scope, took)
-        return call
+            metrics.hit(self._name, "done")
+            metrics.call_ended(self._name, "success", self._spec.scope, (self._monotonic() - now) * 1000)
+        return ticket
 
-    def close(self, call: Call, value: Any) -> bool:
+    def close(self, ticket: Ticket, value: Any) -> bool:
         """Note the success everywhere; ``False`` if the result needs the pipeline (too large, not serialisable)."""
-        core, tool = self._core, self._tool
+        core, name = self._core, self._name
         try:
             payload = codec.encode(value)
         except codec.NotSerialisable:
             return False
         if len(payload) > core.keeper.payload_limit:
             return False
-        now = core.clock.monotonic()
-        for breaker, permit in call.permits:
+        now = self._monotonic()
+        for breaker, permit in ticket.permits:
             breaker.success(permit, now)
         self._budget.success()
-        took = (now - call.started) * 1000
+        took = (now - ticket.started) * 1000
         attempt = _new(LateAttempt, (time.time_ns() // 1_000_000, took))
-        final = _new(Final, ("done", tool.ttl.done_ms, payload, None, None, False, None, attempt, 1, True))
+        final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, attempt, 1, True))
+        key = ticket.key
         journal: Any = core.journal()
-        if journal.settle_now(call.key, call.version, final) is None:
-            core.telemetry.fenced(call)
-        turn = call.turn
+        if journal.settle_now(key, ticket.version, final) is None:
+            core.telemetry.fenced(ticket.to_call())
+        turn = ticket.turn
         if turn is not None:
-            turn.identities.add(call.identity)
-            turn.succeeded.setdefault((tool.full_name, call.key), call.request_id)
-        if call.guard is not None:
-            call.guard.loop.record(tool.full_name, call.key, payload, poll=tool.spec.poll)
+            turn.identities.add(ticket.request_id)
+            turn.succeeded.setdefault((name, key), ticket.request_id)
+            if ticket.guard is not None:
+                ticket.guard.loop.record(name, key, payload, poll=self._spec.poll)
         metrics = core.telemetry.metrics
         if metrics is not None:
-            metrics.call_ended(tool.full_name, "success", tool.spec.scope, took)
+            metrics.call_ended(name, "success", self._spec.scope, took)
         return True

@@ -231,25 +231,30 @@ class Gateway(_Face):
         hold, release = core.renewer.hold, core.renewer.release
 
         def swift(*args: Any, **kwargs: Any) -> Any:
-            call = express.open(args, kwargs) if switches.enabled and not switches.tools_off else None
-            if call is None:
+            ticket = express.open(args, kwargs) if switches.enabled and not switches.tools_off else None
+            if ticket is None:
                 return guarded(*args, **kwargs)
-            if call.version <= 0:
-                return call.answer if call.version else edge.unwrap(call, self._run(call))
-            hold(call)
-            token = held.set(Held(call.key, None))
+            if ticket.version <= 0:
+                return ticket.answer if ticket.version else self._follow(ticket.to_call())
+            hold(ticket)
+            token = held.set(Held(ticket.key, None))
             try:
-                value = function(**call.params)
+                value = function(**ticket.params)
             except BaseException as error:
                 held.reset(token)
+                call = core.carry_on(ticket)
                 return edge.unwrap(call, drive(core.resume(call, error)))
             held.reset(token)
-            release(call)
-            if express.close(call, value):
+            release(ticket)
+            if express.close(ticket, value):
                 return value
+            call = core.carry_on(ticket)
             return edge.unwrap(call, drive(core.finish_plain(call, value)))
 
         return swift
+
+    def _follow(self, call: Call) -> Any:
+        return edge.unwrap(call, self._run(call))
 
     def _run(self, call: Call) -> Outcome:
         try:
@@ -323,30 +328,34 @@ class AsyncGateway(_Face):
         if tool.kind == "generator":
             raise InvalidInput(f"{tool.full_name} is a synchronous generator: register it with a Gateway.")
 
+    def _wrap_stream(self, tool: Tool) -> Callable[..., Any]:
+        core = self.core
+
+        async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
+            if core.bypassed(tool):
+                async for data in direct.direct(core, tool, args, kwargs):
+                    yield data
+                return
+            call = self._function_call(tool, args, kwargs)
+            stream = edge.unwrap(call, await core.run(call))
+            if not hasattr(stream, "__aiter__"):
+                yield stream
+                return
+            try:
+                async for data in stream:
+                    yield data
+            finally:
+                close = getattr(stream, "aclose", None)
+                if close is not None:
+                    await close()
+
+        return guarded_stream
+
     def _wrap(self, tool: Tool) -> Callable[..., Any]:
         core, switches = self.core, self.core.switches
 
         if tool.kind == "async_generator":
-
-            async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
-                if core.bypassed(tool):
-                    async for data in direct.direct(core, tool, args, kwargs):
-                        yield data
-                    return
-                call = self._function_call(tool, args, kwargs)
-                stream = edge.unwrap(call, await core.run(call))
-                if not hasattr(stream, "__aiter__"):
-                    yield stream
-                    return
-                try:
-                    async for data in stream:
-                        yield data
-                finally:
-                    close = getattr(stream, "aclose", None)
-                    if close is not None:
-                        await close()
-
-            return guarded_stream
+            return self._wrap_stream(tool)
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             if not switches.enabled or switches.tools_off:
@@ -362,22 +371,27 @@ class AsyncGateway(_Face):
         hold, release = core.renewer.hold, core.renewer.release
 
         async def swift(*args: Any, **kwargs: Any) -> Any:
-            call = express.open(args, kwargs) if switches.enabled and not switches.tools_off else None
-            if call is None:
+            ticket = express.open(args, kwargs) if switches.enabled and not switches.tools_off else None
+            if ticket is None:
                 return await guarded(*args, **kwargs)
-            if call.version <= 0:
-                return call.answer if call.version else edge.unwrap(call, await core.run(call))
-            hold(call)
-            token = held.set(Held(call.key, None))
+            if ticket.version <= 0:
+                if ticket.version:
+                    return ticket.answer
+                call = ticket.to_call()
+                return edge.unwrap(call, await core.run(call))
+            hold(ticket)
+            token = held.set(Held(ticket.key, None))
             try:
-                value = await function(**call.params)
+                value = await function(**ticket.params)
             except BaseException as error:
                 held.reset(token)
+                call = core.carry_on(ticket)
                 return edge.unwrap(call, await core.resume(call, error))
             held.reset(token)
-            release(call)
-            if express.close(call, value):
+            release(ticket)
+            if express.close(ticket, value):
                 return value
+            call = core.carry_on(ticket)
             return edge.unwrap(call, await core.finish_plain(call, value))
 
         return swift

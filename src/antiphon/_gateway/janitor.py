@@ -28,11 +28,11 @@ class Janitor:
         self._due: dict[str, float] = {}
         self._random = random.Random()
 
-    def look(self, url: str, journal: Callable[[], Journal], now: float) -> float:
-        """Sweep the store at *url* if it is time; seconds until it is time again."""
-        due = self._due.get(url)
+    def look(self, place: str, journal: Callable[[], Journal], now: float) -> float:
+        """Sweep the store at *place* if it is time; seconds until it is time again."""
+        due = self._due.get(place)
         if due is None:
-            due = self._due[url] = now + self._pause()
+            due = self._due[place] = now + self._pause()
         if now < due:
             return due - now
         pause = self._pause()
@@ -43,7 +43,7 @@ class Janitor:
         else:
             if swept >= PORTION:
                 pause = _SOON_S
-        self._due[url] = now + pause
+        self._due[place] = now + pause
         return pause
 
     def _pause(self) -> float:

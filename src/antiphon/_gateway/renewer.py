@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
 from antiphon._drive import drive
 from antiphon._gateway.call import Call
@@ -13,6 +14,9 @@ from antiphon._gateway.janitor import Janitor
 from antiphon._gateway.settings import Settings
 from antiphon.errors import StoreError
 from antiphon.ports import Clock, Journal, Store
+
+if TYPE_CHECKING:
+    from antiphon._gateway.express import Ticket
 
 log = logging.getLogger("antiphon.leases")
 
@@ -32,7 +36,7 @@ class Renewer:
         self._clock = clock
         self._cap = settings.lease_cap_ms / 1000
         self._idle = settings.stream_idle_ms / 1000
-        self._held: dict[int, Call] = {}
+        self._held: dict[int, Call | Ticket] = {}
         self._due: dict[int, float] = {}
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
         self._journal: Journal | None = None
@@ -41,6 +45,7 @@ class Renewer:
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
         self._sweeps = attached and not hasattr(store, "in_process")
+        self._place = repr(store)  # more than its URL: names in it may begin with a prefix
         if attached:
             _service.add(self)
 
@@ -82,7 +87,7 @@ class Renewer:
             self.renew_due(journal, now)
             self._plan()
         nap = self._next - now
-        return min(nap, _janitor.look(self._store.url, self._open, now)) if self._sweeps else nap
+        return min(nap, _janitor.look(self._place, self._open, now)) if self._sweeps else nap
 
     def _open(self) -> Journal:
         if self._journal is None:
@@ -96,7 +101,7 @@ class Renewer:
             if self._earliest() >= earliest:
                 return
 
-    def _due_of(self, call: Call) -> float:
+    def _due_of(self, call: Call | Ticket) -> float:
         return self._due.get(id(call)) or call.started + call.tool.renew_every
 
     def _earliest(self) -> float:
@@ -112,7 +117,7 @@ class Renewer:
             elif self._due_of(call) <= now:
                 self._renew(journal, call, now)
 
-    def _renew(self, journal: Journal, call: Call, now: float) -> None:
+    def _renew(self, journal: Journal, call: Call | Ticket, now: float) -> None:
         until = call.started + self._cap if call.deadline is None else min(call.deadline, call.started + self._cap)
         if now >= until:
             self.release(call)

@@ -21,23 +21,20 @@ active_session: ContextVar[SessionState | None] = ContextVar("antiphon_session",
 class SessionState:
     """For whom calls are made, and the loop guard they share."""
 
-    __slots__ = ("_guard", "_token", "actor", "key")
+    __slots__ = ("_token", "actor", "key", "known_guard", "place")
 
     def __init__(self, key: str, actor: str) -> None:
         self.key = key
         self.actor = actor
-        self._guard: Guard | None = None
+        self.place = (key, actor, None)
+        self.known_guard: Guard | None = None
+        """The loop guard, once a call has needed it."""
         self._token: Token[SessionState | None] | None = None
 
-    @property
-    def known_guard(self) -> Guard | None:
-        """The loop guard, if a call has needed it before."""
-        return self._guard
-
     def guard(self, policy: LoopPolicy, now: float) -> Guard:
-        if self._guard is None:
-            self._guard = Guard(policy, now)
-        return self._guard
+        if self.known_guard is None:
+            self.known_guard = Guard(policy, now)
+        return self.known_guard
 
     def open(self) -> None:
         self._token = active_session.set(self)
