@@ -14,8 +14,8 @@ from antiphon.stores._sqlite_catalogue import Filter
 from antiphon.stores._sqlite_claims import SQL
 from antiphon.stores._sqlite_connect import migrations, statements
 
-ALLOWED_SCANS = {"tools", "o", "p"}
-"""One row per tool, and the table of claims that are not done."""
+ALLOWED_SCANS = {"tools", "o", "p", "breakers"}
+"""One row per tool, the table of claims that are not done, and one row per breaker: none grows with history."""
 
 
 def shape(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
