@@ -8,6 +8,7 @@ parallel work finishes never shows.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import weakref
@@ -22,6 +23,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ORPHAN_LANE = "~orphan"
+_HOMELESS = "~homeless"
+log = logging.getLogger("antiphon.run")
 
 
 class Site(NamedTuple):
@@ -238,7 +241,22 @@ def current_scope() -> RunScope | None:
             return next(iter(_active.values()))
         except (StopIteration, RuntimeError):  # closed by another thread just now
             return None
+    if _active:
+        _report_homeless()
     return None
+
+
+def _report_homeless() -> None:
+    """Say, once per run, that a call could have belonged to any of several runs and stands in none of them."""
+    told = [scope.gateway_state.setdefault(_HOMELESS, None) for scope in list(_active.values())]
+    if None in told:
+        for scope in list(_active.values()):
+            scope.gateway_state[_HOMELESS] = True
+        log.warning(
+            "a call was made outside of the %d open runs and is recorded in none of them; carry the run into threads "
+            "with antiphon.submit or antiphon.wrap_context",
+            len(_active),
+        )
 
 
 def is_orphan(scope: RunScope) -> bool:

@@ -1,0 +1,134 @@
+"""A recorded run that is killed at any moment leaves a log that opens, has no gaps and misses no finished outcome."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon import Antiphon
+from antiphon._drive import drive
+from antiphon._recording.recorder import Recorder
+from antiphon.contract.events import Event
+from antiphon.ops.runs import find_run
+from antiphon.ops.views import list_runs, timeline
+from antiphon.ports import Row
+from tests.integration.recording.kit import application, stored
+
+KILLS = 55
+LONGEST_S = 0.06
+
+
+def agent(app: Antiphon, name: str, tell: Any) -> None:
+    """Calls tools, models and streams until somebody ends the process; tells each outcome it has seen."""
+
+    @app.gateway.tool(idempotent=False)
+    def write(n: int, run: str) -> dict[str, int]:
+        return {"wrote": n}
+
+    @app.gateway.tool(idempotent=True)
+    def stream(n: int, run: str) -> Iterator[str]:
+        yield from (f"piece {n}.{part} " for part in range(3))
+
+    def model(request: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": request["messages"][0]["content"]}}]
+        }
+
+    with app.run(name) as run:
+        tell(run.id)
+        for n in range(10_000):
+            assert write(n, name) == {"wrote": n}
+            tell(f"write {n}")
+            run.llm({"model": "m", "messages": [{"role": "user", "content": f"ask {n}"}]}, model)
+            tell(f"ask {n}")
+            list(stream(n, name))
+            tell(f"stream {n}")
+            run.uuid4()
+
+
+def record_until_killed(app: Antiphon, name: str, after_s: float) -> list[str]:
+    """What a process told that recorded *name* and was killed *after_s* seconds after its first word."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(ours)
+        try:
+            agent(app, name, lambda word: os.write(theirs, f"{word}\n".encode()))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    with os.fdopen(ours) as told:
+        first = told.readline()
+        time.sleep(after_s)
+        os.kill(child, signal.SIGKILL)
+        words = [first, *told.readlines()]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    return [word.strip() for word in words if word.endswith("\n")]
+
+
+def missing(told: list[str], events: list[Event]) -> set[str]:
+    """Outcomes that were told and are not in the log."""
+    ends = {event.call: event.payload for event in events if event.type == "call.finished"}
+    started = [event for event in events if event.type == "call.started" and event.call in ends]
+    assert all(ends[event.call]["outcome"] == "ok" for event in started)
+    return set(told) - {_word(event.payload) for event in started}
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Antiphon:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
+    made = application()
+    made.gateway  # noqa: B018 - made before the forks, as a server does
+    return made
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_killed_at_random_points(app: Antiphon, seed: int) -> None:
+    chance = random.Random(seed)
+    finished = cut_inside = 0
+    for number in range(KILLS):
+        run_id, *told = record_until_killed(app, f"agent {number}", chance.uniform(0, LONGEST_S))
+        events = stored(app, run_id)
+        finished += len(told)
+        assert not missing(told, events), "an outcome that its caller had seen is not in the log"
+        kinds = [event.type for event in events]
+        cut_inside += kinds.count("call.started") > kinds.count("call.finished")
+        shown = timeline(app, find_run(app, run_id))
+        assert shown["status"] == "interrupted"
+        assert shown["stoppedAt"] == events[-1].seq
+    assert finished > KILLS, "the processes came to something before they were killed"
+    assert cut_inside, "some were killed between the start of a call and its end"
+    assert len(list_runs(app, status="interrupted", limit=500)) == KILLS
+
+
+def test_a_recorder_that_writes_later_would_be_caught(app: Antiphon, monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[Row] = []
+
+    async def write(self: Recorder, rows: Sequence[Row], asynchronous: bool) -> None:
+        later.extend(rows)
+        if len(later) > 20:
+            drive(self.journal.append(self.run_id, later))
+            later.clear()
+
+    monkeypatch.setattr(Recorder, "write", write)
+    lost: set[str] = set()
+    for number in range(10):
+        run_id, *told = record_until_killed(app, f"agent {number}", LONGEST_S)
+        lost |= missing(told, stored(app, run_id))
+    assert lost
+
+
+def _word(payload: dict[str, Any]) -> str:
+    if payload["kind"] == "llm":
+        return str(payload["request"]["messages"][0]["content"])
+    return f"{payload['name']} {payload['arguments']['n']}"
