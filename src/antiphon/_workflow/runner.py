@@ -92,16 +92,19 @@ class Runner:
     async def execute(self) -> None:
         """Go on from where the events end. Cancelling the task without :meth:`stop` leaves the run to be resumed."""
         state = self.state
-        if self.is_cancelled:
+        if self._is_cancelled():
             await self._cancelled()
             return
         try:
             limit = self.workflow.settings.timeout / 1000 or None
             async with asyncio.timeout(limit):
-                while state.error is None and (node := state.next_node) is not None:
-                    await self._node(node)
+                while state.error is None and not state.is_done:
+                    if state.limited:
+                        await self.emit("workflow.loopback-limit", {"nodeId": state.limited[0]})
+                    elif state.next_node is not None:
+                        await self._node(state.next_node)
         except asyncio.CancelledError:
-            if not self.is_cancelled:
+            if not self._is_cancelled():
                 raise
             task = asyncio.current_task()
             if task is not None:
@@ -126,9 +129,7 @@ class Runner:
             await self.emit("run.failed", payload)
         await self.flush(over=True)
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the user wants the run to end."""
+    def _is_cancelled(self) -> bool:
         return self.cancel_reason is not None
 
     def stop(self, reason: str) -> None:
@@ -188,8 +189,6 @@ class Runner:
             await self.emit("node.failed", {"nodeId": node_id, "error": {"code": "node_error", "message": message}})
             return
         await self.emit("node.completed", {"nodeId": node_id, "outputs": outputs})
-        for limited in tuple(state.limited):
-            await self.emit("workflow.loopback-limit", {"nodeId": limited})
 
     async def _observe(
         self, replay: Replay, visit: Visit, is_model: bool, function: Callable[[Visit], Awaitable[Outputs]]

@@ -76,6 +76,8 @@ class Comparison:
 
     def see(self, told: Told) -> dict[str, Any] | None:
         """The payload of ``replay.diverged`` if *told* is not what the source has at this place."""
+        if told.type == "replay.divergedAtRefusal":
+            self._lost = True  # what follows is the failure, which the source did not have
         if self._lost or told.type.startswith("replay."):
             return None
         place, self._place = self._place, self._place + 1

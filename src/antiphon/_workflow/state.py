@@ -22,6 +22,7 @@ class State:
 
     def __init__(self, workflow: Workflow) -> None:
         self.workflow = workflow
+        self.inputs: dict[str, Any] = {}
         self.variables: dict[str, Any] = {}
         self.outputs: dict[str, dict[str, Any]] = {}
         self.ended: dict[str, int] = {}
@@ -47,7 +48,8 @@ class State:
         self.sequence += 1
         if kind == "run.started":
             self.status = "running"
-            self.variables = initial_variables(self.workflow, payload.get("inputs") or {})
+            self.inputs = dict(payload.get("inputs") or {})
+            self.variables = initial_variables(self.workflow, self.inputs)
             self.queue = self.workflow.entries()
         elif kind == "node.started":
             self.open = str(payload["nodeId"])
@@ -63,7 +65,7 @@ class State:
             self.failed_node = node
             self.error = dict(payload["error"])
         elif kind == "workflow.loopback-limit":
-            self.limited = [node for node in self.limited if node != payload.get("nodeId")]
+            self.limited = self.limited[1:]
         elif kind in TERMINAL:
             self.status = TERMINAL[kind]
             self.error = dict(payload["error"]) if "error" in payload else None
@@ -111,10 +113,18 @@ class State:
             return self.open
         return self.queue[0] if self.queue else None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to run or to tell."""
+        return self.next_node is None and not self.limited
+
     def bind(self, node_id: str) -> dict[str, Any]:
-        """The inputs of a node."""
+        """The inputs of a node; an agent that binds none gets those of the run."""
+        node = self.workflow.node(node_id)
+        if not node.inputs and node.type_id.startswith("agent:"):
+            return dict(self.inputs)
         bound: dict[str, Any] = {}
-        for name, binding in self.workflow.node(node_id).inputs.items():
+        for name, binding in node.inputs.items():
             if binding.type == "static":
                 bound[name] = binding.value
             elif binding.type == "variable":

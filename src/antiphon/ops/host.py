@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from antiphon._gateway.owner import owner_token
 from antiphon._workflow.mock import MockProvider
 from antiphon._workflow.model import Node, Workflow, parse
 from antiphon._workflow.nodes import SIDE_EFFECT_TOOL, check_nodes
 from antiphon._workflow.state import Told
+from antiphon.config.wiring import sealer_of
 from antiphon.contract.events import RunManifest
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput, StoreError
@@ -30,6 +30,7 @@ from antiphon.ops.gateways import AsyncGateway
 from antiphon.ops.host_events import Signals
 from antiphon.ops.host_keys import HOST_TENANT, KeyRing, Principal
 from antiphon.ops.host_lease import WorkerLease, is_gone, take_over
+from antiphon.ops.host_providers import Post
 from antiphon.ops.host_run import HostRun
 from antiphon.ops.host_tools import performed_effect, tools_of
 from antiphon.ops.host_webhooks import Webhooks
@@ -65,8 +66,9 @@ class Tenant:
 class Host:
     """Everything the HTTP face calls. One per process and event loop; :meth:`start` before use, :meth:`stop` after."""
 
-    def __init__(self, app: Antiphon) -> None:
+    def __init__(self, app: Antiphon, post: Post) -> None:
         self.app = app
+        self.post = post
         self.config = app.config
         self.settings = app.config.host
         self.mock = MockProvider()
@@ -95,7 +97,13 @@ class Host:
         await self.keys.refresh(at_once=True)
         self._load()
         if self.settings.webhooks:
-            self.webhooks = Webhooks(self.journal, self.app.clock, loopback=self.settings.webhooks_loopback)
+            self.webhooks = Webhooks(
+                self.journal,
+                self.app.clock,
+                loopback=self.settings.webhooks_loopback,
+                post=self.post,
+                sealer=sealer_of(self.config, self.app.store)(),
+            )
             await self.webhooks.start()
         self.lease = WorkerLease(self.journal)
         await self.lease.start()
@@ -214,10 +222,11 @@ class Host:
         owner = manifest.tags.get("owner", "")
         if manifest.tags.get("kind") != KIND or manifest.id in self.running or self.closing:
             return False
-        if owner != owner_token():
-            if not await is_gone(self.journal, owner) or not await take_over(self.journal, manifest.id, owner):
+        me = self.lease.owner
+        if owner != me:
+            if not await is_gone(self.journal, owner) or not await take_over(self.journal, manifest.id, owner, me):
                 return False
-        tags = {**manifest.tags, "owner": owner_token()}
+        tags = {**manifest.tags, "owner": me}
         manifest = msgspec.structs.replace(manifest, tags=tags)
         await self.journal.update_run(manifest)
         workflow = self.workflows.get(manifest.name)

@@ -54,6 +54,10 @@ _REFUSAL = [{"content": "no", "stopReason": "safety", "refusalText": "no"}]
 _VALID = [{"content": '{"valid":true}'}]
 
 
+async def _nowhere(url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
+    raise OSError("the self-test reaches nothing")
+
+
 async def self_test(recipe: str) -> list[str]:
     """What this installation cannot honour; empty if a known key and a small replay come out right."""
     wrong: list[str] = []
@@ -62,7 +66,7 @@ async def self_test(recipe: str) -> list[str]:
     from antiphon.stores import MemoryStore
 
     config = Config(host=HostSection(llm_key_recipe=recipe))  # type: ignore[arg-type]
-    host = Host(Antiphon(config, store=MemoryStore()))
+    host = Host(Antiphon(config, store=MemoryStore()), _nowhere)
     await host.start(resume=False)
     try:
         host.add_workflow(parse(_WORKFLOW))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 
 from antiphon._gateway.owner import certainly_dead, owner_token
@@ -37,11 +38,13 @@ def _worker_key(owner: str) -> str:
 
 
 class WorkerLease:
-    """The lease of this process."""
+    """The lease of one host in this process."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._key = _worker_key(owner_token())
+        self.owner = f"{owner_token()}/{secrets.token_hex(4)}"
+        """Names process and host, in the manifest of every run that is executed here."""
+        self._key = _worker_key(self.owner)
         self._version = 0
         self._until = float("-inf")
         self._task: asyncio.Task[None] | None = None
@@ -87,7 +90,7 @@ class WorkerLease:
 
 async def is_gone(journal: Journal, owner: str) -> bool:
     """Whether the process *owner* no longer executes its runs."""
-    if certainly_dead(owner):
+    if certainly_dead(owner.partition("/")[0]):
         return True
     found = await journal.read(_worker_key(owner))
     if found is None:
@@ -96,10 +99,10 @@ async def is_gone(journal: Journal, owner: str) -> bool:
     return lock is UNSET or lock <= found.now_ms
 
 
-async def take_over(journal: Journal, run: str, owner: str) -> bool:
-    """Become the one process that resumes *run*, which *owner* left behind."""
+async def take_over(journal: Journal, run: str, owner: str, successor: str) -> bool:
+    """Become the one host that resumes *run*, which *owner* left behind."""
     key = canonical_digest(["host-resume", run, owner])
-    ask = _ask(key, f"{key}:{owner_token()}", LEASE_MS)
+    ask = _ask(key, f"{key}:{successor}", LEASE_MS)
     got = await journal.begin(ask)
     if isinstance(got, Claimed):
         await journal.settle(key, got.version, Final("done", LEASE_MS))

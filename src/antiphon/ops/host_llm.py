@@ -17,6 +17,7 @@ from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.llm.key import llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.response import summarise
+from antiphon.ops.host_providers import Post, send
 
 MOCK = "mock"
 MAX_ATTEMPTS = 3
@@ -52,11 +53,12 @@ def request_of(visit: Visit) -> dict[str, Any]:
 class ModelBoundary:
     """Asks models for the nodes of one run."""
 
-    def __init__(self, scope: RunScope, settings: HostSection, mock: MockProvider, tenant: str) -> None:
+    def __init__(self, scope: RunScope, settings: HostSection, mock: MockProvider, tenant: str, post: Post) -> None:
         self._scope = scope
         self._settings = settings
         self._mock = mock
         self._tenant = tenant
+        self._post = post
         self.known: dict[str, list[Any]] = {}
         """Answers an interrupted run already has, by key: they are not asked for again."""
 
@@ -126,9 +128,7 @@ class ModelBoundary:
         if provider is None:
             known = ", ".join((MOCK, *self._settings.providers))
             raise NodeFailed("provider_unknown", f"The provider {name!r} is not configured. Known: {known}.")
-        from antiphon.ops.host_providers import send
-
-        return await send(name, provider, request, key=visit.key(name))
+        return await send(self._post, name, provider, request, key=visit.key(name))
 
 
 def _account(response: Any, provider: str) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+
+import orjson
 
 from antiphon._workflow.mock import ProviderError
 from antiphon.config.model import ProviderSection
-from antiphon.errors import ConfigError, missing_extra
+from antiphon.errors import ConfigError
 
 _ANTHROPIC_VERSION = "2023-06-01"
 _DEFAULT_TOKENS = 1024
@@ -41,12 +43,12 @@ def body_of(dialect: str, request: Mapping[str, Any]) -> dict[str, Any]:
     return body
 
 
-async def send(name: str, provider: ProviderSection, request: Mapping[str, Any], *, key: str) -> Any:
+Post = Callable[[str, bytes, Mapping[str, str], float], Awaitable[tuple[int, bytes]]]
+"""(address, body, headers, seconds) -> (status, body); a transport failure is an ``OSError``."""
+
+
+async def send(post: Post, name: str, provider: ProviderSection, request: Mapping[str, Any], *, key: str) -> Any:
     """Ask the provider once; *key* is its idempotency key (Layer 2)."""
-    try:
-        import httpx
-    except ImportError:
-        raise missing_extra("httpx", "httpx", f"The model provider {name!r}") from None
     secret = os.environ.get(provider.api_key_env, "") if provider.api_key_env else ""
     if provider.api_key_env and not secret:
         raise ConfigError(f"The environment variable {provider.api_key_env} of provider {name!r} is not set.")
@@ -57,15 +59,15 @@ async def send(name: str, provider: ProviderSection, request: Mapping[str, Any],
     else:
         path = "/chat/completions"
         headers["Authorization"] = f"Bearer {secret}"
+    headers["Content-Type"] = "application/json"
     url = provider.base_url.rstrip("/") + path
     try:
-        async with httpx.AsyncClient(timeout=provider.timeout_s) as client:
-            answer = await client.post(url, json=body_of(provider.dialect, request), headers=headers)
-    except httpx.HTTPError as error:
-        raise ProviderError(f"provider_{type(error).__name__.lower()}") from None
-    if answer.status_code >= 400:
-        raise ProviderError(f"provider_http_{answer.status_code}")
+        status, data = await post(url, orjson.dumps(body_of(provider.dialect, request)), headers, provider.timeout_s)
+    except OSError:
+        raise ProviderError("provider_unreachable") from None
+    if status >= 400:
+        raise ProviderError(f"provider_http_{status}")
     try:
-        return answer.json()
-    except ValueError:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
         raise ProviderError("provider_not_json") from None

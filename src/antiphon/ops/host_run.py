@@ -45,7 +45,7 @@ class HostRun:
         self._later: list[Row] = []
         closed = ClosedWorld() if self.is_replay else None
         self.recorder = tenant.app.recorder(manifest.id, manifest.salt, invoker=closed, sink=self._sink)
-        self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant)
+        self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
         world = HostWorld(
             tenant.app, tenant.gateway, host.agents, self.recorder, manifest, self.models, self._later, closed
         )
@@ -105,15 +105,15 @@ class HostRun:
         later, self._later[:] = tuple(self._later), ()
         rows = (*later, *(row_of(self.recorder, told, number) for told, number in events))
         journal = self.host.journal
-        if not over:
-            await journal.append(self.id, rows)
-        else:
+        first = await journal.append(self.id, rows)
+        if over:
             self.manifest = msgspec.structs.replace(
                 self.manifest,
                 status=self.state.status,
                 finished_at_ms=self.host.app.clock.now_ms(),
+                events=first + len(rows),
             )
-            await asyncio.gather(journal.append(self.id, rows), journal.update_run(self.manifest))
+            await journal.update_run(self.manifest)
         self.host.signals.wake(self.id)
         if not self.is_replay:
             self.host.deliver(self.manifest, events)

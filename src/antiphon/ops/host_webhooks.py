@@ -19,9 +19,10 @@ import orjson
 from antiphon._gateway.ids import uuid7
 from antiphon._workflow.state import Told
 from antiphon.contract.events import RunManifest
-from antiphon.errors import InvalidInput, NotFound, StoreError, missing_extra
+from antiphon.errors import ConfigError, InvalidInput, NotFound, StoreError
 from antiphon.ops.host_events import Numbered, document
 from antiphon.ops.host_keys import HOST_TENANT
+from antiphon.ops.host_providers import Post
 from antiphon.ports import Clock, Journal, Row
 
 log = logging.getLogger("antiphon.host")
@@ -73,12 +74,20 @@ def check_url(url: Any, *, loopback: bool) -> str:
 
 
 class Webhooks:
-    """Subscriptions in the store, deliveries by one task per process."""
+    """Subscriptions in the store (their secrets sealed), deliveries by one task per process."""
 
-    def __init__(self, journal: Journal, clock: Clock, *, loopback: bool) -> None:
+    def __init__(self, journal: Journal, clock: Clock, *, loopback: bool, post: Post, sealer: Any) -> None:
         self._journal = journal
         self._clock = clock
         self._loopback = loopback
+        self._post = post
+        self._sealer = sealer
+        if sealer is None and journal.durable:
+            raise ConfigError(
+                "[host] webhooks keeps the secrets of subscribers, and there is no key to seal them with.",
+                hint="Name a key file: [store] seal_key_file.",
+                path="store.seal_key_file",
+            )
         self._hooks: dict[str, Hook] = {}
         self._row = 0
         self._read_at = float("-inf")
@@ -86,10 +95,6 @@ class Webhooks:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        try:
-            import httpx  # noqa: F401 - say so now rather than at the first delivery
-        except ImportError:
-            raise missing_extra("httpx", "httpx", "[host] webhooks") from None
         await self._refresh(at_once=True)
         self._task = asyncio.create_task(self._send_all(), name="antiphon-webhooks")
 
@@ -136,9 +141,12 @@ class Webhooks:
         given = body.get("secret")
         if given is not None and (not isinstance(given, str) or not 16 <= len(given) <= 256):
             raise InvalidInput("'secret' is a string of 16 to 256 characters.", path="$.secret")
-        hook = Hook(uuid7(), tenant, url, events, given or secrets.token_urlsafe(32), self._clock.now_ms())
+        secret = given or secrets.token_urlsafe(32)
+        name = uuid7()
+        kept = secret if self._sealer is None else self._sealer.seal(secret.encode(), name.encode())
+        hook = Hook(name, tenant, url, events, kept, self._clock.now_ms())
         await self._append("hook.created", hook._asdict())
-        return {**hook.to_wire(), "secret": hook.secret}
+        return {**hook.to_wire(), "secret": secret}
 
     async def delete(self, tenant: str, hook_id: str) -> None:
         await self._refresh(at_once=True)
@@ -169,34 +177,32 @@ class Webhooks:
                     log.warning("webhook %s is too slow: an event was not delivered", hook.id)
 
     async def _send_all(self) -> None:
-        import httpx
+        while True:
+            hook, body = await self._queue.get()
+            try:
+                await self._refresh()
+                if hook.id in self._hooks:
+                    await self._send(hook, body)
+            except StoreError as error:
+                log.warning("webhook %s: %s", hook.id, error)
+            except Exception:
+                log.exception("webhook %s", hook.id)
+            finally:
+                self._queue.task_done()
 
-        async with httpx.AsyncClient(timeout=_TIMEOUT_S, follow_redirects=False, trust_env=False) as client:
-            while True:
-                hook, body = await self._queue.get()
-                try:
-                    await self._refresh()
-                    if hook.id in self._hooks:
-                        await self._send(client, hook, body)
-                except StoreError as error:
-                    log.warning("webhook %s: %s", hook.id, error)
-                except Exception:
-                    log.exception("webhook %s", hook.id)
-                finally:
-                    self._queue.task_done()
-
-    async def _send(self, client: Any, hook: Hook, body: bytes) -> None:
-        import httpx
-
+    async def _send(self, hook: Hook, body: bytes) -> None:
+        secret = hook.secret.encode()
+        if self._sealer is not None:
+            secret = self._sealer.unseal(hook.secret, hook.id.encode())
         stamp = str(int(time.time()))
-        signature = hmac.new(hook.secret.encode(), f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
+        signature = hmac.new(secret, f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
         headers = {"Content-Type": "application/json", "openwop-Timestamp": stamp, SIGNATURE: f"v1={signature}"}
         for attempt in range(_TRIES):
             try:
                 await asyncio.to_thread(check_url, hook.url, loopback=self._loopback)
-                answer = await client.post(hook.url, content=body, headers=headers)
-                if answer.status_code < 500:
+                status, _ = await self._post(hook.url, body, headers, _TIMEOUT_S)
+                if status < 500:
                     return
-            except (httpx.HTTPError, InvalidInput) as error:
+            except (OSError, InvalidInput) as error:
                 log.info("webhook %s: %s", hook.id, type(error).__name__)
             await asyncio.sleep(0.2 * 4**attempt)

@@ -19,6 +19,7 @@ from antiphon.ops.host_discovery import self_test
 from antiphon.server import admin, discovery, events, runs, seams, webhooks
 from antiphon.server.http import error, failure, guarded
 from antiphon.server.middleware import Careful, Counters
+from antiphon.server.outbound import post
 
 log = logging.getLogger("antiphon.host")
 
@@ -68,7 +69,7 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
         failed = await self_test(settings.llm_key_recipe)
         if failed:
             log.error("the self-test failed, so the host claims less: %s", "; ".join(failed))
-        host = Host(base)
+        host = Host(base, post)
         host.claims = {"passed": not failed, "failed": failed}
         application.state.host = host
         await host.start()

@@ -1,0 +1,109 @@
+"""The admin endpoint and its audit log (R13)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration.server.harness import Client
+
+EFFECT = "conformance/side-effect"
+WHERE = ["/debug/tool-reliability", "/v1/admin/tool-reliability"]
+
+
+async def act(client: Client, where: str, **body: Any) -> dict[str, Any]:
+    answer = await client.post(where, json=body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.mark.parametrize("where", WHERE)
+async def test_force_open_and_reset_show_before_and_after(client: Client, where: str) -> None:
+    found = await act(client, where, action="force_open", tool=EFFECT, reason="maintenance")
+    assert found["before"]["breakers"] == []
+    assert [(one["key"], one["state"]) for one in found["after"]["breakers"]] == [(f"tool/{EFFECT}", "FORCED_OPEN")]
+    blocked = await client.run("conformance-replay-side-effect", {"delayMs": 1})
+    assert (blocked["status"], blocked["error"]["code"]) == ("failed", "circuit_open")
+    found = await act(client, where, action="reset", tool=EFFECT)
+    assert [one["state"] for one in found["before"]["breakers"]] == ["FORCED_OPEN"]
+    assert [one["state"] for one in found["after"]["breakers"]] == ["CLOSED"]
+    assert (await client.run("conformance-replay-side-effect", {"delayMs": 1}))["status"] == "completed"
+    acts = (await client.get("/v1/admin/audit")).json()["acts"]
+    assert [(one["act"], one["by"]) for one in acts] == [("reset", "environment"), ("force_open", "environment")]
+    assert acts[1]["reason"] == "maintenance"
+
+
+async def test_claims_are_listed_cleared_and_flushed(client: Client) -> None:
+    for _ in range(3):
+        await client.run("conformance-replay-side-effect", {"delayMs": 1})
+    listed = (await client.get("/v1/admin/claims", params={"tool": EFFECT})).json()["claims"]
+    assert [one["state"] for one in listed] == ["done"] * 3
+    assert "effectId" not in str(listed)
+    found = await act(client, WHERE[1], action="clear", key=listed[0]["fingerprint"], reason="test")
+    assert found["result"]["cleared"] is True
+    assert (found["before"]["claims"][EFFECT], found["after"]["claims"][EFFECT]) == ({"done": 3}, {"done": 2})
+    found = await act(client, WHERE[1], action="flush", tool=EFFECT)
+    assert found["result"] == {"flushed": 2}
+    assert EFFECT not in found["after"]["claims"]
+
+
+async def test_an_unknown_outcome_is_resolved(client: Client) -> None:
+    from antiphon.contract.record import RecordedRequest
+    from antiphon.ports import Ask, Claimed, Final
+
+    request = RecordedRequest(session_key="s", actor_id="a", request_id="r", params_digest="d", identity="i")
+    ask = Ask("f" * 64, "i", "tools/pay", "k", request, 60_000, 60_000, "o", "default", "default")
+    claimed = await client.host.journal.begin(ask)
+    assert isinstance(claimed, Claimed)
+    final = Final("failed", 60_000, error=("outcome_unknown", "lost", True, False), attempt_count=1)
+    await client.host.journal.settle("f" * 64, claimed.version, final)
+    listed = (await client.get("/v1/admin/claims", params={"state": "unknown"})).json()["claims"]
+    assert [one["key"] for one in listed] == ["f" * 64]
+    found = await act(client, WHERE[0], action="resolve", key="f" * 16, verdict="happened", value={"id": 7})
+    assert found["result"] == {"key": "f" * 64, "resolved": "happened"}
+    read = await client.host.journal.read("f" * 64)
+    assert read is not None
+    assert read.current.state == "done"
+    again = await client.post(WHERE[0], json={"action": "resolve", "key": "f" * 16, "verdict": "did-not-happen"})
+    assert again.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 400),
+        ({"action": "explode"}, 400),
+        ({"action": "force_open"}, 400),
+        ({"action": "force_open", "tool": 7}, 400),
+        ({"action": "force_open", "tool": "x", "forMs": -1}, 400),
+        ({"action": "force_open", "tool": "x", "forMs": "1"}, 400),
+        ({"action": "flush"}, 400),
+        ({"action": "clear"}, 400),
+        ({"action": "clear", "key": "nope"}, 404),
+        ({"action": "resolve", "key": "nope", "verdict": "happened"}, 404),
+        ({"action": "resolve", "key": "nope", "verdict": "maybe"}, 400),
+    ],
+)
+async def test_bad_acts_are_refused_and_leave_no_trace(client: Client, body: dict[str, Any], status: int) -> None:
+    answer = await client.post(WHERE[0], json=body)
+    assert answer.status_code == status
+    assert (await client.get("/v1/admin/audit")).json() == {"acts": []}
+
+
+async def test_a_forced_state_can_end_by_itself(client: Client) -> None:
+    found = await act(client, WHERE[0], action="force_open", context="smtp", forMs=60_000)
+    assert found["result"]["key"] == "dependency/smtp"
+    assert found["result"]["untilMs"] > 0
+    found = await act(client, WHERE[0], action="force_open", context="global")
+    assert found["result"]["key"] == "global"
+
+
+async def test_status_changes_nothing_and_secrets_in_reasons_are_redacted(client: Client) -> None:
+    found = await act(client, WHERE[0], action="status")
+    assert found["result"] is None
+    assert found["before"] == found["after"]
+    secret = "sk-live-51HqLyjWDarjtT1zdp7dcABCDEFGH"
+    await act(client, WHERE[0], action="force_open", tool="a/b", reason=f"token {secret} leaked")
+    assert secret not in (await client.get("/v1/admin/audit")).text

@@ -1,0 +1,151 @@
+"""Runs that outlive the process that began them; leases; redacted logs; graceful shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from antiphon.ops import host_lease
+from antiphon.ops.host import Host
+from tests.integration.server.harness import Client, application, in_process, observable
+
+DEAD = "0badb007.4026531836.999999.1"
+
+
+async def _abandon(client: Client, run: str) -> None:
+    """Make the run look as if its process had been killed."""
+    host: Host = client.host
+    local = host.running[run]
+    assert local.task is not None
+    local.task.cancel()
+    await asyncio.wait((local.task,))
+    host.running.pop(run, None)
+    manifest = await host.journal.manifest(run)
+    assert manifest is not None
+    assert manifest.status == "running"
+    await host.journal.update_run(msgspec.structs.replace(manifest, tags={**manifest.tags, "owner": DEAD}))
+
+
+async def test_an_abandoned_run_is_resumed_where_it_was(client: Client) -> None:
+    run = await client.start("conformance-replay-ordinal-loop", {"delayMs": 300})
+    while len(await client.events(run)) < 6:
+        await asyncio.sleep(0.02)
+    before = observable(await client.events(run))
+    await _abandon(client, run)
+    assert await client.host.resume_orphans() == 1
+    snapshot = await client.ended(run)
+    assert snapshot["status"] == "completed"
+    events = await client.events(run)
+    assert observable(events)[: len(before)] == before
+    assert [event["sequence"] for event in events] == list(range(13))
+    fork = await client.fork(run)
+    await client.ended(fork)
+    assert observable(await client.events(fork)) == observable(events)
+
+
+async def test_only_one_of_many_hosts_resumes(tmp_path: Path, folder: Path) -> None:
+    async with in_process(application(tmp_path, folder)) as client:
+        run = await client.start("conformance-cancellable", {"delayMs": 400})
+        await asyncio.sleep(0.1)
+        await _abandon(client, run)
+        async with in_process(application(tmp_path, folder)) as other:
+            found = await asyncio.gather(*(c.host.resume_orphans() for c in (client, other) * 4))
+            assert sum(found) + len(other.host.running) >= 1
+            assert (await client.ended(run))["status"] == "completed"
+            types = [event["type"] for event in await client.events(run)]
+            assert types == ["run.started", "node.started", "node.completed", "run.completed"]
+
+
+async def test_a_run_of_a_living_process_is_left_alone(tmp_path: Path, folder: Path, client: Client) -> None:
+    run = await client.start("conformance-cancellable", {"delayMs": 30_000})
+    manifest = await client.host.journal.manifest(run)
+    assert manifest is not None
+    elsewhere = "another-host.1.2.3"
+    tags = {**manifest.tags, "owner": elsewhere}
+    client.host.running.pop(run)
+    await client.host.journal.update_run(msgspec.structs.replace(manifest, tags=tags))
+    key = host_lease._worker_key(elsewhere)
+    await client.host.journal.begin(host_lease._ask(key, key, 60_000))
+    assert await client.host.resume_orphans() == 0
+    await client.host.journal.clear(key)
+    assert await client.host.resume_orphans() == 1
+    await client.post(f"/v1/runs/{run}/cancel")
+
+
+async def test_a_process_that_lost_its_lease_writes_nothing(client: Client) -> None:
+    run = await client.start("conformance-cancellable", {"delayMs": 200})
+    await asyncio.sleep(0.05)
+    client.host.lease._until = float("-inf")
+    local = client.host.running[run]
+    assert local.task is not None
+    await asyncio.wait((local.task,))
+    assert [event["type"] for event in await client.events(run)] == ["run.started", "node.started"]
+    await client.host.lease._take()
+    assert await client.host.resume_orphans() == 1
+    assert (await client.ended(run))["status"] == "completed"
+
+
+async def test_a_cancellation_reaches_another_process(tmp_path: Path, folder: Path, client: Client) -> None:
+    async with in_process(application(tmp_path, folder)) as other:
+        run = await client.start("conformance-cancellable", {"delayMs": 30_000})
+        answer = await other.post(f"/v1/runs/{run}/cancel")
+        assert answer.json()["status"] in ("cancelling", "cancelled")
+        assert (await other.ended(run))["status"] == "cancelled"
+        assert run not in client.host.running
+
+
+async def test_an_interrupted_run_with_redacted_values_does_not_send_placeholders(client: Client) -> None:
+    body = {"workflowId": "conformance-cancellable", "inputs": {"delayMs": 5_000, "to": "ada@example.org"}}
+    run = (await client.post("/v1/runs", json=body)).json()["runId"]
+    await asyncio.sleep(0.05)
+    await _abandon(client, run)
+    await client.host.resume_orphans()
+    snapshot = await client.ended(run)
+    assert (snapshot["status"], snapshot["error"]["code"]) == ("failed", "resume_redacted")
+
+
+async def test_a_model_is_not_asked_again_for_what_it_answered(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from antiphon.ops.host_llm import ModelBoundary
+
+    asked, right = 0, ModelBoundary._send
+
+    async def counted(self: ModelBoundary, *arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return await right(self, *arguments)
+
+    monkeypatch.setattr(ModelBoundary, "_send", counted)
+    stuck = asyncio.Event()
+    checked = ModelBoundary.ask
+
+    async def ask(self: ModelBoundary, visit: Any) -> Any:
+        value = await checked(self, visit)
+        await asyncio.wait_for(stuck.wait(), 30)
+        return value
+
+    monkeypatch.setattr(ModelBoundary, "ask", ask)
+    run = await client.start("conformance-phase4-replay-divergence")
+    while asked == 0:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    await _abandon(client, run)
+    stuck.set()
+    await client.host.resume_orphans()
+    assert (await client.ended(run))["status"] == "completed"
+    assert asked == 1
+
+
+async def test_shutdown_lets_short_runs_end_and_leaves_long_ones(tmp_path: Path, folder: Path) -> None:
+    async with in_process(application(tmp_path, folder, shutdown_grace_s=1.0)) as client:
+        short = await client.start("conformance-delay", {"delayMs": 300})
+        long = await client.start("conformance-cancellable", {"delayMs": 2_500})
+        await asyncio.sleep(0.1)
+    async with in_process(application(tmp_path, folder)) as client:
+        assert [event["type"] for event in await client.events(short)][-1] == "run.completed"
+        assert (await client.ended(long))["status"] == "completed"
+        types = [event["type"] for event in await client.events(long)]
+        assert types == ["run.started", "node.started", "node.completed", "run.completed"]

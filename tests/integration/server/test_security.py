@@ -1,0 +1,231 @@
+"""Keys, roles, tenants: every endpoint, one by one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from starlette.routing import Route
+
+from antiphon.ops.host_keys import HOST_TENANT, KeyRing
+from antiphon.server.app import routes
+from tests.integration.server.harness import Client, application, in_process
+
+
+class Call(NamedTuple):
+    method: str
+    path: str
+    role: str
+    body: dict[str, Any] | None = None
+
+
+HOOK = {"url": "http://127.0.0.1:9/hook", "events": ["run.paused"]}
+SEAM = "/v1/host/sample/test"
+CALLS = [
+    Call("POST", "/v1/runs", "run", {"workflowId": "conformance-noop"}),
+    Call("GET", "/v1/runs", "read"),
+    Call("POST", "/v1/runs/{run}:fork", "run", {"mode": "replay"}),
+    Call("GET", "/v1/runs/{run}", "read"),
+    Call("POST", "/v1/runs/{run}/cancel", "run", {}),
+    Call("GET", "/v1/runs/{run}/events", "read"),
+    Call("GET", "/v1/runs/{run}/events/poll", "read"),
+    Call("POST", "/v1/webhooks", "run", HOOK),
+    Call("GET", "/v1/webhooks", "read"),
+    Call("DELETE", "/v1/webhooks/{hook}", "run"),
+    Call("POST", "/debug/tool-reliability", "admin", {"action": "status"}),
+    Call("POST", "/v1/admin/tool-reliability", "admin", {"action": "status"}),
+    Call("GET", "/v1/admin/audit", "admin"),
+    Call("GET", "/v1/admin/claims", "admin"),
+    Call("POST", f"{SEAM}/llm-cache-key", "run", {"model": "m", "provider": "p", "messages": []}),
+    Call("POST", f"{SEAM}/mock-ai/program", "run", {"nodeId": "n", "program": []}),
+    Call("POST", f"{SEAM}/mock-ai/reset", "run", {}),
+    Call("POST", f"{SEAM}/idempotency/concurrent-claim", "run", {"executors": 1}),
+]
+OPEN = {"/.well-known/openwop", "/v1/openapi.json", "/healthz", "/readyz", "/metrics"}
+IDS = [f"{call.method} {call.path}" for call in CALLS]
+
+
+def _plain(path: str) -> str:
+    return path.replace("{run_id}", "{run}").replace("{webhook_id}", "{hook}")
+
+
+def test_every_route_is_in_this_list() -> None:
+    served = set()
+    for route in routes(test_seams=True):
+        assert isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}:
+            served.add((method, _plain(route.path)))
+    assert {(call.method, call.path) for call in CALLS} == {one for one in served if one[1] not in OPEN}
+
+
+@pytest.fixture
+async def hooked(tmp_path: Path, folder: Path) -> Any:
+    async with in_process(application(tmp_path, folder, webhooks=True, webhooks_loopback=True)) as client:
+        yield client
+
+
+async def _send(client: Client, call: Call, token: str | None, **names: str) -> int:
+    path = call.path.replace("{run}", names.get("run", "none")).replace("{hook}", names.get("hook", "none"))
+    headers = {"Authorization": "" if token is None else f"Bearer {token}", "Accept": "application/json"}
+    answer = await client.request(call.method, path, json=call.body, headers=headers)
+    if answer.status_code >= 400:
+        assert set(answer.json()) <= {"error", "message", "details"}
+    return answer.status_code
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+async def test_without_a_valid_key_nothing_is_answered(hooked: Client, call: Call) -> None:
+    run = (await hooked.run("conformance-noop"))["runId"]
+    path = call.path.replace("{run}", run).replace("{hook}", "none")
+    for token in (None, "", "wrong", "wrong\x00", "ä"):
+        headers: Any = {b"authorization": b"" if token is None else b"Bearer " + token.encode()}
+        answer = await hooked.request(call.method, path, json=call.body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]) == (401, "unauthenticated")
+        assert answer.headers["www-authenticate"] == "Bearer"
+    basic = await hooked.request(call.method, path, json=call.body, headers={"Authorization": "Basic dGVzdDp0ZXN0"})
+    assert basic.status_code == 401
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+async def test_a_role_is_enough_or_not(hooked: Client, call: Call) -> None:
+    ring: KeyRing = hooked.host.keys
+    run = (await hooked.run("conformance-noop"))["runId"]
+    order = ["read", "run", "admin"]
+    for role in order:
+        token, _ = await ring.create(role=role, tenant="default")
+        status = await _send(hooked, call, token, run=run)
+        if order.index(role) < order.index(call.role):
+            assert status == 403
+        else:
+            assert status not in (401, 403)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+async def test_another_tenant_sees_and_changes_nothing(hooked: Client, call: Call) -> None:
+    ring: KeyRing = hooked.host.keys
+    stranger, _ = await ring.create(role="admin", tenant="stranger")
+    run = await hooked.start("conformance-cancellable", {"delayMs": 30_000})
+    hook = (await hooked.post("/v1/webhooks", json=HOOK)).json()["webhookId"]
+    await hooked.post("/v1/admin/tool-reliability", json={"action": "force_open", "tool": "conformance/side-effect"})
+    path = call.path.replace("{run}", run).replace("{hook}", hook)
+    headers = {"Authorization": f"Bearer {stranger}", "Accept": "application/json"}
+    answer = await hooked.request(call.method, path, json=call.body, headers=headers)
+    if "{run}" in call.path or "{hook}" in call.path:
+        assert answer.status_code == 404
+    else:
+        assert run not in answer.text
+        assert hook not in answer.text
+    assert "FORCED_OPEN" not in answer.text
+    assert (await hooked.get(f"/v1/runs/{run}")).json()["status"] == "running"
+    assert len((await hooked.get("/v1/webhooks")).json()["webhooks"]) == 1
+    await hooked.post(f"/v1/runs/{run}/cancel")
+
+
+async def test_the_tenant_comes_from_the_credential_only(client: Client) -> None:
+    ring: KeyRing = client.host.keys
+    token, _ = await ring.create(role="run", tenant="acme")
+    headers = {"Authorization": f"Bearer {token}", "X-Tenant": "default", "tenantId": "default"}
+    body = {"workflowId": "conformance-noop", "tenantId": "default", "tenant": "default", "metadata": {"tenant": "d"}}
+    run = (await client.post("/v1/runs?tenant=default", json=body, headers=headers)).json()["runId"]
+    manifest = await client.host.journal.manifest(run)
+    assert manifest is not None
+    assert manifest.tenant == "acme"
+    assert (await client.get(f"/v1/runs/{run}")).status_code == 404
+    assert (await client.get(f"/v1/runs/{run}", headers={"Authorization": f"Bearer {token}"})).status_code == 200
+
+
+async def test_mock_programs_belong_to_their_tenant(client: Client) -> None:
+    ring: KeyRing = client.host.keys
+    token, _ = await ring.create(role="run", tenant="acme")
+    body = {"nodeId": "structured-call", "program": [{"content": "no", "stopReason": "safety"}]}
+    await client.post(f"{SEAM}/mock-ai/program", json=body, headers={"Authorization": f"Bearer {token}"})
+    assert (await client.run("conformance-phase4-replay-divergence"))["status"] == "completed"
+
+
+async def test_a_revoked_key_is_refused(client: Client) -> None:
+    ring: KeyRing = client.host.keys
+    token, key = await ring.create(role="read", tenant="default")
+    headers = {"Authorization": f"Bearer {token}"}
+    assert (await client.get("/v1/runs", headers=headers)).status_code == 200
+    assert (await client.get("/v1/runs", headers={"Authorization": "", "X-API-Key": token})).status_code in (200, 401)
+    await ring.revoke(key.id)
+    assert (await client.get("/v1/runs", headers=headers)).status_code == 401
+
+
+async def test_a_header_for_those_who_cannot_send_bearer(client: Client) -> None:
+    del client.headers["authorization"]
+    assert (await client.get("/v1/runs")).status_code == 401
+    assert (await client.get("/v1/runs", headers={"X-API-Key": "test-key-with-all-rights"})).status_code == 200
+
+
+async def test_only_digests_of_keys_are_kept(client: Client, tmp_path: Path) -> None:
+    token, _ = await client.host.keys.create(role="run", tenant="default", name="ci")
+    await client.get("/v1/runs", headers={"Authorization": f"Bearer {token}"})
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            assert token.encode() not in file.read_bytes()
+
+
+async def test_the_hosts_own_tenant_cannot_be_had(client: Client) -> None:
+    from antiphon.errors import InvalidInput
+
+    for tenant in (HOST_TENANT, ""):
+        with pytest.raises(InvalidInput):
+            await client.host.keys.create(role="admin", tenant=tenant)
+    with pytest.raises(InvalidInput):
+        await client.host.keys.create(role="owner", tenant="x")
+
+
+async def test_without_auth_only_this_machine_under_its_own_name(tmp_path: Path, folder: Path) -> None:
+    async with in_process(application(tmp_path, folder, auth=False), key="") as client:
+        assert (await client.get("/v1/runs")).status_code == 200
+        assert (await client.get("/v1/runs", headers={"Host": "evil.example:8321"})).status_code == 401
+        assert (await client.get("/v1/runs", headers={"Host": "localhost"})).status_code == 200
+        assert (await client.get("/v1/runs", headers={"Authorization": "Bearer wrong"})).status_code == 401
+
+
+async def test_seams_do_not_exist_unless_switched_on(tmp_path: Path, folder: Path) -> None:
+    async with in_process(application(tmp_path, folder, test_seams=False)) as client:
+        for call in CALLS:
+            if call.path.startswith(SEAM):
+                assert (await client.post(call.path, json=call.body)).status_code == 404
+        paths = (await client.get("/v1/openapi.json")).json()["paths"]
+        assert not [path for path in paths if path.startswith(SEAM)]
+
+
+async def test_metrics_need_a_key_on_a_public_address(tmp_path: Path, folder: Path) -> None:
+    public = application(tmp_path, folder)
+    public.state.bind = "0.0.0.0"
+    async with in_process(public) as client:
+        assert (await client.get("/metrics")).status_code == 200
+        assert (await client.get("/metrics", headers={"Authorization": ""})).status_code == 401
+
+
+def _serve(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from antiphon.cli import main; raise SystemExit(main())", "serve", *words]
+    env = {"PATH": "/usr/bin:/bin", "ANTIPHON_HOME": str(tmp_path / "state"), **environment}
+    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_a_public_address_is_refused_without_a_key(tmp_path: Path) -> None:
+    done = _serve(tmp_path, "--host", "0.0.0.0", "--port", "0")
+    assert done.returncode == 2
+    assert "before there is a key" in done.stderr
+    done = _serve(tmp_path, "--host", "::", "--port", "0", ANTIPHON_API_KEY="k", ANTIPHON_HOST_AUTH="false")
+    assert done.returncode == 2
+    assert "without keys" in done.stderr
+
+
+async def test_errors_do_not_tell_secrets(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from antiphon.ops import host_runs
+
+    async def breaks(*arguments: Any) -> dict[str, Any]:
+        raise RuntimeError("password=hunter2 at /home/me")
+
+    monkeypatch.setattr(host_runs, "start_run", breaks)
+    answer = await client.post("/v1/runs", json={"workflowId": "conformance-noop"})
+    assert (answer.status_code, answer.json()["error"]) == (500, "internal_error")
+    assert "hunter2" not in answer.text

@@ -1,0 +1,125 @@
+"""Webhooks: signed deliveries of live runs, none of replays, no private addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.server.harness import Client, application, in_process
+
+Delivery = tuple[dict[str, str], bytes]
+
+
+@pytest.fixture
+def receiver() -> Iterator[tuple[str, list[Delivery]]]:
+    got: list[Delivery] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hook", got
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+async def client(tmp_path: Path, folder: Path) -> AsyncIterator[Client]:
+    async with in_process(application(tmp_path, folder, webhooks=True, webhooks_loopback=True)) as found:
+        yield found
+
+
+async def _arrived(got: list[Delivery], number: int) -> None:
+    for _ in range(200):
+        if len(got) >= number:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{len(got)} of {number} deliveries")
+
+
+async def test_live_runs_and_branches_deliver_and_replays_do_not(
+    client: Client, receiver: tuple[str, list[Delivery]], tmp_path: Path
+) -> None:
+    url, got = receiver
+    made = (await client.post("/v1/webhooks", json={"url": url})).json()
+    run = await client.run("conformance-noop")
+    await _arrived(got, 4)
+    assert [json.loads(body)["type"] for _, body in got] == [e["type"] for e in await client.events(run["runId"])]
+    for headers, body in got:
+        signed = f"{headers['openwop-timestamp']}.".encode() + body
+        expected = hmac.new(made["secret"].encode(), signed, hashlib.sha256).hexdigest()
+        assert headers["openwop-signature"] == f"v1={expected}"
+    fork = await client.fork(run["runId"])
+    await client.ended(fork)
+    branch = await client.fork(run["runId"], "branch", 0)
+    await client.ended(branch)
+    await _arrived(got, 8)
+    await asyncio.sleep(0.1)
+    assert len(got) == 8
+    assert {json.loads(body)["runId"] for _, body in got} == {run["runId"], branch}
+    assert len(await client.events(fork)) == 4
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            assert made["secret"].encode() not in file.read_bytes()
+    assert (await client.delete(f"/v1/webhooks/{made['webhookId']}")).status_code == 204
+    await client.run("conformance-noop")
+    await asyncio.sleep(0.1)
+    assert len(got) == 8
+
+
+async def test_only_the_asked_for_events(client: Client, receiver: tuple[str, list[Delivery]]) -> None:
+    url, got = receiver
+    await client.post("/v1/webhooks", json={"url": url, "events": ["run.completed"]})
+    await client.run("conformance-noop")
+    await _arrived(got, 1)
+    assert [json.loads(body)["type"] for _, body in got] == ["run.completed"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        None,
+        7,
+        "",
+        "ftp://127.0.0.1/x",
+        "http://user:pass@127.0.0.1/x",
+        "http://10.0.0.8/x",
+        "https://192.168.1.1/x",
+        "http://169.254.169.254/latest/meta-data",
+        "https://[fd00::1]/x",
+        "http://[",
+        "http://8.8.8.8/x",
+        "x" * 3000,
+    ],
+)
+async def test_bad_addresses_are_refused(client: Client, url: Any) -> None:
+    answer = await client.post("/v1/webhooks", json={"url": url})
+    assert answer.status_code == 400, answer.text
+
+
+async def test_loopback_needs_the_operators_word_and_the_feature_its_switch(tmp_path: Path, folder: Path) -> None:
+    async with in_process(application(tmp_path, folder, webhooks=True)) as client:
+        answer = await client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/x"})
+        assert answer.status_code == 400
+    async with in_process(application(tmp_path, folder)) as client:
+        assert (await client.get("/v1/webhooks")).status_code == 501
