@@ -45,7 +45,7 @@ class Renewer:
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
         self._sweeps = attached and not hasattr(store, "in_process")
-        self._place = repr(store)  # more than its URL: names in it may begin with a prefix
+        self._place = f"{store.url} {getattr(store, 'prefix', '')}"
         if attached:
             _service.add(self)
 
