@@ -378,6 +378,10 @@ class Core:
         switches = self.switches
         return not switches.enabled or tool.full_name in switches.tools_off or tool.spec.name in switches.tools_off
 
+    def log_scrape(self, error: StoreError) -> None:
+        """The store's records could not be counted for the metrics."""
+        log.warning("the records could not be counted: %s", error)
+
     def adopt(self, rows: Iterable[BreakerRow]) -> None:
         """Take over breaker state from the store."""
         for key, transition in self.breakers.adopt(rows):

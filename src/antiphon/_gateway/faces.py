@@ -22,7 +22,7 @@ from antiphon._scope import current_scope
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import ContractError, InvalidInput
+from antiphon.errors import ContractError, InvalidInput, StoreError
 from antiphon.ports import AsyncClock, Clock, Journal, Listener
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -104,6 +104,12 @@ class _Face:
     def metrics(self) -> str:
         """The metrics in Prometheus' text format."""
         return self.core.telemetry.render()
+
+    def sample(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Put the store's records by tool and state (``Claims.counts``) into the metrics, before they are scraped."""
+        dedupe = getattr(self.core.telemetry.metrics, "dedupe", None)
+        if dedupe is not None:
+            dedupe(counts)
 
     def configure(self, settings: Settings) -> None:
         """Take new settings while running: switches, per-tool overrides, policies."""
@@ -273,6 +279,14 @@ class Gateway(_Face):
         if self.core.bypassed(call.tool):
             return direct.direct_outcome(self.core, call)
         return edge.gather(self._run(call))
+
+    def metrics(self) -> str:
+        """The metrics in Prometheus' text format, with a fresh look at the store's records."""
+        try:
+            self.sample(drive(self._open().counts(self.core.settings.tenant)))
+        except StoreError as error:
+            self.core.log_scrape(error)
+        return super().metrics()
 
     def session(self, session_key: str, *, actor: str = "default") -> Session:
         """Calls made for one actor in one session."""

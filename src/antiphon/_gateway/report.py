@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from antiphon._gateway.call import Call, Outcome
+from antiphon._gateway.tool import Tool
 from antiphon.decide.breaker import Transition
 from antiphon.decide.failure import Failure
 from antiphon.errors import StoreError
@@ -31,6 +32,8 @@ class Metrics(Protocol):
 
     def breaker(self, key: str, before: str, after: str) -> None: ...
 
+    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None: ...
+
     def render(self) -> str: ...
 
 
@@ -54,6 +57,16 @@ class Reporter:
     def wanted(self, event: str) -> bool:
         """Whether anybody wants to know: asked before the fields of an event are gathered."""
         return any(wants(event) for wants in self._wants)
+
+    def registered(self, tool: Tool) -> None:
+        """A tool can be called from now on."""
+        if self.metrics is not None:
+            ttl = {
+                "done": tool.ttl.done_ms / 1000,
+                "failed": tool.ttl.failed_ms / 1000,
+                "inflight": tool.ttl.lease_ms / 1000,
+            }
+            self.metrics.described(tool.full_name, scope=tool.spec.scope, effect=tool.spec.effect or "", ttl_s=ttl)
 
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()
@@ -102,6 +115,7 @@ class Reporter:
             call,
             state=outcome.status,
             status=outcome.status,
+            scope=call.tool.spec.scope,
             attempt=outcome.attempts,
             elapsedMs=round(duration_ms, 3),
             fromCache=outcome.from_cache,

@@ -109,17 +109,25 @@ def blobs_of(config: Config) -> Blobs:
 
 
 def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
-    """The key that seals secrets in claim records, made beside the SQLite file when it is first needed (R14)."""
+    """The key that seals secrets in claim records: a configured one, or a file beside the SQLite database (R14)."""
     file = config.store.seal_key_file
-    if file is None and store.url.startswith("sqlite"):
-        file = str(ensure_home() / "seal.key")
+    path = getattr(store, "path", None)
+    if file is None and path is not None:
+        file = f"{path}.seal-key"
+    given = getattr(store, "seal_key", None)
+    made: list[Any] = []
 
     def sealer() -> Any:
-        if file is None:
-            return None
-        from antiphon._seal import Sealer
+        if not made and (given is not None or file is not None):
+            from antiphon._seal import Sealer
 
-        return Sealer.from_key_file(Path(file))
+            if isinstance(given, str):
+                made.append(Sealer.from_text(given))
+            elif given is not None:
+                made.append(Sealer(given))
+            else:
+                made.append(Sealer.from_key_file(Path(str(file))))
+        return made[0] if made else None
 
     return sealer
 
