@@ -49,15 +49,14 @@ def open_llm(
     """
     body = dict(request)
     payload: dict[str, Any] = {"provider": provider, "providerRequest": body, "recipe": RECIPE}
-    digest: str | None = None
-    canonical: Any = body
-    try:
-        canonical = canonical_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
-        digest = llm_cache_key(canonical, recipe=RECIPE)
-        payload["variant"] = variant_digest(canonical)
-        payload["request"] = canonical
-    except (InvalidInput, ValueError) as error:
-        payload["unmapped"] = str(error)
+    known = getattr(scope.invoker, "known_request", None)
+    recorded = None if known is None or vendor is not None else known(provider, body)
+    if recorded is not None:  # a replay knows what this very body was mapped to
+        canonical, digest = recorded["request"], recorded["digest"]
+        payload["variant"], payload["request"] = recorded["variant"], canonical
+    else:
+        digest = _mapped(body, provider, vendor, payload)
+        canonical = payload.get("request", body)
     boundary = Boundary(
         scope,
         "llm",
@@ -72,6 +71,19 @@ def open_llm(
     )
     boundary.payload["key"] = boundary.digest
     return boundary
+
+
+def _mapped(body: dict[str, Any], provider: str, vendor: str | None, payload: dict[str, Any]) -> str | None:
+    """Put the canonical request and its variant into *payload*; returns its key."""
+    try:
+        canonical = canonical_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
+        digest = llm_cache_key(canonical, recipe=RECIPE)
+        payload["variant"] = variant_digest(canonical)
+        payload["request"] = canonical
+    except (InvalidInput, ValueError) as error:
+        payload["unmapped"] = str(error)
+        return None
+    return digest
 
 
 def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:

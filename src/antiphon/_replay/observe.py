@@ -162,6 +162,8 @@ class Observer:
             self._compare(row, self.tape.event(call.finished), site.index)
 
     def _compare(self, row: Seen, recorded: Event, place: int) -> None:
+        if row.type == "call.started" and row.payload == recorded.payload:
+            return  # it was found by the digest of its arguments: no True stands for a 1 there
         if equal(row.payload, recorded.payload):
             return
         payload = self._present(row.payload)
@@ -232,8 +234,19 @@ class Observer:
 
 def equal(left: Any, right: Any) -> bool:
     """Equality of JSON values in which ``True`` is not 1."""
+    if left is right:
+        return True
     if left != right:
         return False
+    kind = type(left)
+    if kind is str:
+        return True
+    if kind is dict:
+        for name, value in left.items():
+            if value is not right[name] and type(value) is not str:
+                break
+        else:
+            return True
     try:
         return orjson.dumps(left, option=orjson.OPT_SORT_KEYS) == orjson.dumps(right, option=orjson.OPT_SORT_KEYS)
     except (TypeError, ValueError):

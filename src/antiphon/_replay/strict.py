@@ -7,7 +7,7 @@ Antiphon is a fact of construction. Only the verifying one (D28) asks models, an
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -38,6 +38,10 @@ class StrictInvoker:
     def hits(self) -> int:
         """Calls that the recording answered."""
         return self.tool_hits + self.model_hits
+
+    def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
+        """What this request body was mapped to in the recording: a later release may map it in another way."""
+        return self._tape.known_request(provider, body)
 
     async def answer(self, call: Invocation) -> Answer:
         return self._answer(call, self._find(call))

@@ -6,10 +6,12 @@ log when they are needed. So opening is linear, an answer is a dictionary look-u
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+import orjson
 
 from antiphon._drive import drive
 from antiphon.contract.events import Event, RunManifest, sum_holds
@@ -97,6 +99,8 @@ class Tape:
         """Sequence numbers of the ordered events of each lane, in the lane's own order."""
         self.altered: list[int] = []
         """Events that are not as they were written."""
+        self.plain: set[str] = set()
+        """Digests of arguments in which nothing had to be redacted: equal ones need not be looked at again."""
         self.ambiguous: set[str] = set()
         """Lanes that only their order of arrival tells apart, and that did different things."""
         self.length = 0
@@ -110,6 +114,7 @@ class Tape:
         self._open: dict[str, RecordedCall] = {}
         self._by_id: dict[str, RecordedCall] = {}
         self._parents: dict[str, str] = {}
+        self._requests: dict[tuple[Any, bytes | None], int] = {}
 
     @classmethod
     def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None) -> Tape:
@@ -126,7 +131,8 @@ class Tape:
         if event.seq != self.length:
             raise ArtifactError(f"Run {event.run} has a gap: event {self.length} is missing.")
         self.length += 1
-        if sum_holds(event) is False:
+        held = sum_holds(event)
+        if held is False:
             self.altered.append(event.seq)
         kind = event.type
         if kind == "run.started":
@@ -136,7 +142,7 @@ class Tape:
         elif kind == "run.finished":
             self.last = event
         elif kind == "call.started":
-            self._add_call(event)
+            self._add_call(event, held is True)
         elif kind in ("call.finished", "call.chunk"):
             self._add_to_call(event)
         elif kind == "draw":
@@ -154,13 +160,18 @@ class Tape:
                 self._parents[event.lane] = event.parent
         self._keep(event)
 
-    def _add_call(self, event: Event) -> None:
+    def _add_call(self, event: Event, sealed: bool) -> None:
         call = RecordedCall(event)
         if call.key not in self.calls:  # a tool that was tried again makes its inner calls again: the first one stands
             self.calls[call.key] = call
             self.by_name.setdefault(call.name, []).append(call)
         self._open[call.call] = call
         self._by_id[call.call] = call
+        if "keyOf" not in event.payload:
+            self.plain.add(call.digest)
+            if sealed and "variant" in event.payload:
+                body = _bytes(event.payload.get("providerRequest"))
+                self._requests[(event.payload.get("provider"), body)] = event.seq
 
     def _add_to_call(self, event: Event) -> None:
         found = self._open.get(event.call or "")
@@ -206,20 +217,27 @@ class Tape:
         return any(lane == path or lane.startswith((f"{path}/", f"{path}@")) for path in self.ambiguous)
 
     def _keep(self, event: Event) -> None:
+        """Hold small events in memory; one with spilled parts is brought back when it is needed."""
         size = _rough_size(event.payload, KEEP_EVENT_BYTES)
+        if any(type(value) is dict and "$blob" in value for value in event.payload.values()):
+            return
         if size <= KEEP_EVENT_BYTES and self._kept_bytes + size <= KEEP_TOTAL_BYTES:
             self._kept[event.seq] = event
             self._kept_bytes += size
 
     def event(self, seq: int) -> Event:
         """One event, from memory or from the log; spilled parts are brought back."""
-        found = self._edited.get(seq) or self._kept.get(seq)
+        found = self._kept.get(seq)
+        if found is not None and not self._edited:
+            return found
+        found = self._edited.get(seq) or found
         if found is None:
             rows = drive(self._journal.events(self.manifest.id, start=seq, stop=seq + 1))
             if not rows:
                 raise ArtifactError(f"Event {seq} of run {self.manifest.id} cannot be read.")
             found = rows[0]
-        return self._whole(found)
+            return self._whole(found)
+        return found
 
     def _whole(self, event: Event) -> Event:
         return event if self._resolve is None else self._resolve(event)
@@ -233,6 +251,12 @@ class Tape:
         event = self.event(seq)
         payload = set_at(event.payload, path, value, f"event {seq}")
         self._edited[seq] = msgspec.structs.replace(event, payload=payload)
+
+    def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
+        """What a provider's request body was mapped to when it was recorded; only from events that are as written."""
+        data = _bytes(body) if self._requests else None
+        seq = None if data is None else self._requests.get((provider, data))
+        return None if seq is None else self.event(seq).payload
 
     def find(self, lane: str, name: str, digest: str, nth: int) -> RecordedCall | None:
         """The recorded call of exactly this place and content."""
@@ -287,6 +311,14 @@ def set_at(document: Any, path: str, value: Any, where: str) -> Any:
         ", ".join(document) if isinstance(document, dict) else f"0 to {len(document) - 1}" if document else "nothing"
     )
     raise InvalidInput(f"The {where} has no {name!r} at that place.", hint=f"There is: {known}.")
+
+
+def _bytes(body: Any) -> bytes | None:
+    """A request body as a key; ``None`` where it has no plain JSON form."""
+    try:
+        return hashlib.sha256(orjson.dumps(body)).digest()
+    except TypeError:
+        return None
 
 
 def _count(value: Any) -> int:
