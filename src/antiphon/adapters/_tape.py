@@ -46,7 +46,9 @@ class Tape:
             return
         if error is not None and not assemble_stream(self._pieces, self._provider)["complete"]:
             message = f"The stream was not read after piece {len(self._pieces)}."
-            await self._boundary.finish("error", error={"class": "", "code": model.BROKEN_OFF, "message": message}, meta=model.STREAM)
+            await self._boundary.finish(
+                "error", error={"class": "", "code": model.BROKEN_OFF, "message": message}, meta=model.STREAM
+            )
             return
         whole = assemble_response(sse_events(self._pieces), self._provider)
         outcome, meta = model.outcome_of(whole, self._provider)

@@ -39,7 +39,9 @@ class ProviderChat(BaseChatModel):
     def bind_tools(self, tools: Any, **options: Any) -> Runnable[Any, AIMessage]:
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **options)
 
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kw: Any) -> ChatResult:
+    def _generate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kw: Any
+    ) -> ChatResult:
         client = openai.OpenAI(api_key="none", base_url=f"{self.url}/v1", max_retries=0)
         spoken: Any = convert_to_openai_messages(messages)
         answer = client.chat.completions.create(model=self.model, messages=spoken, **kw)

@@ -1,4 +1,4 @@
-"""Every framework behaves the same: recorded, replayed without a provider, writes made once, refusals kept (K2, D23)."""
+"""Every framework behaves the same: recorded, replayed without a provider, writes made once, refusals kept (K2)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,255 @@
+"""OpenAI Agents SDK: model calls recorded and replayed, function tools run at most once per intent.
+
+>>> from agents import Agent, Runner                                            # doctest: +SKIP
+>>> from antiphon.adapters.openai_agents import protect
+>>> agent = protect(Agent(name="desk", tools=[send_email]), session="ticket-7")
+>>> result = await Runner.run(agent, "…")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import cache
+from typing import Any, TypeVar, get_args
+
+from antiphon.adapters._need import need
+
+need("openai-agents")
+
+from agents import Agent, FunctionTool, Handoff, Model, ModelProvider, ModelResponse, MultiProvider, Usage  # noqa: E402
+from agents.items import TResponseOutputItem, TResponseStreamEvent  # noqa: E402
+from pydantic import TypeAdapter  # noqa: E402
+
+from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
+from antiphon.adapters._model import Asking, ask_async  # noqa: E402
+from antiphon.adapters._model_stream import stream_async  # noqa: E402
+from antiphon.adapters._seam import recording_scope  # noqa: E402
+from antiphon.contract.spec import ToolSpec  # noqa: E402
+from antiphon.ops.app import Antiphon  # noqa: E402
+
+__all__ = ["RecordedModel", "RecordedProvider", "guard_tool", "protect"]
+
+Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
+A = TypeVar("A", bound=Agent[Any])
+
+_SETTINGS = ("temperature", "top_p", "max_tokens", "tool_choice", "parallel_tool_calls", "truncation", "store")
+
+
+class RecordedModel(Model):
+    """A model whose responses and streams are recorded, and answered by a replay."""
+
+    def __init__(self, inner: Model) -> None:
+        self._inner = inner
+
+    def get_retry_advice(self, request: Any) -> Any:
+        """What the model underneath advises."""
+        return self._inner.get_retry_advice(request)
+
+    async def close(self) -> None:
+        """Close the model underneath."""
+        await self._inner.close()
+
+    async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
+        """One response."""
+        scope = recording_scope()
+        if scope is None:
+            return await self._inner.get_response(*args, **options)
+        asked = self._asking(*args, **options)
+        said: ModelResponse = await ask_async(scope, asked, lambda: self._inner.get_response(*args, **options))
+        return said
+
+    async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        """One response in pieces."""
+        scope = recording_scope()
+        source: AsyncIterator[Any]
+        if scope is None:
+            source = self._inner.stream_response(*args, **options)
+        else:
+            asked = self._asking(*args, **options)._replace(pack=lambda whole: whole)
+            source = stream_async(scope, asked, lambda: self._inner.stream_response(*args, **options), _PIECES)
+        async for piece in source:
+            yield piece
+
+    def _asking(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002
+        model_settings: Any,
+        tools: Iterable[Any],
+        output_schema: Any,
+        handoffs: Iterable[Handoff[Any, Any]],
+        tracing: Any = None,
+        **options: Any,
+    ) -> Asking:
+        name = getattr(self._inner, "model", None)
+        body: dict[str, Any] = {
+            "model": name if isinstance(name, str) else type(self._inner).__name__,
+            "input": _plain(input),
+            "tools": [*(_tool(tool) for tool in tools), *(_handoff(handoff) for handoff in handoffs)],
+        }
+        if system_instructions:
+            body["instructions"] = system_instructions
+        for setting in _SETTINGS:
+            value = getattr(model_settings, setting, None)
+            if value is not None:
+                body["max_output_tokens" if setting == "max_tokens" else setting] = value
+        if output_schema is not None and not output_schema.is_plain_text():
+            schema = {"type": "json_schema", "name": output_schema.name(), "schema": output_schema.json_schema()}
+            body["text"] = {"format": schema}
+        for field in ("previous_response_id", "conversation_id"):
+            if options.get(field) is not None:
+                body[field] = options[field]
+        return Asking(body, _pack, _unpack, dialect="openai-responses", framework="openai-agents")
+
+
+class RecordedProvider(ModelProvider):
+    """For ``RunConfig(model_provider=…)``: every model it gives is recorded."""
+
+    def __init__(self, inner: ModelProvider | None = None) -> None:
+        self._inner = inner if inner is not None else MultiProvider()
+
+    def get_model(self, model_name: str | None) -> Model:
+        """The named model, recorded."""
+        return RecordedModel(self._inner.get_model(model_name))
+
+    async def aclose(self) -> None:
+        """Close the provider underneath."""
+        await self._inner.aclose()
+
+
+def protect(agent: A, tools: Tools = None, *, session: str | None = None, app: Antiphon | None = None) -> A:
+    """The agent with its model recorded and its function tools behind the gateway; its handoffs' agents too.
+
+    *session* is an id that is the same after a restart, such as a ticket or conversation. Without one, calls are told
+    apart by the run they are in.
+    """
+    guard = Guard(specs_of(tools), app)
+    done: dict[int, Any] = {}
+
+    def one(found: Any) -> Any:
+        if not isinstance(found, Agent):
+            return found
+        if id(found) not in done:
+            own = [guard_tool(tool, guard, session) if isinstance(tool, FunctionTool) else tool for tool in found.tools]
+            copy = done[id(found)] = found.clone(tools=own, model=_recorded(found.model))
+            copy.handoffs = [one(handoff) for handoff in found.handoffs]
+        return done[id(found)]
+
+    protected: A = one(agent)
+    return protected
+
+
+def _recorded(model: Any) -> Any:
+    if isinstance(model, RecordedModel):
+        return model
+    return RecordedModel(model if isinstance(model, Model) else MultiProvider().get_model(model))
+
+
+def guard_tool(tool: FunctionTool, guard: Guard, session: str | None = None) -> FunctionTool:
+    """The tool with its calls going through the gateway."""
+    invoke = tool.on_invoke_tool
+    spec = guard.spec(tool.name, tool.description)
+
+    async def guarded(context: Any, arguments: str) -> Any:
+        params = _arguments(arguments)
+
+        async def body(given: dict[str, Any]) -> Any:
+            return await invoke(context, arguments if given == params else json.dumps(given))
+
+        given = await guard.call_async(spec, params, Place(session, context.tool_call_id), body)
+        return given.value if given.ok else given.message
+
+    return dataclasses.replace(tool, on_invoke_tool=guarded)
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if text else {}
+    except ValueError:
+        found = text
+    return found if isinstance(found, dict) else {"input": found}
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    if isinstance(tool, FunctionTool):
+        return {
+            "type": "function",
+            "name": tool.name,
+            "description": tool.description,
+            "parameters": tool.params_json_schema,
+            "strict": tool.strict_json_schema,
+        }
+    return {"type": str(getattr(tool, "name", type(tool).__name__))}
+
+
+def _handoff(handoff: Handoff[Any, Any]) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": handoff.tool_name,
+        "description": handoff.tool_description,
+        "parameters": handoff.input_json_schema,
+        "strict": handoff.strict_json_schema,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Input items as data."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return _dumped(value) if hasattr(value, "model_dump") else value
+
+
+@cache
+def _kinds(union: Any) -> dict[str, Any]:
+    """The classes of a union of the SDK by the ``type`` they carry."""
+    found: dict[str, Any] = {}
+    for kind in get_args(get_args(union)[0] if hasattr(union, "__metadata__") else union):
+        field = getattr(kind, "model_fields", {}).get("type")
+        for name in get_args(field.annotation) if field is not None else ():
+            found[name] = kind
+    return found
+
+
+def _made(union: Any, data: Any) -> Any:
+    """Recorded data as the SDK makes its own objects: leniently, because servers leave fields out."""
+    kind = _kinds(union).get(str(data.get("type"))) if isinstance(data, dict) else None
+    return data if kind is None else kind.construct(**data)
+
+
+def _dumped(value: Any) -> Any:
+    return value.model_dump(mode="json", exclude_unset=True, warnings=False)
+
+
+def _pack(response: ModelResponse) -> dict[str, Any]:
+    """A response of the SDK has the shape of the Responses API where it matters: output and usage."""
+    return {
+        "id": response.response_id,
+        "output": _plain(list(response.output)),
+        "usage": _usage().dump_python(response.usage, mode="json", warnings=False),
+        "requestId": response.request_id,
+    }
+
+
+def _unpack(value: dict[str, Any]) -> ModelResponse:
+    return ModelResponse(
+        output=[_made(TResponseOutputItem, item) for item in value["output"]],
+        usage=_usage().validate_python(value["usage"]),
+        response_id=value["id"],
+        request_id=value["requestId"],
+    )
+
+
+@cache
+def _usage() -> TypeAdapter[Usage]:
+    return TypeAdapter(Usage)
+
+
+def _whole(pieces: list[Any]) -> dict[str, Any]:
+    last = next((piece.response for piece in reversed(pieces) if getattr(piece, "response", None)), None)
+    return {} if last is None else _dumped(last)
+
+
+_PIECES = (_dumped, lambda data: _made(TResponseStreamEvent, data), _whole)
+"""How the events of a stream are recorded and made again."""
