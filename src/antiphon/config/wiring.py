@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from antiphon._gateway.parts import Parts
 from antiphon._gateway.report import Metrics, Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
+from antiphon._late import LateRedactor
 from antiphon.config.home import ensure_home, home
 from antiphon.config.load import Loaded, changed, load
 from antiphon.config.model import Config, Section
@@ -19,7 +19,9 @@ from antiphon.config.stores import compose, open_store
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
 from antiphon.decide.loop import LoopPolicy
 from antiphon.ports import Blobs, Clock, Listener, Store
-from antiphon.redact import Redactor, Rule, Rules
+
+if TYPE_CHECKING:
+    from antiphon.redact import Rules
 
 ConfigLike = str | Path | Mapping[str, Any] | Config | Settings | Loaded | None
 
@@ -86,6 +88,8 @@ def store_of(config: Config) -> Store:
 
 def rules_of(config: Config) -> Rules:
     """The redaction rules: ours and the user's."""
+    from antiphon.redact import Rule, Rules
+
     own = tuple(
         Rule(name=rule.name, pattern=rule.pattern or "", field=rule.field or "") for rule in config.redact.rules
     )
@@ -136,14 +140,16 @@ def metrics_of(config: Config) -> Metrics:
     """The registry that counts calls."""
     from antiphon.telemetry import metrics
 
-    return metrics(prefix=config.telemetry.prefix, prometheus=config.telemetry.prometheus)
+    return metrics(
+        prefix=config.telemetry.prefix, prometheus=config.telemetry.prometheus, rules=lambda: rules_of(config)
+    )
 
 
 def listeners_of(config: Config) -> tuple[Listener, ...]:
     """Logs and spans."""
     from antiphon.telemetry import listeners
 
-    return listeners(logs=config.telemetry.logs, otel=config.telemetry.otel, rules=rules_of(config))
+    return listeners(logs=config.telemetry.logs, otel=config.telemetry.otel, rules=lambda: rules_of(config))
 
 
 def wire(
@@ -177,7 +183,7 @@ def wire(
         settings=settings,
         clock=clock,
         reporter=Reporter(metrics_of(loaded.config), (*listeners_of(loaded.config), *listeners)),
-        redactor=None if in_process else Redactor(rules_of(loaded.config), salt=os.urandom(16).hex()),
+        redactor=None if in_process else LateRedactor(lambda: rules_of(loaded.config)),
         sealer=sealer_of(loaded.config, found),
         blobs=blobs,
         reload=_reloader(loaded, given),

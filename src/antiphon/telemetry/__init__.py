@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from antiphon.redact import Redactor, Rules
+from antiphon._late import LateRedactor
 from antiphon.telemetry.builtin import BuiltinMetrics
 
 if TYPE_CHECKING:
     from antiphon.ports import Listener
+    from antiphon.redact import Rules
     from antiphon.telemetry.prometheus import PrometheusListener
 
 __all__ = ["BuiltinMetrics", "listeners", "metrics"]
 
 
 def metrics(
-    *, prefix: str = "antiphon", prometheus: bool = False, rules: Rules | None = None
+    *, prefix: str = "antiphon", prometheus: bool = False, rules: Callable[[], Rules] | None = None
 ) -> BuiltinMetrics | PrometheusListener:
     """What counts calls: plain numbers, or the objects of ``prometheus_client`` in its process-wide registry."""
     clean = _redactor(rules).redact_text
@@ -27,7 +28,9 @@ def metrics(
     return PrometheusListener(prefix, clean=clean)
 
 
-def listeners(*, logs: bool = True, otel: bool = False, rules: Rules | None = None) -> tuple[Listener, ...]:
+def listeners(
+    *, logs: bool = True, otel: bool = False, rules: Callable[[], Rules] | None = None
+) -> tuple[Listener, ...]:
     """Who is told of single calls."""
     found: list[Listener] = []
     redactor = _redactor(rules)
@@ -42,7 +45,12 @@ def listeners(*, logs: bool = True, otel: bool = False, rules: Rules | None = No
     return tuple(found)
 
 
-def _redactor(rules: Rules | None) -> Redactor:
+def _redactor(rules: Callable[[], Rules] | None) -> LateRedactor:
     """Personal data is kept out of logs, labels and spans always, whatever the switch for artifacts says (R14)."""
-    user = () if rules is None else rules.user
-    return Redactor(Rules(user=user), salt=os.urandom(16).hex())
+
+    def always() -> Rules:
+        from antiphon.redact import Rules
+
+        return Rules(user=() if rules is None else rules().user)
+
+    return LateRedactor(always)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 
-from antiphon.redact import Redactor
+if TYPE_CHECKING:
+    from antiphon._late import LateRedactor
+    from antiphon.redact import Redactor
+
 
 LEVELS: Mapping[str, int] = {
     "tool_call_start": logging.DEBUG,
@@ -28,7 +31,7 @@ class JsonLogListener:
 
     def __init__(
         self,
-        redactor: Redactor,
+        redactor: Redactor | LateRedactor,
         *,
         logger: str = "antiphon",
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,

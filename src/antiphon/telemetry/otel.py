@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon._version import __version__
 from antiphon.errors import missing_extra
-from antiphon.redact import Redactor
 from antiphon.telemetry._otel_metrics import OtelMetrics
 from antiphon.telemetry._sink import Counts, count, tool_name
 
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, TracerProvider
+
+    from antiphon._late import LateRedactor
+    from antiphon.redact import Redactor
 
 SPAN_NAME = "tool_execution"
 WAIT_NAME = "retry_wait"
@@ -60,7 +62,7 @@ class OtelListener:
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         *,
-        redactor: Redactor,
+        redactor: Redactor | LateRedactor,
         prefix: str = "antiphon",
         metrics: bool = True,
         now_ns: Callable[[], int] = time.time_ns,

@@ -1,0 +1,38 @@
+"""A redactor that is built when it is first needed: its patterns cost more to compile than all else a start-up does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from antiphon.redact import Redactor, Rules
+
+
+class LateRedactor:
+    """Stands for a :class:`antiphon.redact.Redactor` with a salt of its own."""
+
+    __slots__ = ("_made", "_rules")
+
+    def __init__(self, rules: Callable[[], Rules]) -> None:
+        self._rules = rules
+        self._made: Redactor | None = None
+
+    @property
+    def made(self) -> Redactor:
+        """The redactor itself."""
+        if self._made is None:
+            from antiphon.redact import Redactor
+
+            self._made = Redactor(self._rules(), salt=os.urandom(16).hex())
+        return self._made
+
+    def redact(self, value: Any, field: str = "") -> Any:
+        return self.made.redact(value, field)
+
+    def redact_text(self, text: str) -> str:
+        return self.made.redact_text(text)
+
+    def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
+        return self.made.redact_bytes(document)
