@@ -7,13 +7,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import orjson
 
 from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site
 from antiphon.canonical import canonical_json
-from antiphon.contract.events import with_sum
+from antiphon.contract.events import RunManifest, with_sum
 from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
 from antiphon.redact import Redactor
@@ -120,6 +121,14 @@ class Recorder:
     def _clean_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
         return {**meta, **orjson.loads(self._clean(free))} if free else meta
+
+    def clean_manifest(self, manifest: RunManifest) -> RunManifest:
+        """The head of the run without secrets; ids, digests and who owns it stay as they are."""
+        free = {name: getattr(manifest, name) for name in ("name", "tags", "llm_config", "tool_schemas")}
+        clean = orjson.loads(self._clean(free))
+        if "owner" in manifest.tags:
+            clean["tags"]["owner"] = manifest.tags["owner"]
+        return msgspec.structs.replace(manifest, **clean)
 
     def _spilled(self, parts: dict[str, bytes]) -> dict[str, Any]:
         """References to the large ones, kept before the event that names them is written; equal parts are kept once."""

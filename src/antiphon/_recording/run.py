@@ -116,6 +116,7 @@ class Run:
         if self.input is not None:
             payload["input"] = self.input
         recorder = self._recorder
+        self._manifest = recorder.clean_manifest(self._manifest)
         drive(recorder.journal.open_run(self._manifest))
         drive(recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, {}),)))
         self._token = self.scope.activate()
@@ -140,12 +141,15 @@ class Run:
         rows = [recorder.encode("decision", None, found, {}) for found in ambiguous(self.scope.twins, self.events)]
         rows.append(recorder.encode("run.finished", None, payload, {}))
         first = drive(recorder.journal.append(self.id, rows))
-        self._manifest = msgspec.structs.replace(
-            self._manifest,
-            status=status,
-            finished_at_ms=recorder.clock.now_ms(),
-            events=first + len(rows),
-            **self._facts,
+        facts = {**self._facts, "tags": {**self._manifest.tags, **self._facts.get("tags", {})}}
+        self._manifest = recorder.clean_manifest(
+            msgspec.structs.replace(
+                self._manifest,
+                status=status,
+                finished_at_ms=recorder.clock.now_ms(),
+                events=first + len(rows),
+                **facts,
+            )
         )
         drive(recorder.journal.update_run(self._manifest))
 

@@ -1,0 +1,109 @@
+"""Answers of models, kept for equal requests of live runs: opt-in, within one tenant and workspace (D14, D23, L11).
+
+An entry is a claim record of the reserved namespace ``llm-cache``: it lives in the store that is configured, expires
+like any other record, is listed by ``antiphon claims`` and dropped by flushing that tool. The key of the request finds
+it, and the digest of everything else that shapes an answer must agree. Refusals, failures and streams are never kept,
+nor is an answer in which something would have to be redacted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import orjson
+
+from antiphon._recording.recorder import dump
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import RecordedRequest
+from antiphon.errors import StoreError
+from antiphon.keys import Recipe, store_key
+from antiphon.ports import Answer, Ask, Claimed, Final, Journal
+from antiphon.redact import Redactor
+
+log = logging.getLogger("antiphon.recording")
+
+NAMESPACE = "llm-cache"
+LARGEST = 1_048_576
+"""Answers beyond this many bytes are not kept."""
+_LEASE_MS = 10_000
+
+
+class LlmCache:
+    """Finds and keeps answers through the claims of a journal; *journal* is told whether an event loop runs."""
+
+    def __init__(
+        self,
+        journal: Callable[[bool], Journal],
+        redactor: Redactor,
+        *,
+        tenant: str,
+        workspace: str,
+        ttl_ms: int,
+        owner: str,
+        recipe: Recipe = "rfc0041",
+    ) -> None:
+        self._journal = journal
+        self._redactor = redactor
+        self._tenant = tenant
+        self._workspace = workspace
+        self._ttl_ms = ttl_ms
+        self._owner = owner
+        self._recipe = recipe
+
+    def _key(self, key: str, variant: str) -> str:
+        return store_key(
+            namespace=NAMESPACE,
+            tool=self._recipe,
+            idempotency_key=f"{key}:{variant}",
+            session=None,
+            actor=None,
+            tenant=self._tenant,
+            workspace=self._workspace,
+            scope="global",
+        )
+
+    async def find(self, key: str, variant: str, asynchronous: bool) -> Answer | None:
+        """A kept answer; a store that cannot be read means that the model is asked."""
+        try:
+            found = await self._journal(asynchronous).read(self._key(key, variant))
+        except StoreError as error:
+            log.warning("the cache of model answers could not be read: %s", error)
+            return None
+        if found is None:
+            return None
+        record = found.current
+        ours = (record.tenant, record.workspace) == (self._tenant, self._workspace)
+        if not ours or record.state != "done" or record.payload is UNSET or found.now_ms >= record.expires_at_ms:
+            return None
+        age = found.now_ms - record.updated_at_ms
+        return Answer("ok", msgspec.json.decode(record.payload), source="cache", meta={"fromCache": True, "ageMs": age})
+
+    async def keep(self, key: str, variant: str, asynchronous: bool, value: Any) -> None:
+        """Keep an answer that reads back as it was given; what cannot be written is logged, and the run goes on."""
+        data = dump(value)
+        if len(data) > LARGEST or orjson.loads(data) != value or self._redactor.redact_bytes(data)[1]:
+            return
+        place = self._key(key, variant)
+        request = RecordedRequest(params_digest=key, params_digest_exact=variant, session=None, actor=None)
+        ask = Ask(
+            place,
+            place,
+            f"{NAMESPACE}/{self._recipe}",
+            key,
+            request,
+            self._ttl_ms,
+            _LEASE_MS,
+            self._owner,
+            self._tenant,
+            self._workspace,
+        )
+        try:
+            journal = self._journal(asynchronous)
+            claim = await journal.begin(ask)
+            if isinstance(claim, Claimed):
+                await journal.settle(place, claim.version, Final("done", self._ttl_ms, payload=data))
+        except StoreError as error:
+            log.warning("an answer of a model could not be kept: %s", error)
