@@ -89,7 +89,8 @@ class Attempts:
                 if ended.delay is None:
                     return ended.outcome
                 last = ended.outcome
-                await self._pause(call, number, ended.failure, ended.delay, ended.latency)
+                if not await self._pause(call, number, ended.failure, ended.delay, ended.latency):
+                    return self._stopped(call, last, last)
                 now = clock.monotonic()
                 continue
             if tool.streams:
@@ -155,13 +156,15 @@ class Attempts:
             return timed_out(error.seconds, still_running=error.still_running)
         return classify(error, call.tool.listed, wall_ms=self.core.clock.now_ms())
 
-    async def _pause(self, call: Call, number: int, failure: Failure, delay: float, latency: float) -> None:
+    async def _pause(self, call: Call, number: int, failure: Failure, delay: float, latency: float) -> bool:
+        """Wait before the next attempt; whether the claim is still ours after that."""
         retried = Retried(attempt=number, delay_ms=delay, reason_code=failure.code, latency_ms=latency)
         call.retried = (*call.retried, retried)
         if call.scope is not None:
             record.decision(call, "retry", {"attempt": number, "code": failure.code}, {"delayMs": delay})
         self.core.telemetry.retry(call, number, failure, delay)
         await self.core.clock.sleep(delay / 1000)
+        return not call.version or await self._still_ours(call)
 
     async def _still_ours(self, call: Call) -> bool:
         """Whether the claim is still held, for a whole lease: somebody may have taken it while this worker was away."""
