@@ -28,12 +28,11 @@ def _per_call(ctx: Context) -> list[Row]:
         },
         n=CALLS,
     )
-    rows = [
+    return [
         race.row(f"strict, per recorded {what}", ours, peer, faster=10)
         for what, ours in (("tool call", "antiphon"), ("model call", "antiphon, model call"))
         for peer in ("LangGraph resumed @task", "vcrpy playback")
     ]
-    return rows
 
 
 def _lengths(ctx: Context) -> list[Row]:

@@ -45,6 +45,7 @@ class Boundary:
         head = {"kind": kind, "name": name, "digest": self.digest, "nth": self.site.nth}
         self.payload = {**head, **payload, **({"keyOf": "redacted"} if redacted else {})}
         self._raw = raw
+        self._reused = False
         self._pieces: Any = None
         self._live: Invocation | None = None
 
@@ -52,7 +53,11 @@ class Boundary:
         """The answer of the replay or of the cache, or ``None`` when the call is to be made."""
         scope = self.scope
         if scope.invoker is None:
-            return None if scope.llm_cache is None or not self._cacheable else await scope.llm_cache.find(*self._place)
+            if scope.llm_cache is None or not self._cacheable:
+                return None
+            kept: Answer | None = await scope.llm_cache.find(*self._place)
+            self._reused = kept is not None
+            return kept
         body = self.payload.get("providerRequest")
         call = Invocation(
             self.kind,
@@ -117,7 +122,8 @@ class Boundary:
         scope = self.scope
         rows.append(scope.encode("call.finished", self.site, payload, {**duration, **(meta or {})}))
         await self._write(*rows)
-        if scope.llm_cache is not None and scope.invoker is None and outcome == "ok" and self._cacheable:
+        fresh = outcome == "ok" and scope.invoker is None and not self._reused
+        if fresh and scope.llm_cache is not None and self._cacheable:
             await scope.llm_cache.keep(*self._place, value)
         if self._live is not None and self.kind == "llm":
             await self._judged(outcome, meta or {})

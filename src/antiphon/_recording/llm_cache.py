@@ -87,7 +87,14 @@ class LlmCache:
         if len(data) > LARGEST or orjson.loads(data) != value or self._redactor.redact_bytes(data)[1]:
             return
         place = self._key(key, variant)
-        request = RecordedRequest(params_digest=key, params_digest_exact=variant, session=None, actor=None)
+        request = RecordedRequest(
+            session_key="",
+            actor_id="",
+            request_id=place[:32],
+            params_digest=key,
+            identity=place,
+            params_digest_exact=variant,
+        )
         ask = Ask(
             place,
             place,

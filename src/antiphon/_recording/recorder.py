@@ -152,9 +152,10 @@ class Recorder:
 
     async def write(self, rows: Sequence[Row], asynchronous: bool) -> None:
         """Append to the log, on the event loop's own journal where there is a loop."""
-        await self._journal(asynchronous).append(self.run_id, rows)
+        await self.journal_for(asynchronous).append(self.run_id, rows)
 
-    def _journal(self, asynchronous: bool) -> Journal:
+    def journal_for(self, asynchronous: bool) -> Journal:
+        """The journal to write with: each event loop has its own."""
         if not asynchronous:
             return self.journal
         import asyncio

@@ -125,6 +125,8 @@ class RecordSection(Section, frozen=True):
 
     enabled: bool = True
     retention_days: Annotated[float, Meta(gt=0)] = 14.0
+    llm_cache: bool = False
+    llm_cache_seconds: Seconds = 1_209_600.0
 
 
 class ArtifactsSection(Section, frozen=True):

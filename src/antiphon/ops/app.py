@@ -111,8 +111,12 @@ class Antiphon:
         entry: str | None = None,
         function: Callable[..., Any] | None = None,
         tags: Mapping[str, str] | None = None,
+        llm_cache: bool | None = None,
     ) -> Run:
-        """Open a run. With *resume* an interrupted run goes on: its finished calls are answered from their records."""
+        """Open a run. With *resume* an interrupted run goes on: its finished calls are answered from their records.
+
+        With *llm_cache* answers of models are kept, and equal requests are answered from them (default: configuration).
+        """
         manifest = self._resumed(resume) if resume is not None else None
         if manifest is None:
             manifest = RunManifest(
@@ -130,9 +134,24 @@ class Antiphon:
                 config_digest=hashlib.sha256(msgspec.json.encode(self.config)).hexdigest(),
                 tags={"owner": owner_token(), **(tags or {})},
             )
-        run = Run(self.recorder(manifest.id, manifest.salt), manifest, self._caller(manifest))
+        recorder = self.recorder(manifest.id, manifest.salt)
+        if self.config.record.llm_cache if llm_cache is None else llm_cache:
+            recorder.scope.llm_cache = self._llm_cache(recorder)
+        run = Run(recorder, manifest, self._caller(manifest))
         run.input = input
         return run
+
+    def _llm_cache(self, recorder: Recorder) -> Any:
+        from antiphon._recording.llm_cache import LlmCache
+
+        return LlmCache(
+            recorder.journal_for,
+            recorder.redactor,
+            tenant=self.tenant,
+            workspace=self.workspace,
+            ttl_ms=int(self.config.record.llm_cache_seconds * 1000),
+            owner=owner_token(),
+        )
 
     def _resumed(self, run_id: str) -> RunManifest:
         found = drive(self.journal.manifest(run_id))
