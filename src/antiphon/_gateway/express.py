@@ -87,6 +87,7 @@ class Ticket:
         "answer",
         "guard",
         "idem_key",
+        "journal",
         "key",
         "params",
         "permits",
@@ -102,6 +103,7 @@ class Ticket:
     answer: Any
     guard: Any
     idem_key: str
+    journal: Any
     key: str
     params: dict[str, Any]
     permits: list[tuple[Any, Any]]
@@ -234,6 +236,7 @@ class Express:
             canonical = digest
         late = _new(LateRequest, (place[0], place[1], request_id, canonical, exact, long))
         ask = (key, request_id, name, idem_key, late, self._ttl_ms, self._lease_ms, owner_token(), *self._tail)
+        ticket.journal = journal
         ticket.version = journal.begin_now(_new(Ask, ask))
         return ticket
 
@@ -281,11 +284,10 @@ class Express:
             breaker.success(permit, now)
         self._budget.success()
         took = (now - ticket.started) * 1000
-        attempt = _new(LateAttempt, (time.time_ns() // 1_000_000, took))
-        final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, attempt, 1, True))
+        late = _new(LateAttempt, (time.time_ns() // 1_000_000, took))
+        final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, late, 1, True))
         key = ticket.key
-        journal: Any = core.journal()
-        if journal.settle_now(key, ticket.version, final) is None:
+        if ticket.journal.settle_now(key, ticket.version, final) is None:
             core.telemetry.fenced(ticket.to_call())
         turn = ticket.turn
         if turn is not None:

@@ -7,6 +7,7 @@ import time
 from itertools import count
 
 _next = count().__next__
+_LOW = tuple(f"{number:03x}" for number in range(4096))
 _tail = ""
 _head = ("", 0)
 
@@ -15,7 +16,7 @@ def _renew() -> None:
     """A new random part for this process; a forked child draws its own."""
     global _tail
     noise = os.urandom(8)
-    _tail = f"{0x8000 | int.from_bytes(noise[:2], 'big') & 0x3FFF:04x}-{noise[2:6].hex()}"
+    _tail = f"-{0x8000 | int.from_bytes(noise[:2], 'big') & 0x3FFF:04x}-{noise[2:6].hex()}"
 
 
 _renew()
@@ -31,4 +32,4 @@ def uuid7() -> str:
         head = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
         _head = (head, ms)
     n = _next()
-    return f"{head}{n & 0xFFF:03x}-{_tail}{n >> 12 & 0xFFFF:04x}"
+    return f"{head}{_LOW[n & 0xFFF]}{_tail}{n >> 12 & 0xFFFF:04x}"

@@ -84,6 +84,9 @@ class Tally:
     def breaker(self, key: str, before: str, after: str) -> None:
         self._count("breaker", key, before, after)
 
+    def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
+        return None
+
     def render(self) -> str:
         return "\n".join(f"{' '.join(labels)} {number}" for labels, number in sorted(self.counts.items()))
 
