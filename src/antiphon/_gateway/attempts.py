@@ -121,7 +121,7 @@ class Attempts:
         now = self.core.clock.monotonic()
         if is_control_flow(error):
             self.vote(path, permits, None)
-            self.note(call, began, now, error_code="cancelled")
+            self.note(call, began, now, error_code=interruption(error))
             if hooked is not None:
                 self.core.hooks.after(hooked, interrupted(call, error))
             raise error
@@ -282,7 +282,7 @@ class Attempts:
             ), step.delay_ms
         assert isinstance(step, Stop)
         if step.status == "outcome_unknown":
-            message = f"{tool.full_name}: {failure.message}. {UNKNOWN_HINT}"
+            message = f"{tool.full_name}: {failure.message.rstrip('.')}. {UNKNOWN_HINT}"
             outcome = failed("error", "outcome_unknown", message, attempts=number, reason=failure.code)
         else:
             outcome = failed(
