@@ -238,3 +238,52 @@ def _ask(rig: Rig, owner: str) -> Any:
     call.identity = "lost"
     core.derive(call)
     return claims.ask_of(core, call, call.key)._replace(owner=owner)
+
+
+# -- a worker that was away -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_worker_that_lost_its_claim_does_not_try_again(idempotent: bool) -> None:
+    rig = Rig()
+    script = rig.tool(ConnectionRefusedError(111, "refused"), "second", idempotent=idempotent, ttl=LEASE)
+    real = rig.clock.sleep
+
+    async def paused(seconds: float) -> None:
+        await real(seconds)
+        if seconds < 1:
+            rig.clock.advance(10)
+            rig.clock.sleep = real  # type: ignore[method-assign]
+            rig.execute(call_id="somebody else")
+
+    rig.clock.sleep = paused  # type: ignore[method-assign]
+    result = rig.execute(call_id="c1")
+    assert (result.code, result.attempts) == ("ECONNREFUSED", 1)
+    # an idempotent call was taken over; one that may not be repeated became unknown, and is not sent behind that
+    assert len(script) == (2 if idempotent else 1)
+
+
+def test_a_worker_that_was_away_before_it_dispatched_makes_sure_of_its_claim() -> None:
+    rig = Rig()
+    script = rig.tool("sent", ttl=LEASE)
+    journal = rig.gateway.core.journal()
+    real = type(journal).begin
+    away = [True]
+
+    class Slow:
+        durable = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(journal, name)
+
+        async def begin(self, ask: Any, events: Any = ()) -> Any:
+            answer = await real(journal, ask, events)
+            if away and away.pop():
+                rig.clock.advance(10)  # stopped between the store's answer and the dispatch
+                assert rig.execute(call_id="c2").code == "outcome_unknown"
+            return answer
+
+    rig.gateway._journal = Slow()
+    result = rig.execute(call_id="c1")
+    assert result.code == "outcome_unknown"
+    assert len(script) == 0

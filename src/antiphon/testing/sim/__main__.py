@@ -1,0 +1,66 @@
+"""``python -m antiphon.testing.sim --seeds N``: explore, then look for every planted bug."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+
+from antiphon.testing.sim.bugs import BUGS
+from antiphon.testing.sim.explore import Explored, explore, tell
+
+_BUG_SEEDS = 2_000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print what was explored; 1 if a law was broken or a planted bug was not found."""
+    parser = argparse.ArgumentParser(prog="python -m antiphon.testing.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds to try (default: 1000)")
+    parser.add_argument("--start", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug and stop at the first seed that finds it")
+    parser.add_argument("--seed", type=int, help="tell the story of one seed, line by line")
+    chosen = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)
+    if chosen.seed is not None:
+        story = tell(chosen.seed, chosen.bug or "")
+        _out("\n".join(story.trace))
+        return 1 if story.broken else 0
+    seeds = range(chosen.start, chosen.start + chosen.seeds)
+    if chosen.bug:
+        return 0 if _hunt(chosen.bug, seeds) else 1
+    began = time.perf_counter()
+    explored = explore(seeds)
+    _report(explored, time.perf_counter() - began)
+    found = [_hunt(bug, range(_BUG_SEEDS)) for bug in BUGS]
+    return 0 if all(found) and not explored.broken else 1
+
+
+def _hunt(bug: str, seeds: range) -> bool:
+    explored = explore(seeds, bug, stop_at=1)
+    if not explored.broken:
+        _out(f"planted bug {bug}: NOT FOUND in {explored.seeds} seeds")
+        return False
+    story = explored.broken[0]
+    _out(
+        f"planted bug {bug} ({BUGS[bug].what}): found by seed {story.seed} after {explored.seeds} seeds: {story.broken}"
+    )
+    return True
+
+
+def _report(explored: Explored, seconds: float) -> None:
+    rate = explored.seeds / seconds if seconds else 0.0
+    _out(f"{explored.seeds} seeds, {explored.steps} steps in {seconds:.1f} s ({rate:.0f} seeds/s)")
+    for what, number in sorted(explored.seen.items()):
+        _out(f"  {number:8d}  {what}")
+    for story in explored.broken[:10]:
+        _out(f"BROKEN by seed {story.seed}: {story.broken}")
+    _out(f"laws broken: {len(explored.broken)}")
+
+
+def _out(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
