@@ -18,7 +18,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.turns import SessionState, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
-from antiphon.contract.result import ToolResultEnvelope
+from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import InvalidInput
 from antiphon.ops.app import Antiphon, current
@@ -96,8 +96,10 @@ class Guard:
         _registered(gateway, spec, _run)
         failure = _Failure(body)
         with self._around(place, failure.run):
-            result = gateway.execute(_envelope(spec, arguments, place))
-        return failure.given(result)
+            if place.call_id is None:
+                placed = gateway._turn_call(self._alone(place), f"{spec.namespace}/{spec.name}", arguments, None)
+                return failure.given(placed)
+            return failure.given(gateway.execute(_envelope(spec, arguments, place)))
 
     async def call_async(
         self,
@@ -111,8 +113,10 @@ class Guard:
         _registered(gateway, spec, _run_async)
         failure = _Failure(body)
         with self._around(place, failure.run_async):
-            result = await gateway.execute(_envelope(spec, arguments, place))
-        return failure.given(result)
+            if place.call_id is None:
+                name = f"{spec.namespace}/{spec.name}"
+                return failure.given(await gateway._turn_call(self._alone(place), name, arguments, None))
+            return failure.given(await gateway.execute(_envelope(spec, arguments, place)))
 
     @contextmanager
     def _around(self, place: Place, body: Body) -> Iterator[None]:
@@ -124,6 +128,10 @@ class Guard:
             if turn is not None:
                 active_turn.reset(turn)
             _body.reset(token)
+
+    def _alone(self, place: Place) -> TurnState:
+        """For a call without an id: it is known by its place in the run (D2)."""
+        return TurnState(SessionState(_session(place), "default"))
 
     def _turn(self, place: Place) -> TurnState:
         session = _session(place)
@@ -157,7 +165,9 @@ class _Failure:
             self._error = error
             raise
 
-    def given(self, result: ToolResultEnvelope) -> Given:
+    def given(self, result: ToolResultEnvelope | ToolDenied) -> Given:
+        if isinstance(result, ToolDenied):
+            return Given(None, False, result.code, result.details)
         if result.ok:
             return Given(result.content, True, reused=result.from_cache)
         if self._error is not None:

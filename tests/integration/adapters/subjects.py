@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tests.integration.adapters import subjects_agents as agents
 from tests.integration.adapters import subjects_langchain as langchain
+from tests.integration.adapters import subjects_mcp as mcp
 from tests.integration.adapters import subjects_pydantic as pydantic
 from tests.integration.adapters.world import World
 
@@ -46,4 +47,5 @@ SUBJECTS = (
     Subject("openai-agents-streamed", agents.make, agents.ask_streamed, agents.crash_and_resume),
     Subject("pydantic-ai", pydantic.make, pydantic.ask, pydantic.crash_and_resume),
     Subject("pydantic-ai-streamed", pydantic.make, pydantic.ask_streamed, pydantic.crash_and_resume),
+    Subject("mcp", mcp.make, mcp.ask, mcp.crash_and_resume),
 )

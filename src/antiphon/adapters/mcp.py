@@ -1,0 +1,134 @@
+"""MCP clients: tool calls go through the gateway, and what a server says about its tools is taken as a suggestion.
+
+>>> from mcp import Client                                                      # doctest: +SKIP
+>>> from antiphon.adapters.mcp import guard
+>>> async with Client(server) as client:
+...     tools = guard(client, server="files")
+...     await tools.list_tools()
+...     result = await tools.call_tool("write_file", {"path": "a.txt", "text": "hi"}, call_id=call.id)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from antiphon.adapters._need import need
+
+need("mcp")
+
+from mcp_types import CallToolResult  # noqa: E402
+
+from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
+from antiphon.contract.spec import ToolSpec  # noqa: E402
+from antiphon.ops.app import Antiphon  # noqa: E402
+
+__all__ = ["GuardedClient", "guard", "suggested_spec"]
+
+log = logging.getLogger("antiphon.mcp")
+
+
+def suggested_spec(tool: Any, *, namespace: str, trusted: bool) -> tuple[ToolSpec, str]:
+    """What a tool's annotations suggest, and who decided: ``default``, ``hint`` or ``trusted hint``.
+
+    Hints of a server nobody vouches for can only make us stricter: they never make a tool repeatable or harmless.
+    """
+    hints = getattr(tool, "annotations", None)
+    base: dict[str, Any] = {
+        "name": tool.name,
+        "namespace": namespace,
+        "description": tool.description or "",
+        "reuse": "turn",
+    }
+    if hints is None:
+        return ToolSpec(idempotent=False, **base), "default"
+    if trusted and hints.read_only_hint:
+        return ToolSpec(idempotent=True, effect="read", **base), "trusted hint"
+    if trusted and hints.idempotent_hint:
+        return ToolSpec(idempotent=True, effect="write", **base), "trusted hint"
+    if hints.read_only_hint:
+        return ToolSpec(idempotent=False, **base), "default"
+    return ToolSpec(idempotent=False, effect="write", **base), "hint"
+
+
+class GuardedClient:
+    """A ``Client`` or ``ClientSession`` whose tool calls are guarded; everything else is the client's own."""
+
+    def __init__(
+        self,
+        client: Any,
+        server: str,
+        tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        trusted: bool = False,
+        session: str | None = None,
+        app: Antiphon | None = None,
+    ) -> None:
+        self._client = client
+        self._namespace = f"mcp.{server}"
+        declared = specs_of(tools)
+        self._specs = {name: _moved(spec, self._namespace) for name, spec in declared.items()}
+        self._declared = frozenset(declared)
+        self._trusted = trusted
+        self._session = session
+        self._guard = Guard({}, app)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def list_tools(self, **options: Any) -> Any:
+        """The server's tools; their annotations are learned on the way."""
+        listed = await self._client.list_tools(**options)
+        for tool in listed.tools:
+            if tool.name in self._declared:
+                log.info("%s/%s: the operator's declaration decides", self._namespace, tool.name)
+                continue
+            self._specs[tool.name], source = suggested_spec(tool, namespace=self._namespace, trusted=self._trusted)
+            log.info(
+                "%s/%s: idempotent=%s by %s", self._namespace, tool.name, self._specs[tool.name].idempotent, source
+            )
+        return listed
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any] | None = None,
+        read_timeout_seconds: float | None = None,
+        progress_callback: Any = None,
+        *,
+        call_id: str | None = None,
+        **options: Any,
+    ) -> CallToolResult:
+        """Call a tool at most once per intent. *call_id* is the model's id of the call; it never reaches the server.
+
+        A call that runs out of time is cancelled at the server (``notifications/cancelled``); what became of it there
+        is not known, and the answer says so.
+        """
+        spec = self._specs.get(name)
+        if spec is None:
+            spec = self._specs[name] = ToolSpec(name=name, namespace=self._namespace, idempotent=False, reuse="turn")
+
+        async def body(params: dict[str, Any]) -> Any:
+            result = await self._client.call_tool(name, params, read_timeout_seconds, progress_callback, **options)
+            return result.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+        given = await self._guard.call_async(spec, arguments or {}, Place(self._session, call_id), body)
+        if given.ok:
+            return CallToolResult.model_validate(given.value)
+        return CallToolResult.model_validate({"content": [{"type": "text", "text": given.message}], "isError": True})
+
+
+def _moved(spec: ToolSpec, namespace: str) -> ToolSpec:
+    import msgspec
+
+    return msgspec.structs.replace(spec, namespace=namespace) if spec.namespace == "tools" else spec
+
+
+def guard(client: Any, server: str, **options: Any) -> GuardedClient:
+    """The client with its tool calls behind the gateway. *server* names it in records and in the run log.
+
+    Options: ``tools`` (declarations, which beat every hint), ``trusted`` (believe the server's hints), ``session``
+    (an id that is the same after a restart), ``app``.
+    """
+    return GuardedClient(client, server, **options)
