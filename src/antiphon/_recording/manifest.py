@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +33,8 @@ _GIT_SECONDS = 2.0
 @lru_cache(maxsize=8)
 def _git(folder: str) -> tuple[str | None, bool | None]:
     """Commit of the checkout around *folder*, and whether it has uncommitted changes."""
+    import shutil
+    import subprocess
 
     git = shutil.which("git")
     if git is None:
@@ -74,6 +73,8 @@ def code_version(function: Callable[..., Any] | None) -> CodeVersion:
 @lru_cache(maxsize=1)
 def package_versions() -> dict[str, str]:
     """Python and the packages a replay cares about."""
+    from importlib import metadata
+
     found = {"python": sys.version.partition(" ")[0]}
     for name in _PACKAGES:
         try:

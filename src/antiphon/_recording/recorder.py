@@ -15,11 +15,10 @@ from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import RunManifest, with_sum
-from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
 from antiphon.redact import Redactor
 
-__all__ = ["SPILL_BYTES", "Recorder", "dump", "resolve"]
+__all__ = ["SPILL_BYTES", "Recorder", "dump"]
 
 SPILL_BYTES = 65_536
 """Parts of an event larger than this go to the blob store."""
@@ -174,16 +173,3 @@ class Recorder:
         loop = asyncio._get_running_loop() if asyncio is not None else None
         if loop is not None and loop in self._async:
             await self._async.pop(loop).close()
-
-
-async def resolve(payload: Any, blobs: Blobs | None, tenant: str) -> Any:
-    """Bring spilled parts of an event's payload back."""
-    if not isinstance(payload, dict):
-        return payload
-    resolved = dict(payload)
-    for name, value in payload.items():
-        if isinstance(value, dict) and set(value) == {"$blob", "bytes"}:
-            if blobs is None:
-                raise AntiphonError("The event refers to a blob and no blob store is configured.")
-            resolved[name] = orjson.loads(await blobs.get(tenant, value["$blob"]))
-    return resolved

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from antiphon._gateway.parts import Parts
-from antiphon._gateway.report import Metrics, Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._late import LateRedactor
 from antiphon.config.home import ensure_home, home
@@ -21,6 +19,8 @@ from antiphon.decide.loop import LoopPolicy
 from antiphon.ports import Blobs, Clock, Listener, Store
 
 if TYPE_CHECKING:
+    from antiphon._gateway.parts import Parts
+    from antiphon._gateway.report import Metrics
     from antiphon.redact import Rules
 
 ConfigLike = str | Path | Mapping[str, Any] | Config | Settings | Loaded | None
@@ -162,6 +162,9 @@ def wire(
     listeners: tuple[Listener, ...] = (),
 ) -> Parts:
     """All parts of a gateway."""
+    from antiphon._gateway.parts import Parts
+    from antiphon._gateway.report import Reporter
+
     loaded = resolve(config)
     settings = config if isinstance(config, Settings) else settings_of(loaded.config)
     given = {name: value for name, value in (("tenant", tenant), ("workspace", workspace)) if value is not None}

@@ -9,23 +9,23 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
 from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
-from antiphon._gateway.turns import SessionState, TurnState
-from antiphon._recording.manifest import code_version, entry_of, package_versions
-from antiphon._recording.recorder import Recorder
-from antiphon._recording.run import Run, active_run
 from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_of
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
-from antiphon.ops.gateways import AsyncGateway, Gateway
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Store
-from antiphon.redact import Redactor
+
+if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
+    from antiphon._recording.recorder import Recorder
+    from antiphon._recording.run import Run
+    from antiphon.ops.gateways import AsyncGateway, Gateway
+    from antiphon.redact import Redactor
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -68,11 +68,15 @@ class Antiphon:
     @functools.cached_property
     def gateway(self) -> Gateway:
         """The gateway for synchronous code."""
+        from antiphon.ops.gateways import Gateway
+
         return Gateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace)
 
     @functools.cached_property
     def async_gateway(self) -> AsyncGateway:
         """The gateway for asyncio code."""
+        from antiphon.ops.gateways import AsyncGateway
+
         return AsyncGateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace)
 
     @functools.cached_property
@@ -82,12 +86,16 @@ class Antiphon:
 
     @functools.cached_property
     def _redactor(self) -> Redactor:
+        from antiphon.redact import Redactor
+
         return Redactor(rules_of(self.config))
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def recorder(self, run_id: str, salt: str, *, invoker: Invoker | None = None, sink: Any = None) -> Recorder:
         """What writes the events of a run."""
+        from antiphon._recording.recorder import Recorder
+
         return Recorder(
             run_id,
             store=self.store,
@@ -117,6 +125,9 @@ class Antiphon:
 
         With *llm_cache* answers of models are kept, and equal requests are answered from them (default: configuration).
         """
+        from antiphon._recording.manifest import code_version, package_versions
+        from antiphon._recording.run import Run
+
         manifest = self._resumed(resume) if resume is not None else None
         if manifest is None:
             manifest = RunManifest(
@@ -162,6 +173,8 @@ class Antiphon:
         )
 
     def _caller(self, manifest: RunManifest) -> Callable[[str, Mapping[str, Any], str | None], Any]:
+        from antiphon._gateway.turns import SessionState, TurnState
+
         state = TurnState(SessionState(manifest.session or "default", "default"))
 
         def call(tool: str, arguments: Mapping[str, Any], call_id: str | None) -> Any:
@@ -175,6 +188,8 @@ class Antiphon:
 
     def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop."""
+        from antiphon._recording.manifest import entry_of
+
         info = getattr(function, AGENT_MARK, {})
         name = str(info.get("name") or getattr(function, "__name__", "agent"))
         run = self.run(name, input=_input_of(args, kwargs), entry=entry_of(function), function=function)
@@ -283,6 +298,8 @@ def run(name: str, **options: Any) -> Run:
 
 def current_run() -> Run:
     """The run this code is part of; raises outside a run."""
+    from antiphon._recording.run import active_run
+
     found = active_run.get()
     if found is None:
         raise NotFound(

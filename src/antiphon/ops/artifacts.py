@@ -13,7 +13,7 @@ import orjson
 from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._recording import artifact, kurral
-from antiphon._recording.recorder import resolve
+from antiphon._recording.spill import resolve
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ops.app import Antiphon

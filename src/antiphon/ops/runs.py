@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from antiphon._drive import drive
-from antiphon._recording.recorder import resolve
-from antiphon._replay.tape import Tape
+from antiphon._recording.spill import resolve
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.fence import lifted
 from antiphon.ports import Journal
+
+if TYPE_CHECKING:
+    from antiphon._replay.tape import Tape
 
 LATEST = "latest"
 _BATCH = 500
@@ -57,6 +60,7 @@ def is_artifact(wanted: str) -> bool:
 
 def load_tape(app: Antiphon, manifest: RunManifest) -> Tape:
     """The recording, ready to be asked; spilled payloads are brought back when they are needed."""
+    from antiphon._replay.tape import Tape
 
     def whole(event: Event) -> Event:
         payload = event.payload

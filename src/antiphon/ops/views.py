@@ -6,8 +6,7 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon._gateway.owner import certainly_dead
-from antiphon._recording.recorder import resolve
-from antiphon._replay.tape import full_name
+from antiphon._recording.spill import resolve
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
@@ -72,6 +71,12 @@ def context_of(app: Antiphon, run: str, seq: int) -> dict[str, Any]:
         raise InvalidInput(f"Event {seq} is {event.type}, not a model call.", hint="Find one: antiphon show RUN --json")
     request = event.payload.get("providerRequest") or event.payload.get("request")
     return {"run": run, "seq": seq, "provider": event.payload.get("provider"), "request": request}
+
+
+def full_name(payload: dict[str, Any]) -> str:
+    """``namespace/name`` of a tool, the name of anything else."""
+    name, namespace = str(payload.get("name", "")), payload.get("namespace")
+    return f"{namespace}/{name}" if namespace else name
 
 
 class Node:

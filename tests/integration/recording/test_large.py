@@ -1,0 +1,165 @@
+"""Large runs: one event is read alone, export and import stream, large payloads are spilled and stored once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+import pytest
+
+from antiphon import Antiphon
+from antiphon._drive import drive
+from antiphon._scope import Site
+from antiphon.ops.retention import collect
+from antiphon.ops.runs import find_run
+from antiphon.ops.views import one_event
+from tests.integration.recording.kit import application, stored
+
+TEXT = "lorem ipsum dolor sit amet " * 370
+"""Ten kilobytes."""
+
+
+def record(app: Antiphon, name: str, megabytes: int) -> str:
+    """A run of that size: as many calls with large arguments as it takes."""
+    run = app.run(name)
+    with run:
+        encode = run._recorder.encode
+        rows = []
+        for n in range(megabytes * 100):
+            site = Site("0", n, 0, f"0@{n}", None)
+            asked = {
+                "kind": "tool",
+                "name": "work",
+                "arguments": {"n": n, "text": TEXT[:-8]},
+                "digest": f"{n}",
+                "nth": 0,
+            }
+            rows.append(encode("call.started", site, asked, {}))
+            rows.append(encode("call.finished", site, {"outcome": "ok", "value": n}, {"durationMs": 1}))
+            if len(rows) >= 500:
+                drive(app.journal.append(run.id, rows))
+                rows = []
+        drive(app.journal.append(run.id, rows))
+    return run.id
+
+
+class Cost(NamedTuple):
+    seconds: float
+    megabytes: float
+    output: str
+
+
+def command(*words: str) -> Cost:
+    """Run the command line in a process of its own; its time and its memory at most."""
+    began = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "antiphon.cli", *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    assert process.returncode == 0, output
+    return Cost(time.perf_counter() - began, usage.ru_maxrss / 1024, output)
+
+
+class Large(NamedTuple):
+    folder: Path
+    run: str
+    small: str
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
+    folder = tmp_path_factory.mktemp("large")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("ANTIPHON_HOME", str(folder / "state"))
+        app = application()
+        yield Large(folder, record(app, "large", 50), record(app, "small", 5))
+
+
+def test_the_run_is_as_large_as_it_says(large: Large) -> None:
+    assert (large.folder / "state" / "antiphon.db").stat().st_size > 50_000_000
+
+
+def test_one_event_of_a_large_run_is_read_alone(large: Large) -> None:
+    costs = [command("show", large.run, "--event", "9001", "--json") for _ in range(5)]
+    event = orjson.loads(costs[0].output)
+    assert (event["seq"], event["payload"]["arguments"]["n"]) == (9001, 4500)
+    assert min(cost.seconds for cost in costs) < 0.3
+    assert max(cost.megabytes for cost in costs) < 100
+
+
+def test_export_and_import_stream(large: Large) -> None:
+    little = command("export", large.small, "-o", "small.antiphon")
+    much = command("export", large.run, "-o", "large.antiphon")
+    assert Path("large.antiphon").stat().st_size > 100_000_000, "each call stands in tool_calls and in events"
+    assert much.megabytes < little.megabytes + 20
+    there = os.environ["ANTIPHON_HOME"]
+    os.environ["ANTIPHON_HOME"] = str(large.folder / "other")
+    try:
+        little = command("import", "small.antiphon")
+        much = command("import", "large.antiphon", "--json")
+        assert much.megabytes < little.megabytes + 20
+        other = application()
+        assert len(stored(other, orjson.loads(much.output)["imported"][0]["run"])) == 10_002
+    finally:
+        os.environ["ANTIPHON_HOME"] = there
+
+
+def test_the_timeline_of_a_large_run_does_not_hold_its_payloads(large: Large) -> None:
+    cost = command("show", large.run)
+    assert "5000 tool calls" in cost.output
+    assert cost.megabytes < 150
+
+
+def blobs(home: Path) -> list[Path]:
+    return [path for path in (home / "blobs").rglob("*") if path.is_file() and not path.name.startswith(".")]
+
+
+def test_large_payloads_are_spilled_and_equal_ones_stored_once(home: Path) -> None:
+    app = application()
+
+    @app.gateway.tool(idempotent=False)
+    def work(n: int, text: str) -> str:
+        return text
+
+    text = "lorem ipsum dolor " * 10_000
+    with app.run("large") as run:
+        for n in range(5):
+            assert work(n, text) == text
+        work(6, "small")
+    found = blobs(home)
+    assert len(found) == 6, "five different arguments, one result"
+    assert (home / "antiphon.db").stat().st_size < 5 * len(text)
+    events = stored(app, run.id)
+    spilled = [event.seq for event in events if "$blob" in orjson.dumps(event.payload).decode()]
+    assert spilled == list(range(1, 11))
+    assert one_event(app, run.id, 1).payload["arguments"] == {"n": 0, "text": text}
+    assert one_event(app, run.id, 2).payload["value"] == text
+
+
+def test_blobs_that_nobody_refers_to_any_more_are_collected(home: Path) -> None:
+    app = application()
+
+    @app.gateway.tool(idempotent=False)
+    def work(n: int, text: str) -> int:
+        return n
+
+    for name in ("old", "new"):
+        with app.run(name):
+            work(1, f"of {name} alone " * 10_000)
+            work(2, "of both " * 10_000)
+    assert len(blobs(home)) == 3
+    old = find_run(app, None)
+    assert old.name == "new"
+    result = collect(app, keep=1, force=True)
+    assert [run["name"] for run in result["runs"]] == ["old"]
+    assert (result["blobs"], len(blobs(home))) == (1, 2)
+    assert one_event(app, old.id, 3).payload["arguments"]["text"].startswith("of both")
