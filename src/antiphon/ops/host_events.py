@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from antiphon._recording.recorder import Recorder, resolve
+from antiphon._recording.recorder import Recorder
+from antiphon._recording.spill import resolve
 from antiphon._workflow.source import event_id
 from antiphon._workflow.state import TERMINAL, Told
 from antiphon.contract.events import Event
