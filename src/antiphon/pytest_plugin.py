@@ -1,10 +1,173 @@
-"""Pytest plugin: names the installed Antiphon in the report's header."""
+"""Pytest plugin: a marked test is recorded once and replayed strictly ever after; one artifact per test.
+
+    @pytest.mark.antiphon
+    def test_refund():
+        assert agent.main("My order never arrived") == "refunded"
+
+``pytest --antiphon-record`` records what has no recording yet, ``--antiphon-rewrite`` records everything again,
+``--antiphon-replay`` (the default) only replays: a test without a recording fails.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
 from antiphon._version import __version__
+
+if TYPE_CHECKING:
+    from antiphon._recording.run import Run
+    from antiphon.ops.app import Antiphon
+
+_counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The flags and the setting of the plugin."""
+    group = parser.getgroup("antiphon")
+    for mode, text in (
+        ("record", "record marked tests that have no recording yet; replay the others"),
+        ("replay", "only replay marked tests (default)"),
+        ("rewrite", "record all marked tests again"),
+    ):
+        group.addoption(f"--antiphon-{mode}", action="store_const", const=mode, dest="antiphon_mode", help=text)
+    parser.addini("antiphon_golden", "folder of the recordings, beside each test file", default="golden")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Describe the marker."""
+    text = "antiphon(path=None, fence=True): record the test once, replay it strictly ever after"
+    config.addinivalue_line("markers", text)
+    config.stash[_counts] = {}
 
 
 def pytest_report_header() -> str:
     """The line that pytest prints above the tests."""
     return f"antiphon: {__version__}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Wrap what is marked: a function of the test's own kind, so that every asyncio plugin runs it as before."""
+    for item in items:
+        marker = item.get_closest_marker("antiphon")
+        if marker is not None and isinstance(item, pytest.Function):
+            item.obj = _wrapped(item, marker, item.obj)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """How many tests were recorded and replayed."""
+    counts = config.stash.get(_counts, {})
+    if counts:
+        terminalreporter.write_line("antiphon: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+
+
+@pytest.fixture
+def antiphon_run() -> Any:
+    """The run of a marked test, for its clock, chance and model calls."""
+    return _CurrentRun()
+
+
+class _CurrentRun:
+    """Stands for the run that is open when it is used."""
+
+    def __getattr__(self, name: str) -> Any:
+        from antiphon.ops.app import current_run
+
+        return getattr(current_run(), name)
+
+
+def golden_path(item: pytest.Item, marker: pytest.Mark) -> Path:
+    """Where the recording of a test lies: ``golden/MODULE/TEST.antiphon`` beside the test file, unless it says."""
+    given = marker.kwargs.get("path") or (marker.args[0] if marker.args else None)
+    if given is not None:
+        return item.path.parent / str(given)
+    name = item.nodeid.partition("::")[2].replace("::", ".")
+    safe = re.sub(r"[^\w.\-\[\]]", "_", name)
+    if safe != name or len(safe) > 120:
+        safe = f"{safe[:100]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return item.path.parent / str(item.config.getini("antiphon_golden")) / item.path.stem / f"{safe}.antiphon"
+
+
+def _wrapped(item: pytest.Function, marker: pytest.Mark, test: Callable[..., Any]) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(test):
+
+        @functools.wraps(test)
+        async def in_loop(*args: Any, **kwargs: Any) -> None:
+            with _around(item, marker) as run:
+                run.scope.adopt()
+                await test(*args, **kwargs)
+
+        return in_loop
+
+    @functools.wraps(test)
+    def plain(*args: Any, **kwargs: Any) -> None:
+        with _around(item, marker):
+            test(*args, **kwargs)
+
+    return plain
+
+
+@contextmanager
+def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
+    """Record or replay what happens inside."""
+    from antiphon.ops.app import Antiphon
+    from antiphon.stores import MemoryStore
+
+    mode = item.config.getoption("antiphon_mode") or "replay"
+    path = golden_path(item, marker)
+    app = Antiphon(store=MemoryStore())
+    counts = item.config.stash[_counts]
+    if mode == "rewrite" or (mode == "record" and not path.exists()):
+        with _recorded(app, item, path) as run:
+            yield run
+        counts["recorded"] = counts.get("recorded", 0) + 1
+        return
+    if not path.exists():
+        pytest.fail(f"There is no recording {path}. Record it with: pytest --antiphon-record", pytrace=False)
+    with _replayed(app, path, bool(marker.kwargs.get("fence", True))) as run:
+        yield run
+    counts["replayed"] = counts.get("replayed", 0) + 1
+
+
+@contextmanager
+def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
+    """A live run, exported when the test has passed; a failed test leaves the old recording as it was."""
+    from antiphon.ops.app import using
+    from antiphon.ops.artifacts import export_run
+
+    with using(app), app.run(item.name) as run:
+        yield run
+    path.parent.mkdir(parents=True, exist_ok=True)
+    export_run(app, run.manifest, path)
+
+
+@contextmanager
+def _replayed(app: Antiphon, path: Path, fence: bool) -> Iterator[Run]:
+    """The recording answers; a difference fails the test, even if its own assertions hold."""
+    from antiphon.ops.app import using
+    from antiphon.ops.fence import fenced
+    from antiphon.ops.replay import open_recording
+    from antiphon.ops.strict import watched
+
+    result, run = watched(app, open_recording(app, path))
+    try:
+        with run.attached(), using(app), fenced(fence):
+            yield run
+    except BaseException as error:
+        for found in result.divergences[:5]:
+            error.add_note(f"antiphon: {found.message()}")
+        raise
+    result.observer.finish()
+    if result.divergences:
+        lines = [f"The test is not what {path.name} recorded:"]
+        lines += [f"  {found.message()}" for found in result.divergences[:10]]
+        lines.append("If this is meant: pytest --antiphon-rewrite")
+        pytest.fail("\n".join(lines), pytrace=False)

@@ -28,8 +28,10 @@ _EXIT_OF: tuple[tuple[type[errors.AntiphonError], str], ...] = (
 
 def exit_code(error: errors.AntiphonError) -> int:
     """The documented exit code of an error."""
-    if error.code == "entry_missing":
+    if error.code in ("entry_missing", "model_missing"):
         return EXIT["entry"]
+    if error.code == "not_found":
+        return EXIT["not_found"]
     return next((EXIT[name] for kind, name in _EXIT_OF if isinstance(error, kind)), 1)
 
 
@@ -63,7 +65,8 @@ def report(error: errors.AntiphonError, as_json: bool) -> None:
     if as_json:
         print_json({"error": error.code, "message": error.message, "hint": error.hint})
         return
-    print(f"antiphon: {error.message}", file=sys.stderr)
+    notice = "\n" in error.message  # a page of its own, such as the side effects to review
+    print(error.message if notice else f"antiphon: {error.message}", file=sys.stderr)
     if error.hint:
         print(f"          {error.hint}", file=sys.stderr)
 

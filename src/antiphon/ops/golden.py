@@ -1,0 +1,184 @@
+"""Golden runs: artifacts that are replayed as tests (K8, D13)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+from antiphon.errors import AntiphonError, NotFound
+from antiphon.ops.app import Antiphon, using
+from antiphon.ops.replay import Mode, replay
+
+SUFFIXES = (".antiphon", ".kurral")
+MIN_ARS = 0.9
+
+
+class Wanted(NamedTuple):
+    """How golden runs are replayed."""
+
+    mode: Mode | None = "strict"
+    min_ars: float = MIN_ARS
+    config: str | None = None
+    llm: str | None = None
+    fence: bool = True
+    model: str | None = None
+    entry: str | None = None
+
+
+class Result(NamedTuple):
+    """What came of one golden run."""
+
+    path: str
+    status: str
+    """``pass``, ``fail`` (a regression or divergence) or ``error`` (it could not be replayed)."""
+    seconds: float
+    report: dict[str, Any]
+    reasons: list[str]
+    code: int
+
+    @property
+    def name(self) -> str:
+        """The file without its ending."""
+        return Path(self.path).stem
+
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form."""
+        kept = ("replayType", "executed", "determinismScore", "changes", "ars", "divergences", "blocked", "verdict")
+        return {
+            "path": self.path,
+            "status": self.status,
+            "seconds": round(self.seconds, 3),
+            "reasons": self.reasons,
+            **{name: self.report[name] for name in kept if name in self.report},
+        }
+
+
+def collect(places: Iterable[Path]) -> list[Path]:
+    """Every artifact under the given files and folders, in a stable order."""
+    found: dict[Path, None] = {}
+    for place in places:
+        if not place.exists():
+            raise NotFound(f"There is no {place}.", hint="Give a folder of .antiphon files, or one of them.")
+        files = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.suffix in SUFFIXES)
+        found.update(dict.fromkeys(files))
+    if not found:
+        where = ", ".join(map(str, places))
+        raise NotFound(
+            f"There are no golden runs in {where}.", hint="Make one: antiphon export RUN -o golden/NAME.antiphon"
+        )
+    return list(found)
+
+
+def _one(error: AntiphonError) -> int:
+    return 1
+
+
+def check(path: Path, wanted: Wanted, code_of: Callable[[AntiphonError], int] = _one) -> Result:
+    """Replay one golden run against the current code; its store is gone afterwards. *code_of* tells exit codes."""
+    from antiphon.ops.entry import load_entry
+    from antiphon.stores import MemoryStore
+
+    began = time.perf_counter()
+    try:
+        app = Antiphon(wanted.config, store=MemoryStore())
+        with using(app):
+            report = replay(
+                path,
+                app=app,
+                mode=wanted.mode,
+                min_ars=wanted.min_ars,
+                function=load_entry(wanted.entry) if wanted.entry else None,
+                llm=load_entry(wanted.llm) if wanted.llm else None,
+                model=wanted.model,
+                fence="process" if wanted.fence else False,
+                keep=False,
+            )
+    except AntiphonError as error:
+        took = time.perf_counter() - began
+        said = [error.message, error.hint] if error.hint else [error.message]
+        return Result(str(path), "error", took, {}, said, code_of(error))
+    data = report.to_wire()
+    reasons = [found["message"] for found in data["divergences"][:5]] or list(data["verdictReasons"])
+    if not data["executed"] and not reasons:
+        reasons = ["the recording names no entry point: only the recording itself was checked"]
+    return Result(str(path), report.verdict, time.perf_counter() - began, data, reasons, report.exit_code)
+
+
+def check_all(
+    paths: Sequence[Path], wanted: Wanted, *, jobs: int = 1, code_of: Callable[[AntiphonError], int] = _one
+) -> Iterator[Result]:
+    """Replay all of them in order, in processes of their own if there is more than one job."""
+    if jobs <= 1 or len(paths) == 1:
+        for path in paths:
+            yield check(path, wanted, code_of)
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(paths)), mp_context=context) as pool:
+        yield from pool.map(check, paths, [wanted] * len(paths), [code_of] * len(paths))
+
+
+def exit_code(results: Iterable[Result]) -> int:
+    """1 if anything regressed, else what kept a golden run from being replayed, else 0."""
+    codes = [result.code for result in results if result.code]
+    return 1 if 1 in codes else codes[0] if codes else 0
+
+
+def junit(results: Sequence[Result]) -> str:
+    """The results as JUnit XML."""
+    failed = sum(result.status == "fail" for result in results)
+    errors = sum(result.status == "error" for result in results)
+    total = sum(result.seconds for result in results)
+    counts = f'tests="{len(results)}" failures="{failed}" errors="{errors}" time="{total:.3f}"'
+    lines = [
+        '<?xml version="1.0" encoding="utf-8"?>',
+        f"<testsuites {counts}>",
+        f'<testsuite name="antiphon" {counts}>',
+    ]
+    for result in results:
+        where = quoteattr(str(Path(result.path).parent))
+        head = f'<testcase classname={where} name={quoteattr(result.name)} time="{result.seconds:.3f}"'
+        if result.status == "pass":
+            lines.append(f"{head}/>")
+            continue
+        kind = "failure" if result.status == "fail" else "error"
+        message = quoteattr(_printable(result.reasons[0] if result.reasons else result.status))
+        text = escape(_printable("\n".join(result.reasons)))
+        lines.append(f"{head}><{kind} message={message}>{text}</{kind}></testcase>")
+    return "\n".join([*lines, "</testsuite>", "</testsuites>"]) + "\n"
+
+
+def _printable(text: str) -> str:
+    """XML has no place for control characters."""
+    return "".join(c if c >= " " or c in "\n\t" else "\ufffd" for c in text if c not in "\ufffe\uffff")
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """A summary for a pull request."""
+    good = sum(result.status == "pass" for result in results)
+    sign = "✅" if good == len(results) else "❌"
+    lines = [f"### {sign} Antiphon: {good} of {len(results)} golden runs pass", ""]
+    lines += ["| golden run | replay | ARS | result |", "|---|---|---|---|"]
+    for result in results:
+        ars = (result.report.get("ars") or {}).get("score")
+        shown = "" if ars is None else f"{ars:.3f}"
+        first = _cell(result.reasons[0]) if result.reasons and result.status != "pass" else result.status
+        kind = result.report.get("replayType", "")
+        lines.append(
+            f"| `{_cell(result.path)}` | {kind} | {shown} | {'✅' if result.status == 'pass' else '❌'} {first} |"
+        )
+    details = [result for result in results if result.status != "pass" and len(result.reasons) > 1]
+    for result in details:
+        lines += ["", f"<details><summary>{escape(result.name)}</summary>", ""]
+        lines += [f"- {_cell(reason)}" for reason in result.reasons]
+        lines += ["", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return escape(" ".join(text.split())).replace("|", "\\|")[:300]

@@ -1,0 +1,173 @@
+"""The pytest plugin as its users meet it: record once, replay ever after, also in parallel and asynchronously."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import asyncio
+import os
+from pathlib import Path
+
+import anyio
+import pytest
+
+import antiphon
+from antiphon.stores import MemoryStore
+
+gateway = antiphon.Gateway(MemoryStore())
+
+
+@gateway.tool(idempotent=False, effect="write")
+def pay(amount: int) -> str:
+    with Path(os.environ["LEDGER"]).open("a") as ledger:
+        ledger.write(f"{amount}\\n")
+    return f"paid {amount}"
+
+
+aio = antiphon.AsyncGateway(MemoryStore())
+
+
+@aio.tool(idempotent=True, effect="read")
+async def look(n: int) -> int:
+    with Path(os.environ["LEDGER"]).open("a") as ledger:
+        ledger.write(f"look {n}\\n")
+    return n * n
+
+
+AMOUNT = int(os.environ.get("AMOUNT", "5"))
+
+
+@pytest.mark.antiphon
+def test_payment(antiphon_run):
+    at = antiphon_run.now()
+    assert pay(amount=AMOUNT).startswith("paid")
+    assert antiphon_run.now() >= at
+
+
+@pytest.mark.antiphon
+@pytest.mark.parametrize("n", [1, 2, "a/b c"])
+def test_each(n):
+    assert pay(amount=len(str(n)))
+
+
+@pytest.mark.asyncio
+@pytest.mark.antiphon
+async def test_parallel_in_asyncio():
+    found = await asyncio.gather(*(look(n=n) for n in range(4)))
+    assert found == [0, 1, 4, 9]
+
+
+class TestInAClass:
+    @pytest.mark.antiphon(path="mine.antiphon")
+    def test_method(self):
+        assert pay(amount=3) == "paid 3"
+
+
+@pytest.mark.anyio
+@pytest.mark.antiphon
+async def test_with_anyio(anyio_backend_name):
+    assert anyio_backend_name == "asyncio"
+    assert await look(n=7) == 49
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+def test_unmarked():
+    assert pay(amount=1) == "paid 1"
+"""
+
+
+class Project:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ledger = folder / "ledger.txt"
+        (folder / "test_agent.py").write_text(TESTS)
+
+    def run(self, *flags: str, **environment: str) -> tuple[int, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "PYTEST_"))}
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:langsmith_plugin",
+                "-p",
+                "no:schemathesis",
+                "-o",
+                "asyncio_mode=strict",
+                *flags,
+            ],
+            cwd=self.folder,
+            env={**kept, "LEDGER": str(self.ledger), "ANTIPHON_HOME": str(self.folder / "home"), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def effects(self) -> int:
+        return len(self.ledger.read_text().splitlines()) if self.ledger.exists() else 0
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_record_replay_rewrite(project: Project) -> None:
+    code, out = project.run()
+    assert code == 1
+    assert "pytest --antiphon-record" in out
+    assert project.effects() == 1  # the unmarked one
+
+    code, out = project.run("--antiphon-record")
+    assert code == 0, out
+    assert "7 recorded" in out
+    recordings = sorted(path.name for path in project.folder.rglob("*.antiphon"))
+    assert len(recordings) == 7
+    assert "mine.antiphon" in recordings
+    made = project.effects()
+
+    code, out = project.run()
+    assert code == 0, out
+    assert "7 replayed" in out
+    assert project.effects() == made + 1
+
+    code, out = project.run("-k", "payment", AMOUNT="6")
+    assert code == 1
+    assert "$.amount: 5 -> 6" in out
+
+    code, out = project.run("-k", "payment", "--antiphon-rewrite", AMOUNT="6")
+    assert code == 0, out
+    code, out = project.run("-k", "payment", AMOUNT="6")
+    assert code == 0, out
+
+
+def test_workers_do_not_disturb_each_other(project: Project) -> None:
+    code, out = project.run("--antiphon-record", "-n", "2")
+    assert code == 0, out
+    assert len(list(project.folder.rglob("*.antiphon"))) == 7
+    assert not list(project.folder.rglob("*.part"))
+    code, out = project.run("-n", "2")
+    assert code == 0, out
+
+
+def test_a_failed_test_leaves_no_recording(project: Project) -> None:
+    (project.folder / "test_agent.py").write_text(TESTS.replace('.startswith("paid")', '.startswith("stolen")'))
+    code, _ = project.run("--antiphon-record", "-k", "payment")
+    assert code == 1
+    assert not list(project.folder.rglob("*.antiphon"))
