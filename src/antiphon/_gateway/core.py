@@ -413,10 +413,11 @@ def circuit_open(call: Call, refusal: Refusal) -> Outcome:
     """The outcome of a call that an open breaker refused."""
     wait = f" Try again in {refusal.retry_after_ms / 1000:.1f} s." if refusal.retry_after_ms else ""
     reason = f" ({refusal.reason})" if refusal.reason else ""
+    why = "an operator or its settings forced it open" if refusal.state == "FORCED_OPEN" else "it failed too often"
     outcome = failed(
         "circuit_open",
         "circuit_open",
-        f"{call.tool.full_name} is fenced off{reason}: it failed too often. The call was not made.{wait}",
+        f"{call.tool.full_name} is fenced off{reason}: {why}. The call was not made.{wait}",
         retriable=True,
     )
     outcome.breaker = refusal.state

@@ -23,7 +23,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tool", default="", help="namespace/name")
     parser.add_argument("--session", default="")
     parser.add_argument("--prefix", default="", help="beginning of the keys")
-    parser.add_argument("--state", default="", choices=["", "inflight", "done", "failed", "cancelled", "unknown"])
+    parser.add_argument("--state", default="", choices=["inflight", "done", "failed", "cancelled", "unknown"])
     verdict = parser.add_mutually_exclusive_group()
     verdict.add_argument("--happened", action="store_true", help="resolve: the call took effect")
     verdict.add_argument("--did-not-happen", action="store_true", help="resolve: it did not; the next call runs")

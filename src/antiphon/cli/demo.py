@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ class _Stage:
 
     def type(self, *words: str, expect: int | None = 0, show: bool = True, **extra: str) -> str:
         """Run ``antiphon WORDS``; an unexpected exit code is remembered."""
-        shown = " ".join([*(f"{name}={value}" for name, value in extra.items()), "antiphon", *words])
+        shown = " ".join([*(f"{name}={value}" for name, value in extra.items()), "antiphon", shlex.join(words)])
         print(dim(f"$ {shown}"))
         done = subprocess.run(
             [sys.executable, "-m", "antiphon.cli", *words],

@@ -68,7 +68,10 @@ def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path
         path = Path(arguments.output)
     else:
         path = local_path(app, manifest, arguments.format or "antiphon")
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"The folder {path.parent} cannot be made: {error.strerror}.") from None
     return path, export_run(app, manifest, path, arguments.format, progress=_progress(manifest.events))
 
 

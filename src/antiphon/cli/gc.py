@@ -40,8 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     verb = "would delete" if arguments.dry_run else "deleted"
     for row in result["runs"]:
         print(dim(f"{row['id']}  {row['name']}  {when(row['startedAtMs'])}"))
-    print(f"{verb} {len(result['runs'])} runs and {result['blobs']} blobs, swept {result['claims']} expired claims")
+    print(f"{verb} {len(result['runs'])} runs, {result['blobs']} blobs and {result['claims']} expired claims")
     if result["protected"]:
         window = f"the retention window of {result['retentionDays']:g} days"
-        print(f"{result['protected']} runs are inside {window} and were kept")
+        print(f"{result['protected']} runs are inside {window} and are kept")
     return 0

@@ -28,7 +28,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("prefix", nargs="?", default="", help="beginning of the run ids to list")
     parser.add_argument("--name", default="", help="only runs of this name")
-    parser.add_argument("--status", default="", choices=["", "running", "completed", "failed", "interrupted"])
+    parser.add_argument("--status", default="", choices=["running", "completed", "failed", "interrupted"])
     parser.add_argument("--replays", action="store_true", help="list replays too")
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most N runs (default 20)")
     add_config(parser)

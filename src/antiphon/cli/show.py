@@ -112,12 +112,12 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
         yield dim(f"replay of {run['sourceRun']}")
     yield from _nodes(run["timeline"], "")
     if run["stoppedAt"] is not None:
-        yield yellow(f"the run stops after event {run['stoppedAt']}: its process ended before it was finished")
+        why = "it is not finished" if run["status"] == "running" else "its process ended before it was finished"
+        yield yellow(f"the run stops after event {run['stoppedAt']}: {why}")
     if run["error"]:
         yield red(f"{run['error'].get('class', '')}: {run['error'].get('message', '')}")
     elif run["output"] is not None:
-        text = str(run["output"])
-        yield f"output  {text if len(text) <= 200 else text[:199] + '…'}"
+        yield f"output  {_short(str(run['output']))}"
     counts = run["counts"]
     words = [f"{counts['calls']} tool calls", f"{counts['models']} model calls"]
     words += [f"{counts[name]} {name}" for name in ("retries", "reused", "blocked", "errors") if counts[name]]
@@ -136,8 +136,12 @@ def _nodes(nodes: list[dict[str, Any]], indent: str) -> Iterator[str]:
         for note in node["notes"]:
             yield below + _note(note)
         if node.get("error"):
-            yield below + red(f"{node['error'].get('code', '')}: {node['error'].get('message', '')}"[:200])
+            yield below + red(_short(f"{node['error'].get('code', '')}: {node['error'].get('message', '')}"))
         yield from _nodes(node.get("children", []), below)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _line(node: dict[str, Any]) -> str:
@@ -165,6 +169,8 @@ def _line(node: dict[str, Any]) -> str:
 def _note(note: dict[str, Any]) -> str:
     what = note.pop("what", "")
     details = ", ".join(
-        f"{name} {value:.0f}" if isinstance(value, float) else f"{name} {value}" for name, value in note.items()
+        f"{name} {value:.0f}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in note.items()
+        if name != "sum"  # the event's check sum is for machines
     )
     return yellow(f"· {what}" + (f" ({details})" if details else ""))

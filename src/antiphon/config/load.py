@@ -148,9 +148,8 @@ def _explain(message: str, name: str, text: str) -> ConfigError:
     line = _line_of(text, path, leaf)
     where = f"{name}, line {line}" if line else name
     setting = ".".join(part for part in (path, leaf if unknown else "") if part)
-    return ConfigError(
-        f"{where}: {_AT.sub('', message)} ({setting}).", path=f"{name}:{line}" if line else name, setting=setting
-    )
+    problem = f"there is no setting {setting}" if unknown else f"{_AT.sub('', message)} ({setting})"
+    return ConfigError(f"{where}: {problem}.", path=f"{name}:{line}" if line else name, setting=setting)
 
 
 def _line_of(text: str, path: str, leaf: str) -> int:

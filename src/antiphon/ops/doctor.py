@@ -11,6 +11,7 @@ from antiphon.errors import AntiphonError
 from antiphon.ops.admin import admin
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
+from antiphon.ops.gateways import declared
 from antiphon.ops.views import list_runs
 
 _RETRYING = {
@@ -29,7 +30,7 @@ def _found(level: str, check: str, message: str, hint: str = "") -> dict[str, An
 
 def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
     """Every finding; ``error`` means broken, ``warning`` wants a person, ``note`` is a limit to know."""
-    return [*_store(app), *_records(app), *_runs(app), *_tools(app, entry), *_retry_owners(), *_limits()]
+    return [*_store(app), *_records(app), *_runs(app), *_tools(entry), *_retry_owners(), *_limits()]
 
 
 def _store(app: Antiphon) -> list[dict[str, Any]]:
@@ -78,14 +79,14 @@ def _runs(app: Antiphon) -> list[dict[str, Any]]:
     return [_found("warning", "runs", f"{row['name']} {row['id']} was interrupted", hint) for row in interrupted]
 
 
-def _tools(app: Antiphon, entry: str | None) -> list[dict[str, Any]]:
+def _tools(entry: str | None) -> list[dict[str, Any]]:
     if entry is None:
         return [_found("note", "tools", "not looked at; name an entry point with --entry to see its tools")]
     try:
         load_entry(entry)
     except AntiphonError as error:
         return [_found("error", "tools", error.message, error.hint)]
-    specs = app.gateway.tools
+    specs = declared()
     if not specs:
         hint = "Decorate them: @gateway.tool(idempotent=...)"
         return [

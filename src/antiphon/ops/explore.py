@@ -18,6 +18,7 @@ from antiphon._scope import Site
 from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.ops.app import Antiphon, using
+from antiphon.ops.gateways import declared
 from antiphon.ops.runs import load_tape
 from antiphon.ops.side_effects import Known
 from antiphon.ops.start import arguments_of, call_entry
@@ -39,7 +40,8 @@ def known_tools(app: Antiphon, tape: Tape) -> list[Known]:
     if "async_gateway" in app.__dict__:
         specs |= {spec.name: spec for spec in app.async_gateway.tools.values()}
     names = {name.partition("/")[2] or name for name, calls in tape.by_name.items() if calls[0].kind != "llm"}
-    found = [Known(name, specs[name].description if name in specs else "", specs.get(name)) for name in sorted(names)]
+    meant = {spec.name: spec for spec in declared().values()} | specs  # the agent may have made a gateway of its own
+    found = [Known(name, meant[name].description if name in meant else "", meant.get(name)) for name in sorted(names)]
     return found + [Known(name, spec.description, spec) for name, spec in sorted(specs.items()) if name not in names]
 
 

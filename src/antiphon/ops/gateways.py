@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+
 from antiphon._gateway import faces
 from antiphon.config.wiring import ConfigLike, wire
+from antiphon.contract.spec import ToolSpec
 from antiphon.ports import Clock, Listener, Store
+
+_alive: weakref.WeakSet[faces.Gateway | faces.AsyncGateway] = weakref.WeakSet()
+
+
+def declared() -> dict[str, ToolSpec]:
+    """The tools of every gateway of this process by full name, whoever made it."""
+    return {name: spec for gateway in list(_alive) for name, spec in gateway.tools.items()}
 
 
 class Gateway(faces.Gateway):
@@ -33,6 +43,7 @@ class Gateway(faces.Gateway):
     ) -> None:
         parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
         super().__init__(parts)
+        _alive.add(self)
 
 
 class AsyncGateway(faces.AsyncGateway):
@@ -50,3 +61,4 @@ class AsyncGateway(faces.AsyncGateway):
     ) -> None:
         parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
         super().__init__(parts)
+        _alive.add(self)

@@ -31,15 +31,23 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
         return exact
     if not wanted.strip():
         raise InvalidInput("The run id is empty.")
-    matches = drive(journal.runs(tenant=app.tenant, prefix=wanted, limit=10))
+    matches = [
+        found for found in drive(journal.runs(tenant=app.tenant, prefix=wanted, limit=10)) if not is_audit(found)
+    ]
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        last = ", ".join(f"{m.id} ({m.name})" for m in drive(journal.runs(tenant=app.tenant, limit=3)))
+        newest = [found for found in drive(journal.runs(tenant=app.tenant, limit=4)) if not is_audit(found)][:3]
+        last = ", ".join(f"{m.id} ({m.name})" for m in newest)
         hint = f"The latest: {last}. List them: antiphon runs" if last else "Nothing has been recorded yet."
         raise NotFound(f"There is no run {wanted!r}.", hint=hint)
     listed = ", ".join(f"{m.id} ({m.name})" for m in matches)
     raise NotFound(f"{wanted!r} is the beginning of several runs.", hint=f"Candidates: {listed}", code="ambiguous")
+
+
+def is_audit(manifest: RunManifest) -> bool:
+    """Whether this is the log of what operators did: kept like a run, but none that an agent made."""
+    return manifest.tags.get("kind") == "audit"
 
 
 def _latest(app: Antiphon) -> RunManifest:
@@ -47,7 +55,7 @@ def _latest(app: Antiphon) -> RunManifest:
     before = ""
     while page := drive(app.journal.runs(tenant=app.tenant, limit=100, before=before)):
         for manifest in page:
-            if manifest.source_run is None:
+            if manifest.source_run is None and not is_audit(manifest):
                 return manifest
         before = page[-1].id
     raise NotFound("There is no recorded run yet.", hint="Record one: antiphon run agent.py:main")

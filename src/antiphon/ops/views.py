@@ -10,7 +10,7 @@ from antiphon._recording.spill import resolve
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
-from antiphon.ops.runs import events_of
+from antiphon.ops.runs import events_of, is_audit
 
 
 def real_status(manifest: RunManifest) -> str:
@@ -30,7 +30,8 @@ def list_runs(
     for manifest in found:
         if len(rows) >= limit:
             break
-        if (manifest.source_run is not None and not replays) or (status and real_status(manifest) != status):
+        hidden = is_audit(manifest) or (manifest.source_run is not None and not replays)
+        if hidden or (status and real_status(manifest) != status):
             continue
         rows.append(summary(manifest))
     return rows
@@ -142,7 +143,7 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
                 found.notes.append(event)
             else:
                 roots.append(Node(event))
-        elif event.type in ("draw", "prompt", "interaction.started", "interaction.finished"):
+        elif event.type in ("admin.act", "draw", "prompt", "interaction.started", "interaction.finished"):
             roots.append(Node(event))
     status = real_status(manifest)
     return {
