@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from antiphon import Antiphon
-from antiphon.ops.app import using
 from antiphon.ops.replay import replay
-from antiphon.stores import MemoryStore
 from tests.integration.adapters.subjects import SUBJECTS, Subject
 from tests.integration.adapters.world import World
 
@@ -19,20 +16,6 @@ from tests.integration.adapters.world import World
 def subject(request: pytest.FixtureRequest) -> Subject:
     found: Subject = request.param
     return found
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    with made.provider:
-        yield made
-
-
-@pytest.fixture
-def app() -> Iterator[Antiphon]:
-    made = Antiphon(store=MemoryStore())
-    with using(made):
-        yield made
 
 
 def _calls(run: Any, kind: str) -> list[Any]:

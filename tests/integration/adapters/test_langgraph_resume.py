@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
-import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
@@ -16,20 +15,11 @@ from langgraph.types import Command, interrupt
 
 from antiphon import Antiphon
 from antiphon.adapters.langchain import tool_node
-from antiphon.ops.app import using
 from antiphon.ops.replay import replay
-from antiphon.stores import MemoryStore
 
 
 class State(TypedDict):
     messages: Annotated[list[Any], add_messages]
-
-
-@pytest.fixture
-def app() -> Iterator[Antiphon]:
-    made = Antiphon(store=MemoryStore())
-    with using(made):
-        yield made
 
 
 class Desk:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,6 @@ from mcp_types import ToolAnnotations
 from antiphon import Antiphon
 from antiphon.adapters.mcp import guard, suggested_spec
 from antiphon.contract.spec import ToolSpec
-from antiphon.ops.app import using
-from antiphon.stores import MemoryStore
-
-
-@pytest.fixture
-def app() -> Iterator[Antiphon]:
-    made = Antiphon(store=MemoryStore())
-    with using(made):
-        yield made
 
 
 class _Tool:

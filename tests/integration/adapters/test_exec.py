@@ -1,0 +1,132 @@
+"""``antiphon exec``: a program that knows nothing of us is recorded, and replayed behind a fence (D34)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.adapters.world import World
+
+_AGENT = """
+import asyncio, os, sys
+import openai
+
+early = openai.OpenAI(api_key="none", base_url=os.environ["URL"] + "/v1", max_retries=0)
+
+def ask(words):
+    said = early.chat.completions.create(model="m", messages=[{"role": "user", "content": words}])
+    return said.choices[0].message.content
+
+async def main():
+    client = openai.AsyncOpenAI(api_key="none", base_url=os.environ["URL"] + "/v1", max_retries=0)
+    stream = await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "stream"}], stream=True
+    )
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+print(ask(sys.argv[1]))
+print(asyncio.run(main()))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+class Program:
+    """The program in a folder of its own."""
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder = folder
+        self.world = world
+        (folder / "agent.py").write_text(_AGENT)
+
+    def run(self, *words: str, code: str = _AGENT, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        (self.folder / "agent.py").write_text(code)
+        before, after = (list(words[: words.index("--")]), list(words[words.index("--") + 1 :]))
+        command = [str(Path(sys.executable).parent / "antiphon"), "exec", *before, "--"]
+        command += [sys.executable, *python, "agent.py", *after]
+        env = {**os.environ, "URL": self.world.provider.url, "ANTIPHON_HOME": str(self.folder / ".antiphon")}
+        return subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def program(tmp_path: Path, world: World) -> Program:
+    return Program(tmp_path, world)
+
+
+def test_recorded_without_a_change_and_replayed_without_a_provider(program: Program) -> None:
+    provider = program.world.provider
+    first = program.run("--", "hi", "7")
+    assert first.returncode == 7, first.stderr
+    assert first.stdout == "hello there, friend\nhello there, friend\n"
+    assert "2 model calls" in first.stderr
+    assert "plain functions are not seen" in first.stderr
+    assert provider.requests == 2
+    provider.switch_off()
+    again = program.run("--replay", "latest", "--", "hi", "7")
+    assert again.returncode == 7, again.stderr
+    assert again.stdout == first.stdout
+    assert "2 calls answered from the recording · no divergence" in again.stderr
+    assert provider.requests == 2
+
+
+def test_a_divergence_is_exit_code_1(program: Program) -> None:
+    assert program.run("--", "hi", "0").returncode == 0
+    changed = program.run("--replay", "latest", "--", "something else", "0")
+    assert changed.returncode == 1
+    assert "the recording has no answer for llm" in changed.stderr
+    assert "'hi' -> 'something else'" in changed.stderr
+
+
+def test_a_replay_cannot_reach_the_world(program: Program) -> None:
+    assert program.run("--", "hi", "0").returncode == 0
+    escape = _AGENT.replace(
+        "print(asyncio",
+        "import threading, urllib.request\n"
+        "def out():\n"
+        "    try:\n"
+        "        urllib.request.urlopen(os.environ['URL'])\n"
+        "    except Exception as error:\n"
+        "        print(type(error).__name__)\n"
+        "worker = threading.Thread(target=out); worker.start(); worker.join()\n"
+        "print(asyncio",
+    )
+    found = program.run("--replay", "latest", "--", "hi", "0", code=escape)
+    assert "ReplayBlocked" in found.stdout
+    assert "the fence refused" in found.stderr
+    assert program.world.provider.requests == 2
+
+
+def test_a_failing_program_is_a_failed_run(program: Program) -> None:
+    found = program.run("--", "hi", "x")
+    assert found.returncode == 1
+    assert "ValueError" in found.stderr
+    assert " failed " in found.stderr
+
+
+def test_an_unknown_run_and_a_missing_program_are_one_line(program: Program) -> None:
+    assert program.run("--replay", "nothing-like-this", "--", "hi", "0").returncode == 4
+    missing = subprocess.run(
+        [str(Path(sys.executable).parent / "antiphon"), "exec", "--", "no-such-program"],
+        capture_output=True,
+        text=True,
+        cwd=program.folder,
+        timeout=60,
+    )
+    assert missing.returncode == 2
+    assert "no program 'no-such-program'" in missing.stderr
+
+
+def test_a_python_that_does_not_load_the_hook_is_told(program: Program) -> None:
+    found = program.run("--", "hi", "0", python=("-I",), code="print('hi')")
+    assert "nothing was recorded" in found.stderr
+
+
+def test_another_sitecustomize_still_runs(program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "theirs"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text("print('theirs')")
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    assert program.run("--", "hi", "0").stdout.startswith("theirs\n")

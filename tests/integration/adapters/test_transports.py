@@ -1,0 +1,213 @@
+"""HTTP transports under the real SDKs: recorded, replayed without a provider, errors and streams as they were (D18)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+import pytest
+
+import antiphon
+from antiphon import Antiphon
+from antiphon.adapters.httpx import _proxies, transport
+from antiphon.errors import InvalidInput
+from antiphon.ops.replay import replay
+from tests.fake_provider import FakeProvider, Reply
+from tests.integration.adapters.speakers import SPEAKERS, Speaker
+
+_CHAT: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(params=SPEAKERS, ids=lambda speaker: speaker.name)
+def speaker(request: pytest.FixtureRequest) -> Speaker:
+    found: Speaker = request.param
+    return found
+
+
+def _finished(run: Any) -> list[dict[str, Any]]:
+    return [event.payload for event in run.events() if event.type == "call.finished"]
+
+
+def _strictly(app: Antiphon, run: Any, function: Any) -> Any:
+    return replay(run, app=app, function=function, mode="strict")
+
+
+def test_recorded_then_answered_with_the_provider_switched_off(speaker: Speaker, app: Antiphon) -> None:
+    with FakeProvider([Reply("hello there, friend")]) as provider:
+        run = app.record(lambda: speaker.ask(provider.url))
+    assert run.output == "hello there, friend"
+    assert [payload["outcome"] for payload in _finished(run)] == ["ok"]
+    assert _strictly(app, run, lambda: speaker.ask(provider.url)).divergences == []
+    assert provider.requests == 1
+
+
+def test_an_error_keeps_its_status_and_is_asked_for_once(speaker: Speaker, app: Antiphon) -> None:
+    def agent(url: str) -> str:
+        try:
+            return speaker.ask(url)
+        except speaker.error as error:
+            status = getattr(error, "status_code", None) or getattr(error, "code", None)
+            return f"failed with {status or error.response.status_code}"  # type: ignore[attr-defined]
+
+    with FakeProvider([Reply(status=429, headers=(("retry-after", "0"),))] * 3) as provider:
+        run = app.record(lambda: agent(provider.url))
+    assert run.output == "failed with 429"
+    assert provider.requests == 1, "the SDK's own retries are off (D22)"
+    assert _finished(run)[0]["error"]["status"] == 429
+    assert _strictly(app, run, lambda: agent(provider.url)).divergences == []
+    assert provider.requests == 1
+
+
+def test_a_refusal_is_a_refusal(speaker: Speaker, app: Antiphon) -> None:
+    with FakeProvider([Reply(refusal="I cannot help with that.")]) as provider:
+        run = app.record(lambda: speaker.ask(provider.url))
+    assert [payload["outcome"] for payload in _finished(run)] == ["refusal"]
+    assert _strictly(app, run, lambda: speaker.ask(provider.url)).divergences == []
+
+
+def test_a_provider_that_cannot_be_reached_stays_unreachable(speaker: Speaker, app: Antiphon) -> None:
+    with FakeProvider() as provider:
+        pass
+
+    def agent() -> str:
+        try:
+            return speaker.ask(provider.url)
+        except Exception as error:
+            return type(error).__name__
+
+    run = app.record(agent)
+    assert _finished(run)[0]["error"]["class"].endswith("ConnectError")
+    assert _strictly(app, run, agent).divergences == []
+
+
+STREAMING = [speaker for speaker in SPEAKERS if speaker.broken is not None]
+
+
+@pytest.mark.parametrize("speaker", STREAMING, ids=lambda speaker: speaker.name)
+def test_a_stream_that_was_cut_is_cut_again(speaker: Speaker, app: Antiphon) -> None:
+    broken = speaker.broken or ()
+
+    def agent(url: str) -> str:
+        try:
+            return speaker.ask(url)
+        except broken:
+            return "cut"
+
+    with FakeProvider([Reply("one two three four", break_after=2)]) as provider:
+        run = app.record(lambda: agent(provider.url))
+    assert run.output == "cut"
+    assert _strictly(app, run, lambda: agent(provider.url)).divergences == []
+
+
+def test_pieces_are_given_again_exactly_as_they_came(app: Antiphon) -> None:
+    def agent(url: str) -> list[str]:
+        client = httpx2.Client(transport=transport(module="httpx2"))
+        with client.stream("POST", f"{url}/v1/chat/completions", json={"messages": _CHAT, "stream": True}) as answer:
+            return [piece.decode() for piece in answer.iter_raw()]
+
+    with FakeProvider([Reply("grüße an alle")]) as provider:
+        run = app.record(lambda: agent(provider.url))
+    assert len(run.output) > 3
+    assert _strictly(app, run, lambda: agent(provider.url)).divergences == []
+
+
+def test_the_first_piece_is_not_kept_waiting(app: Antiphon) -> None:
+    def agent(url: str) -> float:
+        client = antiphon.wrap(openai.OpenAI(api_key="none", base_url=f"{url}/v1"))
+        began = time.monotonic()
+        stream = client.chat.completions.create(model="m", messages=_CHAT, stream=True)
+        next(iter(stream))
+        first = time.monotonic() - began
+        for _ in stream:
+            pass
+        return first
+
+    with FakeProvider([Reply("a b c d", pause=0.8)]) as provider, app.run("stream") as run:
+        first = agent(provider.url)
+    assert first < 0.8, "its first piece was there before the second was sent"
+    gaps = [event.meta for event in run.events() if event.type == "call.chunk"]
+    assert len(gaps) >= 5
+
+
+def test_a_stream_that_is_left_early_is_recorded_as_such(app: Antiphon) -> None:
+    def agent(url: str) -> str:
+        client = antiphon.wrap(openai.OpenAI(api_key="none", base_url=f"{url}/v1"))
+        with client.chat.completions.create(model="m", messages=_CHAT, stream=True) as stream:
+            next(iter(stream))
+        return "enough"
+
+    with FakeProvider([Reply("a b c d e f", pause=0.01)]) as provider:
+        run = app.record(lambda: agent(provider.url))
+    assert _finished(run)[0]["error"]["code"] == "stream_broken_off"
+    assert _strictly(app, run, lambda: agent(provider.url)).divergences == []
+
+
+@pytest.mark.parametrize("body", [b'{"brand":"new"}', b"just words", b"\xff\xfe\x00"])
+def test_a_shape_nobody_knows_is_recorded_raw_and_replays(body: bytes, app: Antiphon) -> None:
+    def agent(url: str) -> str:
+        with httpx.Client(transport=transport()) as client:
+            answer = client.post(f"{url}/v1/chat/completions", json={"strange": True})
+            return answer.content.hex()
+
+    with FakeProvider([Reply(raw=body)]) as provider:
+        run = app.record(lambda: agent(provider.url))
+    assert run.output == body.hex()
+    assert _strictly(app, run, lambda: agent(provider.url)).divergences == []
+
+
+def test_retries_of_an_sdk_that_still_makes_them_are_told(app: Antiphon) -> None:
+    with FakeProvider([Reply(status=500), Reply("at last")]) as provider, app.run("retrying") as run:
+        http = httpx2.Client(transport=transport(module="httpx2"))
+        client = openai.OpenAI(api_key="none", base_url=f"{provider.url}/v1", http_client=http, max_retries=1)
+        client.chat.completions.create(model="m", messages=_CHAT)
+    started = [event.meta for event in run.events() if event.type == "call.started"]
+    assert [meta.get("sdkRetry") for meta in started] == [None, 1]
+
+
+def test_parallel_calls_find_their_own_answers(app: Antiphon) -> None:
+    async def agent(url: str) -> list[str]:
+        client = antiphon.wrap(openai.AsyncOpenAI(api_key="none", base_url=f"{url}/v1"))
+
+        async def ask(word: str) -> str:
+            asked: Any = [{"role": "user", "content": word}]
+            answer = await client.chat.completions.create(model="m", messages=asked)
+            return answer.choices[0].message.content or ""
+
+        return await asyncio.gather(*(ask(f"number {number}") for number in range(5)))
+
+    with FakeProvider(lambda body: Reply(f"re: {body['messages'][0]['content']}")) as provider:
+        run = app.record(lambda: asyncio.run(agent(provider.url)))
+    assert run.output == [f"re: number {number}" for number in range(5)]
+    assert _strictly(app, run, lambda: asyncio.run(agent(provider.url))).divergences == []
+
+
+def test_outside_a_run_nothing_is_touched() -> None:
+    with FakeProvider([Reply("hi")]) as provider:
+        client = antiphon.wrap(openai.OpenAI(api_key="none", base_url=f"{provider.url}/v1"))
+        assert client.chat.completions.create(model="m", messages=_CHAT).choices[0].message.content == "hi"
+
+
+def test_other_traffic_is_left_alone(app: Antiphon) -> None:
+    with FakeProvider([Reply(raw=b"{}")]) as provider, app.run("other") as run:
+        httpx.Client(transport=transport()).post(f"{provider.url}/v1/embeddings", json={"input": "x"})
+    assert [event.type for event in run.events()] == ["run.started", "run.finished"]
+
+
+def test_a_client_that_cannot_be_wrapped_says_what_to_do() -> None:
+    with pytest.raises(InvalidInput, match="antiphon exec"):
+        antiphon.wrap(object())
+
+
+def test_proxies_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("https_proxy", "http://proxy.local:3128")
+    monkeypatch.setenv("no_proxy", "internal.example,localhost")
+    routes = _proxies()
+    assert routes["https://"] == "http://proxy.local:3128"
+    assert routes["all://*internal.example"] is None
+    assert routes["all://localhost"] is None
