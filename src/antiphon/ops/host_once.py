@@ -43,8 +43,8 @@ class StillRunning(Exception):
     """The first request under this key has not been answered yet."""
 
 
-Action = Callable[[str], Awaitable[Reply]]
-"""Does the work; the argument is the id that anything it creates must have."""
+Action = Callable[[str, bool], Awaitable[Reply]]
+"""Does the work. Anything it creates has the given id; the flag says that it may have been created before."""
 
 
 def _keeps(status: int) -> bool:
@@ -66,7 +66,7 @@ async def once(
             claim, claim, f"http/{endpoint}", claim, request, KEEP_MS, _LEASE_MS, owner_token(), tenant, workspace
         )
 
-    identifier = uuid7()
+    identifier, again = uuid7(), False
     got: Claimed | Existing = await journal.begin(ask(identifier))
     until = time.monotonic() + _WAIT_S
     while not isinstance(got, Claimed):
@@ -78,17 +78,17 @@ async def once(
         lost = record.state != "inflight" or _lease_over(record, got.now_ms) or certainly_dead(record.owner)
         if lost:
             if record.request.params_digest == digest:  # it may have created something: ours has the same id
-                identifier = record.request.request_id
+                identifier, again = record.request.request_id, True
             got = await journal.take(ask(identifier), record.version)
             continue
         left = until - time.monotonic()
         if left <= 0:
             raise StillRunning
         await journal.wait(claim, record.version, min(left, _LOOK_S))
-        identifier = uuid7()
+        identifier, again = uuid7(), False
         got = await journal.begin(ask(identifier))
     try:
-        reply = await action(identifier)
+        reply = await action(identifier, again)
     except AntiphonError as error:
         if isinstance(error, StoreError):
             await journal.settle(claim, got.version, Final("cancelled", KEEP_MS, dispatched=False))

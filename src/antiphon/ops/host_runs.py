@@ -38,8 +38,10 @@ class Rejected(AntiphonError):
 # -- starting ------------------------------------------------------------------------------------------------------
 
 
-async def start_run(host: Host, principal: Principal, body: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    """Create a run and begin to execute it. The answer is given when it is on disk."""
+async def start_run(
+    host: Host, principal: Principal, body: Mapping[str, Any], run_id: str, again: bool = False
+) -> dict[str, Any]:
+    """Create a run, on disk, and begin to execute it. *again* says that it may have been created before."""
     workflow_id = body.get("workflowId")
     if not isinstance(workflow_id, str) or not workflow_id:
         raise InvalidInput("'workflowId' is required: a non-empty string.", path="$.workflowId")
@@ -54,7 +56,7 @@ async def start_run(host: Host, principal: Principal, body: Mapping[str, Any], r
     initial_variables(workflow, started.get("inputs", {}))
     told = Told("run.started", {"workflowId": workflow.id, "inputs": {}, **started})
     manifest = _manifest(host, principal.tenant, workflow, run_id)
-    await _create(host, manifest, workflow, [told])
+    await _create(host, manifest, workflow, [told], again)
     return _created(manifest)
 
 
@@ -83,19 +85,19 @@ def _manifest(host: Host, tenant: str, workflow: Workflow, run_id: str, **more: 
     )
 
 
-async def _create(host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[Told]) -> None:
+async def _create(host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[Told], again: bool) -> None:
     """Write the first events, then the manifest that makes them a run, then execute."""
     if host.closing:
         raise Rejected(503, "shutting_down", "The host is shutting down. Try again in a few seconds.")
+    if again and await host.journal.manifest(manifest.id) is not None:
+        await host.resume_orphans()  # an earlier request under this key got this far
+        return
     run = HostRun(host, manifest, workflow, events)
     rows = [row_of(run.recorder, told, number) for number, told in enumerate(events)]
-    if await host.journal.manifest(manifest.id) is None:
-        await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
-        if not run.is_replay and len(events) == 1:
-            host.deliver(manifest, [(events[0], 0)])
-        host.launch(run)
-    elif manifest.id not in host.running:
-        await host.resume_orphans()  # an earlier request with this key got this far
+    await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
+    if not run.is_replay and len(events) == 1:
+        host.deliver(manifest, [(events[0], 0)])
+    host.launch(run)
 
 
 def _created(manifest: RunManifest) -> dict[str, Any]:
@@ -107,7 +109,7 @@ def _created(manifest: RunManifest) -> dict[str, Any]:
 
 
 async def fork_run(
-    host: Host, principal: Principal, source_id: str, body: Mapping[str, Any], run_id: str
+    host: Host, principal: Principal, source_id: str, body: Mapping[str, Any], run_id: str, again: bool = False
 ) -> dict[str, Any]:
     """A new run that begins with the events ``[0, fromSeq)`` of another and goes on from there."""
     mode, start, overlay = _fork_options(body)
@@ -143,7 +145,7 @@ async def fork_run(
         source_run=source.id,
         replay={"mode": mode, "fromSeq": start},
     )
-    await _create(host, manifest, workflow, events)
+    await _create(host, manifest, workflow, events, again)
     return {**_created(manifest), "sourceRunId": source.id, "fromSeq": start, "mode": mode}
 
 

@@ -29,7 +29,7 @@ async def tool_reliability(request: Request, host: Host, principal: Principal) -
         if not isinstance(body.get(name, ""), str):
             raise InvalidInput(f"'{name}' is a string.", path=f"$.{name}")
 
-    async def act(_: str) -> Reply:
+    async def act(_: str, again: bool) -> Reply:
         admin = host.admin(principal)
         before = await admin.status()
         result = await _act(admin, str(action), body)

@@ -192,7 +192,7 @@ async def idempotent(
     """Do *action*, once for each ``Idempotency-Key`` (Layer 1)."""
     key = request.headers.get("idempotency-key")
     if key is None:
-        reply = await action(uuid7())
+        reply = await action(uuid7(), False)
     else:
         if not _KEY.fullmatch(key):
             text = "An Idempotency-Key has 1 to 255 visible ASCII characters."

@@ -19,8 +19,8 @@ async def start(request: Request, host: Host, principal: Principal) -> Response:
     """``POST /v1/runs``."""
     body = await body_of(request, host)
 
-    async def action(run_id: str) -> Reply:
-        return Reply(201, await host_runs.start_run(host, principal, body, run_id))
+    async def action(run_id: str, again: bool) -> Reply:
+        return Reply(201, await host_runs.start_run(host, principal, body, run_id, again))
 
     return await idempotent(request, host, principal, "POST /v1/runs", body, action)
 
@@ -47,8 +47,8 @@ async def fork(request: Request, host: Host, principal: Principal) -> Response:
     source = run_id_of(request)
     body = await body_of(request, host)
 
-    async def action(run_id: str) -> Reply:
-        return Reply(201, await host_runs.fork_run(host, principal, source, body, run_id))
+    async def action(run_id: str, again: bool) -> Reply:
+        return Reply(201, await host_runs.fork_run(host, principal, source, body, run_id, again))
 
     return await idempotent(request, host, principal, f"POST /v1/runs/{source}:fork", body, action)
 
@@ -58,7 +58,7 @@ async def cancel(request: Request, host: Host, principal: Principal) -> Response
     run_id = run_id_of(request)
     body = await body_of(request, host)
 
-    async def action(_: str) -> Reply:
+    async def action(_: str, again: bool) -> Reply:
         return Reply(200, await host_runs.cancel_run(host, principal, run_id))
 
     return await idempotent(request, host, principal, f"POST /v1/runs/{run_id}/cancel", body, action)

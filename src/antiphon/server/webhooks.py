@@ -23,7 +23,7 @@ async def create(request: Request, host: Host, principal: Principal) -> Response
     """``POST /v1/webhooks``."""
     hooks, body = _hooks(host), await body_of(request, host)
 
-    async def action(_: str) -> Reply:
+    async def action(_: str, again: bool) -> Reply:
         return Reply(201, await hooks.create(principal.tenant, body))
 
     return await idempotent(request, host, principal, "POST /v1/webhooks", body, action)
@@ -39,7 +39,7 @@ async def delete(request: Request, host: Host, principal: Principal) -> Response
     hook = request.path_params["webhook_id"]
     hooks = _hooks(host)
 
-    async def action(_: str) -> Reply:
+    async def action(_: str, again: bool) -> Reply:
         await hooks.delete(principal.tenant, hook)
         return Reply(204, None)
 

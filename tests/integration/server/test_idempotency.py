@@ -47,7 +47,7 @@ async def test_planted_bug_without_the_claim_two_runs_are_made(client: Client, m
     from antiphon.server import http
 
     async def careless(journal: Any, *, action: host_once.Action, **_: Any) -> host_once.Reply:
-        return await action(uuid7())
+        return await action(uuid7(), False)
 
     monkeypatch.setattr(http, "once", careless)
     answers = await asyncio.gather(*(client.post("/v1/runs", json=START, headers=KEYED) for _ in range(4)))
