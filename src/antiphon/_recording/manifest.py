@@ -58,16 +58,22 @@ def _git(folder: str) -> tuple[str | None, bool | None]:
 
 def code_version(function: Callable[..., Any] | None) -> CodeVersion:
     """The version of the code around *function*, or of the working folder."""
-    folder, digest = str(Path.cwd()), None
-    if function is not None:
-        try:
-            source = inspect.getsource(function)
-            digest = hashlib.sha256(source.encode()).hexdigest()
-            folder = str(Path(inspect.getfile(function)).resolve().parent)
-        except (OSError, TypeError):
-            digest = None
+    folder = str(Path.cwd())
+    digest = source_digest(function)
+    if function is not None and digest is not None:
+        folder = str(Path(inspect.getfile(function)).resolve().parent)
     commit, dirty = _git(folder)
     return CodeVersion(commit=commit, dirty=dirty, source_digest=digest)
+
+
+def source_digest(function: Callable[..., Any] | None) -> str | None:
+    """Digest of the function's source, where there is one."""
+    if function is None:
+        return None
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
+    except (OSError, TypeError):
+        return None
 
 
 @lru_cache(maxsize=1)

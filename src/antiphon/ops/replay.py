@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from antiphon import scoring
-from antiphon._recording.manifest import code_version
+from antiphon._recording.manifest import source_digest
 from antiphon._recording.run import Run
 from antiphon._replay.current import Setup, recorded_setup
 from antiphon._replay.tape import Tape
@@ -227,6 +227,6 @@ def _function(tape: Tape, given: Callable[..., Any] | None, execute: bool) -> Ca
 
 def _code(setup: Setup, function: Callable[..., Any]) -> None:
     """Which code this is; only the source of the entry point is compared, a new commit alone is no change."""
-    digest = code_version(function).source_digest
+    digest = source_digest(function)
     if digest:
         setup.code = {"source_digest": digest}
