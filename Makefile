@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test lint format bench bench-pins schemas docs lock clean distclean
+.PHONY: help setup demo unit test lint format bench bench-pins schemas reference docs lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -45,11 +45,13 @@ test: setup ## all tests, against real servers that it starts and stops itself
 	$(PY) -m pytest -q -m 'not serial' -n $(JOBS) --dist worksteal || status=1; \
 	exit $$status
 
-lint: setup ## ruff, mypy --strict, layers
+lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PY) scripts/make_schemas.py --check
+	$(PY) scripts/make_reference.py --check
 
 format: setup ## format and sort imports
 	$(VENV)/bin/ruff format .
@@ -64,7 +66,10 @@ bench-pins: setup ## pin the peers of the benchmarks again
 	done
 
 schemas: setup ## write the JSON Schemas of the contract to schemas/
-	$(PY) -m antiphon.contract.schemas schemas
+	$(PY) scripts/make_schemas.py
+
+reference: setup ## write docs/reference/cli.md and settings.md from the code
+	$(PY) scripts/make_reference.py
 
 docs: setup ## check the documentation: links, navigation, examples
 	$(PY) -m pytest -q tests/docs

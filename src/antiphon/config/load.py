@@ -101,12 +101,24 @@ def _from_environment(env: Mapping[str, str], table: Mapping[str, Any]) -> list[
             if isinstance(candidate, type) and issubclass(candidate, Section):
                 for field in msgspec.structs.fields(candidate):
                     variable = f"ANTIPHON_{section}_{field.name}".upper()
-                    if env.get(variable):
-                        found.append((f"{section}.{field.name}", variable, _plain(env[variable])))
+                    if env.get(variable) and settable(field.type):
+                        found.append((f"{section}.{field.name}", variable, _given(env[variable], field.type)))
     for variable, key in _SHORT.items():
         if env.get(variable):
             found.append((key, variable, _plain(env[variable])))
     return found
+
+
+def settable(kind: Any) -> bool:
+    """Whether a variable can hold a setting of this type: not a table, nor a list of tables."""
+    inner = [part for part in getattr(kind, "__args__", ()) if isinstance(part, type) and issubclass(part, Section)]
+    return getattr(kind, "__origin__", kind) is not dict and not inner
+
+
+def _given(value: str, kind: Any) -> Any:
+    if getattr(kind, "__origin__", None) is tuple:
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return _plain(value)
 
 
 _SHORT = {

@@ -1,0 +1,67 @@
+"""Settings come from one place each, the nearer one wins, and a wrong one is named with its line (D32)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from antiphon.config.load import changed, load
+from antiphon.errors import ConfigError
+
+
+def test_the_environment_wins_over_the_file_and_both_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "antiphon.toml"
+    path.write_text('[gateway]\ntenant = "file"\n[retry]\nmax_attempts = 2\n')
+    loaded = load(path, {"ANTIPHON_GATEWAY_TENANT": "environment"})
+    assert (loaded.config.gateway.tenant, loaded.config.retry.max_attempts) == ("environment", 2)
+    assert loaded.sources["gateway.tenant"] == "environment ANTIPHON_GATEWAY_TENANT"
+    assert loaded.sources["retry.max_attempts"] == str(path)
+    assert "retry.base_ms" not in loaded.sources
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "setting", "wanted"),
+    [
+        ("ANTIPHON_HOST_PORT", "99", "host.port", 99),
+        ("ANTIPHON_GATEWAY_SHADOW", "on", "gateway.shadow", True),
+        ("ANTIPHON_RECORD_ENABLED", "off", "record.enabled", False),
+        ("ANTIPHON_REDACT_FIELDS", "pin, code", "redact.fields", ("pin", "code")),
+        ("ANTIPHON_RETRY_RETRIABLE_CODES", "busy", "retry.retriable_codes", ("busy",)),
+        ("ANTIPHON_STORE", "memory:", "store.url", "memory:"),
+        ("ANTIPHON_BREAKER_CONSECUTIVE", "3", "breaker.consecutive", 3),
+    ],
+)
+def test_variables_of_every_kind(variable: str, value: str, setting: str, wanted: object) -> None:
+    section, _, name = setting.partition(".")
+    assert getattr(getattr(load({}, {variable: value}).config, section), name) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[gatewayy]\n", "line 1: there is no setting gatewayy"),
+        ("[retry]\nmax_atempts = 2\n", "line 2: there is no setting retry.max_atempts"),
+        ("[retry]\nmax_attempts = 0\n", "line 2: .*retry.max_attempts"),
+        ("x =", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_explained(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "antiphon.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load(path, {})
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"ANTIPHON_HOST_PORT='http' does not fit host\.port"):
+        load({}, {"ANTIPHON_HOST_PORT": "http"})
+
+
+def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "antiphon.toml"
+    path.write_text("[gateway]\n")
+    loaded = load(path, {})
+    assert not changed(loaded)
+    path.write_text("[gateway]\nshadow = true\n")
+    assert changed(loaded)
