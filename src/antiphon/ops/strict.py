@@ -62,6 +62,9 @@ def execute_strictly(
     except Exception as error:
         result.error = error
     observer = result.observer
+    for missed in result.invoker.missed:  # what was refused tells, too, what the code asks for now
+        if missed.kind == "llm":
+            result.setup.saw_request({"request": missed.arguments})
     result.setup.graph = run.facts.get("graph_digest")
     if result.error is None:
         _compare_end(tape, observer, {"status": "completed", "output": result.output})
