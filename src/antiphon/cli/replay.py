@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,31 @@ def run(arguments: argparse.Namespace) -> int:
             print_json(report.to_wire())
         else:
             print(report.text(), end="")
+            for line in _more(report.to_wire()):
+                print(dim(line))
             if arguments.html:
                 print(dim(f"report: {arguments.html}"))
         if report.replay_type == "A" and report["executed"]:
             _notice(app, report.tape)
     return report.exit_code
+
+
+def _more(data: dict[str, Any]) -> Iterator[str]:
+    """What the document's layout has no line for."""
+    for name, title in (("spread", "Samples"), ("baseline", "Baseline (recorded model)")):
+        if name in data:
+            score = data[name]["score"]
+            span = f"{score['mean']:.3f} (from {score['min']:.3f} to {score['max']:.3f})"
+            yield f"{title}: {data[name]['samples']}, ARS {span}, {data[name]['failed']} failed"
+    saved = data.get("saved") or {}
+    if saved.get("calls"):
+        money = f", {saved['cost']:.4f} in money" if saved.get("cost") else ""
+        yield f"Answered from the recording: {saved['calls']} calls, {saved.get('tokens', 0)} tokens{money}"
+    if data.get("ambiguousLanes"):
+        yield f"Ambiguous lanes: {len(data['ambiguousLanes'])} (name parallel work with antiphon.branch)"
+    shown = next((found["show"] for found in data["divergences"] if "show" in found), None)
+    if shown:
+        yield f"Look at the recorded side: {shown}"
 
 
 def _leave_network(app: Any) -> None:
