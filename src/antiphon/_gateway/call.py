@@ -71,6 +71,8 @@ class Call:
     permits: Any = ()
     """Breaker permits taken before the pipeline was entered."""
     answer: Any = None
+    first: Any = None
+    """What the store answered before the pipeline was entered: a record, or its error."""
 
     def __init__(self, tool: Tool, params: dict[str, Any], session: str, actor: str, request_id: str) -> None:
         self.tool = tool

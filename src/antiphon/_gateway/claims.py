@@ -71,7 +71,11 @@ async def claim(core: Core, call: Call) -> Outcome | None:
     journal = core.journal()
     ask = ask_of(core, call, call.key)
     events = record.start_rows(core, call) if call.scope is not None else ()
-    got = await journal.begin(ask, events)
+    got, call.first = call.first, None
+    if got is None:
+        got = await journal.begin(ask, events)
+    elif isinstance(got, StoreError):
+        raise got
     look = _FIRST_LOOK_S
     while not isinstance(got, Claimed):
         decision = rules.decide(got, claimant_of(call))

@@ -125,7 +125,7 @@ class Core:
             else:
                 outcome = await self._claimed(call, hooked)
         except BaseException as interrupt:
-            await self._interrupted(call, hooked, interrupt)
+            await self.interrupted(call, hooked, interrupt)
             raise
         return await self.finish(call, outcome, hooked)
 
@@ -136,7 +136,9 @@ class Core:
         return outcome
 
     def derive(self, call: Call) -> None:
-        """Compute the keys of the call (R2, D1)."""
+        """Compute the keys of the call (R2, D1), unless that has been done."""
+        if call.digest and call.given_key is None:
+            return
         tool = call.tool
         place = (call.session, call.actor, call.workspace)
         maker = tool.makers.get(place)
@@ -256,7 +258,7 @@ class Core:
             self.complete(call)
             outcome = await self._dispatch(call, None, error)
         except BaseException as interrupt:
-            await self._interrupted(call, None, interrupt)
+            await self.interrupted(call, None, interrupt)
             raise
         return await self.finish(call, outcome, None)
 
@@ -277,7 +279,7 @@ class Core:
         self.derive(call)
         call.key = key
 
-    async def _interrupted(self, call: Call, hooked: HookCall | None, interrupt: BaseException) -> None:
+    async def interrupted(self, call: Call, hooked: HookCall | None, interrupt: BaseException) -> None:
         """The caller was cancelled or the process interrupted: settle what was begun, then let it pass."""
         self.renewer.release(call)
         if not self.asynchronous:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from antiphon._drive import Suspended, drive
 from antiphon._gateway import direct, edge
@@ -16,6 +16,7 @@ from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.parts import Parts
 from antiphon._gateway.settings import Settings
+from antiphon._gateway.straight import Straight
 from antiphon._gateway.tool import Tool, kind_of
 from antiphon._gateway.turns import AsyncSession, Session, TurnState, active_session, active_turn
 from antiphon._scope import current_scope
@@ -232,8 +233,10 @@ class Gateway(_Face):
             call = self._function_call(tool, args, kwargs)
             return edge.unwrap(call, self._run(call))
 
-        if not (core.in_process and tool.inline and tool.timeout is None):
+        if not (tool.inline and tool.timeout is None):
             return guarded
+        if not core.in_process:
+            return self._wrap_straight(Straight(core, tool), guarded)
         express, function = Express(core, tool), tool.function
         hold, release = core.renewer.hold, core.renewer.release
 
@@ -259,6 +262,21 @@ class Gateway(_Face):
             return edge.unwrap(call, drive(core.finish_plain(call, value)))
 
         return swift
+
+    def _wrap_straight(self, way: Straight, guarded: Callable[..., Any]) -> Callable[..., Any]:
+        switches = self.core.switches
+
+        def straight(*args: Any, **kwargs: Any) -> Any:
+            ticket = way.enter(args, kwargs) if switches.enabled and not switches.tools_off else None
+            if ticket is None:
+                return guarded(*args, **kwargs)
+            try:
+                return drive(way.call(ticket))
+            except Suspended as error:
+                call = ticket.to_call()
+                return edge.unwrap(call, edge.suspended(call, error))
+
+        return straight
 
     def _follow(self, call: Call) -> Any:
         return edge.unwrap(call, self._run(call))
@@ -309,7 +327,7 @@ class Gateway(_Face):
             drive(self._journal.close())
             self._journal = None
 
-    def __enter__(self) -> Gateway:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -380,8 +398,10 @@ class AsyncGateway(_Face):
             return edge.unwrap(call, await core.run(call))
 
         plain = tool.kind == "async" and tool.context_param is None and tool.quick_bind is not None
-        if not (core.in_process and plain and tool.timeout is None):
+        if not (plain and tool.timeout is None):
             return guarded
+        if not core.in_process:
+            return self._wrap_straight(Straight(core, tool), guarded)
         express, function = Express(core, tool), tool.function
         hold, release = core.renewer.hold, core.renewer.release
 
@@ -410,6 +430,15 @@ class AsyncGateway(_Face):
             return edge.unwrap(call, await core.finish_plain(call, value))
 
         return swift
+
+    def _wrap_straight(self, way: Straight, guarded: Callable[..., Any]) -> Callable[..., Any]:
+        switches = self.core.switches
+
+        async def straight(*args: Any, **kwargs: Any) -> Any:
+            ticket = way.enter(args, kwargs) if switches.enabled and not switches.tools_off else None
+            return await (guarded(*args, **kwargs) if ticket is None else way.call(ticket))
+
+        return straight
 
     async def execute(self, envelope: ToolCallEnvelope | Mapping[str, Any] | str | bytes) -> ToolResultEnvelope:
         """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
@@ -444,7 +473,7 @@ class AsyncGateway(_Face):
             self.core.feed.stop(journal)
             await journal.close()
 
-    async def __aenter__(self) -> AsyncGateway:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CHUNK = 1000
+_ALL_NEW = 8
 
 
 class SQLiteStore:
@@ -111,12 +112,14 @@ class SQLiteJournal:
 
     durable = True
 
-    __slots__ = ("_access", "_file", "_new_waiter", "_now")
+    __slots__ = ("_access", "_file", "_new_waiter", "_now", "_won")
 
     def __init__(self, file: DatabaseFile, access: _Access, clock: Clock, new_waiter: NewWaiter) -> None:
         self._file = file
         self._access = access
         self._now = clock.now_ms
+        self._won = 0
+        """How many claims were won in a row: while all are new, looking before writing is a waste."""
         self._new_waiter = new_waiter
 
     async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
@@ -129,7 +132,10 @@ class SQLiteJournal:
                 log.write(connection, events)
             return answer
 
-        return await self._access.write(Operation(run, probe=probe))  # type: ignore[no-any-return]
+        operation = Operation(run, probe=probe if self._won < _ALL_NEW else None)
+        answer: Claimed | Existing = await self._access.write(operation)
+        self._won = self._won + 1 if answer.__class__ is Claimed else 0
+        return answer
 
     async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
         def run(connection: sqlite3.Connection) -> Claimed | Existing:

@@ -1,0 +1,207 @@
+"""The straight way of a plain call whose store is elsewhere: SQLite, Redis, PostgreSQL.
+
+The same idea and the same conditions as in ``express``; only the store has to be awaited, so this is one coroutine
+that both faces run. The pipeline takes over with what the store has said already (``Call.first``) as soon as anything
+is unusual: a record that is there, a store that fails, a tool that raises, a result that needs more than to be kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from antiphon._gateway import codec, edge, settling
+from antiphon._gateway.call import Call, Outcome
+from antiphon._gateway.context import Held, held
+from antiphon._gateway.express import Express, LateAttempt, Ticket
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.owner import owner_token
+from antiphon._gateway.tool import Tool
+from antiphon._gateway.turns import active_session, active_turn
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import RecordedRequest
+from antiphon.errors import InvalidInput, StoreError
+from antiphon.keys import CallKeys
+from antiphon.ports import Ask, Claimed, Final
+
+if TYPE_CHECKING:
+    from antiphon._gateway.core import Core
+
+_new = tuple.__new__  # half the price of a named tuple's own constructor
+_NOBODY = ("default", "default", None)
+
+
+class Claimant(Ticket):
+    """A ticket with all keys of its call, and what the store answered first."""
+
+    __slots__ = ("first", "keys")
+
+    first: Any
+    keys: CallKeys
+
+    def to_call(self) -> Call:
+        call = super().to_call()
+        call.first = self.first
+        call.digest, call.exact, call.fingerprint = self.keys[2:]
+        return call
+
+
+class Straight(Express):
+    """The straight way of one tool of one gateway."""
+
+    __slots__ = ("_asynchronous", "_function")
+
+    def __init__(self, core: Core, tool: Tool) -> None:
+        super().__init__(core, tool)
+        self._function: Callable[..., Any] = tool.function
+        self._asynchronous = core.asynchronous
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Claimant | None:
+        """A call that may ask for its claim, or ``None``: it is one for the pipeline."""
+        core, tool = self._core, self._tool
+        now = self._monotonic()
+        if not self._usual(now):
+            return None
+        permits: list[tuple[Any, Any]] = []
+        for _, breaker in core.breakers.path(tool, "tool"):
+            permit = breaker.pass_for_all
+            if permit is None:
+                return None
+            permits.append((breaker, permit))
+        turn = active_turn.get()
+        session = active_session.get() if turn is None else turn.session
+        place = _NOBODY if session is None else session.place
+        maker = tool.makers.get(place)
+        if maker is None:
+            return None
+        params = self._bind(*args, **kwargs)
+        try:
+            keys = maker.keys(params)
+        except InvalidInput:
+            return None
+        ticket = Claimant()
+        ticket.tool = tool
+        ticket.params = params
+        ticket.place = place
+        ticket.started = now
+        ticket.request_id = uuid7()
+        ticket.keys = keys
+        ticket.key, ticket.idem_key = keys[0], keys[1]
+        ticket.permits = permits
+        ticket.turn = turn
+        ticket.guard = ticket.verdict = ticket.first = None
+        ticket.version = 0
+        return ticket
+
+    async def call(self, ticket: Claimant) -> Any:
+        """Claim, call and settle; what a decorated function returns or raises."""
+        core = self._core
+        if ticket.turn is not None and not self._admitted(ticket, ticket.turn, ticket.started):
+            return await self._hand_over(ticket, None)
+        journal = core.journal()
+        try:
+            got = await journal.begin(self._ask(ticket))
+        except StoreError as error:
+            return await self._hand_over(ticket, error)
+        except BaseException as interrupt:
+            await core.interrupted(ticket.to_call(), None, interrupt)
+            raise
+        if got.__class__ is not Claimed:
+            return await self._hand_over(ticket, got)
+        ticket.version = got[0]
+        if self._monotonic() - ticket.started > self._tool.renew_every:
+            return await self._start_over(ticket)
+        core.renewer.hold(ticket)
+        token = held.set(_new(Held, (ticket.key, None)))
+        try:
+            value = self._function(**ticket.params)
+            if self._asynchronous:
+                value = await value
+        except BaseException as error:
+            held.reset(token)
+            call = core.carry_on(ticket)
+            return edge.unwrap(call, await core.resume(call, error))
+        held.reset(token)
+        core.renewer.release(ticket)
+        now = self._monotonic()
+        final = self._final(ticket, value, now)
+        try:
+            if final is None or not self._kept(ticket, final, await journal.settle(ticket.key, ticket.version, final)):
+                return await self._finish(ticket, value)
+        except StoreError:
+            return await self._finish(ticket, value)
+        except BaseException as interrupt:
+            call = ticket.to_call()
+            core.attempts.note(call, call.started, now)
+            call.outcome = Outcome("success", value, 1)
+            await core.interrupted(call, None, interrupt)
+            raise
+        return value
+
+    def _ask(self, ticket: Claimant) -> Ask:
+        session, actor, _ = ticket.place
+        keys, request_id = ticket.keys, ticket.request_id
+        request = RecordedRequest(
+            session_key=session,
+            actor_id=actor,
+            request_id=request_id,
+            params_digest=keys[2],
+            identity=request_id,
+            params_digest_exact=keys[3],
+            tool_call_id=UNSET,
+        )
+        who = (keys[0], request_id, self._name, keys[1], request)
+        ask: Ask = _new(Ask, (*who, self._ttl_ms, self._lease_ms, owner_token(), *self._tail))
+        return ask
+
+    def _final(self, ticket: Claimant, value: Any, now: float) -> Final | None:
+        """The record of a success, unless its result is large, secret or not serialisable."""
+        keeper = self._core.keeper
+        try:
+            payload = codec.encode(value)
+        except codec.NotSerialisable:
+            return None
+        if len(payload) > keeper.payload_limit:
+            return None
+        if keeper.redactor is not None and keeper.redactor.redact_bytes(payload)[1]:
+            return None
+        attempts = LateAttempt(time.time_ns() // 1_000_000, (now - ticket.started) * 1000)()
+        final: Final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, attempts, 1, True))
+        return final
+
+    def _kept(self, ticket: Claimant, final: Final, version: int | None) -> bool:
+        """Note the success everywhere."""
+        core, name = self._core, self._name
+        now = self._monotonic()
+        for breaker, permit in ticket.permits:
+            breaker.success(permit, now)
+        self._budget.success()
+        if version is None:
+            core.telemetry.fenced(ticket.to_call())
+        turn = ticket.turn
+        if turn is not None:
+            turn.identities.add(ticket.request_id)
+            turn.succeeded.setdefault((name, ticket.key), ticket.request_id)
+            if ticket.guard is not None:
+                ticket.guard.loop.record(name, ticket.key, final.payload, poll=self._spec.poll)
+        metrics = core.telemetry.metrics
+        if metrics is not None:
+            metrics.call_ended(name, "success", self._spec.scope, (now - ticket.started) * 1000)
+        return True
+
+    async def _finish(self, ticket: Claimant, value: Any) -> Any:
+        call = self._core.carry_on(ticket)
+        return edge.unwrap(call, await self._core.finish_plain(call, value))
+
+    async def _hand_over(self, ticket: Claimant, first: Any) -> Any:
+        ticket.first = first
+        call = ticket.to_call()
+        return edge.unwrap(call, await self._core.run(call))
+
+    async def _start_over(self, ticket: Claimant) -> Any:
+        """This worker was away since it asked: the claim may be another's by now, so it is given back first."""
+        call = ticket.to_call()
+        await settling.write(self._core, call, settling.not_dispatched(call), None)
+        ticket.version = 0
+        return await self._hand_over(ticket, None)
