@@ -121,3 +121,10 @@ def test_every_schema_of_the_document_is_a_schema() -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
     names = [op["operationId"] for methods in document["paths"].values() for op in methods.values()]
     assert len(names) == len(set(names))
+
+
+def test_the_reference_page_names_every_endpoint() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "http-api.md").read_text()
+    for path, methods in openapi(seams=True)["paths"].items():
+        for method in methods:
+            assert f"`{method.upper()} {path}`" in page
