@@ -192,6 +192,12 @@ class Express:
         now = self._monotonic()
         if not self._usual(now):
             return None
+        permits: list[tuple[Any, Any]] = []
+        for _, breaker in core.breakers.path(self._tool, "tool"):
+            permit = breaker.pass_for_all
+            if permit is None:
+                return None
+            permits.append((breaker, permit))
         ticket = Ticket()
         ticket.params = params = self._bind(*args, **kwargs)
         turn = active_turn.get()
@@ -210,12 +216,6 @@ class Express:
             kept = journal.done_now(key)
             if kept is not None:
                 return self._reused(ticket, now, kept)
-        permits: list[tuple[Any, Any]] = []
-        for _, breaker in core.breakers.path(self._tool, "tool"):
-            permit = breaker.pass_for_all
-            if permit is None:
-                return None
-            permits.append((breaker, permit))
         request_id = uuid7()
         ticket.tool = self._tool
         ticket.place = place

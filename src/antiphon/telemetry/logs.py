@@ -45,16 +45,29 @@ class JsonLogListener:
 
     def wants(self, event: str) -> bool:
         """Whether the event would be written: ask before building its fields."""
-        return self._logger.isEnabledFor(LEVELS.get(event, logging.WARNING))
+        return self._logger.isEnabledFor(LEVELS.get(event, logging.WARNING)) and _is_heard(self._logger)
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         level = LEVELS.get(event, logging.WARNING)
-        if not self._logger.isEnabledFor(level):
+        if not (self._logger.isEnabledFor(level) and _is_heard(self._logger)):
             return
         document = {"event": event, "timeMs": self._now_ms()}
         document.update((name, value) for name, value in fields.items() if value is not None and value != "")
         line, _ = self._redactor.redact_bytes(orjson.dumps(document, default=str, option=orjson.OPT_NON_STR_KEYS))
         self._logger.log(level, line.decode())
+
+
+def _is_heard(logger: logging.Logger) -> bool:
+    """Whether anybody would see a line; where no handler at all is in the way, Python writes it by itself."""
+    at: logging.Logger | None = logger
+    silent = False
+    while at is not None:
+        for handler in at.handlers:
+            if handler.__class__ is not logging.NullHandler:
+                return True
+            silent = True
+        at = at.parent if at.propagate else None
+    return not silent
 
 
 def json_logs(level: str | int = logging.INFO, stream: IO[str] | None = None) -> logging.Handler:
