@@ -20,6 +20,7 @@ from antiphon.ports import Answer
 
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
+READ_AHEAD = 32
 
 _OUTCOMES = frozenset({"ok", "error", "denied", "refusal"})
 ORDERED = frozenset({"run.started", "interaction.started", "interaction.finished", "call.started", "draw", "prompt"})
@@ -110,6 +111,7 @@ class Tape:
         self.last: Event | None = None
         self._kept: dict[int, Event] = {}
         self._edited: dict[int, Event] = {}
+        self._window: dict[int, Event] = {}
         self._kept_bytes = 0
         self._open: dict[str, RecordedCall] = {}
         self._by_id: dict[str, RecordedCall] = {}
@@ -232,12 +234,18 @@ class Tape:
             return found
         found = self._edited.get(seq) or found
         if found is None:
-            rows = drive(self._journal.events(self.manifest.id, start=seq, stop=seq + 1))
-            if not rows:
-                raise ArtifactError(f"Event {seq} of run {self.manifest.id} cannot be read.")
-            found = rows[0]
-            return self._whole(found)
+            return self._whole(self._read(seq))
         return found
+
+    def _read(self, seq: int) -> Event:
+        """An event from the log, and those behind it, which will be asked for next."""
+        if seq not in self._window:
+            rows = drive(self._journal.events(self.manifest.id, start=seq, stop=seq + READ_AHEAD))
+            self._window = {event.seq: event for event in rows}
+        try:
+            return self._window[seq]
+        except KeyError:
+            raise ArtifactError(f"Event {seq} of run {self.manifest.id} cannot be read.") from None
 
     def _whole(self, event: Event) -> Event:
         return event if self._resolve is None else self._resolve(event)
