@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
+import antiphon
 from antiphon.cli._base import add_config, add_json, application, dim, print_json
-from antiphon.errors import InvalidInput
+from antiphon.errors import AntiphonError, InvalidInput
 
 DESCRIPTION = "Run an agent entry point and record everything observable."
 EXAMPLE = "example:\n  antiphon run examples/support_agent.py:main --input '\"My order 1042 is late\"'"
@@ -19,7 +21,9 @@ def register(parser: argparse.ArgumentParser) -> None:
         "--input", metavar="JSON", help="the argument, as JSON (an object with args/kwargs for several)"
     )
     parser.add_argument(
-        "--resume", metavar="RUN", help="go on with an interrupted run: finished calls are not made again"
+        "--resume",
+        metavar="RUN",
+        help="go on with an interrupted run (id or beginning): finished calls are not made again",
     )
     add_config(parser)
     add_json(parser)
@@ -27,10 +31,13 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the entry point; 1 if the agent failed."""
+    from antiphon.ops.runs import find_run
     from antiphon.ops.start import start
 
+    given = _input(arguments.input)
     with application(arguments) as app:
-        result = start(app, arguments.target, _input(arguments.input), resume=arguments.resume)
+        resume = None if arguments.resume is None else find_run(app, arguments.resume).id
+        result = start(app, arguments.target, given, resume=resume)
     if arguments.json:
         print_json({"run": result.id, "name": result.name, "status": result.status, "output": result.output})
     else:
@@ -39,8 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
         note = f"run {result.id} {result.status} · show it: antiphon show {result.id[:13]}"
         print(dim(note), file=sys.stderr)
         if result.error is not None:
-            print(f"antiphon: {type(result.error).__name__}: {result.error}", file=sys.stderr)
+            _explain(result.error)
     return 0 if result.error is None else 1
+
+
+def _explain(error: BaseException) -> None:
+    """The failure; where it is the agent's own, with the lines of its code that led there."""
+    if not isinstance(error, AntiphonError):
+        import traceback
+
+        ours = str(Path(antiphon.__file__).parent)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+        print("".join(traceback.format_list(frames)), end="", file=sys.stderr)
+    print(f"antiphon: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def _pretty(value: object) -> str:

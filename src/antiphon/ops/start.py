@@ -9,6 +9,7 @@ from typing import Any
 from antiphon._recording.manifest import entry_of
 from antiphon._recording.run import Run
 from antiphon._scope import RunScope
+from antiphon.errors import InvalidInput
 from antiphon.ops.app import AGENT_MARK, Antiphon, using
 from antiphon.ops.entry import load_entry
 
@@ -18,6 +19,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
     with using(app):
         function = load_entry(target)
         args, kwargs = arguments_of(given)
+        _check_arguments(target, function, args, kwargs)
         info = getattr(function, AGENT_MARK, {})
         run = app.run(
             str(info.get("name") or getattr(function, "__name__", "agent")),
@@ -32,6 +34,21 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
         except Exception as error:
             run.error = error
     return run
+
+
+def _check_arguments(target: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Input that does not fit is a mistake of the caller, not a run of the agent that failed."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # code that does not tell
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidInput(
+            f"{target} does not fit its input: {error}.",
+            hint="Give --input: one value, or an object with args and kwargs for several.",
+        ) from None
 
 
 def call_entry(scope: RunScope, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

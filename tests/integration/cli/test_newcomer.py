@@ -134,7 +134,7 @@ def test_killed_in_a_tool_then_resumed_and_settled(antiphon: Type, folder: Path)
     agent.wait()
     found = json.loads(antiphon("runs", "--json").stdout)["runs"][0]
     assert found["status"] == "interrupted"
-    resume = ("run", "agent.py:main", "--input", '"hello"', "--resume", found["id"])
+    resume = ("run", "agent.py:main", "--input", '"hello"', "--resume", found["id"][:13])
     unknown = antiphon(*resume)
     assert unknown.returncode == 1
     command = re.search(r"antiphon claims resolve (\w+)", unknown.stderr)
@@ -161,11 +161,13 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("run", "agent.py"), 2, "Write file.py:function"),
     (("run", "agent.py:nope"), 5, "It has: look, main, refund."),
     (("run", "nope.py:main"), 5, "There is no file nope.py."),
+    (("run", "agent.py:main"), 2, "missing a required argument: 'question'"),
+    (("run", "agent.py:main", "--input", '"hello"', "--resume", "zzz"), 4, "There is no run 'zzz'."),
     (("show",), 4, "There is no recorded run yet."),
     (("show", "zzz"), 4, "There is no run 'zzz'."),
     (("replay", "nope.antiphon"), 4, "There is no file nope.antiphon."),
-    (("replay", "agent.py"), 6, "agent.py is not JSON"),
-    (("import", "agent.py"), 6, "agent.py is not JSON"),
+    (("replay", "agent.py"), 6, "agent.py is not"),
+    (("import", "agent.py"), 6, "agent.py is not"),
     (("scan", "nope"), 4, "There is no nope."),
     (("claims", "clear", "zzz"), 4, "There is no claim 'zzz'."),
     (("claims", "flush"), 2, "Say what to forget"),
@@ -178,6 +180,19 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
 def test_wrong_input_is_explained(words: tuple[str, ...], code: int, text: str, antiphon: Type) -> None:
     done = antiphon(*words)
     assert (done.returncode, text in done.stderr) == (code, True), done.stderr
+
+
+def test_a_failure_of_the_agent_shows_the_lines_of_its_code(antiphon: Type, folder: Path) -> None:
+    (folder / "broken.py").write_text(
+        "def main(value):\n    return helper(value)\n\n\ndef helper(value):\n    return 1 / 0\n"
+    )
+    done = antiphon("run", "broken.py:main", "--input", "1")
+    assert done.returncode == 1
+    assert 'broken.py", line 6, in helper' in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert "antiphon/ops" not in done.stderr
+    failed = json.loads(antiphon("runs", "--json").stdout)["runs"][0]
+    assert failed["status"] == "failed"
 
 
 def test_a_wrong_setting_is_named_with_its_line(antiphon: Type, folder: Path) -> None:
