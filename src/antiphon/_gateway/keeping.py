@@ -141,7 +141,7 @@ def _clean_pieces(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
     """The pieces of a stream without secrets; one may run through several of them."""
     from antiphon.redact import StreamRedactor
 
-    stream = StreamRedactor(redactor)
+    stream = StreamRedactor(getattr(redactor, "made", redactor))  # one that is built late
     pieces = orjson.loads(data)
     if not isinstance(pieces, list):
         return redactor.redact_bytes(data)

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from antiphon._recording.artifact import LAST_MS, USABLE_ID
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError, CanonicalError
@@ -27,14 +28,14 @@ def is_kurral(document: Any) -> bool:
 def _ms(text: Any) -> int:
     try:
         moment = datetime.fromisoformat(str(text))
-    except ValueError:
+        return max(0, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
+    except (ValueError, OverflowError):
         return 0
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _interactions(document: dict[str, Any], side: str) -> list[dict[str, Any]]:
-    found = (document.get(side) or {}).get("interactions") if isinstance(document.get(side), dict) else None
-    return [entry for entry in found or [] if isinstance(entry, dict)]
+    found = _object(document, side).get("interactions")
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
 
 
 def manifest_of(document: dict[str, Any], *, tenant: str, workspace: str) -> RunManifest:
@@ -43,26 +44,42 @@ def manifest_of(document: dict[str, Any], *, tenant: str, workspace: str) -> Run
         raise ArtifactError(
             "The document is not a .kurral artifact.", hint="It needs kurral_id, inputs, outputs, tool_calls."
         )
-    if not str(document.get("schema_version", "1.0.0")).startswith("1."):
-        raise ArtifactError(f"The .kurral schema {document['schema_version']} is not known.")
-    config = document["llm_config"] if isinstance(document["llm_config"], dict) else {}
+    version = str(document.get("schema_version", "1.0.0"))
+    if not version.startswith("1."):
+        raise ArtifactError(f"The .kurral schema {version[:40]} is not known.", hint="This release reads 1.x.")
+    if not isinstance(document["tool_calls"], list):
+        raise ArtifactError("The tool calls of the .kurral document are not a list.")
+    config = _object(document, "llm_config")
     flat = {name: value for name, value in config.items() if name != "parameters"}
-    flat |= {k: v for k, v in (config.get("parameters") or {}).items() if v is not None}
-    graph = document.get("graph_version") or {}
+    flat |= {name: value for name, value in _object(config, "parameters").items() if value is not None}
     started = _ms(document.get("created_at"))
-    failed = bool(document.get("error"))
+    given = str(document["kurral_id"])
+    usable = given if USABLE_ID.fullmatch(given) else f"kurral-{hashlib.sha256(given.encode()).hexdigest()[:32]}"
     return RunManifest(
-        id=str(document["kurral_id"])[:256],
+        id=usable,
         name=str(document.get("run_id") or "kurral")[:256],
-        status="failed" if failed else "completed",
+        status="failed" if document.get("error") else "completed",
         started_at_ms=started,
-        finished_at_ms=started + int(document.get("duration_ms") or 0),
+        finished_at_ms=min(started + _whole_ms(document.get("duration_ms")), LAST_MS),
         tenant=tenant,
         workspace=workspace,
         llm_config=flat,
-        graph_digest=str(graph.get("graph_hash") or ""),
+        graph_digest=str(_object(document, "graph_version").get("graph_hash") or ""),
         tags={"imported": "kurral"},
     )
+
+
+def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
+    value = document.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise ArtifactError(f"{name} of the .kurral document is not an object.")
+    return value or {}
+
+
+def _whole_ms(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LAST_MS:
+        return 0
+    return int(value)
 
 
 def events_of(document: dict[str, Any], manifest: RunManifest) -> Iterator[Event]:
@@ -80,9 +97,9 @@ def events_of(document: dict[str, Any], manifest: RunManifest) -> Iterator[Event
     answered = _interactions(document, "outputs")
     yield event("run.started", {"name": manifest.name, "input": asked[0].get("input") if asked else None})
     yield event("import", {"format": "kurral", "document": document})
-    prompt = document.get("resolved_prompt")
+    prompt = _object(document, "resolved_prompt")
     index = 0
-    if isinstance(prompt, dict):
+    if prompt:
         shown = {"name": "resolved", "template": prompt.get("template"), "variables": prompt.get("variables") or {}}
         yield event("prompt", {**shown, "text": prompt.get("final_text")}, index=index, call=f"0@{index}")
         index += 1
@@ -124,7 +141,7 @@ def _call_events(call: dict[str, Any], event: Any, index: int, seen: dict[tuple[
             "error": {"class": "", "code": "error", "message": message},
             "value": call.get("output"),
         }
-    meta = {"durationMs": call.get("latency_ms") or 0}
+    meta = {"durationMs": _whole_ms(call.get("latency_ms"))}
     yield event("call.finished", payload, at_ms=_ms(call.get("end_time")) or began, meta=meta, **place)
 
 

@@ -14,7 +14,7 @@ from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site
 from antiphon.canonical import canonical_json
-from antiphon.contract.events import RunManifest, with_sum
+from antiphon.contract.events import Event, RunManifest, sum_holds, summed, with_sum
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
 from antiphon.redact import Redactor
 
@@ -120,6 +120,19 @@ class Recorder:
     def _clean_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
         return {**meta, **orjson.loads(self._clean(free))} if free else meta
+
+    def take(self, event: Event) -> Row:
+        """An event from elsewhere, kept as our own are: redacted, its large parts spilled."""
+        holds = sum_holds(event)
+        payload = orjson.loads(self._clean(event.payload))
+        parts = {name: orjson.dumps(value) for name, value in payload.items()}
+        if sum(map(len, parts.values())) > SPILL_BYTES:
+            payload |= self._spilled(parts)
+        kept = msgspec.structs.replace(event, payload=payload, meta=orjson.loads(self._clean(event.meta)))
+        if holds:  # one that was changed before it came here still says so
+            kept = summed(kept)
+        body = {name: getattr(kept, name) for name in ("lane", "index", "call", "parent", "payload", "v", "meta")}
+        return Row(self.run_id, event.type, event.at_ms, orjson.dumps(body))
 
     def clean_manifest(self, manifest: RunManifest) -> RunManifest:
         """The head of the run without secrets; ids, digests and who owns it stay as they are."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import orjson
 
+from antiphon.contract.events import Event, sum_holds, summed
 from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs
 
@@ -26,3 +28,11 @@ async def resolve(payload: Any, blobs: Blobs | None, tenant: str) -> Any:
                 raise AntiphonError("The event refers to a blob and no blob store is configured.")
             resolved[name] = orjson.loads(await blobs.get(tenant, value["$blob"]))
     return resolved
+
+
+async def whole(event: Event, blobs: Blobs | None, tenant: str) -> Event:
+    """The event with its spilled parts brought back, and a check sum that still says whether it was changed."""
+    if not any(is_spilled(value) for value in event.payload.values()):
+        return event
+    made = msgspec.structs.replace(event, payload=await resolve(event.payload, blobs, tenant))
+    return summed(made) if sum_holds(event) else made

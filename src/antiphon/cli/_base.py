@@ -94,6 +94,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence
     return "\n".join([bold(line(head)), *(line(row) for row in text)])
 
 
+def safe(value: Any) -> str:
+    """A recorded text in one line: what would move the cursor or speak to the terminal is left out."""
+    return "".join(char if char.isprintable() else " " if char.isspace() else "·" for char in str(value))
+
+
 def cut(text: str) -> str:
     if not sys.stdout.isatty():
         return text

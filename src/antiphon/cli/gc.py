@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from antiphon.cli._base import add_config, add_json, application, dim, print_json, when
+from antiphon.cli._base import add_config, add_json, application, dim, print_json, safe, when
 
 DESCRIPTION = "Delete old runs by age, count or size, and expired claims. Runs inside the retention window are kept."
 EXAMPLE = "example:\n  antiphon gc --older-than 30 --dry-run"
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     verb = "would delete" if arguments.dry_run else "deleted"
     for row in result["runs"]:
-        print(dim(f"{row['id']}  {row['name']}  {when(row['startedAtMs'])}"))
+        print(dim(f"{row['id']}  {safe(row['name'])}  {when(row['startedAtMs'])}"))
     print(f"{verb} {len(result['runs'])} runs, {result['blobs']} blobs and {result['claims']} expired claims")
     if result["protected"]:
         window = f"the retention window of {result['retentionDays']:g} days"

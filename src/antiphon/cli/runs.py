@@ -13,6 +13,7 @@ from antiphon.cli._base import (
     green,
     print_json,
     red,
+    safe,
     table,
     when,
     yellow,
@@ -58,12 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [
         (
             row["id"],
-            row["name"],
+            safe(row["name"]),
             row["status"],
             when(row["startedAtMs"]),
             duration(row["durationMs"]),
             row["events"],
-            (row["sourceRun"] or "")[:13],
+            safe(row["sourceRun"] or "")[:13],
         )
         for row in rows
     ]

@@ -16,6 +16,7 @@ from antiphon.cli._base import (
     green,
     print_json,
     red,
+    safe,
     when,
     yellow,
 )
@@ -72,15 +73,20 @@ def _context(context: dict[str, Any], as_json: bool) -> None:
         return
     rest = {name: value for name, value in request.items() if name != "messages"}
     print(bold(f"{context['provider']} request at event {context['seq']}"))
-    for message in messages:
+    for message in (entry for entry in messages if isinstance(entry, dict)):
         role = str(message.get("role", "?"))
         content = message.get("content")
-        print(f"{bold(role + ':'):<12} {content if isinstance(content, str) else ''}".rstrip())
+        print(f"{bold(safe(role) + ':'):<12} {_lines(content) if isinstance(content, str) else ''}".rstrip())
         if not isinstance(content, str):
             print_json({name: value for name, value in message.items() if name != "role"})
     if rest:
         print(dim("with"))
         print_json(rest)
+
+
+def _lines(text: str) -> str:
+    """A recorded text of several lines, as a terminal may show it."""
+    return "\n".join(safe(line) for line in text.split("\n"))
 
 
 def _diff(left: Any, right: Any, as_json: bool) -> None:
@@ -95,7 +101,7 @@ def _diff(left: Any, right: Any, as_json: bool) -> None:
     for diff in found:
         print(bold(diff.path))
         if isinstance(diff.left, str) and isinstance(diff.right, str):
-            print("  " + mark_words(diff.left, diff.right).replace("\n", "\n  "))
+            print("  " + mark_words(_lines(diff.left), _lines(diff.right)).replace("\n", "\n  "))
         else:
             print(f"  {red('- ' + repr(diff.left))}\n  {green('+ ' + repr(diff.right))}")
 
@@ -105,17 +111,17 @@ _OUTCOME = {"ok": green("ok"), "error": red("error"), "denied": yellow("denied")
 
 def _tree(run: dict[str, Any]) -> Iterator[str]:
     colour = {"completed": green, "failed": red}.get(run["status"], yellow)
-    yield f"{bold(run['name'])}  {run['id']}  {colour(run['status'])}"
+    yield f"{bold(safe(run['name']))}  {run['id']}  {colour(run['status'])}"
     took = duration(run["durationMs"])
     yield dim(f"started {when(run['startedAtMs'])}" + (f", took {took}" if took else ""))
     if run["sourceRun"]:
-        yield dim(f"replay of {run['sourceRun']}")
+        yield dim(f"replay of {safe(run['sourceRun'])}")
     yield from _nodes(run["timeline"], "")
     if run["stoppedAt"] is not None:
         why = "it is not finished" if run["status"] == "running" else "its process ended before it was finished"
         yield yellow(f"the run stops after event {run['stoppedAt']}: {why}")
     if run["error"]:
-        yield red(f"{run['error'].get('class', '')}: {run['error'].get('message', '')}")
+        yield red(_error(run["error"], "class"))
     elif run["output"] is not None:
         yield f"output  {_short(str(run['output']))}"
     counts = run["counts"]
@@ -136,20 +142,30 @@ def _nodes(nodes: list[dict[str, Any]], indent: str) -> Iterator[str]:
         for note in node["notes"]:
             yield below + _note(note)
         if node.get("error"):
-            yield below + red(_short(f"{node['error'].get('code', '')}: {node['error'].get('message', '')}"))
+            yield below + red(_error(node["error"], "code"))
         yield from _nodes(node.get("children", []), below)
 
 
+def _error(error: Any, kind: str) -> str:
+    known = error if isinstance(error, dict) else {}
+    return _short(f"{known.get(kind, '')}: {known.get('message', '')}")
+
+
 def _short(text: str) -> str:
+    text = safe(text)
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _line(node: dict[str, Any]) -> str:
     meta = node["meta"]
     name = node["name"] if node["kind"] != "llm" else f"model {node.get('model') or ''}".rstrip()
-    parts = [dim(f"{node['seq']:>4}"), bold(name)]
+    parts = [dim(f"{node['seq']:>4}"), bold(safe(name))]
+    if node.get("what"):
+        parts.append(safe(node["what"]))
+    if node.get("orphan"):
+        parts.append(yellow("orphan"))
     if node["outcome"]:
-        parts.append(_OUTCOME.get(node["outcome"], node["outcome"]))
+        parts.append(_OUTCOME.get(str(node["outcome"])) or safe(node["outcome"]))
     elif node["kind"] in ("tool", "llm", "mcp"):
         parts.append(yellow("no outcome recorded"))
     if meta.get("durationMs") is not None:
@@ -159,7 +175,7 @@ def _line(node: dict[str, Any]) -> str:
     if meta.get("fromCache"):
         parts.append(yellow("reused"))
     if meta.get("breakerState"):
-        parts.append(yellow(f"breaker {meta['breakerState']}"))
+        parts.append(yellow(safe(f"breaker {meta['breakerState']}")))
     usage = meta.get("usage") or {}
     if usage.get("inputTokens") or usage.get("outputTokens"):
         parts.append(dim(f"{usage.get('inputTokens') or 0}+{usage.get('outputTokens') or 0} tokens"))
@@ -167,10 +183,10 @@ def _line(node: dict[str, Any]) -> str:
 
 
 def _note(note: dict[str, Any]) -> str:
-    what = note.pop("what", "")
+    what = note.get("what") or ""
     details = ", ".join(
         f"{name} {value:.0f}" if isinstance(value, float) else f"{name} {value}"
         for name, value in note.items()
-        if name != "sum"  # the event's check sum is for machines
+        if name != "what"
     )
-    return yellow(f"· {what}" + (f" ({details})" if details else ""))
+    return yellow(safe(f"· {what}" + (f" ({details})" if details else "")))

@@ -2,40 +2,52 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import orjson
 
 from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
+from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording import artifact, kurral
-from antiphon._recording.spill import resolve
+from antiphon._recording.spill import whole
+from antiphon._recording.strict_json import BadJson, strict_loads
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ops.app import Antiphon
 from antiphon.ops.runs import events_of
+from antiphon.ops.views import real_status
 from antiphon.ports import Row
+
+if TYPE_CHECKING:
+    from antiphon._recording.recorder import Recorder
 
 Format = Literal["antiphon", "kurral"]
 Progress = Callable[[Iterable[Event]], Iterable[Event]]
 _BATCH = 200
+_BATCH_BYTES = 4 * 1024 * 1024
+_IMPORTING = "importing"
+_DIGEST = "importedDigest"
 _MAX_KURRAL = 256 * 1024 * 1024
 
 
 def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
     """The events with their spilled payloads brought back: what a document that stands alone needs."""
     for event in events_of(app, run):
-        yield msgspec.structs.replace(event, payload=drive(resolve(event.payload, app.blobs, app.tenant)))
+        yield drive(whole(event, app.blobs, app.tenant))
 
 
 def export_run(
     app: Antiphon, manifest: RunManifest, path: Path, kind: Format | None = None, *, progress: Progress | None = None
 ) -> int:
     """Write the run to *path*, all of it or nothing; returns the number of bytes."""
+    tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
+    manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags)
 
     def events() -> Iterable[Event]:
         found = whole_events(app, manifest.id)
@@ -60,78 +72,135 @@ def export_run(
     return path.stat().st_size
 
 
-def import_artifact(app: Antiphon, path: Path) -> RunManifest:
+def import_artifact(app: Antiphon, path: Path, *, progress: Progress | None = None) -> RunManifest:
     """Read an artifact into the store. The same artifact again is the same run; another of that id gets a new one."""
-    if not path.exists():
-        raise ArtifactError(f"There is no file {path}.", code="not_found")
     document = _kurral_document(path)
-    if document is not None:
-        manifest = kurral.manifest_of(document, tenant=app.tenant, workspace=app.workspace)
-        events = list(kurral.events_of(document, manifest))
-        return _store(app, manifest, events, altered=False)
-    read = artifact.read_artifact(path)
-    return _store(app, read.manifest, read.events(), altered=read.altered)
+    read = artifact.read_artifact(path) if document is None else _from_kurral(app, document, path)
+    return _Import(app, read, progress or (lambda events: events)).store()
+
+
+def _from_kurral(app: Antiphon, document: dict[str, Any], path: Path) -> artifact.Document:
+    """The document as the run it tells of; checked like an artifact of our own."""
+    manifest = kurral.manifest_of(document, tenant=app.tenant, workspace=app.workspace)
+    manifest = msgspec.structs.replace(manifest, salt=os.urandom(16).hex())
+    seal = artifact.Seal(manifest)
+    events = []
+    try:
+        for number, event in enumerate(kurral.events_of(document, manifest)):
+            events.append(artifact.check_event(seal.line(event), manifest.id, number, str(path)))
+    except TypeError:
+        raise ArtifactError(f"{path} is nested too deeply.") from None
+    return artifact.Document(manifest, lambda: events, False, seal.digest)
 
 
 def _kurral_document(path: Path) -> dict[str, Any] | None:
     """The document if the file is a ``.kurral`` one, whatever it is called."""
-    with path.open("rb") as file:
-        start = file.read(4096)
-    if path.suffix != ".kurral" and b'"kurral_id"' not in start:
-        return None
-    if path.stat().st_size > _MAX_KURRAL:
-        raise ArtifactError(f"{path} is too large for a .kurral document.")
     try:
-        document = orjson.loads(path.read_bytes())
-    except (orjson.JSONDecodeError, RecursionError) as error:
-        raise ArtifactError(f"{path} is not JSON: {error}.") from None
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(4096)
+        named = path.suffix == ".kurral"
+        if not named and b'"kurral_id"' not in start:
+            return None
+        if size > _MAX_KURRAL:
+            raise ArtifactError(f"{path} is too large for a .kurral document.")
+        document = strict_loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ArtifactError(f"There is no file {path}.", code="not_found") from None
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except BadJson as error:
+        raise ArtifactError(f"{path} is not a .kurral artifact: {error}.") from None
     if not kurral.is_kurral(document):
-        if path.suffix == ".kurral":
+        if named:
             raise ArtifactError(f"{path} is not a .kurral artifact.")
         return None
     return dict(document)
 
 
-def _store(app: Antiphon, manifest: RunManifest, events: Iterable[Event], *, altered: bool) -> RunManifest:
-    journal = app.journal
-    tags = {"imported": manifest.tags.get("imported", "antiphon"), "importedId": manifest.id}
-    if altered:
-        tags["altered"] = "true"
-    there = drive(journal.manifest(manifest.id))
-    if there is not None and there.tenant == app.tenant and not altered and there.tags.get("altered") != "true":
-        return there
-    run_id = manifest.id if there is None else uuid7()
-    made = msgspec.structs.replace(
-        artifact.renamed(manifest, run_id, **tags), tenant=app.tenant, workspace=app.workspace, events=0
-    )
-    drive(journal.open_run(made))
-    try:
+class _Import:
+    """Brings a checked document into the store: all of it, or nothing."""
+
+    def __init__(self, app: Antiphon, document: artifact.Document, progress: Progress) -> None:
+        self.app = app
+        self.document = document
+        self.progress = progress
+
+    def store(self) -> RunManifest:
+        run_id = self.document.manifest.id
+        found = self._same(run_id)
+        if isinstance(found, RunManifest):
+            return found
+        if found == "taken":
+            mark = hashlib.sha256(f"{self.app.tenant}\0{self.document.digest}".encode()).hexdigest()[:12]
+            run_id = f"{run_id[:180]}-{mark}"
+            found = self._same(run_id)
+            if isinstance(found, RunManifest):
+                return found
+            if found == "taken":
+                run_id = uuid7()
+        return self._write(run_id)
+
+    def _same(self, run_id: str) -> RunManifest | Literal["free", "taken"]:
+        """The run of this id if it is this very artifact; else whether the id can be used."""
+        app = self.app
+        there = drive(app.journal.manifest(run_id))
+        if there is None:
+            return "free"
+        if there.tenant != app.tenant:
+            return "taken"
+        if _IMPORTING in there.tags:
+            if not certainly_dead(there.tags.get("owner", "")):
+                return "taken"
+            drive(app.journal.delete_run(run_id))  # an import that was killed
+            return "free"
+        if there.tags.get(_DIGEST) == self.document.digest:
+            return there
+        seal = artifact.Seal(there)
+        for event in whole_events(app, run_id):
+            seal.line(event)
+        return there if seal.digest == self.document.digest else "taken"
+
+    def _write(self, run_id: str) -> RunManifest:
+        app, document = self.app, self.document
+        recorder = app.recorder(run_id, document.manifest.salt)
+        tags = {name: value for name, value in document.manifest.tags.items() if name not in ("owner", _IMPORTING)}
+        tags |= {"imported": tags.get("imported", "antiphon"), "importedId": document.manifest.id}
+        tags[_DIGEST] = document.digest
+        if document.altered:
+            tags["altered"] = "true"
+        status = document.manifest.status
+        made = msgspec.structs.replace(
+            document.manifest,
+            id=run_id,
+            status="interrupted" if status == "running" else status,
+            tags=tags,
+            tenant=app.tenant,
+            workspace=app.workspace,
+        )
+        made = recorder.clean_manifest(made)
+        under_way = {**made.tags, _IMPORTING: "true", "owner": owner_token()}
+        drive(app.journal.open_run(msgspec.structs.replace(made, status="running", tags=under_way, events=0)))
+        try:
+            made = msgspec.structs.replace(made, events=self._append(recorder))
+            drive(app.journal.update_run(made))
+        except BaseException:
+            drive(app.journal.delete_run(run_id))
+            raise
+        return made
+
+    def _append(self, recorder: Recorder) -> int:
+        journal = self.app.journal
         batch: list[Row] = []
-        count = 0
-        for event in events:
-            batch.append(_row(event, run_id))
+        count = size = 0
+        for event in self.progress(self.document.events()):
+            row = recorder.take(event)
+            batch.append(row)
             count += 1
-            if len(batch) >= _BATCH:
-                drive(journal.append(run_id, batch))
-                batch = []
+            size += len(row.body)
+            if len(batch) >= _BATCH or size >= _BATCH_BYTES:
+                drive(journal.append(recorder.run_id, batch))
+                batch, size = [], 0
         if batch:
-            drive(journal.append(run_id, batch))
-        made = msgspec.structs.replace(made, events=count)
-        drive(journal.update_run(made))
-    except BaseException:
-        drive(journal.delete_run(run_id))
-        raise
-    return made
-
-
-def _row(event: Event, run_id: str) -> Row:
-    body = {
-        "lane": event.lane,
-        "index": event.index,
-        "call": event.call,
-        "parent": event.parent,
-        "payload": event.payload,
-        "meta": event.meta,
-        "v": event.v,
-    }
-    return Row(run_id, event.type, event.at_ms, orjson.dumps(body))
+            drive(journal.append(recorder.run_id, batch))
+        return count

@@ -7,20 +7,22 @@ from typing import Any
 import orjson
 
 from antiphon._drive import drive
+from antiphon._gateway.owner import certainly_dead
+from antiphon._recording.spill import is_spilled
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
-from antiphon.ops.runs import events_of
+from antiphon.ops.runs import events_of, is_audit
 from antiphon.ops.views import real_status, summary
 
 _DAY_MS = 86_400_000
 _PAGE = 200
 
 
-def _all_runs(app: Antiphon) -> list[RunManifest]:
+def _all_runs(app: Antiphon, *, audit: bool = False) -> list[RunManifest]:
     found: list[RunManifest] = []
     before = ""
     while batch := drive(app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before)):
-        found += batch
+        found += [manifest for manifest in batch if audit or not is_audit(manifest)]
         before = batch[-1].id
         if len(batch) < _PAGE:
             break
@@ -82,7 +84,10 @@ def collect(
 
 
 def _unused_blobs(app: Antiphon) -> int:
-    """Delete payloads that neither a run nor a claim refers to any more."""
+    """Delete payloads that neither a run nor a claim refers to any more.
+
+    A payload is kept before the event that names it is written: while anything runs, nothing is deleted.
+    """
     blobs = app.blobs
     if blobs is None:
         return 0
@@ -92,16 +97,27 @@ def _unused_blobs(app: Antiphon) -> int:
         return [ref async for ref in blobs.refs(app.tenant)]
 
     found = asyncio.run(present())
-    if not found:
+    if not found or _busy(app):
         return 0
     used: set[str] = set()
-    for manifest in _all_runs(app):
+    for manifest in _all_runs(app, audit=True):
         for event in events_of(app, manifest.id):
-            used |= {v["$blob"] for v in event.payload.values() if isinstance(v, dict) and "$blob" in v}
+            used |= {value["$blob"] for value in event.payload.values() if is_spilled(value)}
     for record in drive(app.journal.list(tenant=app.tenant, limit=1_000_000)):
         if isinstance(record.payload_ref, str):
             used.add(record.payload_ref.removeprefix("sealed+"))
     dead = [ref for ref in found if ref not in used]
+    if not dead or _busy(app):
+        return 0
     for ref in dead:
         drive(blobs.delete(app.tenant, ref))
     return len(dead)
+
+
+def _busy(app: Antiphon) -> bool:
+    """Whether a run is open or a call in flight."""
+    running = drive(app.journal.runs(tenant=app.tenant, status="running", limit=1_000))
+    if any(real_status(manifest) == "running" for manifest in running):
+        return True
+    claims = drive(app.journal.list(tenant=app.tenant, state="inflight", limit=1_000))
+    return any(not certainly_dead(claim.owner) for claim in claims)

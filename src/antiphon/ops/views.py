@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from antiphon._drive import drive
 from antiphon._gateway.owner import certainly_dead
-from antiphon._recording.spill import resolve
+from antiphon._recording.spill import whole
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.runs import events_of, is_audit
+
+_PAGE = 100
 
 
 def real_status(manifest: RunManifest) -> str:
@@ -24,17 +27,46 @@ def list_runs(
     app: Antiphon, *, prefix: str = "", name: str = "", status: str = "", limit: int = 20, replays: bool = False
 ) -> list[dict[str, Any]]:
     """The newest runs as plain data."""
-    asked = "" if status in ("interrupted", "running") else status
-    found = drive(app.journal.runs(tenant=app.tenant, prefix=prefix, name=name, status=asked, limit=max(limit * 4, 50)))
     rows: list[dict[str, Any]] = []
-    for manifest in found:
+    for manifest in _fitting(app, prefix, name, status):
         if len(rows) >= limit:
             break
         hidden = is_audit(manifest) or (manifest.source_run is not None and not replays)
-        if hidden or (status and real_status(manifest) != status):
-            continue
-        rows.append(summary(manifest))
+        if not hidden and (not status or real_status(manifest) == status):
+            rows.append({**summary(manifest), "events": event_count(app, manifest)})
     return rows
+
+
+def _fitting(app: Antiphon, prefix: str, name: str, status: str) -> Iterator[RunManifest]:
+    asked = "running" if status == "interrupted" else status  # a killed run never said how it ended
+    kinds = (asked, "interrupted") if status == "interrupted" else (asked,)
+    for kind in kinds:
+        before = ""
+        while page := drive(
+            app.journal.runs(tenant=app.tenant, prefix=prefix, name=name, status=kind, limit=_PAGE, before=before)
+        ):
+            yield from page
+            before = page[-1].id
+
+
+def event_count(app: Antiphon, manifest: RunManifest) -> int:
+    """How many events a run has; of one that did not end, the log itself is asked."""
+    if manifest.events or manifest.status not in ("running", "interrupted"):
+        return manifest.events
+
+    def there(seq: int) -> bool:
+        return bool(drive(app.journal.events(manifest.id, start=seq, stop=seq + 1, limit=1)))
+
+    low, high = 0, 1
+    while there(high - 1):
+        low, high = high, high * 2
+    while low < high:  # events below low are there, the one at high - 1 is not
+        middle = (low + high) // 2
+        if there(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 def summary(manifest: RunManifest) -> dict[str, Any]:
@@ -56,13 +88,12 @@ def summary(manifest: RunManifest) -> dict[str, Any]:
 
 def one_event(app: Antiphon, run: str, seq: int) -> Event:
     """A single event, spilled parts brought back; nothing else of the run is read."""
-    import msgspec
-
     found = drive(app.journal.events(run, start=seq, stop=seq + 1, limit=1)) if seq >= 0 else []
     if not found:
-        raise NotFound(f"Run {run} has no event {seq}.")
-    event = found[0]
-    return msgspec.structs.replace(event, payload=drive(resolve(event.payload, app.blobs, app.tenant)))
+        manifest = drive(app.journal.manifest(run))
+        count = 0 if manifest is None else event_count(app, manifest)
+        raise NotFound(f"Run {run} has no event {seq}.", hint=f"It has 0 to {count - 1}." if count else "It has none.")
+    return drive(whole(found[0], app.blobs, app.tenant))
 
 
 def context_of(app: Antiphon, run: str, seq: int) -> dict[str, Any]:
@@ -81,36 +112,76 @@ def full_name(payload: dict[str, Any]) -> str:
 
 
 class Node:
-    """One line of the timeline."""
+    """One line of the timeline; holds what is shown and no payloads."""
 
-    __slots__ = ("children", "finished", "notes", "seq", "started")
+    __slots__ = ("children", "notes", "price", "wire")
 
     def __init__(self, started: Event) -> None:
-        self.started = started
-        self.finished: Event | None = None
-        self.notes: list[Event] = []
+        payload = started.payload
         self.children: list[Node] = []
-
-    def to_wire(self) -> dict[str, Any]:
-        payload = self.started.payload
-        done = self.finished
-        wire: dict[str, Any] = {
-            "seq": self.started.seq,
-            "kind": payload.get("kind", self.started.type),
-            "name": full_name(payload) if payload.get("kind") else self.started.type,
-            "lane": self.started.lane,
-            "startedAtMs": self.started.at_ms,
-            "outcome": None if done is None else done.payload.get("outcome"),
-            "meta": {} if done is None else done.meta,
-            "notes": [{"what": note.payload.get("what"), **note.meta} for note in self.notes],
+        self.notes: list[dict[str, Any]] = []
+        self.price: Any = None
+        self.wire: dict[str, Any] = {
+            "seq": started.seq,
+            "kind": payload.get("kind", started.type),
+            "name": full_name(payload) if payload.get("kind") else started.type,
+            "lane": started.lane,
+            "startedAtMs": started.at_ms,
+            "outcome": None,
+            "meta": {},
         }
         if payload.get("kind") == "llm":
-            wire["model"] = (payload.get("request") or {}).get("model")
-        if done is not None and done.payload.get("error"):
-            wire["error"] = done.payload["error"]
+            self.wire["model"] = _part(payload, "request").get("model") or _part(payload, "providerRequest").get(
+                "model"
+            )
+        if payload.get("what"):
+            self.wire["what"] = payload["what"]
+        if started.meta.get("orphan"):
+            self.wire["orphan"] = True
+
+    def finish(self, event: Event) -> None:
+        self.wire["outcome"] = event.payload.get("outcome")
+        self.wire["meta"] = _shown_meta(event.meta)
+        if isinstance(event.payload.get("error"), dict):
+            self.wire["error"] = event.payload["error"]
+
+    def note(self, event: Event) -> None:
+        self.notes.append({"what": event.payload.get("what"), **_plain(event.meta)})
+
+    def to_wire(self) -> dict[str, Any]:
+        wire = {**self.wire, "notes": self.notes}
         if self.children:
             wire["children"] = [child.to_wire() for child in self.children]
         return wire
+
+
+def _part(payload: dict[str, Any], name: str) -> dict[str, Any]:
+    value = payload.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(meta: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in meta.items() if name != "sum"}
+
+
+_NUMBERS = ("durationMs", "attempts", "gapMs", "ageMs")
+
+
+def _shown_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """What a recording from elsewhere says where a number belongs is a number, or left out."""
+    shown = _plain(meta)
+    for name in _NUMBERS:
+        if name in shown and (isinstance(shown[name], bool) or not isinstance(shown[name], (int, float))):
+            del shown[name]
+    if "usage" in shown:
+        shown["usage"] = {name: _count_of(shown, name) for name in ("inputTokens", "outputTokens")}
+    return shown
+
+
+def _count_of(meta: dict[str, Any], name: str) -> int:
+    usage = meta.get("usage")
+    value = usage.get(name) if isinstance(usage, dict) else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
@@ -123,32 +194,32 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
     last: Event | None = None
     for event in events_of(app, manifest.id):
         last = event
+        found = calls.get(event.call or "")
         if event.type == "call.started":
-            node = Node(event)
-            calls[event.call or ""] = node
+            node = calls[event.call or ""] = Node(event)
             parent = calls.get(event.parent or "")
-            (parent.children if parent is not None else roots).append(node)
+            (parent.children if parent is not None and parent is not node else roots).append(node)
             counted["models" if event.payload.get("kind") == "llm" else "calls"] += 1
+            node.price = app.config.prices.get(str(node.wire.get("model")))
         elif event.type == "call.finished":
-            found = calls.get(event.call or "")
             if found is not None:
-                found.finished = event
+                found.finish(event)
                 _count(event, counted, tokens)
-                cost += _cost(app, found, event)
+                cost += _cost(found, event)
         elif event.type == "decision":
-            found = calls.get(event.call or "")
             if event.payload.get("what") == "retry":
                 counted["retries"] += 1
             if found is not None:
-                found.notes.append(event)
+                found.note(event)
             else:
                 roots.append(Node(event))
-        elif event.type in ("admin.act", "draw", "prompt", "interaction.started", "interaction.finished"):
+        elif event.type in ("draw", "prompt", "interaction.started", "interaction.finished"):
             roots.append(Node(event))
     status = real_status(manifest)
     return {
         **summary(manifest),
         "status": status,
+        "events": 0 if last is None else last.seq + 1,
         "stoppedAt": None if status not in ("interrupted", "running") or last is None else last.seq,
         "timeline": [node.to_wire() for node in roots],
         "counts": counted,
@@ -167,16 +238,13 @@ def _count(event: Event, counted: dict[str, int], tokens: dict[str, int]) -> Non
         counted["blocked"] += 1
     elif outcome == "error":
         counted["errors"] += 1
-    usage = event.meta.get("usage") or {}
-    tokens["input"] += usage.get("inputTokens") or 0
-    tokens["output"] += usage.get("outputTokens") or 0
+    tokens["input"] += _count_of(event.meta, "inputTokens")
+    tokens["output"] += _count_of(event.meta, "outputTokens")
 
 
-def _cost(app: Antiphon, node: Node, event: Event) -> float:
-    usage = event.meta.get("usage") or {}
-    model = str((node.started.payload.get("request") or {}).get("model") or "")
-    price = app.config.prices.get(model)
-    if price is None:
+def _cost(node: Node, event: Event) -> float:
+    if node.price is None:
         return 0.0
-    spent = (usage.get("inputTokens") or 0) * price.input + (usage.get("outputTokens") or 0) * price.output
+    spent = _count_of(event.meta, "inputTokens") * node.price.input
+    spent += _count_of(event.meta, "outputTokens") * node.price.output
     return float(spent) / 1_000_000

@@ -21,6 +21,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder and a state folder below it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("ANTIPHON_TELEMETRY_LOGS", "false")
+    monkeypatch.setattr("antiphon.ops.app._default", {})  # the command line makes its own, of this folder
     for name in ("KURRAL_STORAGE_BACKEND", "R2_BUCKET_NAME", "R2_ENDPOINT_URL", "R2_ACCESS_KEY_ID"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "state"

@@ -1,0 +1,229 @@
+"""K1: artifacts that people and jq can read, that outlive releases, and go round through other formats unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from antiphon import Antiphon
+from antiphon._recording import artifact
+from antiphon.cli import main
+from antiphon.contract.events import sum_holds
+from antiphon.ops import artifacts
+from antiphon.ops.artifacts import export_run, import_artifact, whole_events
+from antiphon.ops.runs import find_run
+from antiphon.stores import MemoryStore
+from tests.integration.recording.kit import application, small_run, stored
+
+DATA = Path(__file__).parents[2] / "data"
+GOLDEN = sorted((DATA / "golden").glob("*.antiphon"))
+KURRAL = sorted((DATA / "kurral").glob("*.kurral"))
+READABLE = (
+    "run_id id inputs outputs llm_config tool_calls resolved_prompt graph_version duration_ms error errors token_usage"
+).split()
+
+
+def elsewhere() -> Antiphon:
+    """An application with a store of its own."""
+    return application(store=MemoryStore())
+
+
+# -- golden files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_a_golden_artifact_is_read_and_written_again_line_by_line(home: Path, path: Path) -> None:
+    app = application()
+    made = import_artifact(app, path)
+    assert "altered" not in made.tags
+    export_run(app, find_run(app, made.id), Path("again.antiphon"))
+    before, after = path.read_bytes().splitlines(), Path("again.antiphon").read_bytes().splitlines()
+    changed = {line.partition(b":")[0].strip(b' "') for line in set(before) ^ set(after)}
+    assert changed <= {b"manifest", b"integrity"}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_a_golden_artifact_has_what_people_look_for(path: Path) -> None:
+    document = json.loads(path.read_bytes())
+    assert set(READABLE) <= document.keys()
+    assert document["llm_config"] == {"model_name": "golden-1", "provider": "openai", "temperature": 0, "seed": 7}
+    assert document["token_usage"]["total_tokens"] == 19
+    names = [call["tool_name"] for call in document["tool_calls"]]
+    assert names == ["look_up", "refund", "refuse", "look_up", "look_up", "read_aloud"]
+    assert document["tool_calls"][1]["output"] == "refunded 49.9 of 1042"
+    assert document["outputs"]["interactions"] == [{"input": "where is it?", "output": "refunded 49.9 of 1042"}]
+    asked = subprocess.run(
+        ["jq", "-r", ".tool_calls[] | select(.error_flag) | .error.message", str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert asked.stdout == "order 1042 is closed\n"
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_a_golden_artifact_replays_strictly(
+    home: Path, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(DATA / "golden" / "agent.py", tmp_path / "agent.py")
+    assert main(["import", str(path)]) == 0
+    assert main(["replay", "--latest", "--strict", "--json"]) == 0
+
+
+# -- round trips ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", KURRAL, ids=lambda path: path.name)
+def test_a_kurral_document_comes_back_equal(home: Path, path: Path) -> None:
+    app = application()
+    made = import_artifact(app, path)
+    export_run(app, made, Path("back.kurral"))
+    assert json.loads(Path("back.kurral").read_bytes()) == json.loads(path.read_bytes())
+    export_run(app, made, Path("there.antiphon"))
+    other = elsewhere()
+    export_run(other, import_artifact(other, Path("there.antiphon")), Path("and_back.kurral"))
+    assert json.loads(Path("and_back.kurral").read_bytes()) == json.loads(path.read_bytes())
+
+
+def test_the_configuration_is_flat_here_and_nested_there(home: Path) -> None:
+    app = application()
+    made = import_artifact(app, DATA / "kurral" / "failed.kurral")
+    assert made.llm_config == {"model_name": "gpt-4", "provider": "openai", "temperature": 0.2, "seed": 11}
+    assert made.status == "failed"
+    with app.run("own") as run:
+        run.llm({"model": "m", "temperature": 0.5, "messages": []}, lambda body: {})
+    export_run(app, find_run(app, run.id), Path("own.kurral"))
+    config = json.loads(Path("own.kurral").read_bytes())["llm_config"]
+    assert config == {"model_name": "m", "provider": "openai", "parameters": {"temperature": 0.5}}
+    export_run(app, find_run(app, run.id), Path("own.antiphon"))
+    config = json.loads(Path("own.antiphon").read_bytes())["llm_config"]
+    assert config == {"model_name": "m", "provider": "openai", "temperature": 0.5}
+
+
+def test_an_imported_sample_can_be_looked_at(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", str(DATA / "kurral" / "sample.kurral")]) == 0
+    capsys.readouterr()
+    assert main(["show", "--latest"]) == 0
+    shown = capsys.readouterr().out
+    assert "search" in shown
+    assert "calculator" in shown
+    assert "25 * 4 equals 100" in shown
+
+
+def test_the_same_artifact_is_the_same_run_and_another_is_another(home: Path) -> None:
+    app = application()
+    run = small_run(app)
+    export_run(app, find_run(app, run.id), Path("a.antiphon"))
+    assert import_artifact(app, Path("a.antiphon")).id == run.id, "its own run"
+    other = elsewhere()
+    assert import_artifact(other, Path("a.antiphon")).id == run.id
+    assert import_artifact(other, Path("a.antiphon")).id == run.id
+    edited = Path("a.antiphon").read_bytes().replace(b'"value":"A"', b'"value":"B"')
+    Path("b.antiphon").write_bytes(edited)
+    second = import_artifact(other, Path("b.antiphon"))
+    assert second.id != run.id
+    assert second.tags["altered"] == "true"
+    assert import_artifact(other, Path("b.antiphon")).id == second.id
+    assert [event.payload for event in stored(other, run.id)] == [event.payload for event in run.events()]
+
+
+@pytest.mark.parametrize("layout", ["jq", "one line"])
+def test_a_document_in_another_layout(home: Path, layout: str) -> None:
+    app = application()
+    run = small_run(app)
+    export_run(app, find_run(app, run.id), Path("a.antiphon"))
+    document = orjson.loads(Path("a.antiphon").read_bytes())
+    option = orjson.OPT_INDENT_2 if layout == "jq" else None
+    Path("b.antiphon").write_bytes(orjson.dumps(document, option=option))
+    other = elsewhere()
+    made = import_artifact(other, Path("b.antiphon"))
+    assert "altered" not in made.tags
+    assert len(stored(other, made.id)) == len(run.events())
+
+
+def test_check_sums_survive_spilling_and_bringing_back(home: Path) -> None:
+    app = application()
+    with app.run("large") as run:
+        run.prompt("large", "lorem ipsum " * 10_000)
+    assert all(sum_holds(event) for event in stored(app, run.id))
+    assert all(sum_holds(event) for event in whole_events(app, run.id))
+    export_run(app, find_run(app, run.id), Path("a.antiphon"))
+    spilled = []
+    for other in (elsewhere(), application(tenant="other")):
+        made = import_artifact(other, Path("a.antiphon"))
+        assert all(sum_holds(event) for event in stored(other, made.id))
+        assert all(sum_holds(event) for event in whole_events(other, made.id))
+        spilled = [event for event in stored(other, made.id) if "$blob" in str(event.payload)]
+    assert len(spilled) == 1, "also what is imported is spilled"
+
+
+def test_an_event_that_was_changed_still_says_so_after_an_import(home: Path) -> None:
+    app = application()
+    run = small_run(app)
+    export_run(app, find_run(app, run.id), Path("a.antiphon"))
+    edited = Path("a.antiphon").read_bytes().replace(b'"value":"A"', b'"value":"B"')
+    Path("b.antiphon").write_bytes(edited)
+    other = elsewhere()
+    held = [sum_holds(event) for event in stored(other, import_artifact(other, Path("b.antiphon")).id)]
+    assert held.count(False) == 1
+
+
+def test_secrets_of_a_foreign_document_are_redacted_on_the_way_in(home: Path) -> None:
+    document = json.loads((DATA / "kurral" / "failed.kurral").read_bytes())
+    secret = "sk-" + "proj-Ab3dEf6hIj9kLmN0pQrStUvWxYz12345678"
+    document["tool_calls"][0]["input"]["note"] = f"use {secret}"
+    document["run_id"] = f"agent {secret}"
+    Path("leaky.kurral").write_text(json.dumps(document))
+    app = application()
+    made = import_artifact(app, Path("leaky.kurral"))
+    assert import_artifact(app, Path("leaky.kurral")).id == made.id
+    data = b"".join(path.read_bytes() for path in home.rglob("*") if path.is_file())
+    assert secret.encode() not in data
+    assert b"[secret:openai:" in data
+
+
+def test_an_import_that_is_killed_can_be_made_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = application()
+    run = small_run(app)
+    export_run(app, find_run(app, run.id), Path("a.antiphon"))
+    other = application(tenant="other", store=application({"store": {"url": f"sqlite:///{home}/other.db"}}).store)
+    child = os.fork()
+    if not child:
+        append = artifacts._Import._append
+
+        def killed(self: Any, recorder: Any) -> int:
+            append(self, recorder)
+            os.kill(os.getpid(), signal.SIGKILL)
+            return 0
+
+        monkeypatch.setattr(artifacts._Import, "_append", killed)
+        import_artifact(other, Path("a.antiphon"))
+        os._exit(1)
+    os.waitpid(child, 0)
+    assert find_run(other, run.id).status == "running"
+    made = import_artifact(other, Path("a.antiphon"))
+    assert (made.id, made.status) == (run.id, "completed")
+    assert len(stored(other, run.id)) == len(run.events())
+
+
+def test_a_failed_export_leaves_no_half_file(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = application()
+    run = small_run(app)
+    Path("out.antiphon").write_text("before")
+
+    def broken(*_: Any) -> int:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(artifact, "write_artifact", broken)
+    with pytest.raises(RuntimeError):
+        export_run(app, find_run(app, run.id), Path("out.antiphon"))
+    assert Path("out.antiphon").read_text() == "before"
+    assert [path.name for path in Path().iterdir() if path.is_file()] == ["out.antiphon"]
