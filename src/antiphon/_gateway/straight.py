@@ -21,9 +21,10 @@ from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import active_session, active_turn
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import RecordedRequest
+from antiphon.decide.claim import Claimant, Reuse, decide
 from antiphon.errors import InvalidInput, StoreError
 from antiphon.keys import CallKeys
-from antiphon.ports import Ask, Claimed, Final
+from antiphon.ports import Ask, Claimed, Existing, Final
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
@@ -32,7 +33,7 @@ _new = tuple.__new__  # half the price of a named tuple's own constructor
 _NOBODY = ("default", "default", None)
 
 
-class Claimant(Ticket):
+class Asker(Ticket):
     """A ticket with all keys of its call, and what the store answered first."""
 
     __slots__ = ("first", "keys")
@@ -57,7 +58,7 @@ class Straight(Express):
         self._function: Callable[..., Any] = tool.function
         self._asynchronous = core.asynchronous
 
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Claimant | None:
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asker | None:
         """A call that may ask for its claim, or ``None``: it is one for the pipeline."""
         core, tool = self._core, self._tool
         now = self._monotonic()
@@ -80,7 +81,7 @@ class Straight(Express):
             keys = maker.keys(params)
         except InvalidInput:
             return None
-        ticket = Claimant()
+        ticket = Asker()
         ticket.tool = tool
         ticket.params = params
         ticket.place = place
@@ -94,7 +95,7 @@ class Straight(Express):
         ticket.version = 0
         return ticket
 
-    async def call(self, ticket: Claimant) -> Any:
+    async def call(self, ticket: Asker) -> Any:
         """Claim, call and settle; what a decorated function returns or raises."""
         core = self._core
         if ticket.turn is not None and not self._admitted(ticket, ticket.turn, ticket.started):
@@ -107,8 +108,9 @@ class Straight(Express):
         except BaseException as interrupt:
             await core.interrupted(ticket.to_call(), None, interrupt)
             raise
-        if got.__class__ is not Claimed:
-            return await self._hand_over(ticket, got)
+        if not isinstance(got, Claimed):
+            kept = self._kept_answer(ticket, got) if self._reuses and ticket.turn is None else None
+            return await self._hand_over(ticket, got) if kept is None else kept[0]
         ticket.version = got[0]
         if self._monotonic() - ticket.started > self._tool.renew_every:
             return await self._start_over(ticket)
@@ -127,7 +129,7 @@ class Straight(Express):
         now = self._monotonic()
         final = self._final(ticket, value, now)
         try:
-            if final is None or not self._kept(ticket, final, await journal.settle(ticket.key, ticket.version, final)):
+            if final is None or not self._noted(ticket, final, await journal.settle(ticket.key, ticket.version, final)):
                 return await self._finish(ticket, value)
         except StoreError:
             return await self._finish(ticket, value)
@@ -139,7 +141,7 @@ class Straight(Express):
             raise
         return value
 
-    def _ask(self, ticket: Claimant) -> Ask:
+    def _ask(self, ticket: Asker) -> Ask:
         session, actor, _ = ticket.place
         keys, request_id = ticket.keys, ticket.request_id
         request = RecordedRequest(
@@ -155,7 +157,27 @@ class Straight(Express):
         ask: Ask = _new(Ask, (*who, self._ttl_ms, self._lease_ms, owner_token(), *self._tail))
         return ask
 
-    def _final(self, ticket: Claimant, value: Any, now: float) -> Final | None:
+    def _kept_answer(self, ticket: Asker, got: Existing) -> tuple[Any] | None:
+        """The result of an equal call that is kept for the session, where the rules say to reuse it."""
+        keys = ticket.keys
+        decision = decide(got, Claimant(ticket.request_id, keys[2], True, False, False, "session", 0))
+        if not isinstance(decision, Reuse) or decision.matched_on != "completed":
+            return None
+        record = decision.record
+        if record.state != "done" or record.payload is UNSET or record.output_redacted is True:
+            return None
+        try:
+            value = self._tool.decode(bytes(record.payload))
+        except ValueError:  # the declared type has changed since
+            return None
+        metrics = self._core.telemetry.metrics
+        if metrics is not None:
+            metrics.hit(self._name, "done")
+            took = (self._monotonic() - ticket.started) * 1000
+            metrics.call_ended(self._name, "success", self._spec.scope, took)
+        return (value,)
+
+    def _final(self, ticket: Asker, value: Any, now: float) -> Final | None:
         """The record of a success, unless its result is large, secret or not serialisable."""
         keeper = self._core.keeper
         try:
@@ -170,7 +192,7 @@ class Straight(Express):
         final: Final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, attempts, 1, True))
         return final
 
-    def _kept(self, ticket: Claimant, final: Final, version: int | None) -> bool:
+    def _noted(self, ticket: Asker, final: Final, version: int | None) -> bool:
         """Note the success everywhere."""
         core, name = self._core, self._name
         now = self._monotonic()
@@ -190,16 +212,16 @@ class Straight(Express):
             metrics.call_ended(name, "success", self._spec.scope, (now - ticket.started) * 1000)
         return True
 
-    async def _finish(self, ticket: Claimant, value: Any) -> Any:
+    async def _finish(self, ticket: Asker, value: Any) -> Any:
         call = self._core.carry_on(ticket)
         return edge.unwrap(call, await self._core.finish_plain(call, value))
 
-    async def _hand_over(self, ticket: Claimant, first: Any) -> Any:
+    async def _hand_over(self, ticket: Asker, first: Any) -> Any:
         ticket.first = first
         call = ticket.to_call()
         return edge.unwrap(call, await self._core.run(call))
 
-    async def _start_over(self, ticket: Claimant) -> Any:
+    async def _start_over(self, ticket: Asker) -> Any:
         """This worker was away since it asked: the claim may be another's by now, so it is given back first."""
         call = ticket.to_call()
         await settling.write(self._core, call, settling.not_dispatched(call), None)
