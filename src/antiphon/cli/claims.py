@@ -8,7 +8,7 @@ from typing import Any
 from antiphon.cli._base import add_config, add_json, application, print_json, table, when, yellow
 from antiphon.errors import InvalidInput
 
-DESCRIPTION = "Claim records: list them, show one, settle an unknown outcome, forget one or many."
+DESCRIPTION = "Claim records: list them, show one, settle an unknown outcome, forget one or many, see what they cost."
 EXAMPLE = (
     "examples:\n  antiphon claims list --state unknown\n"
     "  antiphon claims resolve 55bf97edc27d2399 --happened --value '\"sent\"'\n"
@@ -18,7 +18,7 @@ EXAMPLE = (
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("what", choices=["list", "show", "clear", "resolve", "flush"])
+    parser.add_argument("what", choices=["list", "show", "clear", "resolve", "flush", "usage"])
     parser.add_argument("key", nargs="?", default="", help="key or fingerprint of one claim")
     parser.add_argument("--tool", default="", help="namespace/name")
     parser.add_argument("--session", default="")
@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def _act(acts: Any, arguments: argparse.Namespace) -> Any:
     if arguments.what == "show":
         return await acts.claim(arguments.key)
+    if arguments.what == "usage":
+        return await acts.usage()
     if arguments.what == "clear":
         return await acts.clear(arguments.key, arguments.reason)
     if arguments.what == "flush":

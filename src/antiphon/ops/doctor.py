@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from antiphon._drive import drive
@@ -38,8 +39,8 @@ def _store(app: Antiphon) -> list[dict[str, Any]]:
         facts = drive(app.journal.ping())
     except AntiphonError as error:
         return [_found("error", "store", f"{app.store.url}: {error.message}", error.hint)]
-    details = ", ".join(f"{name} {value}" for name, value in facts.items())
-    findings = [_found("ok", "store", f"{app.store.url} answers ({details})")]
+    parts = [facts["claims"], facts["log"]] if facts.get("store") == "composed" else [facts]
+    findings = [finding for part in parts for finding in _server(app.store.url if part is facts else "", part)]
     if not app.journal.durable:
         findings.append(
             _found("warning", "store", "claims do not outlive this process", "Use sqlite:, redis: or postgresql:.")
@@ -47,10 +48,24 @@ def _store(app: Antiphon) -> list[dict[str, Any]]:
     return findings
 
 
+def _server(url: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What one server says of itself, and what weakens the guarantees there."""
+    shown = {name: value for name, value in facts.items() if name not in ("url", "warnings")}
+    details = ", ".join(f"{name} {value}" for name, value in shown.items())
+    where = url or str(facts.get("url", facts.get("store", "")))
+    findings = [_found("ok", "store", f"{where} answers ({details})")]
+    hint = "See docs/explanation/failover.md for what this can lose."
+    findings += [_found("warning", "store", str(text), hint) for text in facts.get("warnings", ())]
+    if facts.get("readOnly"):
+        findings.append(_found("error", "store", f"{where} is a read-only replica", "Name the primary in [store]."))
+    return findings
+
+
 def _records(app: Antiphon) -> list[dict[str, Any]]:
     try:
         counts = drive(app.journal.counts(app.tenant))
         unknown = drive(admin(app).claims(state="unknown", limit=20))
+        usage = drive(admin(app).usage())
     except AntiphonError as error:
         return [_found("error", "claims", error.message, error.hint)]
     findings = []
@@ -65,6 +80,9 @@ def _records(app: Antiphon) -> list[dict[str, Any]]:
         command = f"antiphon claims resolve {claim['fingerprint']} --happened | --did-not-happen"
         hint = f"Find out what happened, then: {command}"
         findings.append(_found("warning", "claims", f"{claim['tool']}: outcome unknown ({claim['fingerprint']})", hint))
+    if "bytesPerRecord" in usage:
+        text = f"about {usage['bytesPerRecord']} bytes each in the server, {usage['bytes'] / 1e6:.1f} MB together"
+        findings.append(_found("ok", "claims", f"{usage['records']} records, {text}"))
     return findings or [_found("ok", "claims", f"{sum(counts.values())} records, none stale, none unknown")]
 
 
