@@ -12,7 +12,7 @@ import antiphon
 from antiphon._drive import drive
 from antiphon._recording.run import Run
 from antiphon.contract.events import Event
-from antiphon.ops.artifacts import _row
+from antiphon.ports import Row
 from antiphon.stores import MemoryStore
 
 OK = {"model": "m-1", "temperature": 0, "messages": [{"role": "user", "content": "hi"}]}
@@ -49,6 +49,12 @@ def copied(app: antiphon.Antiphon, run: Run, change: Callable[[list[Event]], lis
     rows = [_row(event, run.id) for event in change(run.events())]
     drive(other.journal.append(run.id, rows))
     return other
+
+
+def _row(event: Event, run: str) -> Row:
+    place = {"lane": event.lane, "index": event.index, "call": event.call, "parent": event.parent}
+    body = {**place, "payload": event.payload, "meta": event.meta, "v": event.v}
+    return Row(run, event.type, event.at_ms, json.dumps(body).encode())
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
