@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon._gateway.owner import owner_token
 from antiphon._workflow.mock import MockProvider
 from antiphon._workflow.model import Node, Workflow, parse
 from antiphon._workflow.nodes import SIDE_EFFECT_TOOL, check_nodes
@@ -219,14 +220,14 @@ class Host:
         return number
 
     async def _resume_if_orphan(self, manifest: RunManifest) -> bool:
-        owner = manifest.tags.get("owner", "")
+        owner = manifest.tags.get("executor", "")
         if manifest.tags.get("kind") != KIND or manifest.id in self.running or self.closing:
             return False
         me = self.lease.owner
         if owner != me:
             if not await is_gone(self.journal, owner) or not await take_over(self.journal, manifest.id, owner, me):
                 return False
-        tags = {**manifest.tags, "owner": me}
+        tags = {**manifest.tags, "executor": me, "owner": owner_token()}
         manifest = msgspec.structs.replace(manifest, tags=tags)
         await self.journal.update_run(manifest)
         workflow = self.workflows.get(manifest.name)

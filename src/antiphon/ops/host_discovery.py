@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphon._version import __version__
 from antiphon._workflow.model import parse
-from antiphon.config.model import Config, HostSection
+from antiphon.config.model import Config, HostSection, TelemetrySection
 from antiphon.llm.key import llm_cache_key
 from antiphon.ops.app import Antiphon
 from antiphon.ops.host import Host
@@ -65,7 +65,7 @@ async def self_test(recipe: str) -> list[str]:
         wrong.append(f"the key recipe {recipe} does not give its known vector")
     from antiphon.stores import MemoryStore
 
-    config = Config(host=HostSection(llm_key_recipe=recipe))  # type: ignore[arg-type]
+    config = Config(host=HostSection(llm_key_recipe=recipe), telemetry=TelemetrySection(logs=False))  # type: ignore[arg-type]
     host = Host(Antiphon(config, store=MemoryStore()), _nowhere)
     await host.start(resume=False)
     try:

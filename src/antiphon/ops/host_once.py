@@ -33,6 +33,8 @@ class Reply(NamedTuple):
     status: int
     body: Any
     headers: dict[str, str] = {}
+    unkept: tuple[str, ...] = ()
+    """Fields of the body that are shown once and never kept."""
 
 
 class KeyMismatch(Exception):
@@ -99,7 +101,10 @@ async def once(
         await journal.settle(claim, got.version, Final("cancelled", KEEP_MS, dispatched=False))
         raise
     if _keeps(reply.status):
-        kept = orjson.dumps({"status": reply.status, "body": reply.body})
+        body = reply.body
+        if reply.unkept:
+            body = {name: value for name, value in body.items() if name not in reply.unkept}
+        kept = orjson.dumps({"status": reply.status, "body": body})
         await journal.settle(claim, got.version, Final("done", KEEP_MS, payload=kept, attempt_count=1))
     else:
         await journal.clear(claim)

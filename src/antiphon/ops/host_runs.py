@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from antiphon._gateway.owner import owner_token
 from antiphon._recording.manifest import package_versions
 from antiphon._workflow.identity import ACTIVITY_RECIPE
 from antiphon._workflow.model import Workflow, initial_variables
@@ -80,7 +81,12 @@ def _manifest(host: Host, tenant: str, workflow: Workflow, run_id: str, **more: 
         salt=more.pop("salt", "") or os.urandom(16).hex(),
         packages=package_versions(),
         graph_digest=host.digests[workflow.id],
-        tags={"kind": KIND, "owner": host.lease.owner, "recipe": host.settings.llm_key_recipe},
+        tags={
+            "kind": KIND,
+            "owner": owner_token(),
+            "executor": host.lease.owner,
+            "recipe": host.settings.llm_key_recipe,
+        },
         **more,
     )
 

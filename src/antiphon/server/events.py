@@ -34,6 +34,8 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
         found, over = await host_runs.events_after(host, manifest, last)
         return Json({"events": found, "isComplete": over})
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream", headers=headers)
     return StreamingResponse(_stream(host, manifest, last), media_type="text/event-stream", headers=headers)
 
 

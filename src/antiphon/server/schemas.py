@@ -127,7 +127,7 @@ SCHEMAS: dict[str, Any] = {
         events={"type": "array", "items": _TEXT},
     ),
     "Webhook": _closed(
-        ("webhookId", "url", "events", "secret"),
+        ("webhookId", "url", "events"),
         webhookId=_ID,
         url=_TEXT,
         events={"type": "array", "items": _TEXT},

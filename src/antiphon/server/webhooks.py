@@ -24,7 +24,7 @@ async def create(request: Request, host: Host, principal: Principal) -> Response
     hooks, body = _hooks(host), await body_of(request, host)
 
     async def action(_: str, again: bool) -> Reply:
-        return Reply(201, await hooks.create(principal.tenant, body))
+        return Reply(201, await hooks.create(principal.tenant, body), unkept=("secret",))
 
     return await idempotent(request, host, principal, "POST /v1/webhooks", body, action)
 

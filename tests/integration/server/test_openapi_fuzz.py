@@ -106,7 +106,9 @@ HEADER_NAMES = st.sampled_from(
         "Host",
     ]
 )
-HEADER_VALUES = st.binary(max_size=60).map(lambda value: bytes(byte for byte in value if byte >= 32 and byte != 127).strip())
+HEADER_VALUES = st.binary(max_size=60).map(
+    lambda value: bytes(byte for byte in value if byte >= 32 and byte != 127).strip()
+)
 PATHS = st.sampled_from(
     [
         "/v1/runs",

@@ -27,7 +27,7 @@ async def _abandon(client: Client, run: str) -> None:
     manifest = await host.journal.manifest(run)
     assert manifest is not None
     assert manifest.status == "running"
-    await host.journal.update_run(msgspec.structs.replace(manifest, tags={**manifest.tags, "owner": DEAD}))
+    await host.journal.update_run(msgspec.structs.replace(manifest, tags={**manifest.tags, "executor": DEAD}))
 
 
 async def test_an_abandoned_run_is_resumed_where_it_was(client: Client) -> None:
@@ -65,7 +65,7 @@ async def test_a_run_of_a_living_process_is_left_alone(tmp_path: Path, folder: P
     manifest = await client.host.journal.manifest(run)
     assert manifest is not None
     elsewhere = "another-host.1.2.3"
-    tags = {**manifest.tags, "owner": elsewhere}
+    tags = {**manifest.tags, "executor": elsewhere}
     client.host.running.pop(run)
     await client.host.journal.update_run(msgspec.structs.replace(manifest, tags=tags))
     key = host_lease._worker_key(elsewhere)
@@ -137,6 +137,39 @@ async def test_a_model_is_not_asked_again_for_what_it_answered(client: Client, m
     await client.host.resume_orphans()
     assert (await client.ended(run))["status"] == "completed"
     assert asked == 1
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["right", "planted bug: a new identity after a crash"])
+async def test_an_effect_in_flight_is_not_dispatched_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch, planted: bool
+) -> None:
+    from antiphon._gateway.ids import uuid7
+    from antiphon._workflow.nodes import SIDE_EFFECT_TOOL, Visit
+
+    if planted:
+        monkeypatch.setattr(Visit, "key", lambda self, provider, call=0: uuid7())
+    dispatched, leave = 0, asyncio.Event()
+
+    async def effect(nodeId: str) -> dict[str, str]:
+        nonlocal dispatched
+        dispatched += 1
+        await leave.wait()
+        return {"nodeId": nodeId}
+
+    gateway = client.host.tenant("default").gateway
+    tool = gateway.core.tools[SIDE_EFFECT_TOOL]
+    gateway.register(effect, tool.spec)
+    run = await client.start("conformance-replay-side-effect", {"delayMs": 1})
+    while dispatched == 0:
+        await asyncio.sleep(0.01)
+    await _abandon(client, run)
+    leave.set()
+    await client.host.resume_orphans()
+    snapshot = await client.ended(run)
+    if planted:
+        assert (dispatched, snapshot["status"]) == (2, "completed")
+    else:
+        assert (dispatched, snapshot["error"]["code"]) == (1, "outcome_unknown")
 
 
 async def test_shutdown_lets_short_runs_end_and_leaves_long_ones(tmp_path: Path, folder: Path) -> None:

@@ -156,6 +156,18 @@ async def test_the_stream_carries_every_event_and_ends(client: Client) -> None:
     assert bad.status_code == 400
 
 
+async def test_a_silent_stream_is_kept_alive(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from antiphon.server import events
+
+    assert events.KEEPALIVE_S <= 30
+    monkeypatch.setattr(events, "KEEPALIVE_S", 0.05)
+    run = await client.start("conformance-delay", {"delayMs": 400})
+    answer = await client.get(f"/v1/runs/{run}/events")
+    assert answer.text.count(":keepalive") >= 3
+    head = await client.head(f"/v1/runs/{await client.start('conformance-cancellable', {'delayMs': 9_000})}/events")
+    assert (head.status_code, head.content) == (200, b"")
+
+
 async def test_cancel_ends_a_waiting_run(client: Client) -> None:
     run = await client.start("conformance-cancellable", {"delayMs": 60_000})
     answer = await client.post(f"/v1/runs/{run}/cancel", json={})

@@ -71,7 +71,7 @@ async def _resumed_by_the_other(client: Client, other: Client) -> None:
     await asyncio.wait((local.task,))
     manifest = await client.host.journal.manifest(run)
     assert manifest is not None
-    tags = {**manifest.tags, "owner": "gone.1.2.3/x"}
+    tags = {**manifest.tags, "executor": "gone.1.2.3/x"}
     await client.host.journal.update_run(msgspec.structs.replace(manifest, tags=tags))
     assert await other.host.resume_orphans() == 1
     assert (await client.ended(run))["status"] == "completed"

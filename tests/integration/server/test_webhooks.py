@@ -123,3 +123,16 @@ async def test_loopback_needs_the_operators_word_and_the_feature_its_switch(tmp_
         assert answer.status_code == 400
     async with in_process(application(tmp_path, folder)) as client:
         assert (await client.get("/v1/webhooks")).status_code == 501
+
+
+async def test_a_repeated_subscription_does_not_show_or_keep_the_secret(
+    client: Client, receiver: tuple[str, list[Delivery]], tmp_path: Path
+) -> None:
+    headers = {"Idempotency-Key": "subscribe-once-0123456789"}
+    first = await client.post("/v1/webhooks", json={"url": receiver[0]}, headers=headers)
+    again = await client.post("/v1/webhooks", json={"url": receiver[0]}, headers=headers)
+    assert again.headers["openwop-Idempotent-Replay"] == "true"
+    assert again.json() == {name: value for name, value in first.json().items() if name != "secret"}
+    for file in tmp_path.rglob("*"):
+        if file.is_file():
+            assert first.json()["secret"].encode() not in file.read_bytes()
