@@ -102,6 +102,15 @@ class Admin:
             found = [record for record in found if is_unknown(record)]
         return [describe(record) for record in found[:limit]]
 
+    async def usage(self) -> dict[str, Any]:
+        """How many claim records there are, and what one costs the server, where the store can tell."""
+        measure = getattr(self._journal, "usage", None)
+        if measure is None:
+            return {"records": sum((await self._journal.counts(self.tenant)).values())}
+        found = await measure(self.tenant)
+        records, each = int(found["records"]), float(found["bytesPerRecord"])
+        return {"records": records, "bytesPerRecord": round(each), "bytes": round(records * each)}
+
     async def claim(self, key: str) -> dict[str, Any]:
         """One claim record, by its key or a unique beginning of it, such as the fingerprint that logs show."""
         return describe(await self._find(key))
