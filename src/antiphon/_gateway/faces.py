@@ -67,6 +67,10 @@ class _Face:
         """Make *function* callable by name, and return it wrapped. Wrapping twice is wrapping once."""
         if getattr(function, _MARK, None) is self:
             return function
+        try:
+            ToolSpec.from_wire(spec.to_wire())  # made by hand, so nobody has checked it yet
+        except ContractError as error:
+            raise InvalidInput(f"The declaration of {spec.name!r} is wrong: {error.message}", path=error.path) from None
         tool = Tool(function, spec, self.core.settings)
         self._check(tool)
         tools = self.core.tools

@@ -152,8 +152,15 @@ def listeners_of(config: Config) -> tuple[Listener, ...]:
     return listeners(logs=config.telemetry.logs, otel=config.telemetry.otel, rules=lambda: rules_of(config))
 
 
+def store_from(store: Store | str | None, config: Config) -> Store:
+    """The store that was given, as an object or by its URL, else the configured one."""
+    if store is None:
+        return store_of(config)
+    return open_store(store, setting="store") if isinstance(store, str) else store
+
+
 def wire(
-    store: Store | None = None,
+    store: Store | str | None = None,
     config: ConfigLike = None,
     *,
     tenant: str | None = None,
@@ -170,7 +177,7 @@ def wire(
     given = {name: value for name, value in (("tenant", tenant), ("workspace", workspace)) if value is not None}
     if given:
         settings = msgspec.structs.replace(settings, **given)
-    found = store if store is not None else store_of(loaded.config)
+    found = store_from(store, loaded.config)
     in_process = found.url.startswith("memory")
     kept: dict[str, Blobs] = {}
 

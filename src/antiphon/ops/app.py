@@ -16,7 +16,7 @@ import msgspec
 from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
-from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_of
+from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_from
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Store
@@ -48,14 +48,14 @@ class Antiphon:
         self,
         config: ConfigLike = None,
         *,
-        store: Store | None = None,
+        store: Store | str | None = None,
         tenant: str | None = None,
         workspace: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.loaded = resolve(config)
         self.config = self.loaded.config
-        self.store = store if store is not None else store_of(self.config)
+        self.store = store_from(store, self.config)
         self.tenant = tenant or self.config.gateway.tenant
         self.workspace = workspace or self.config.gateway.workspace
         self.clock = clock or Clock()

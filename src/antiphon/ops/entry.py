@@ -43,6 +43,9 @@ def _script(path: Path) -> Any:
     full = path.resolve()
     if not full.is_file():
         raise NotFound(f"There is no file {path}.", hint="Give the path from the working folder.", code="entry_missing")
+    running = sys.modules.get("__main__")
+    if running is not None and Path(getattr(running, "__file__", None) or "").resolve() == full:
+        return running  # a script that replays its own agent must not be run a second time for it
     name = f"antiphon_script_{hashlib.sha256(str(full).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -20,7 +20,8 @@ def declared() -> dict[str, ToolSpec]:
 class Gateway(faces.Gateway):
     """Makes tool calls safe for synchronous code.
 
-    Without a store it uses the configured one: a SQLite file under ``.antiphon/`` unless told otherwise.
+    A store is an object or its URL (``"redis://…"``). Without one it is the configured one: a SQLite file under
+    ``.antiphon/`` unless told otherwise.
 
     >>> from antiphon.stores import MemoryStore
     >>> gateway = Gateway(store=MemoryStore())
@@ -33,7 +34,7 @@ class Gateway(faces.Gateway):
 
     def __init__(
         self,
-        store: Store | None = None,
+        store: Store | str | None = None,
         config: ConfigLike = None,
         *,
         tenant: str | None = None,
@@ -51,7 +52,7 @@ class AsyncGateway(faces.AsyncGateway):
 
     def __init__(
         self,
-        store: Store | None = None,
+        store: Store | str | None = None,
         config: ConfigLike = None,
         *,
         tenant: str | None = None,

@@ -65,6 +65,9 @@ class Report:
         """The report as plain data."""
         return self.data
 
+    def __repr__(self) -> str:
+        return f"<{self.replay_type} replay of {self.data.get('sourceRun', '')}: {self.verdict}>"
+
     def text(self) -> str:
         """The report for a console."""
         return scoring.report_text(self.data)  # type: ignore[arg-type]
