@@ -1,0 +1,336 @@
+"""The commands around recording, as people and scripts use them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.cli import COMMANDS
+from tests.integration.cli.conftest import Command
+
+OURS = ("run", "runs", "show", "export", "import", "scan", "gc")
+
+
+def recorded(antiphon: Command, target: str = "agent.py:main") -> str:
+    done = antiphon("run", target, *(["--input", "1"] if target.endswith("fail") else []), "--json")
+    assert done.code in (0, 1), done.err
+    return str(done.json["run"])
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_help_has_an_example_that_works_by_its_words(antiphon: Command, name: str) -> None:
+    done = antiphon(name, "--help")
+    assert done.code == 0
+    assert re.search(r"examples?:\n  antiphon " + name, done.out)
+    assert "--json" in done.out
+    assert COMMANDS[name][1]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_an_unknown_option_is_a_usage_error(antiphon: Command, name: str) -> None:
+    assert antiphon(name, "--no-such-option").code == 2
+
+
+# -- run ------------------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_the_output_and_where_to_look(antiphon: Command) -> None:
+    done = antiphon("run", "agent.py:main")
+    assert (done.code, done.out) == (0, "refunded 7\n")
+    assert re.search(r"run [0-9a-f-]{36} completed · show it: antiphon show ", done.err)
+
+
+def test_run_with_json(antiphon: Command) -> None:
+    done = antiphon("run", "agent.py:later", "--input", '"hi"', "--json")
+    assert done.json == {"run": done.json["run"], "name": "later", "status": "completed", "output": {"asked": "hi"}}
+    done = antiphon("run", "agent:both", "--input", '{"args": [1], "kwargs": {"two": 3}}', "--json")
+    assert done.json["output"] == [1, 3]
+
+
+def test_run_of_an_agent_that_fails(antiphon: Command) -> None:
+    done = antiphon("run", "agent.py:fail", "--input", "1")
+    assert done.code == 1
+    assert "ValueError: no such order" in done.err
+    assert antiphon("runs", "--status", "failed", "--json").json["runs"][0]["name"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["agent.py:nothing"], 5, "has no 'nothing'"),
+        (["missing.py:main"], 5, "There is no file missing.py"),
+        (["no_such_module:main"], 5, "cannot be imported"),
+        (["agent.py"], 2, "does not name an entry point"),
+        (["agent.py:not_callable"], 2, "not callable"),
+        (["agent.py:main", "--input", "hello"], 2, "--input is not JSON"),
+        (["agent.py:main", "--resume", "none"], 4, "none"),
+    ],
+)
+def test_run_says_what_is_wrong(antiphon: Command, words: list[str], code: int, says: str) -> None:
+    done = antiphon("run", *words)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+    told = antiphon("run", *words, "--json")
+    assert told.code == code
+    assert says in told.json["message"]
+
+
+# -- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_runs_lists_the_newest_first(antiphon: Command) -> None:
+    assert "No runs yet" in antiphon("runs").out
+    assert antiphon("runs", "--json").json == {"runs": []}
+    first, second = recorded(antiphon), recorded(antiphon, "agent.py:fail")
+    table = antiphon("runs").out.splitlines()
+    assert table[0].split() == ["RUN", "NAME", "STATUS", "STARTED", "TOOK", "EVENTS", "REPLAY", "OF"]
+    assert [line.split()[0] for line in table[1:]] == [second, first]
+    rows = antiphon("runs", "--json").json["runs"]
+    assert [row["events"] for row in rows] == [2, 11]
+    keys = {
+        "id",
+        "name",
+        "status",
+        "startedAtMs",
+        "finishedAtMs",
+        "durationMs",
+        "entry",
+        "sourceRun",
+        "events",
+        "tenant",
+    }
+    assert set(rows[0]) == keys
+    assert [row["id"] for row in antiphon("runs", "--name", "orders", "--json").json["runs"]] == [first]
+    assert [row["id"] for row in antiphon("runs", "--limit", "1", "--json").json["runs"]] == [second]
+    assert [row["id"] for row in antiphon("runs", first[:18], "--json").json["runs"]] == [first]
+    assert antiphon("runs", "--status", "nonsense").code == 2
+
+
+def killed(antiphon: Command) -> str:
+    words = [sys.executable, "-m", "antiphon.cli", "run", "agent.py:die", "--input", "1"]
+    assert subprocess.run(words, check=False, capture_output=True).returncode == -9
+    rows = antiphon("runs", "--status", "interrupted", "--json").json["runs"]
+    assert len(rows) == 1
+    assert rows[0]["events"] == 4
+    return str(rows[0]["id"])
+
+
+def test_an_interrupted_run_says_where_it_stopped(antiphon: Command) -> None:
+    run = killed(antiphon)
+    shown = antiphon("show", run).out
+    assert "interrupted" in shown
+    assert "the run stops after event 3: its process ended before it was finished" in shown
+    assert antiphon("show", run, "--json").json["stoppedAt"] == 3
+    assert antiphon("show", run, "--event", "4").code == 4
+    assert antiphon("export", run, "-o", "cut.antiphon").code == 0
+    assert json.loads(Path("cut.antiphon").read_bytes())["status"] == "interrupted"
+
+
+# -- show -----------------------------------------------------------------------------------------------------------
+
+
+def test_show_draws_the_run_as_a_tree(antiphon: Command) -> None:
+    run = recorded(antiphon)
+    lines = antiphon("show", run).out.splitlines()
+    assert lines[0].split() == ["orders", run, "completed"]
+    tree = "\n".join(lines)
+    assert re.search(r"├─ +1 +model m-1 +ok .*1000\+500 tokens", tree)
+    assert re.search(r"└─ +5 +tools/refund +ok", tree)
+    assert re.search(r"   └─ +6 +tools/look +ok .*2 attempts", tree)
+    assert "· retry" in tree
+    assert "output  refunded 7" in tree
+    assert "2 tool calls · 2 model calls · 1 retries · 2000 + 1000 tokens" in tree
+    assert antiphon("show", "--latest").out == antiphon("show").out == antiphon("show", run[:30]).out
+
+
+def test_show_json(antiphon: Command) -> None:
+    tree = antiphon("show", recorded(antiphon), "--json").json
+    assert tree["counts"] == {"calls": 2, "models": 2, "retries": 1, "reused": 0, "blocked": 0, "errors": 0}
+    assert [node["name"] for node in tree["timeline"]] == ["llm", "llm", "tools/refund"]
+    assert [node["name"] for node in tree["timeline"][2]["children"]] == ["tools/look"]
+    assert tree["cost"] is None
+
+
+def test_show_knows_what_a_run_cost(antiphon: Command) -> None:
+    Path("antiphon.toml").write_text('[prices."m-1"]\ninput = 2.0\noutput = 8.0\n')
+    run = recorded(antiphon)
+    assert antiphon("show", run, "--json").json["cost"] == pytest.approx(2 * (1000 * 2 + 500 * 8) / 1e6)
+    assert "cost 0.0120" in antiphon("show", run).out
+
+
+def test_show_one_event(antiphon: Command) -> None:
+    run = recorded(antiphon)
+    event = antiphon("show", run, "--event", "1").json
+    assert (event["type"], event["payload"]["kind"]) == ("call.started", "llm")
+    done = antiphon("show", run, "--event", "99")
+    assert done.code == 4
+    assert "has no event 99" in done.err
+    assert "0 to 10" in done.err
+    assert antiphon("show", run, "--event", "-1").code == 4
+
+
+def test_show_what_the_model_saw(antiphon: Command) -> None:
+    run = recorded(antiphon)
+    seen = antiphon("show", run, "--context", "1", "--json").json
+    assert seen["request"]["messages"][1] == {"role": "user", "content": "first: where is 7?"}
+    assert "be kind" in antiphon("show", run, "--context", "1").out
+    done = antiphon("show", run, "--context", "5")
+    assert done.code == 2
+    assert "not a model call" in done.err
+
+
+def test_show_what_changed_between_two_events(antiphon: Command) -> None:
+    run = recorded(antiphon)
+    found = antiphon("show", run, "--diff", "1", "3", "--json").json["differences"]
+    assert any("messages" in diff["path"] for diff in found)
+    text = antiphon("show", run, "--diff", "1", "3").out
+    assert "first" in text
+    assert "second" in text
+    assert antiphon("show", run, "--diff", "1", "1").out == "The two events are equal.\n"
+
+
+def test_runs_are_found_by_the_beginning_of_their_ids(antiphon: Command) -> None:
+    assert antiphon("show").code == 4
+    first, second = recorded(antiphon), recorded(antiphon)
+    common = first[: next(at for at, pair in enumerate(zip(first, second, strict=True)) if len(set(pair)) > 1)]
+    done = antiphon("show", common)
+    assert done.code == 4
+    assert "beginning of several runs" in done.err
+    assert first in done.err
+    assert second in done.err
+    assert antiphon("show", common, "--json").json["error"] == "ambiguous"
+    assert antiphon("show", "nothing").code == 4
+    assert antiphon("show", first, "--latest").code == 2
+
+
+# -- export, import, scan -------------------------------------------------------------------------------------------
+
+
+def test_export_and_import(antiphon: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = recorded(antiphon)
+    done = antiphon("export", "--latest")
+    path = Path(f"artifacts/{run}.antiphon")
+    assert done.out == f"{path}  {path.stat().st_size} bytes\n"
+    told = antiphon("export", run, "-o", "a.kurral", "--json").json
+    assert told == {"run": run, "file": "a.kurral", "bytes": Path("a.kurral").stat().st_size}
+    assert "kurral_id" in json.loads(Path("a.kurral").read_bytes())
+    assert antiphon("export", run, "--latest").code == 2
+    assert antiphon("export", "nothing").code == 4
+    assert antiphon("export", run, "-o", "new/folder/a.antiphon").code == 0
+    done = antiphon("export", run, "-o", "agent.py/a.antiphon")
+    assert done.code == 2
+    assert "cannot be" in done.err
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "other"))
+    told = antiphon("import", str(path), "a.kurral", "--json").json
+    assert [entry["file"] for entry in told["imported"]] == [str(path), "a.kurral"]
+    assert told["imported"][0] == {"file": str(path), "run": run, "altered": False}
+    assert len(antiphon("runs", "--json").json["runs"]) == 2
+
+
+def test_import_says_when_a_file_was_edited(antiphon: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = recorded(antiphon)
+    antiphon("export", run, "-o", "a.antiphon")
+    Path("b.antiphon").write_bytes(Path("a.antiphon").read_bytes().replace(b"refunded 7", b"refunded 8"))
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "other"))
+    assert "edited after it was written" in antiphon("import", "b.antiphon").out
+    Path("c.antiphon").write_text("{")
+    done = antiphon("import", "c.antiphon")
+    assert done.code == 6
+    assert antiphon("import", "c.antiphon", "--json").json["error"] == "artifact_error"
+
+
+def test_scan(antiphon: Command) -> None:
+    Path("clean.json").write_text('{"a": 1}')
+    assert antiphon("scan", "clean.json").out == "no secrets found\n"
+    key = "ghp_" + "a1B2" * 9
+    Path("folder").mkdir()
+    Path("folder/leaky.json").write_text(json.dumps({"token": key}))
+    done = antiphon("scan", "folder", "clean.json")
+    assert done.code == 1
+    assert key not in done.out
+    assert "1 secret found" in done.out
+    found = antiphon("scan", "folder", "--json").json["findings"]
+    assert [entry["kind"] for entry in found] == ["github"]
+    assert antiphon("scan", "missing").code == 4
+
+
+# -- gc -------------------------------------------------------------------------------------------------------------
+
+
+def test_gc_keeps_what_is_inside_the_window(antiphon: Command) -> None:
+    runs = [recorded(antiphon) for _ in range(3)]
+    done = antiphon("gc", "--keep", "1")
+    assert "deleted 0 runs" in done.out
+    assert "2 runs are inside the retention window of 14 days and are kept" in done.out
+    told = antiphon("gc", "--keep", "1", "--force", "--dry-run", "--json").json
+    assert [row["id"] for row in told["runs"]] == [runs[1], runs[0]]
+    assert len(antiphon("runs", "--json").json["runs"]) == 3
+    assert "would delete 2 runs" in antiphon("gc", "--keep", "1", "--force", "--dry-run").out
+    assert "deleted 2 runs" in antiphon("gc", "--keep", "1", "--force").out
+    assert [row["id"] for row in antiphon("runs", "--json").json["runs"]] == [runs[2]]
+
+
+def test_gc_by_age_and_size(antiphon: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = recorded(antiphon)
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 30 * 86_400 * 10**9)
+    new = recorded(antiphon)
+    assert [row["id"] for row in antiphon("gc", "--dry-run", "--json").json["runs"]] == [old], "the window by default"
+    assert antiphon("gc", "--older-than", "60", "--dry-run", "--json").json["runs"] == []
+    assert [row["id"] for row in antiphon("gc", "--max-bytes", "5000", "--json").json["runs"]] == [old]
+    assert [row["id"] for row in antiphon("runs", "--json").json["runs"]] == [new]
+
+
+def test_gc_keeps_the_log_of_operators(antiphon: Command) -> None:
+    recorded(antiphon)
+    assert antiphon("breakers", "force-open", "tools/look", "--reason", "maintenance").code == 0
+    told = antiphon("gc", "--keep", "0", "--force", "--json").json
+    assert [row["name"] for row in told["runs"]] == ["orders"]
+
+
+# -- on a terminal --------------------------------------------------------------------------------------------------
+
+
+def test_long_work_shows_its_progress_on_a_terminal(antiphon: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("big.py").write_text(
+        "import antiphon\n"
+        "def main():\n"
+        "    run = antiphon.current_run()\n"
+        "    for n in range(200):\n"
+        "        run.prompt('p', str(n))\n"
+    )
+    run = recorded(antiphon, "big.py:main")
+    shown = on_a_terminal("export", run, "-o", "big.antiphon")
+    assert b"exporting, events: 200 of 202" in shown
+    monkeypatch.setenv("ANTIPHON_HOME", "other")
+    shown = on_a_terminal("import", "big.antiphon")
+    assert b"importing, events: 200" in shown
+    assert b"\x1b[1m" in on_a_terminal("runs"), "the head of the table is bold"
+
+
+def on_a_terminal(*words: str) -> bytes:
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "antiphon.cli", *words], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    )
+    os.close(theirs)
+    shown: list[Any] = []
+    while True:
+        try:
+            data = os.read(ours, 4096)
+        except OSError:  # the other side is closed
+            break
+        if not data:
+            break
+        shown.append(data)
+    os.close(ours)
+    assert process.wait() == 0, shown
+    return b"".join(shown)
