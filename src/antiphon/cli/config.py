@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 import msgspec
 
@@ -10,6 +11,8 @@ from antiphon.cli._base import add_config, add_json, dim, print_json, table
 
 DESCRIPTION = "Show every setting, its value and where it came from."
 EXAMPLE = "example:\n  antiphon config show --changed"
+
+_SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
 
 
 def register(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     loaded = load(arguments.config)
     values = _leaves(msgspec.to_builtins(loaded.config), "")
-    rows = [(name, value, loaded.sources.get(name, "default")) for name, value in values]
+    rows = [(name, _masked(value), loaded.sources.get(name, "default")) for name, value in values]
     if arguments.changed:
         rows = [row for row in rows if row[2] != "default"]
     if arguments.json:
         print_json({"settings": [{"name": n, "value": v, "source": s} for n, v, s in rows]})
         return 0
-    print(table(("SETTING", "VALUE", "FROM"), [(n, _shown(n, v), s) for n, v, s in rows]))
+    print(table(("SETTING", "VALUE", "FROM"), [(n, _shown(v), s) for n, v, s in rows]))
     print(dim(f"file: {loaded.file or 'none'}"))
     return 0
 
@@ -45,10 +48,23 @@ def _leaves(value: object, prefix: str) -> list[tuple[str, object]]:
     return [(prefix, value)]
 
 
-def _shown(name: str, value: object) -> str:
-    """Addresses are shown without their credentials."""
-    text = "" if value is None else str(value)
-    if "://" in text and "@" in text:
-        scheme, _, rest = text.partition("://")
-        return f"{scheme}://…@{rest.rpartition('@')[2]}"
-    return text
+def _masked(value: object) -> object:
+    """Addresses are shown without their credentials, to machines too."""
+    if isinstance(value, (list, tuple)):
+        return [_masked(item) for item in value]
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    scheme, _, rest = value.partition("://")
+    if "@" in rest:
+        rest = f"…@{rest.rpartition('@')[2]}"
+    return f"{scheme}://{_SECRET.sub('…', rest)}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value) if value not in ("", {}) else "none"

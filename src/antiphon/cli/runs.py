@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             row["status"],
             when(row["startedAtMs"]),
             duration(row["durationMs"]),
-            row["events"],
+            "" if row["finishedAtMs"] is None else row["events"],  # counted when a run ends
             safe(row["sourceRun"] or "")[:13],
         )
         for row in rows

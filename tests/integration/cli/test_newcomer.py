@@ -200,3 +200,11 @@ def test_a_wrong_setting_is_named_with_its_line(antiphon: Type, folder: Path) ->
     done = antiphon("runs")
     assert done.returncode == 2
     assert "line 2: there is no setting gateway.tenannt" in done.stderr
+
+
+def test_credentials_of_a_store_are_never_printed(antiphon: Type) -> None:
+    url = "redis://worker:hunter2@redis.internal:6379/0?password=hunter2&db=1"
+    for form in ((), ("--json",)):
+        shown = antiphon("config", "show", "--changed", *form, ANTIPHON_STORE_CLAIMS=url).stdout
+        assert "hunter2" not in shown
+        assert "redis.internal:6379" in shown
