@@ -26,7 +26,7 @@ def test_examples_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest
             text = text.replace(address, request.getfixturevalue(fixture))
     if page.parent == ROOT / "bench":  # its examples are for people who work in the repository
         text = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n" + text.removeprefix("\n")
-    program = tmp_path / f"{page.stem}.py"
+    program = tmp_path / f"example_{page.stem}.py"  # a page may be called like the package it is about
     program.write_text(text, encoding="utf-8")
     work = tmp_path / "work"
     work.mkdir()

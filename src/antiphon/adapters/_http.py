@@ -9,7 +9,7 @@ from typing import Any
 from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
-from antiphon.adapters import _wire
+from antiphon.adapters import _mcp_http, _wire
 from antiphon.adapters._seam import recorded_here, recording_scope
 from antiphon.adapters._streams import stream_types
 from antiphon.adapters._tape import Tape
@@ -20,21 +20,35 @@ _CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
 def handle(module: ModuleType, request: Any, send: Callable[[Any], Any]) -> Any:
     """One request of a synchronous client; *send* is the transport underneath."""
     scope = recording_scope()
-    place = None if scope is None else _wire.place_of(request.method, request.url.path)
-    call = None if place is None else _wire.read_call(place, request.read())
-    if scope is None or call is None:
+    if scope is None:
         return send(request)
-    return drive(_exchange(module, request, send, scope, call, asynchronous=False))
+    place = _wire.place_of(request.method, request.url.path)
+    if place is not None:
+        call = _wire.read_call(place, request.read())
+        return send(request) if call is None else drive(_exchange(module, request, send, scope, call, False))
+    if scope.invoker is not None and _mcp_http.is_listening(request.method, request.headers):
+        return module.Response(405, request=request)
+    asked = (
+        _mcp_http.read_request(request.read()) if _mcp_http.looks_like_mcp(request.method, request.headers) else None
+    )
+    return send(request) if asked is None else drive(_mcp_exchange(module, request, send, scope, asked, False))
 
 
 async def handle_async(module: ModuleType, request: Any, send: Callable[[Any], Any]) -> Any:
     """One request of an asynchronous client."""
     scope = recording_scope()
-    place = None if scope is None else _wire.place_of(request.method, request.url.path)
-    call = None if place is None else _wire.read_call(place, await request.aread())
-    if scope is None or call is None:
+    if scope is None:
         return await send(request)
-    return await _exchange(module, request, send, scope, call, asynchronous=True)
+    place = _wire.place_of(request.method, request.url.path)
+    if place is not None:
+        call = _wire.read_call(place, await request.aread())
+        return await (send(request) if call is None else _exchange(module, request, send, scope, call, True))
+    if scope.invoker is not None and _mcp_http.is_listening(request.method, request.headers):
+        return module.Response(405, request=request)
+    asked = None
+    if _mcp_http.looks_like_mcp(request.method, request.headers):
+        asked = _mcp_http.read_request(await request.aread())
+    return await (send(request) if asked is None else _mcp_exchange(module, request, send, scope, asked, True))
 
 
 async def _exchange(
@@ -43,7 +57,6 @@ async def _exchange(
     send: Callable[[Any], Any],
     scope: RunScope,
     call: _wire.ModelCall,
-    *,
     asynchronous: bool,
 ) -> Any:
     """Ask the replay, else the provider. Suspends only where *asynchronous* says so."""
@@ -67,6 +80,43 @@ async def _exchange(
         raise
     await _wire.finish(boundary, call, response.status_code, response.headers, content)
     return _again(module, request, response, content=content)
+
+
+async def _mcp_exchange(
+    module: ModuleType,
+    request: Any,
+    send: Callable[[Any], Any],
+    scope: RunScope,
+    asked: _mcp_http.Request,
+    asynchronous: bool,
+) -> Any:
+    """One message to an MCP server. A notification is only passed on; a replay has nobody to tell it to."""
+    if asked.id is None and scope.invoker is not None:
+        return module.Response(202, request=request)
+    if asked.id is None:
+        return await send(request) if asynchronous else send(request)
+    boundary = _mcp_http.open_request(scope, asked, asynchronous=asynchronous)
+    answer = await boundary.answer()
+    await boundary.start()
+    if answer is not None:
+        await _wire.finish_given(boundary, answer)
+        if answer.outcome == "error":
+            raise _exception(module, request, "ReadError", str((answer.error or {}).get("message", "")))
+        content = _mcp_http.content_of(answer, asked)
+        return module.Response(200, headers={"content-type": "application/json"}, content=content, request=request)
+    try:
+        response = await send(request) if asynchronous else send(request)
+    except BaseException as error:
+        await boundary.finish("error", error=error_payload(error))
+        raise
+    if response.status_code >= 400:
+        message = f"The server answered {response.status_code}."
+        await boundary.finish("error", error={"class": "", "code": f"http_{response.status_code}", "message": message})
+        return response
+    stream = stream_types(module, asynchronous).live(response.stream, response, _mcp_http.McpTape(boundary, asked))
+    if response.headers.get("content-encoding", "identity") != "identity":
+        stream._source = response.aiter_bytes() if asynchronous else response.iter_bytes()
+    return _again(module, request, response, stream=stream)
 
 
 def _outgoing(module: ModuleType, request: Any, call: _wire.ModelCall, changed: bool) -> Any:

@@ -6,7 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    message_to_dict,
+    messages_from_dict,
+)
 from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphInterrupt
@@ -29,8 +37,9 @@ def vendor_of(model: Any) -> str:
 
 def name_of(model: Any) -> str:
     """The model's name, under whichever attribute its package keeps it."""
+    fields = vars(model)
     for attribute in ("model_name", "model", "model_id", "deployment_name"):
-        value = getattr(model, attribute, None)
+        value = fields.get(attribute)
         if isinstance(value, str) and value:
             return value
     return type(model).__name__
@@ -40,7 +49,7 @@ def config_of(model: Any) -> dict[str, Any]:
     """What the determinism score reads off a chat model (K3)."""
     config: dict[str, Any] = {"model_name": name_of(model), "provider": vendor_of(model)}
     for name in ("temperature", "seed"):
-        value = getattr(model, name, None)
+        value = vars(model).get(name)
         if isinstance(value, (int, float)):
             config[name] = value
     return config
@@ -50,15 +59,38 @@ def request_body(
     model: Any, messages: Sequence[BaseMessage], tools: Sequence[Any] = (), settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The request in OpenAI's chat dialect, whoever serves the model. Message ids are left out: they are random."""
-    body: dict[str, Any] = {"model": name_of(model), "messages": convert_to_openai_messages(list(messages))}
+    body: dict[str, Any] = {"model": name_of(model), "messages": [_spoken(message) for message in messages]}
+    fields = vars(model)  # a chat model keeps its settings as fields; to ask for one it lacks is slow
     for name in _SETTINGS:
-        value = getattr(model, name, None)
+        value = fields.get(name)
         if value is not None and isinstance(value, (bool, int, float, str, list)):
             body[name] = value
     if tools:
         body["tools"] = [convert_to_openai_tool(tool) for tool in tools]
     body.update({name: value for name, value in (settings or {}).items() if value is not None})
     return body
+
+
+_ROLES = {HumanMessage: "user", SystemMessage: "system", AIMessage: "assistant"}
+
+
+def _spoken(message: BaseMessage) -> dict[str, Any]:
+    """A message in OpenAI's dialect; one that is plain text takes the short way."""
+    role = _ROLES.get(type(message))
+    if role is not None and isinstance(message.content, str) and not message.name and not _calls(message):
+        return {"role": role, "content": message.content}
+    spoken: Any = convert_to_openai_messages(message)
+    return dict(spoken)
+
+
+def _calls(message: BaseMessage) -> bool:
+    return isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
+
+
+def _dumped(message: BaseMessage) -> dict[str, Any]:
+    """A message as data, without the fields that say nothing."""
+    found = message_to_dict(message)
+    return {**found, "data": {name: value for name, value in found["data"].items() if value not in (None, [], {})}}
 
 
 def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
@@ -69,13 +101,13 @@ def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
 def pack_messages(messages: Sequence[BaseMessage], **more: Any) -> dict[str, Any]:
     """The answer of a model: in OpenAI's dialect for whoever reads the recording, and as it was for the replay."""
     said = next((message for message in messages if isinstance(message, AIMessage)), AIMessage(""))
-    spoken: Any = convert_to_openai_messages(said)
+    spoken = _spoken(said)
     about = said.response_metadata
     usage = said.usage_metadata
     return chat_response(
         text=spoken.get("content"),
         calls=list(spoken.get("tool_calls") or ()),
-        native={"messages": [message_to_dict(message) for message in messages], **more},
+        native={"messages": [_dumped(message) for message in messages], **more},
         model_name=about.get("model_name") or about.get("model"),
         refusal=said.additional_kwargs.get("refusal") or _refused(about),
         stop=about.get("finish_reason") or about.get("stop_reason"),

@@ -43,7 +43,7 @@ async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any]) ->
 async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool) -> Any:
     boundary = open_asking(scope, asking, asynchronous=asynchronous)
     answer = await boundary.answer()
-    await boundary.start()
+    await begin(boundary)
     if answer is not None:
         error = None if answer.error is None else dict(answer.error)
         await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
@@ -80,11 +80,30 @@ def open_asking(scope: RunScope, asking: Asking, *, asynchronous: bool, stream: 
     )
 
 
+async def begin(boundary: Boundary) -> None:
+    """Write the start. The body was made here from the framework's request: the canonical one says the same."""
+    if "request" in boundary.payload:
+        del boundary.payload["providerRequest"]
+    await boundary.start()
+
+
 async def finish(boundary: Boundary, asking: Asking, response: Any) -> None:
     """Write what the model answered."""
     value = asking.pack(response)
-    outcome, meta = model.outcome_of(value, asking.dialect)
+    outcome, meta = outcome_of(value, asking.dialect)
     await boundary.finish(outcome, value=value, meta=meta)
+
+
+def outcome_of(value: dict[str, Any], dialect: str) -> tuple[str, dict[str, Any]]:
+    """``ok`` or ``refusal``, usage and stop reason of a response that was packed here: its shape is known."""
+    if dialect != "openai-chat":
+        return model.outcome_of(value, dialect)
+    choice = value["choices"][0]
+    usage = value.get("usage") or {}
+    counts = {"inputTokens": usage.get("prompt_tokens"), "outputTokens": usage.get("completion_tokens")}
+    meta: dict[str, Any] = {"usage": counts, "stopReason": choice.get("finish_reason")}
+    refusal = choice["message"].get("refusal")
+    return ("refusal", {**meta, "refusalReason": refusal}) if refusal else ("ok", meta)
 
 
 def chat_response(

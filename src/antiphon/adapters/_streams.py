@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from antiphon._drive import drive
-from antiphon.adapters._tape import Tape
+
+
+class Tape(Protocol):
+    """Keeps what came."""
+
+    def took(self, data: bytes) -> None: ...
+
+    async def flush(self) -> None: ...
+
+    async def end(self, error: BaseException | None) -> None: ...
 
 
 class _Live:

@@ -21,6 +21,7 @@ need("mcp")
 from mcp_types import CallToolResult  # noqa: E402
 
 from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
+from antiphon.adapters._seam import recorded_here  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
 
@@ -110,7 +111,8 @@ class GuardedClient:
             spec = self._specs[name] = ToolSpec(name=name, namespace=self._namespace, idempotent=False, reuse="turn")
 
         async def body(params: dict[str, Any]) -> Any:
-            result = await self._client.call_tool(name, params, read_timeout_seconds, progress_callback, **options)
+            with recorded_here():  # the gateway's event stands for the request underneath
+                result = await self._client.call_tool(name, params, read_timeout_seconds, progress_callback, **options)
             return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
         given = await self._guard.call_async(spec, arguments or {}, Place(self._session, call_id), body)

@@ -1,0 +1,67 @@
+"""The compatibility table: what was run, with which version. ``python -m tests.integration.adapters.compatibility``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+
+from antiphon.adapters._need import NEEDS
+from tests.integration.adapters.speakers import SPEAKERS
+from tests.integration.adapters.subjects import SUBJECTS
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "compatibility.md"
+GUIDES = {
+    "httpx": "openai",
+    "httpx2": "openai",
+    "openai": "openai",
+    "anthropic": "anthropic",
+    "google": "google",
+    "langchain": "langchain",
+    "langgraph": "langchain",
+    "openai-agents": "openai-agents",
+    "pydantic-ai": "pydantic-ai",
+    "mcp": "mcp",
+}
+_SPOKEN = {"google": "gemini"}
+
+HEAD = """# Compatibility
+
+The versions every adapter was run with, each against the real package and a provider on loopback that speaks the wire
+format and counts requests. The table is written by `python -m tests.integration.adapters.compatibility`; a test fails
+when it is out of date.
+
+| adapter | package | supported | run with | variants under test |
+|---|---|---|---|---|
+"""
+
+TAIL = """
+Each variant of an SDK is recorded, replayed with the provider switched off (0 requests), and keeps errors, unreachable
+providers, refusals and cut streams as they were. Each variant of a framework is recorded and replayed likewise, makes a
+write once across a resume, runs parallel calls once each, and records a refusal as one. A package that is missing or
+outside its range is one line that names the extra and the range.
+
+LiteLLM pins an older OpenAI SDK and cannot be installed beside the others: see [its page](../how-to/litellm.md).
+"""
+
+
+def variants(name: str) -> str:
+    """The cases of the behaviour suites that belong to an adapter."""
+    start = _SPOKEN.get(name, name)
+    names = [item.name for item in (*SPEAKERS, *SUBJECTS)]
+    mine = [found for found in names if found == start or found.startswith(f"{start}-")]
+    other = [need for need in NEEDS if need != name and need.startswith(f"{start}-")]
+    return ", ".join(found for found in mine if not any(found.startswith(prefix) for prefix in other))
+
+
+def render() -> str:
+    """The page as it has to be."""
+    rows = []
+    for name, need in NEEDS.items():
+        link = f"[{name}](../how-to/{GUIDES[name]}.md)"
+        supported = need.range.removeprefix(f"{need.package} ")
+        rows.append(f"| {link} | `{need.package}` | {supported} | {version(need.package)} | {variants(name)} |")
+    return HEAD + "\n".join(rows) + "\n" + TAIL
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")
