@@ -43,11 +43,21 @@ class HostRun:
         self.task: asyncio.Task[None] | None = None
         tenant = host.tenant(manifest.tenant)
         self._later: list[Row] = []
+        self._rows: int | None = len(events)
+        """Rows of the log, as long as all of them are written here; calls of tools write their own."""
         closed = ClosedWorld() if self.is_replay else None
         self.recorder = tenant.app.recorder(manifest.id, manifest.salt, invoker=closed, sink=self._sink)
         self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
         world = HostWorld(
-            tenant.app, tenant.gateway, host.agents, self.recorder, manifest, self.models, self._later, closed
+            tenant.app,
+            tenant.gateway,
+            host.agents,
+            self.recorder,
+            manifest,
+            self.models,
+            self._later,
+            closed,
+            self._lose_count,
         )
         self.runner = Runner(
             workflow,
@@ -95,7 +105,12 @@ class HostRun:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
+    def _lose_count(self) -> None:
+        self._rows = None
+
     async def _sink(self, rows: Sequence[Row], asynchronous: bool) -> None:
+        if self._rows is not None:
+            self._rows += len(rows)
         journal = self.host.journal if asynchronous else self.host.tenant(self.manifest.tenant).app.journal
         await journal.append(self.id, rows)
 
@@ -105,18 +120,25 @@ class HostRun:
         later, self._later[:] = tuple(self._later), ()
         rows = (*later, *(row_of(self.recorder, told, number) for told, number in events))
         journal = self.host.journal
-        first = await journal.append(self.id, rows)
-        if over:
-            self.manifest = msgspec.structs.replace(
-                self.manifest,
-                status=self.state.status,
-                finished_at_ms=self.host.app.clock.now_ms(),
-                events=first + len(rows),
-            )
-            await journal.update_run(self.manifest)
+        if self._rows is not None:
+            self._rows += len(rows)
+        if not over:
+            await journal.append(self.id, rows)
+        elif self._rows is not None:
+            await asyncio.gather(journal.append(self.id, rows), journal.update_run(self._finished(self._rows)))
+        else:
+            first = await journal.append(self.id, rows)
+            await journal.update_run(self._finished(first + len(rows)))
         self.host.signals.wake(self.id)
         if not self.is_replay:
             self.host.deliver(self.manifest, events)
+
+    def _finished(self, rows: int) -> RunManifest:
+        now = self.host.app.clock.now_ms()
+        self.manifest = msgspec.structs.replace(
+            self.manifest, status=self.state.status, finished_at_ms=now, events=rows
+        )
+        return self.manifest
 
     # -- executing ---------------------------------------------------------------------------------------------------
 
@@ -167,6 +189,7 @@ class HostRun:
         if not events:
             return None
         run = cls(host, manifest, workflow, [event.told for event in events])
+        run._lose_count()
         if run.state.status in TERMINAL.values():
             finished = msgspec.structs.replace(manifest, status=run.state.status, finished_at_ms=events[-1].at_ms)
             await host.journal.update_run(finished)

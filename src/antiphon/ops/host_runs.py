@@ -223,18 +223,27 @@ def not_found(run_id: str) -> Rejected:
     return Rejected(404, "run_not_found", f"There is no run {run_id[:64]!r}.")
 
 
-async def _state(host: Host, manifest: RunManifest) -> tuple[State | None, list[Numbered]]:
-    events = await HostRun.reader(host, manifest.id, manifest.tenant).more()
+async def look(host: Host, principal: Principal, run_id: str) -> tuple[RunManifest, list[Numbered]]:
+    """A run with its events, in one trip to the store; what is not the principal's to see is dropped unread."""
+    reader = HostRun.reader(host, run_id, principal.tenant)
+    manifest, events = await asyncio.gather(host.visible(principal, run_id), reader.more(), return_exceptions=True)
+    if manifest is None:
+        raise not_found(run_id)
+    for found in (manifest, events):
+        if isinstance(found, BaseException):
+            raise found
+    return manifest, events
+
+
+def _state(host: Host, manifest: RunManifest, events: Sequence[Numbered]) -> State | None:
     workflow = host.workflows.get(manifest.name)
-    return (None if workflow is None else fold(workflow, (event.told for event in events))), events
+    return None if workflow is None else fold(workflow, (event.told for event in events))
 
 
 async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
     """Where a run stands, computed from its events."""
-    manifest = await host.visible(principal, run_id)
-    if manifest is None:
-        raise not_found(run_id)
-    state, events = await _state(host, manifest)
+    manifest, events = await look(host, principal, run_id)
+    state = _state(host, manifest, events)
     last = events[-1] if events else None
     status = TERMINAL.get(last.told.type, "running") if last is not None else "pending"
     local = host.running.get(run_id)
@@ -284,26 +293,23 @@ async def runs(host: Host, principal: Principal, *, limit: int, before: str, sta
     }
 
 
-async def events_after(host: Host, manifest: RunManifest, last: int) -> tuple[list[dict[str, Any]], bool]:
+async def events_after(host: Host, principal: Principal, run_id: str, last: int) -> dict[str, Any]:
     """Documents of the events after number *last*, and whether the run is over."""
-    events = await HostRun.reader(host, manifest.id, manifest.tenant).more()
+    _, events = await look(host, principal, run_id)
     over = bool(events) and events[-1].told.type in TERMINAL
-    return [document(manifest.id, event) for event in events if event.sequence > last], over
+    return {"events": [document(run_id, event) for event in events if event.sequence > last], "isComplete": over}
 
 
 async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout_s: float) -> dict[str, Any]:
     """New events as soon as there are some, or none after *timeout_s*."""
-    manifest = await host.visible(principal, run_id)
-    if manifest is None:
-        raise not_found(run_id)
     until = time.monotonic() + timeout_s
     waiter = host.signals.listen(run_id)
     try:
         while True:
-            found, over = await events_after(host, manifest, last)
+            found = await events_after(host, principal, run_id, last)
             left = until - time.monotonic()
-            if found or over or left <= 0 or host.closing:
-                return {"events": found, "isComplete": over}
+            if found["events"] or found["isComplete"] or left <= 0 or host.closing:
+                return found
             pause = left if run_id in host.running else min(left, _LOOK_S)
             await host.signals.wait(run_id, waiter, pause)
     finally:

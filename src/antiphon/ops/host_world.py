@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -62,7 +62,8 @@ class HostWorld:
         manifest: RunManifest,
         models: ModelBoundary,
         later: list[Row],
-        replaying: ClosedWorld | None = None,
+        replaying: ClosedWorld | None,
+        writes: Callable[[], None],
     ) -> None:
         self._app = app
         self._gateway = gateway
@@ -73,8 +74,11 @@ class HostWorld:
         self._later = later
         """Rows to be written with the next events."""
         self._replaying = replaying
+        self._writes = writes
+        """Told when something else may write to the run's log."""
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
+        self._writes()
         namespace, _, tool = name.rpartition("/")
         result = await self._gateway.execute(
             {
@@ -110,6 +114,7 @@ class HostWorld:
 
     async def run_agent(self, name: str, inputs: Mapping[str, Any]) -> Any:
         """Call an entry point; its own calls stand in this run, and a replay answers them from the recording."""
+        self._writes()
         function = load_entry(self._agents[name])
         args, kwargs = arguments_of(dict(inputs)) if is_arguments(dict(inputs)) else ([], dict(inputs))
         scope = self._recorder.scope

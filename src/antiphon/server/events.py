@@ -27,12 +27,11 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
     run_id = run_id_of(request)
     seen = request.headers.get("last-event-id")
     last = -1 if seen is None or seen == "" else whole(seen, "Last-Event-ID", -1, _LAST)
+    if _prefers_json(request.headers.get("accept", "")):
+        return Json(await host_runs.events_after(host, principal, run_id, last))
     manifest = await host.visible(principal, run_id)
     if manifest is None:
         raise host_runs.not_found(run_id)
-    if _prefers_json(request.headers.get("accept", "")):
-        found, over = await host_runs.events_after(host, manifest, last)
-        return Json({"events": found, "isComplete": over})
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=headers)
