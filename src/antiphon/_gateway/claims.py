@@ -206,10 +206,8 @@ async def _unknown(core: Core, call: Call, found: DedupeRecord, mark: bool) -> O
     journal = core.journal()
     if mark:
         final = settling.unknown_final(call, "its worker was lost")
-        marked = await journal.settle(call.key, version, final._replace(attempts=(), attempt_count=1))
-        if marked is None:
-            return None
-        version = marked
+        await journal.settle(call.key, version, final._replace(attempts=(), attempt_count=1))
+        return None  # and look: the store may have found the outcome in its log
     if call.tool.spec.reconcile is None:
         return _still_unknown(call)
     verdict = await _reconcile(core, call, found)

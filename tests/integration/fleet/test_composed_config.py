@@ -1,0 +1,116 @@
+"""R6, D3: claims on Redis and the run log on PostgreSQL, by configuration, through crashes at the worst moments."""
+
+from __future__ import annotations
+
+import os
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon._drive import drive
+from antiphon.errors import OutcomeUnknown, StoreUnavailable
+from antiphon.stores import ComposedStore
+from tests.faults.fleet_kit import Effects, Worker
+
+
+@pytest.fixture
+def config(valkey_url: str, postgres_database: str, unique: str, tmp_path: Path) -> Path:
+    file = tmp_path / "antiphon.toml"
+    claims, log = f"{valkey_url}?antiphon_prefix={unique}", postgres_database
+    file.write_text(f'[store]\nclaims = "{claims}"\nlog = "{log}"\n')
+    return file
+
+
+def _application(config: Path, effects: Effects) -> tuple[antiphon.Antiphon, Any]:
+    app = antiphon.Antiphon(config=config)
+
+    @app.gateway.tool(idempotent=False)
+    def charge(order: str) -> dict[str, str]:
+        effects.add(f"charge:{order}")
+        if order == "dies inside":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"receipt": f"for {order}"}
+
+    return app, charge
+
+
+def _die(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _doomed(config: Path, effects: Effects, order: str, pipe: Connection) -> None:
+    """A run whose process is killed: inside the tool, or between the outcome's event and the settled claim."""
+    app, charge = _application(config, effects)
+    with app.run("orders") as run:
+        charge("first")
+        pipe.send(run.id)
+        if order == "dies before settling":
+            app.gateway.core.journal()._claims.settle = _die  # type: ignore[attr-defined]
+        charge(order)
+
+
+def _crash(config: Path, effects: Effects, order: str) -> str:
+    worker = Worker(_doomed, config, effects, order)
+    run_id = worker.hear()
+    worker.process.join(60)
+    assert worker.process.exitcode == -signal.SIGKILL
+    assert isinstance(run_id, str)
+    return run_id
+
+
+def test_the_configuration_composes_two_stores(config: Path, effects: Effects) -> None:
+    app, charge = _application(config, effects)
+    assert isinstance(app.store, ComposedStore)
+    assert app.store.url.startswith("redis://")
+    assert " + postgresql://" in app.store.url
+    with app.run("orders") as run:
+        assert charge("a") == {"receipt": "for a"}
+    events = drive(app.journal.events(run.id))
+    assert [event.type for event in events if event.type.startswith("call.")] == ["call.started", "call.finished"]
+    (record,) = drive(app.journal.list(tenant="default"))
+    assert record.state == "done"
+    facts = drive(app.journal.ping())
+    assert (facts["claims"]["store"], facts["log"]["store"]) == ("redis", "postgres")
+
+
+def test_an_outcome_without_a_settled_claim_is_repaired_from_the_log(config: Path, effects: Effects) -> None:
+    run_id = _crash(config, effects, "dies before settling")
+    app, charge = _application(config, effects)
+    with app.run("orders", resume=run_id):
+        assert charge("first") == {"receipt": "for first"}
+        assert charge("dies before settling") == {"receipt": "for dies before settling"}
+    assert effects.file.read_text().splitlines() == ["charge:first", "charge:dies before settling"], "nothing ran twice"
+    states = {record.state for record in drive(app.journal.list(tenant="default"))}
+    assert states == {"done"}
+
+
+def test_a_start_without_an_outcome_is_an_unknown(config: Path, effects: Effects) -> None:
+    run_id = _crash(config, effects, "dies inside")
+    app, charge = _application(config, effects)
+    with app.run("orders", resume=run_id):
+        assert charge("first") == {"receipt": "for first"}
+        with pytest.raises(OutcomeUnknown):
+            charge("dies inside")
+    assert effects.file.read_text().splitlines() == ["charge:first", "charge:dies inside"], "nothing ran twice"
+
+
+def test_without_the_log_nothing_is_dispatched(config: Path, effects: Effects) -> None:
+    """A run that cannot be written fails closed, and its claim is given back."""
+    app, charge = _application(config, effects)
+    with app.run("orders"):
+        charge("a")
+        journal = app.gateway.core.journal()
+
+        async def gone(*_: Any) -> Any:
+            raise StoreUnavailable("The log is gone.")
+
+        append, journal._log.append = journal._log.append, gone  # type: ignore[attr-defined]
+        with pytest.raises(antiphon.AntiphonError, match="not made"):
+            charge("b")
+        journal._log.append = append  # type: ignore[attr-defined]
+        assert charge("b") == {"receipt": "for b"}
+    assert effects.file.read_text().splitlines() == ["charge:a", "charge:b"]
