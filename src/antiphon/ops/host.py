@@ -97,14 +97,8 @@ class Host:
         self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant)
         await self.keys.refresh(at_once=True)
         self._load()
-        if self.settings.webhooks:
-            self.webhooks = Webhooks(
-                self.journal,
-                self.app.clock,
-                loopback=self.settings.webhooks_loopback,
-                post=self.post,
-                sealer=sealer_of(self.config, self.app.store)(),
-            )
+        self.webhooks = self._webhooks()
+        if self.webhooks is not None:
             await self.webhooks.start()
         self.lease = WorkerLease(self.journal)
         await self.lease.start()
@@ -129,6 +123,23 @@ class Host:
         for tenant in self._tenants.values():
             await tenant.gateway.close()
         await self.journal.close()
+
+    def _webhooks(self) -> Webhooks | None:
+        """Switched on by the operator; the test seams bring them along, for receivers on this machine."""
+        settings = self.settings
+        if not (settings.webhooks or settings.test_seams):
+            return None
+        sealer = sealer_of(self.config, self.app.store)()
+        if sealer is None and self.journal.durable:
+            if not settings.webhooks:
+                return None
+            raise ConfigError(
+                "[host] webhooks keeps the secrets of subscribers, and there is no key to seal them with.",
+                hint="Name a key file: [store] seal_key_file.",
+                path="store.seal_key_file",
+            )
+        loopback = settings.webhooks_loopback or settings.test_seams
+        return Webhooks(self.journal, self.app.clock, loopback=loopback, post=self.post, sealer=sealer)
 
     def _load(self) -> None:
         """Agents and workflow definitions; what cannot be run here is named in the log and not offered."""

@@ -140,6 +140,8 @@ def discovery(host: Host) -> dict[str, Any]:
         },
         "idempotency": {"supported": True, "layers": [1, 2], "retentionSeconds": 86_400},
     }
+    if host.webhooks is not None:
+        families["webhooks"] = {"supported": True}
     honoured = claims_version_4(host)
     if honoured:
         families["multiAgent"] = {

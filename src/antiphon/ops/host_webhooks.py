@@ -19,7 +19,7 @@ import orjson
 from antiphon._gateway.ids import uuid7
 from antiphon._workflow.state import Told
 from antiphon.contract.events import RunManifest
-from antiphon.errors import ConfigError, InvalidInput, NotFound, StoreError
+from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops.host_events import Numbered, document
 from antiphon.ops.host_keys import HOST_TENANT
 from antiphon.ops.host_providers import Post
@@ -48,28 +48,34 @@ class Hook(NamedTuple):
         return {"webhookId": self.id, "url": self.url, "events": self.events}
 
 
+class AddressRefused(InvalidInput):
+    """The host does not post to this address."""
+
+    code = "webhook_url_rejected"
+
+
 def check_url(url: Any, *, loopback: bool) -> str:
     """An address of the outside world over TLS; loopback and plain HTTP only where the operator says so."""
     if not isinstance(url, str) or len(url) > 2048:
-        raise InvalidInput("'url' is an https address.", path="$.url")
+        raise AddressRefused("'url' is an https address.", path="$.url")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:
-        raise InvalidInput("'url' is not an address.", path="$.url") from None
+        raise AddressRefused("'url' is not an address.", path="$.url") from None
     if parts.scheme not in ("https", "http") or not host or parts.username is not None:
-        raise InvalidInput("'url' is an https address without credentials.", path="$.url")
+        raise AddressRefused("'url' is an https address without credentials.", path="$.url")
     try:
         found = {info[4][0] for info in socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
-        raise InvalidInput("The host of 'url' cannot be found.", path="$.url") from None
+        raise AddressRefused("The host of 'url' cannot be found.", path="$.url") from None
     addresses = [ipaddress.ip_address(str(address).partition("%")[0]) for address in found]
     if loopback and all(address.is_loopback for address in addresses):
         return url
     if not all(address.is_global for address in addresses):
-        raise InvalidInput("'url' leads into a private network.", path="$.url")
+        raise AddressRefused("'url' leads into a private network.", path="$.url")
     if parts.scheme != "https":
-        raise InvalidInput("'url' is an https address.", path="$.url")
+        raise AddressRefused("'url' is an https address.", path="$.url")
     return url
 
 
@@ -82,12 +88,6 @@ class Webhooks:
         self._loopback = loopback
         self._post = post
         self._sealer = sealer
-        if sealer is None and journal.durable:
-            raise ConfigError(
-                "[host] webhooks keeps the secrets of subscribers, and there is no key to seal them with.",
-                hint="Name a key file: [store] seal_key_file.",
-                path="store.seal_key_file",
-            )
         self._hooks: dict[str, Hook] = {}
         self._row = 0
         self._read_at = float("-inf")

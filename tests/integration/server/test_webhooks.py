@@ -114,15 +114,30 @@ async def test_only_the_asked_for_events(client: Client, receiver: tuple[str, li
 )
 async def test_bad_addresses_are_refused(client: Client, url: Any) -> None:
     answer = await client.post("/v1/webhooks", json={"url": url})
-    assert answer.status_code == 400, answer.text
+    assert (answer.status_code, answer.json()["error"]) == (400, "webhook_url_rejected")
 
 
 async def test_loopback_needs_the_operators_word_and_the_feature_its_switch(tmp_path: Path, folder: Path) -> None:
-    async with in_process(application(tmp_path, folder, webhooks=True)) as client:
+    async with in_process(application(tmp_path, folder, webhooks=True, test_seams=False)) as client:
         answer = await client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/x"})
-        assert answer.status_code == 400
-    async with in_process(application(tmp_path, folder)) as client:
+        assert (answer.status_code, answer.json()["error"]) == (400, "webhook_url_rejected")
+        assert (await client.get("/.well-known/openwop")).json()["webhooks"] == {"supported": True}
+    async with in_process(application(tmp_path, folder, test_seams=False)) as client:
         assert (await client.get("/v1/webhooks")).status_code == 501
+        assert "webhooks" not in (await client.get("/.well-known/openwop")).json()
+    async with in_process(application(tmp_path, folder)) as client:
+        answer = await client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/x"})
+        assert answer.status_code == 201
+
+
+async def test_secrets_of_subscribers_need_a_seal_key(tmp_path: Path, folder: Path, valkey_url: str) -> None:
+    from antiphon.errors import ConfigError
+    from antiphon.server.app import create
+
+    host = {"workflows": str(folder), "webhooks": True}
+    with pytest.raises(ConfigError, match="seal"):
+        async with in_process(create({"store": {"url": valkey_url}, "host": host})):
+            pass
 
 
 async def test_a_repeated_subscription_does_not_show_or_keep_the_secret(
