@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,36 @@ def test_a_setting_without_a_meaning_breaks_the_build(monkeypatch: pytest.Monkey
     monkeypatch.setattr(make_reference, "_meanings", lambda: whole)
     with pytest.raises(KeyError, match="base_ms"):
         make_reference.settings()
+
+
+DOTTED = re.compile(r"`(antiphon(?:\.[A-Za-z_]\w*)+)")
+
+
+@pytest.mark.parametrize("page", ["names.md", "contract.md", "keys.md", "configuration.md"])
+def test_names_that_pages_promise_exist(page: str) -> None:
+    found = DOTTED.findall((make_reference.ROOT / page).read_text(encoding="utf-8"))
+    missing = [name for name in found if not name.endswith(".toml") and not _exists(name)]
+    assert found
+    assert not missing
+
+
+def test_a_name_that_is_gone_is_noticed() -> None:
+    assert _exists("antiphon.stores.RedisStore")
+    assert not _exists("antiphon.stores.RedisDedupeStore")
+    assert not _exists("antiphon.nowhere.name")
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute below one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            value: object = import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[end:]:
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
+        return True
+    return False
