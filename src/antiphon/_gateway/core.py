@@ -306,7 +306,7 @@ class Core:
             outcome = await self.attempts.run(call, hooked)
             outcome.metadata = {**(outcome.metadata or {}), "unprotected": error.code}
             return outcome
-        message = f"The call was not made: {error.message}"
+        message = f"The call was not made: {error}"
         return failed("retriable_error", error.code, message, retriable=True, reason="store")
 
     def _refused(self, call: Call) -> Outcome | None:
