@@ -16,7 +16,6 @@ from antiphon.stores._redis_keys import Names
 from tests.faults.fleet_kit import envelope, open_async_gateway, open_gateway, summary
 from tests.servers import HOST, Postgres, Valkey, free_port
 
-
 FAULTS = {"redis": ("nobody", "auth", "replica", "full"), "postgres": ("nobody", "auth", "replica", "database")}
 
 
