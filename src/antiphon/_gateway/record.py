@@ -110,7 +110,7 @@ def _finished(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> Row:
         meta["metadata"] = outcome.metadata
     if outcome.breaker:
         meta["breakerState"] = outcome.breaker
-    if call.attempts:
+    if len(call.attempts) > 1 or (call.attempts and outcome.status != "success"):  # else there is nothing more to say
         meta["tries"] = [attempt.to_wire() for attempt in call.attempts]
     return scope.encode("call.finished", call.site, payload, meta)
 

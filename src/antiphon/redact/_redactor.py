@@ -98,6 +98,8 @@ class Redactor:
         causes = self._prefilter.causes(document)
         if not causes:
             return document, False
+        if causes == AT and document[:1] in b'{["' and b"\\" not in document:
+            return self._addresses(document)
         try:
             value = _loads(document)
             redacted = self._walk(value, causes)
@@ -106,6 +108,21 @@ class Redactor:
             replaced = self._plain(text, causes, entropy=True)
             return (document, False) if replaced is text else (replaced.encode("utf-8", "surrogateescape"), True)
         return (document, False) if redacted is value else (_dumps(redacted), True)
+
+    def _addresses(self, document: bytes) -> tuple[bytes, bool]:
+        """JSON in which only strings with an ``@`` have to be looked at: they are, and nothing else is touched."""
+        pieces: list[bytes] = []
+        done = 0
+        at = document.find(b"@")
+        while at >= 0:
+            start, end = document.rfind(b'"', 0, at) + 1, document.find(b'"', at)
+            text = document[start:end].decode()
+            clean = self._string(text, AT)
+            if clean is not text:
+                pieces += document[done:start], clean.encode()
+                done = end
+            at = document.find(b"@", end)
+        return (b"".join((*pieces, document[done:])), True) if pieces else (document, False)
 
     def leaves(self, value: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
         """Each secret of JSON-like *value* as (JSON pointer, kind, secret): for tools that report, never for logs."""

@@ -130,3 +130,27 @@ def test_the_quick_look_is_never_narrower_than_the_names(name: str, value: str) 
 def test_the_quick_look_is_never_narrower_than_pairs(before: str, name: str, separator: str) -> None:
     text = f"run {before}{name}{separator}tr0ub4dor7 now"
     assert_causes(text)
+
+
+_PIECES = st.text(alphabet="ab1@.x-_ :/?,{}[]é", max_size=30) | st.sampled_from(
+    ["mail ada@example.org now", "https://u:p@host.org/x", "a@b.no", "git@github.com:x/y"]
+)
+
+
+@given(
+    st.recursive(
+        _PIECES | st.integers(-99, 99) | st.none(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(_PIECES | st.sampled_from(["email", "to", "name", "value", "data"]), inner, max_size=4)
+        ),
+        max_leaves=10,
+    )
+)
+def test_looking_only_at_addresses_gives_what_the_walk_gives(value: object) -> None:
+    redactor = Redactor(Rules(), salt="00")
+    document = orjson.dumps(value)
+    clean, changed = redactor.redact_bytes(document)
+    walked = redactor.redact(orjson.loads(document))
+    assert orjson.loads(clean) == walked
+    assert changed == (walked != orjson.loads(document))

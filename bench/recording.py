@@ -1,0 +1,95 @@
+"""Recording: a call, a long run, a stream, and looking at one event of a large run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+
+from bench import Case, Context, Row
+
+PARAMS = "params-900"
+
+
+def run(ctx: Context) -> list[Row]:
+    """All rows."""
+    return [*_calls(ctx), *_growth(ctx), *_first_chunk(ctx), *_one_event(ctx)]
+
+
+def _calls(ctx: Context) -> list[Row]:
+    file = {"file": ctx.payload(PARAMS)}
+    race = ctx.race(
+        {
+            "recorded": Case("recording", "calls", file),
+            "dbos": Case("dbos_sqlite", "step", file, peer="dbos"),
+            "langgraph": Case("langgraph_sqlite", "tasks", file, peer="langgraph"),
+        },
+        seconds=0.5,
+    )
+    full = "synchronous = FULL"
+    return [
+        race.row("guarded and recorded call, beside a DBOS step", "recorded", "dbos", faster=10, note=full),
+        race.row("the same, wall time", "recorded", "dbos", metric="wall", note=full),
+        race.row("the same, beside a LangGraph task", "recorded", "langgraph", faster=5, note=full),
+        race.row("the same, wall time", "recorded", "langgraph", metric="wall", note=full),
+    ]
+
+
+def _growth(ctx: Context) -> list[Row]:
+    race = ctx.race({"growth": Case("recording", "growth", {"file": ctx.payload(PARAMS)})}, rounds=5, n=20)
+    late = race["growth"].extra["late"]
+    note = "a call after 10,000 events ÷ a call after 10"
+    return [
+        Row(name="cost of a late event", value=late, unit="×", at_most=1.2, note=note),
+        Row(name="cost of a late event", value=late, unit="×", at_least=0.8, note=note),
+    ]
+
+
+def _first_chunk(ctx: Context) -> list[Row]:
+    race = ctx.race({"first": Case("recording", "first_chunk", {"file": ctx.payload(PARAMS)})}, rounds=5, n=20)
+    extra = race["first"].extra
+    return [
+        Row(name="first piece of a model's stream, delay", value=extra["model"], unit="ms", at_most=1.0),
+        Row(name="first piece of a tool's stream, delay", value=extra["tool"], unit="ms", at_most=1.0),
+    ]
+
+
+def _one_event(ctx: Context) -> list[Row]:
+    folder = tempfile.mkdtemp(prefix="antiphon-bench-")
+    before = os.environ.get("ANTIPHON_HOME")
+    os.environ["ANTIPHON_HOME"] = folder
+    try:
+        run_id = _large_run()
+        show = [sys.executable, "-m", "antiphon.cli", "show", run_id, "--event", "9001"]
+        race = ctx.commands({"show": show}, rounds=9)
+    finally:
+        os.environ.pop("ANTIPHON_HOME")
+        if before is not None:
+            os.environ["ANTIPHON_HOME"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+    return [
+        Row(name="show one event of 50 MB", value=race["show"].seconds("wall") * 1000, unit="ms", at_most=300),
+        Row(name="show one event of 50 MB, memory", value=race["show"].rss_mb, unit="MB", at_most=100),
+    ]
+
+
+def _large_run() -> str:
+    from antiphon import Antiphon
+    from antiphon._drive import drive
+    from antiphon._scope import Site
+
+    app = Antiphon({"telemetry": {"logs": False}})
+    run = app.run("large")
+    text = "lorem ipsum dolor sit amet " * 370
+    with run:
+        rows = []
+        for number in range(5_000):
+            site = Site("0", number, 0, f"0@{number}", None)
+            asked = {"kind": "tool", "name": "work", "arguments": {"n": number, "text": text}, "digest": "", "nth": 0}
+            rows.append(run._recorder.encode("call.started", site, asked, {}))
+            rows.append(run._recorder.encode("call.finished", site, {"outcome": "ok", "value": number}, {}))
+            if len(rows) == 500:
+                drive(app.journal.append(run.id, rows))
+                rows = []
+    return run.id
