@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from antiphon.adapters._http import handle, handle_async
+from antiphon.adapters._mcp_stdio import wrap_stdio
 
 _MARK = "__antiphon_original__"
 
@@ -41,7 +42,11 @@ def _replace(kind: Any, name: str, around: Callable[[Callable[[Any], Any], Any],
     setattr(kind, name, wrapped)
 
 
-WRAPPERS: dict[str, Callable[[ModuleType], None]] = {"httpx": wrap_transports, "httpx2": wrap_transports}
+WRAPPERS: dict[str, Callable[[ModuleType], None]] = {
+    "httpx": wrap_transports,
+    "httpx2": wrap_transports,
+    "mcp.client.stdio": wrap_stdio,
+}
 """What is done to a module after its own code has run."""
 
 

@@ -86,3 +86,43 @@ def test_mcp_calls_are_recorded_and_answered_without_the_server(desk: Desk, tmp_
     assert again.stdout == first.stdout
     assert "no divergence" in again.stderr
     assert sorted(desk.done) == ["A", "B"]
+
+
+_SERVER = """
+import sys
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("desk")
+
+@server.tool()
+def charge(order: str) -> str:
+    with open(sys.argv[1], "a") as ledger:
+        ledger.write(order)
+    return f"charged {order}"
+
+server.run()
+"""
+
+
+def test_a_server_over_stdio_is_recorded_and_not_started_by_a_replay(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(_SERVER)
+    ledger = tmp_path / "ledger"
+    target = f"StdioServerParameters(command={sys.executable!r}, args=['server.py', {str(ledger)!r}])"
+    code = _CLIENT.replace('os.environ["MCP_URL"]', target).replace(
+        "import Client", "import Client, StdioServerParameters"
+    )
+    (tmp_path / "client.py").write_text(code)
+
+    def run(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "antiphon"), "exec", *options, "--", sys.executable, "client.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    first = run()
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == "(['charge'], ['charged A', 'charged B'])\n"
+    assert sorted(ledger.read_text()) == ["A", "B"]
+    again = run("--replay", "latest")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == first.stdout
+    assert "no divergence" in again.stderr
+    assert sorted(ledger.read_text()) == ["A", "B"]
