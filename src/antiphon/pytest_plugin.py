@@ -159,12 +159,13 @@ def _replayed(app: Antiphon, path: Path, fence: bool) -> Iterator[Run]:
 
     result, run = watched(app, open_recording(app, path))
     try:
-        with run.attached(), using(app), fenced(fence):
+        with run.attached(), using(app), fenced(fence) as tried:
             yield run
     except BaseException as error:
         for found in result.divergences[:5]:
             error.add_note(f"antiphon: {found.message()}")
         raise
+    result.observer.escaped(tried)
     result.observer.finish()
     if result.divergences:
         lines = [f"The test is not what {path.name} recorded:"]

@@ -33,7 +33,7 @@ class DivergenceFound(NamedTuple):
 
     kind: str
     """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error``, ``draw``, ``altered``,
-    ``refusal`` or ``verify``."""
+    ``refusal``, ``verify`` or ``escape``."""
     lane: str
     at: int
     """Position in the lane."""
@@ -53,6 +53,7 @@ class DivergenceFound(NamedTuple):
             "miss": f"the recording has no answer for {self.what} ({where})",
             "missing": f"{self.what} did not happen ({where})",
             "extra": f"{self.what} is not in the recording ({where})",
+            "escape": f"the code tried to reach the world past Antiphon: {self.what}",
         }.get(self.kind, f"{self.what} is not as recorded ({where})")
         details = "; ".join(str(diff) for diff in self.fields[:3])
         more = f" and {len(self.fields) - 3} more" if len(self.fields) > 3 else ""
@@ -122,6 +123,11 @@ class Observer:
             self.add(DivergenceFound("altered", "0", self.tape.length, None, "the recording", note=note))
 
     # -- events --------------------------------------------------------------------------------------------------
+
+    def escaped(self, tried: Sequence[str]) -> None:
+        """Report what the code tried without Antiphon: nobody recorded it, and nobody can answer it."""
+        for what in tried:
+            self.add(DivergenceFound("escape", "0", 0, None, what, note="refused; see --no-fence"))
 
     def answered(self, site: Site, found: RecordedCall) -> None:
         """Remember which recorded call stands behind a call of the replay."""

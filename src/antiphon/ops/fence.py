@@ -37,13 +37,29 @@ _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _HARMLESS = ("/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/proc/self/")
 
 
-def _allowed(path: Any) -> bool:
+def _allowed(path: Any, folder: Any = -1) -> bool:
+    """Whether *path*, seen from the folder that an open descriptor names, may be changed."""
     if isinstance(path, int):
         return True
     text = os.fsdecode(path) if isinstance(path, (str, bytes)) else str(path)
+    if isinstance(folder, int) and folder >= 0:
+        text = str(Path(os.path.realpath(f"/proc/self/fd/{folder}")) / text)
     full = os.path.realpath(text)
     scratch = os.path.realpath(tempfile.gettempdir())
     return full.startswith((scratch + os.sep, *_HARMLESS)) or "__pycache__" in full
+
+
+def _changed(event: str, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
+    """The paths that an event changes, each with the folder it is seen from."""
+    if event == "os.rename":
+        return [(args[0], args[2]), (args[1], args[3])]
+    if event == "os.link":
+        return [(args[1], args[3])]
+    if event == "os.symlink":
+        return [(args[1], args[2])]
+    if event == "os.mkdir":
+        return [(args[0], args[2])]
+    return [(args[0], args[1] if len(args) > 1 and event != "os.truncate" else -1)]
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
@@ -69,8 +85,9 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         and not _allowed(args[0])
     ):
         what = f"writing {args[0]!r}"
-    elif event in _CHANGES and args and not _allowed(args[0]):
-        what = f"{event} {args[0]!r}"
+    elif event in _CHANGES and args:
+        changed = next((name for name, folder in _changed(event, args) if not _allowed(name, folder)), None)
+        what = "" if changed is None else f"{event} {changed!r}"
     if what:
         escapes.append(what)
         raise ReplayBlocked(

@@ -62,6 +62,7 @@ def execute_strictly(
     except Exception as error:
         result.error = error
     observer = result.observer
+    observer.escaped(result.escapes)
     for missed in result.invoker.missed:  # what was refused tells, too, what the code asks for now
         if missed.kind == "llm":
             result.setup.saw_request({"request": missed.arguments})
