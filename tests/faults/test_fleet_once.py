@@ -6,7 +6,11 @@ import asyncio
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
+
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_async_gateway
+
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 
 PROCESSES, CALLERS, SHARED = 4, 64, 6
 

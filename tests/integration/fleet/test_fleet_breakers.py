@@ -18,6 +18,8 @@ from antiphon.ports import Clock
 from antiphon.redact import Redactor
 from tests.faults.fleet_kit import Effects, fleet, open_async_gateway, open_gateway, serve, until
 
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
+
 KEY = "tool/tools/send"
 WITHIN_S = 1.0
 
