@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from antiphon._recording.recorder import Recorder
-from antiphon._recording.spill import resolve
+from antiphon._recording.spill import is_spilled, resolve
 from antiphon._workflow.source import event_id
 from antiphon._workflow.state import TERMINAL, Told
 from antiphon.contract.events import Event
@@ -88,7 +88,7 @@ class Reader:
 
     async def _numbered(self, event: Event) -> Numbered:
         payload = event.payload
-        if any(isinstance(value, dict) and "$blob" in value for value in payload.values()):
+        if any(is_spilled(value) for value in payload.values()):
             payload = await resolve(payload, self._blobs, self._tenant)
         told = Told(event.type, payload)
         return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)

@@ -10,6 +10,7 @@ from typing import Any
 
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.manifest import package_versions
+from antiphon._recording.spill import is_spilled
 from antiphon._workflow.identity import ACTIVITY_RECIPE
 from antiphon._workflow.model import Workflow, initial_variables
 from antiphon._workflow.state import TERMINAL, State, Told, fold
@@ -63,8 +64,9 @@ async def start_run(
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name in ("inputs", "metadata", "configurable"):
-        if not isinstance(options.get(name, {}), dict):
-            raise InvalidInput(f"'{name}' is an object.", path=f"$.{name}")
+        value = options.get(name, {})
+        if not isinstance(value, dict) or is_spilled(value):
+            raise InvalidInput(f"'{name}' is an object, and not a reference to a stored part.", path=f"$.{name}")
     tags = options.get("tags", [])
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise InvalidInput("'tags' is a list of strings.", path="$.tags")

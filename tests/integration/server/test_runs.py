@@ -59,6 +59,7 @@ async def test_variables_come_from_inputs_and_defaults(client: Client) -> None:
         ({"workflowId": "conformance-noop", "inputs": []}, 400, "validation_error"),
         ({"workflowId": "conformance-noop", "tags": "x"}, 400, "validation_error"),
         ({"workflowId": "conformance-noop", "metadata": 1}, 400, "validation_error"),
+        ({"workflowId": "conformance-noop", "metadata": {"$blob": "x", "bytes": 1}}, 400, "validation_error"),
         ({"workflowId": "conformance-idempotent"}, 400, "validation_error"),
         ({"workflowId": "conformance-idempotent", "inputs": {"nonce": 3}}, 400, "validation_error"),
         ({"workflowId": "conformance-delay", "inputs": {"delayMs": True}}, 400, "validation_error"),
@@ -191,6 +192,14 @@ async def test_a_run_has_a_time_limit(tmp_path: Path) -> None:
     async with in_process(application(tmp_path, workflows.write(tmp_path / "flows", slow))) as client:
         snapshot = await client.run("slow")
     assert (snapshot["status"], snapshot["error"]["code"]) == ("failed", "run_timeout")
+
+
+async def test_large_values_come_back_whole(client: Client) -> None:
+    payload = {"text": "x" * 300_000, "list": list(range(20_000))}
+    snapshot = await client.run("conformance-identity", {"payload": payload})
+    assert snapshot["outputs"]["identity"]["payload"] == payload
+    fork = await client.fork(snapshot["runId"], start=2)
+    assert (await client.ended(fork))["outputs"] == snapshot["outputs"]
 
 
 async def test_many_runs_at_once(client: Client) -> None:
