@@ -110,53 +110,14 @@ class ClaimTable:
                 return self._existing(own, ask.identity, now)
         if node is not None:
             self._drop(node)
-        return self._insert(ask, now)
+        return _new(Claimed, (self._insert(ask, now), now))
 
     def insert(self, ask: Ask, now: int) -> int:
         """The version of a new claim, or 0 if anything is known of the key."""
         key = ask[0]
         if key in self._current or (self._history and key in self._history):
             return 0
-        if self._size >= self._max:
-            self._make_room(now)
-        version = now * 1000
-        if version <= self._last:
-            version = self._last + 1
-        self._last = version
-        lease_ms = ask[6]
-        expires = now + max(ask[5], lease_ms)
-        node = Node(ask, ask[1], version, version, version, now, now, now + lease_ms, expires)
-        self._current[key] = node
-        self._size += 1
-        try:
-            self._timers[expires >> _BUCKET_SHIFT][version] = node
-        except KeyError:
-            self._start_bucket(expires >> _BUCKET_SHIFT)[version] = node
-        return version
-
-    def done(self, key: str, version: int, final: Final, now: int) -> int | None:
-        """:meth:`settle` for a success whose result is kept in the record."""
-        node = self._current.get(key)
-        if node is None or node.version != version:
-            return None
-        version = now * 1000
-        if version <= self._last:
-            version = self._last + 1
-        self._last = node.version = version
-        node.final = final
-        node.record = None
-        node.updated = now
-        if node.kept:
-            node.kept = False
-            self._lru[node.serial] = node
-        expires = now + final[1]
-        if node.expires >> _BUCKET_SHIFT == expires >> _BUCKET_SHIFT:
-            node.expires = expires
-        else:
-            self._expire_at(node, expires)
-        if self._waiting:
-            self.waiters.wake(key)
-        return version
+        return self._insert(ask, now)
 
     def result(self, key: str, now: int) -> bytes | None:
         """The kept result of a live, successful record."""
@@ -188,7 +149,7 @@ class ClaimTable:
         if own is not None:
             self._drop(own)
         self.waiters.wake(key)
-        return self._insert(ask, now)
+        return _new(Claimed, (self._insert(ask, now), now))
 
     def settle(self, key: str, version: int, final: Final, now: int) -> int | None:
         node = self._current.get(key)
@@ -305,23 +266,23 @@ class ClaimTable:
         node = None if past is None else past.get(identity)
         return node if node is not None and node.expires > now else None
 
-    def _insert(self, ask: Ask, now: int) -> Claimed:
+    def _insert(self, ask: Ask, now: int) -> int:
         if self._size >= self._max:
             self._make_room(now)
-        ttl_ms, lease_ms = ask.ttl_ms, ask.lease_ms
         version = now * 1000
         if version <= self._last:
             version = self._last + 1
         self._last = version
-        expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
-        node = Node(ask, ask.identity, version, version, version, now, now, now + lease_ms, expires)
-        self._current[ask.key] = node
+        lease_ms = ask[6]
+        expires = now + max(ask[5], lease_ms)
+        node = Node(ask, ask[1], version, version, version, now, now, now + lease_ms, expires)
+        self._current[ask[0]] = node
         self._size += 1
         try:
             self._timers[expires >> _BUCKET_SHIFT][version] = node
         except KeyError:
             self._start_bucket(expires >> _BUCKET_SHIFT)[version] = node
-        return _new(Claimed, (version, now))
+        return version
 
     def _start_bucket(self, bucket: int) -> dict[int, Node]:
         members = self._timers[bucket] = {}

@@ -90,9 +90,9 @@ class MemoryJournal:
             return self._claims.insert(ask, self._time_ns() // 1_000_000)
 
     def settle_now(self, key: str, version: int, final: Final) -> int | None:
-        """:meth:`settle` at once, for a success whose result is in *final* itself."""
+        """:meth:`settle` without a coroutine around it."""
         with self._lock:
-            return self._claims.done(key, version, final, self._time_ns() // 1_000_000)
+            return self._claims.settle(key, version, final, self._time_ns() // 1_000_000)
 
     def done_now(self, key: str) -> bytes | None:
         """The result that a settled, successful record of *key* keeps, if it keeps one."""
