@@ -1,26 +1,12 @@
 """One model call through each framework: alone (its floor), and recorded by our adapter into a run in memory."""
 
-import contextlib
 
-_RUN_EVERY = 5_000
+def _open_run():
+    """A run in memory, opened where every task and round of the case sees it."""
+    from antiphon import Antiphon
+    from antiphon.stores import MemoryStore
 
-
-class _Runs:
-    """A run that is closed and opened again now and then, so that its log stays as long as a real one."""
-
-    def __init__(self):
-        from antiphon import Antiphon
-        from antiphon.stores import MemoryStore
-
-        self.app = Antiphon(store=MemoryStore())
-        self.stack = contextlib.ExitStack()
-        self.count = 0
-
-    def next(self):
-        if self.count % _RUN_EVERY == 0:
-            self.stack.close()
-            self.stack.enter_context(self.app.run("bench"))
-        self.count += 1
+    return Antiphon(store=MemoryStore()).run("bench").__enter__()
 
 
 def _pydantic_agent(capabilities):
@@ -44,10 +30,10 @@ def pydantic_ai():
 def pydantic_ai_recorded():
     from antiphon.adapters.pydantic_ai import Reliable
 
-    agent, runs = _pydantic_agent([Reliable(session="s")]), _Runs()
+    agent = _pydantic_agent([Reliable(session="s")])
+    _open_run()
 
     async def once():
-        runs.next()
         assert (await agent.run("hi")).output == "hello there"
 
     return once
@@ -87,10 +73,10 @@ def openai_agents_recorded():
 
     from antiphon.adapters.openai_agents import protect
 
-    agent, runs = protect(_agents_agent(), session="s"), _Runs()
+    agent = protect(_agents_agent(), session="s")
+    _open_run()
 
     async def once():
-        runs.next()
         assert (await Runner.run(agent, "hi")).final_output == "hello there"
 
     return once
@@ -127,10 +113,10 @@ def langgraph():
 def langgraph_recorded():
     from antiphon.adapters.langchain import AntiphonMiddleware
 
-    agent, runs = _langchain_agent([AntiphonMiddleware()]), _Runs()
+    agent = _langchain_agent([AntiphonMiddleware()])
+    _open_run()
 
     def once():
-        runs.next()
         assert agent.invoke({"messages": [("user", "hi")]})["messages"][-1].content == "hello there"
 
     return once
@@ -165,10 +151,10 @@ def openai_sdk():
 
 
 def openai_sdk_recorded():
-    client, runs = _openai_client(True), _Runs()
+    client = _openai_client(True)
+    _open_run()
 
     def once():
-        runs.next()
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
 
     return once
