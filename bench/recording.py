@@ -18,22 +18,22 @@ def run(ctx: Context) -> list[Row]:
 
 
 def _calls(ctx: Context) -> list[Row]:
-    file = {"file": ctx.payload(PARAMS)}
-    race = ctx.race(
-        {
-            "recorded": Case("recording", "calls", file),
-            "dbos": Case("dbos_sqlite", "step", file, peer="dbos"),
-            "langgraph": Case("langgraph_sqlite", "tasks", file, peer="langgraph"),
-        },
-        seconds=0.5,
-    )
-    full = "synchronous = FULL"
-    return [
-        race.row("guarded and recorded call, beside a DBOS step", "recorded", "dbos", faster=10, note=full),
-        race.row("the same, wall time", "recorded", "dbos", metric="wall", note=full),
-        race.row("the same, beside a LangGraph task", "recorded", "langgraph", faster=5, note=full),
-        race.row("the same, wall time", "recorded", "langgraph", metric="wall", note=full),
-    ]
+    rows = []
+    for payload, size, goals in (("params-100", "100 B", (10, 5)), (PARAMS, "0.9 KB", (None, None))):
+        file = {"file": ctx.payload(payload)}
+        race = ctx.race(
+            {
+                "recorded": Case("recording", "calls", file),
+                "dbos": Case("dbos_sqlite", "step", file, peer="dbos"),
+                "langgraph": Case("langgraph_sqlite", "tasks", file, peer="langgraph"),
+            },
+            seconds=0.5,
+        )
+        full = "synchronous = FULL"
+        for peer, goal in zip(("dbos", "langgraph"), goals, strict=True):
+            rows.append(race.row(f"guarded and recorded call, {size}", "recorded", peer, faster=goal, note=full))
+            rows.append(race.row("the same, wall time", "recorded", peer, metric="wall", note=full))
+    return rows
 
 
 def _growth(ctx: Context) -> list[Row]:
