@@ -11,7 +11,7 @@ from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
-from antiphon.llm.key import Recipe, llm_cache_key, variant_digest
+from antiphon.llm.key import Conversation, Recipe, llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.request import canonical_request
 from antiphon.llm.response import summarise
@@ -21,6 +21,10 @@ from antiphon.ports import Answer
 RECIPE: Recipe = "rfc0041"
 BROKEN_OFF = "stream_broken_off"
 STREAM = {"stream": True}
+TALK = 8
+"""Conversations of at least this many messages are hashed message by message."""
+TALKS = "llm-conversations"
+KEPT_TALKS = 4
 
 
 def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def open_llm(
         canonical, digest = recorded["request"], recorded["digest"]
         payload["variant"], payload["request"] = recorded["variant"], canonical
     else:
-        digest = _mapped(body, provider, vendor, payload)
+        digest = _mapped(scope, body, provider, vendor, payload)
         canonical = payload.get("request", body)
     boundary = Boundary(
         scope,
@@ -73,17 +77,38 @@ def open_llm(
     return boundary
 
 
-def _mapped(body: dict[str, Any], provider: str, vendor: str | None, payload: dict[str, Any]) -> str | None:
+def _mapped(
+    scope: RunScope, body: dict[str, Any], provider: str, vendor: str | None, payload: dict[str, Any]
+) -> str | None:
     """Put the canonical request and its variant into *payload*; returns its key."""
     try:
         canonical = canonical_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
-        digest = llm_cache_key(canonical, recipe=RECIPE)
+        digest = _key(scope, canonical)
         payload["variant"] = variant_digest(canonical)
         payload["request"] = canonical
     except (InvalidInput, ValueError) as error:
         payload["unmapped"] = str(error)
         return None
     return digest
+
+
+def _key(scope: RunScope, canonical: dict[str, Any]) -> str:
+    """The key of a request. A conversation that goes on is hashed from where it was, not from its beginning."""
+    messages = canonical.get("messages")
+    if not isinstance(messages, list) or len(messages) < TALK:
+        return llm_cache_key(canonical, recipe=RECIPE)
+    talks: list[Conversation] = scope.gateway_state.setdefault(TALKS, [])
+    with scope.lock:  # whoever takes a conversation has it alone: lanes that share a beginning do not mix
+        known = talks.pop() if talks else Conversation()
+    if not known.follow(messages):
+        known = Conversation()
+        if not known.follow(messages):
+            return llm_cache_key(canonical, recipe=RECIPE)
+    key = known.key(canonical, recipe=RECIPE)
+    with scope.lock:
+        talks.append(known)
+        del talks[:-KEPT_TALKS]
+    return key
 
 
 def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:

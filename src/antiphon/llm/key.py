@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
+
+import orjson
 
 from antiphon.canonical import canonical_digest, canonical_json
 from antiphon.errors import InvalidInput
@@ -97,6 +99,7 @@ class Conversation:
 
     def __init__(self, messages: Iterable[dict[str, Any]] = ()) -> None:
         self._pieces: list[bytes] = []
+        self._raw: list[bytes] = []
         self._hashed: dict[bytes, tuple[Any, int]] = {}
         self.add(*messages)
 
@@ -111,6 +114,27 @@ class Conversation:
                 raise InvalidInput("A message is an object.", path=f"$.messages[{len(self._pieces) + len(pieces)}]")
             pieces.append(canonical_json(message))
         self._pieces += pieces
+
+    def follow(self, messages: Sequence[Any]) -> bool:
+        """Take the whole list *messages* if it continues this conversation, else change nothing and say ``False``.
+
+        Messages are compared as they are now: one that was changed in place is another one.
+        """
+        known = len(self._pieces)
+        if len(messages) < known:
+            return False
+        try:
+            raw = [orjson.dumps(message) for message in messages]
+        except TypeError:
+            return False
+        if len(self._raw) == known:
+            if raw[:known] != self._raw:
+                return False
+        elif [canonical_json(message) for message in messages[:known]] != self._pieces:
+            return False
+        self.add(*messages[known:])
+        self._raw = raw
+        return True
 
     def key(self, rest: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
         """What :func:`llm_cache_key` gives for *rest* with these messages."""
