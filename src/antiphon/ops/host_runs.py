@@ -226,15 +226,11 @@ def not_found(run_id: str) -> Rejected:
 
 
 async def look(host: Host, principal: Principal, run_id: str) -> tuple[RunManifest, list[Numbered]]:
-    """A run with its events, in one trip to the store; what is not the principal's to see is dropped unread."""
-    reader = HostRun.reader(host, run_id, principal.tenant)
-    manifest, events = await asyncio.gather(host.visible(principal, run_id), reader.more(), return_exceptions=True)
+    """A run of the principal's with its events; any other is not found."""
+    manifest = await host.visible(principal, run_id)
     if manifest is None:
         raise not_found(run_id)
-    for found in (manifest, events):
-        if isinstance(found, BaseException):
-            raise found
-    return manifest, events
+    return manifest, await HostRun.reader(host, run_id, principal.tenant).more()
 
 
 def _state(host: Host, manifest: RunManifest, events: Sequence[Numbered]) -> State | None:
