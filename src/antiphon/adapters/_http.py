@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -61,7 +62,8 @@ async def _exchange(
 ) -> Any:
     """Ask the replay, else the provider. Suspends only where *asynchronous* says so."""
     call, changed = _wire.rewritten(scope, call)
-    boundary = _wire.open_call(scope, call, request.headers, asynchronous=asynchronous)
+    verify = partial(_verify_async if asynchronous else _verify, module, request, send, call)
+    boundary = _wire.open_call(scope, call, request.headers, asynchronous=asynchronous, send=verify)
     answer = await boundary.answer()
     await boundary.start()
     if answer is not None:
@@ -80,6 +82,17 @@ async def _exchange(
         raise
     await _wire.finish(boundary, call, response.status_code, response.headers, content)
     return _again(module, request, response, content=content)
+
+
+def _verify(module: ModuleType, request: Any, send: Callable[[Any], Any], call: _wire.ModelCall, body: Any) -> Any:
+    """Ask the provider for the sake of a comparison; nothing of it is recorded."""
+    return _wire.whole(call, send(_outgoing(module, request, call, False)).read())
+
+
+async def _verify_async(
+    module: ModuleType, request: Any, send: Callable[[Any], Any], call: _wire.ModelCall, body: Any
+) -> Any:
+    return _wire.whole(call, await (await send(_outgoing(module, request, call, False))).aread())
 
 
 async def _mcp_exchange(
@@ -152,7 +165,7 @@ def _given(module: ModuleType, request: Any, found: _wire.Replayed, asynchronous
     failure = None if found.raises is None else _exception(module, request, *found.raises)
     if failure is not None and not found.pieces:
         raise failure
-    stream = stream_types(module, asynchronous).recorded(found.pieces, failure)
+    stream = stream_types(module, asynchronous).recorded(found.pieces, failure, found.gaps)
     return module.Response(found.status, headers=found.headers, stream=stream, request=request)
 
 

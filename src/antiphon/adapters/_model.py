@@ -41,7 +41,11 @@ async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any]) ->
 
 
 async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool) -> Any:
-    boundary = open_asking(scope, asking, asynchronous=asynchronous)
+    def verify(body: Any) -> Any:
+        """Ask the model for the sake of a comparison."""
+        return _packed(asking, send()) if asynchronous else asking.pack(send())
+
+    boundary = open_asking(scope, asking, asynchronous=asynchronous, send=verify)
     answer = await boundary.answer()
     await begin(boundary)
     if answer is not None:
@@ -62,7 +66,13 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
     return response
 
 
-def open_asking(scope: RunScope, asking: Asking, *, asynchronous: bool, stream: bool = False) -> Boundary:
+async def _packed(asking: Asking, response: Any) -> dict[str, Any]:
+    return asking.pack(await response)
+
+
+def open_asking(
+    scope: RunScope, asking: Asking, *, asynchronous: bool, stream: bool = False, send: Any = None
+) -> Boundary:
     """The boundary of the call. A replay that wants another model cannot put it into a framework's object."""
     if dict(model.rewritten(scope, asking.body)) != asking.body:
         raise InvalidInput(
@@ -75,6 +85,7 @@ def open_asking(scope: RunScope, asking: Asking, *, asynchronous: bool, stream: 
         asking.dialect,
         asynchronous=asynchronous,
         stream=stream,
+        send=send,
         vendor=asking.vendor,
         transport=asking.framework,
     )

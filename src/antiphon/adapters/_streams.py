@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import cache
+from itertools import zip_longest
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -69,21 +71,28 @@ class _LiveAsync:
 
 
 class _Recorded:
-    """The pieces as they were, then the exception that ended them, if one did."""
+    """The pieces as they were, with their pauses if they are kept, then the exception that ended them, if one did."""
 
-    def __init__(self, pieces: list[bytes], failure: Exception | None) -> None:
-        self._pieces = pieces
+    def __init__(self, pieces: list[bytes], failure: Exception | None, gaps: Sequence[float]) -> None:
+        self._pieces: list[Any] = list(zip_longest(pieces, gaps[: len(pieces)], fillvalue=0))
         self._failure = failure
 
     def __iter__(self) -> Iterator[bytes]:
-        yield from self._pieces
+        for data, pause in self._pieces:
+            if pause:
+                time.sleep(pause / 1000)
+            yield data
         if self._failure is not None:
             raise self._failure
 
 
 class _RecordedAsync(_Recorded):
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        for data in self._pieces:
+        for data, pause in self._pieces:
+            if pause:
+                import asyncio
+
+                await asyncio.sleep(pause / 1000)
             yield data
         if self._failure is not None:
             raise self._failure

@@ -12,6 +12,7 @@ import orjson
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
+from antiphon.llm.stream import assemble_response, sse_events
 from antiphon.ports import Answer
 
 _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -81,13 +82,20 @@ def rewritten(scope: RunScope, call: ModelCall) -> tuple[ModelCall, bool]:
     return (call, False) if body == call.body else (call._replace(body=body), True)
 
 
-def open_call(scope: RunScope, call: ModelCall, headers: Mapping[str, str], *, asynchronous: bool) -> Boundary:
-    """The boundary of the call; a retry made by the SDK itself is noted, because it has another owner (D22)."""
+def open_call(
+    scope: RunScope, call: ModelCall, headers: Mapping[str, str], *, asynchronous: bool, send: Any = None
+) -> Boundary:
+    """The boundary of the call; a retry made by the SDK itself is noted, because it has another owner (D22).
+
+    *send* asks the provider beside the recording, for a replay that verifies its models.
+    """
     meta: dict[str, Any] = {"transport": "http"}
     retries = headers.get("x-stainless-retry-count")
     if retries and retries != "0":
         meta["sdkRetry"] = int(retries) if retries.isdigit() else retries
-    return model.open_llm(scope, call.body, call.provider, asynchronous=asynchronous, stream=call.stream, **meta)
+    return model.open_llm(
+        scope, call.body, call.provider, asynchronous=asynchronous, stream=call.stream, send=send, **meta
+    )
 
 
 def body_of(content: bytes) -> Any:
@@ -106,6 +114,11 @@ def content_of(value: Any) -> bytes:
     if isinstance(value, dict) and set(value) == {"$base64"}:
         return piece_bytes(value)
     return orjson.dumps(value)
+
+
+def whole(call: ModelCall, content: bytes) -> Any:
+    """A response body as one answer, also if it came as a stream."""
+    return assemble_response(sse_events([content]), call.provider) if call.stream else body_of(content)
 
 
 async def finish(boundary: Boundary, call: ModelCall, status: int, headers: Mapping[str, str], content: bytes) -> None:
@@ -135,13 +148,16 @@ class Replayed(NamedTuple):
     pieces: list[bytes]
     raises: tuple[str, str] | None = None
     """Name and message of the exception the transport raised."""
+    gaps: tuple[float, ...] = ()
+    """Milliseconds before each piece, where the replay keeps them."""
 
 
 def replayed(answer: Answer, call: ModelCall) -> Replayed:
     """What the SDK is given in place of the provider's response."""
     error = answer.error or {}
     if answer.chunks is not None:
-        return Replayed(200, _EVENTS, [piece_bytes(chunk) for chunk in answer.chunks], _raised(error))
+        pieces = [piece_bytes(chunk) for chunk in answer.chunks]
+        return Replayed(200, _EVENTS, pieces, _raised(error), tuple(answer.meta.get("gapsMs", ())))
     if answer.outcome == "error":
         status = error.get("status")
         if isinstance(status, int):

@@ -17,7 +17,7 @@ from antiphon.adapters.httpx import _proxies, transport
 from antiphon.errors import InvalidInput
 from antiphon.ops.replay import replay
 from tests.fake_provider import FakeProvider, Reply
-from tests.integration.adapters.speakers import SPEAKERS, Speaker
+from tests.integration.adapters.speakers import SPEAKERS, Speaker, chat_stream
 
 _CHAT: Any = [{"role": "user", "content": "hello"}]
 
@@ -211,3 +211,25 @@ def test_proxies_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch) -> Non
     assert routes["https://"] == "http://proxy.local:3128"
     assert routes["all://*internal.example"] is None
     assert routes["all://localhost"] is None
+
+
+def test_a_verifying_replay_asks_the_provider_and_sees_a_refusal(speaker: Speaker, app: Antiphon) -> None:
+    def agent(url: str) -> str:
+        try:
+            return speaker.ask(url)
+        except Exception as error:
+            return type(error).__name__
+
+    with FakeProvider([Reply("hello"), Reply(refusal="No.")]) as provider:
+        run = app.record(lambda: agent(provider.url))
+        report = replay(run, app=app, function=lambda: agent(provider.url), mode="strict", verify=True)
+        assert provider.requests == 2
+    assert any(found["kind"] == "refusal" for found in report.divergences)
+
+
+def test_a_replay_in_real_time_keeps_the_pauses(app: Antiphon) -> None:
+    with FakeProvider([Reply("a b", pause=0.2)]) as provider:
+        run = app.record(lambda: chat_stream(provider.url))
+    began = time.monotonic()
+    replay(run, app=app, function=lambda: chat_stream(provider.url), mode="strict", realtime=True)
+    assert time.monotonic() - began > 0.6
