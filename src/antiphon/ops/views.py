@@ -134,8 +134,9 @@ class Node:
             self.wire["model"] = _part(payload, "request").get("model") or _part(payload, "providerRequest").get(
                 "model"
             )
-        if payload.get("what"):
-            self.wire["what"] = payload["what"]
+        what = payload.get("name") if started.type == "prompt" else payload.get("what")
+        if what:
+            self.wire["what"] = what
         if started.meta.get("orphan"):
             self.wire["orphan"] = True
 
