@@ -111,10 +111,16 @@ def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -
 
 def begin(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed | Existing:
     """Insert, or answer with what is there."""
-    version = now * 1000
-    if _insert(connection, ask, now, version):
-        return Claimed(version, now)
+    won = begin_new(connection, ask, now)
+    if won is not None:
+        return won
     return look_up(connection, ask.key, ask.identity, now) or _replace(connection, ask, now)
+
+
+def begin_new(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed | None:
+    """Insert, in one statement, if the key is new."""
+    version = now * 1000
+    return Claimed(version, now) if _insert(connection, ask, now, version) else None
 
 
 def take(connection: sqlite3.Connection, ask: Ask, version: int, now: int) -> Claimed | Existing:
@@ -127,16 +133,28 @@ def take(connection: sqlite3.Connection, ask: Ask, version: int, now: int) -> Cl
 
 def settle(connection: sqlite3.Connection, key: str, version: int, final: Final, now: int) -> int | None:
     """End the claim, or learn that it is somebody else's by now."""
-    new_version = next_version(version, now)
-    outcome = _encode(outcome_of(final))
-    values = (final.state, new_version, now, now + final.ttl_ms, final.ttl_ms, final.dispatched, outcome, final.payload)
-    if not connection.execute(_SETTLE, (*values, key, version)).rowcount:
+    new_version = settle_only(connection, key, version, final, now)
+    if new_version is None:
         return None
     if final.state != "done":
         connection.execute(SQL["open_claim"], (key,))
     if final.state != "done" or final.ttl_ms < LOOK_AGAIN_MS:
         connection.execute(SQL["expire_claim"], (key,))
     return new_version
+
+
+def is_plain(final: Final) -> bool:
+    """Whether :func:`settle_only` is all there is to do."""
+    return final.state == "done" and final.ttl_ms >= LOOK_AGAIN_MS
+
+
+def settle_only(connection: sqlite3.Connection, key: str, version: int, final: Final, now: int) -> int | None:
+    """Write the outcome in one statement, if the version still holds the claim."""
+    new_version = next_version(version, now)
+    outcome = _encode(outcome_of(final))
+    values = (final.state, new_version, now, now + final.ttl_ms, final.ttl_ms, final.dispatched, outcome, final.payload)
+    changed = connection.execute(_SETTLE, (*values, key, version)).rowcount
+    return new_version if changed else None
 
 
 def alias(connection: sqlite3.Connection, key: str, identity: str, version: int, now: int) -> None:

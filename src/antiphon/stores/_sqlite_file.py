@@ -34,14 +34,22 @@ _BATCH = 128
 class Operation:
     """One atomic step on its way into a transaction."""
 
-    __slots__ = ("changed", "deliver", "done", "error", "probe", "result", "run")
+    __slots__ = ("changed", "deliver", "done", "error", "probe", "quick", "result", "run")
 
-    def __init__(self, run: Run[Any], changed: Sequence[str] = (), probe: Run[Any] | None = None) -> None:
+    def __init__(
+        self,
+        run: Run[Any],
+        changed: Sequence[str] = (),
+        probe: Run[Any] | None = None,
+        quick: Run[Any] | None = None,
+    ) -> None:
         self.run = run
         self.changed = changed
         """Keys whose waiters are to be woken once it is committed."""
         self.probe = probe
         """Tried first, outside a transaction: an answer makes writing needless."""
+        self.quick = quick
+        """The step as a single statement, which commits itself; without an answer it has changed nothing."""
         self.deliver: Callable[[Operation], None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -177,6 +185,12 @@ class DatabaseFile:
     def _write_alone(self, operation: Operation) -> Any:
         try:
             connection = self._writer or self._writing()
+            if operation.quick is not None and not self._polite_until:
+                result = self._write_at_once(connection, operation.quick)
+                if result is not None:
+                    if operation.changed:
+                        self.watch.wake(operation.changed)
+                    return result
             self._begin(connection)
             try:
                 result = operation.run(connection)
@@ -191,6 +205,13 @@ class DatabaseFile:
         if operation.changed:
             self.watch.wake(operation.changed)
         return result
+
+    def _write_at_once(self, connection: sqlite3.Connection, quick: Run[Any]) -> Any:
+        self._check_still_there()
+        try:
+            return quick(connection)
+        except sqlite3.OperationalError:  # busy, full, locked: the long way knows what to do
+            return None
 
     def _lead(self) -> None:
         batch: list[Operation] = []

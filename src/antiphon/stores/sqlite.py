@@ -132,7 +132,11 @@ class SQLiteJournal:
                 log.write(connection, events)
             return answer
 
-        operation = Operation(run, probe=probe if self._won < _ALL_NEW else None)
+        def quick(connection: sqlite3.Connection) -> Claimed | None:
+            return claims.begin_new(connection, ask, self._now())
+
+        all_new = self._won >= _ALL_NEW
+        operation = Operation(run, (), None if all_new else probe, quick if all_new and not events else None)
         answer: Claimed | Existing = await self._access.write(operation)
         self._won = self._won + 1 if answer.__class__ is Claimed else 0
         return answer
@@ -152,7 +156,11 @@ class SQLiteJournal:
                 log.write(connection, events)
             return claims.settle(connection, key, version, final, self._now())
 
-        return await self._access.write(Operation(run, (key,)))  # type: ignore[no-any-return]
+        def quick(connection: sqlite3.Connection) -> int | None:
+            return claims.settle_only(connection, key, version, final, self._now())
+
+        operation = Operation(run, (key,), None, quick if not events and claims.is_plain(final) else None)
+        return await self._access.write(operation)  # type: ignore[no-any-return]
 
     async def mark_dispatched(self, key: str, version: int) -> bool:
         """Nothing to do: an in-flight claim whose holder is gone counts as dispatched."""
