@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,6 +96,7 @@ Command = Callable[..., Done]
 def antiphon(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """``antiphon("runs", "--json")`` in a folder that has ``agent.py``."""
     Path("agent.py").write_text(AGENT)
+    monkeypatch.delitem(sys.modules, "agent", raising=False)  # another test's, of another folder
 
     def run(*words: str) -> Done:
         monkeypatch.setattr("antiphon.ops.app._default", {})

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,8 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         yield World(tmp_path_factory.mktemp("world"), monkeypatch)
+    for name in ("agent", "plant"):
+        sys.modules.pop(name, None)
 
 
 def test_nothing_of_them_is_on_disk(world: World) -> None:
