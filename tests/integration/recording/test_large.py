@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -55,16 +56,22 @@ class Cost(NamedTuple):
     output: str
 
 
+MEASURE = """
+import json, os, subprocess, sys
+process = subprocess.Popen([sys.executable, "-m", "antiphon.cli", *sys.argv[1:]])
+_, status, usage = os.wait4(process.pid, 0)
+seconds = usage.ru_utime + usage.ru_stime
+print(json.dumps([os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss / 1024]), file=sys.stderr)
+"""
+"""A small process between: a child's peak of memory is at least its parent's."""
+
+
 def command(*words: str) -> Cost:
     """Run the command line in a process of its own; its time and its memory at most."""
-    process = subprocess.Popen([sys.executable, "-m", "antiphon.cli", *words], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    process.stdout.close()
-    assert process.returncode == 0, output
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, output)
+    done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
+    code, seconds, megabytes = json.loads(done.stderr.splitlines()[-1])
+    assert code == 0, done
+    return Cost(seconds, megabytes, done.stdout)
 
 
 class Large(NamedTuple):
