@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from antiphon._gateway import codec, edge, settling
 from antiphon._gateway.call import Call, Outcome
 from antiphon._gateway.context import Held, held
-from antiphon._gateway.express import Express, LateAttempt, Ticket
+from antiphon._gateway.express import Express, Ticket
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import active_session, active_turn
 from antiphon.contract._base import UNSET
-from antiphon.contract.record import RecordedRequest
+from antiphon.contract.record import RecordedAttempt, RecordedRequest
 from antiphon.decide.claim import Claimant, Reuse, decide
 from antiphon.errors import InvalidInput, StoreError
 from antiphon.keys import CallKeys
@@ -188,8 +188,10 @@ class Straight(Express):
             return None
         if keeper.redactor is not None and keeper.redactor.redact_bytes(payload)[1]:
             return None
-        attempts = LateAttempt(time.time_ns() // 1_000_000, (now - ticket.started) * 1000)()
-        final: Final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, attempts, 1, True))
+        ended = time.time_ns() // 1_000_000
+        began = ended - int((now - ticket.started) * 1000)
+        attempt = RecordedAttempt(started_at_ms=began, finished_at_ms=ended, status="success", retriable=False)
+        final: Final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, (attempt,), 1, True))
         return final
 
     def _noted(self, ticket: Asker, final: Final, version: int | None) -> bool:
