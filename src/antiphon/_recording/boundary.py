@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import Any
 
 from antiphon._scope import RunScope, Site, is_orphan
 from antiphon.canonical import canonical_json
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, StoreError
 from antiphon.ports import Answer, Invocation, Row
+
+log = logging.getLogger("antiphon.run")
 
 REFUSAL_EVENT = "replay.divergedAtRefusal"
 
@@ -88,6 +91,13 @@ class Boundary:
         if self.scope.sink is not None and rows:
             await self.scope.sink(rows, self.asynchronous)
 
+    async def _write_or_report(self, *rows: Row) -> None:
+        """Write what came of a call that has been made: its answer is worth more than its event."""
+        try:
+            await self._write(*rows)
+        except StoreError as error:
+            log.error("the run log misses %d events of a call of %s: %s", len(rows), self.name, error)
+
     async def start(self) -> None:
         """Write the start event; the call may be made after this."""
         await self._write(self.scope.encode("call.started", self.site, self.payload, self.meta))
@@ -101,7 +111,7 @@ class Boundary:
     async def pulled(self) -> None:
         """The reader asks for the next piece: write those it has."""
         if self._pieces is not None:
-            await self._write(*self._pieces.due())
+            await self._write_or_report(*self._pieces.due())
 
     async def finish(
         self,
@@ -121,7 +131,7 @@ class Boundary:
         rows = [] if self._pieces is None else self._pieces.rest()
         scope = self.scope
         rows.append(scope.encode("call.finished", self.site, payload, {**duration, **(meta or {})}))
-        await self._write(*rows)
+        await self._write_or_report(*rows)
         fresh = outcome == "ok" and scope.invoker is None and not self._reused
         if fresh and scope.llm_cache is not None and self._cacheable:
             await scope.llm_cache.keep(*self._place, value)
