@@ -26,14 +26,11 @@ class BreakerFeed:
         self._core = core
         self._rows: dict[str, BreakerRow] = {}
         self._stops: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
-        self._pid = os.getpid()
         self._next_read = 0.0
+        _feeds.add(self)
 
     async def refresh(self, journal: Journal) -> None:
         """Read the rows, unless somebody tells us of changes; ask to be told from now on."""
-        if self._pid != os.getpid():  # a forked child has neither the parent's connection nor its thread
-            self._pid = os.getpid()
-            self._stops = weakref.WeakKeyDictionary()
         now = self._core.clock.monotonic()
         if journal in self._stops and now < self._next_read:
             return
@@ -51,9 +48,12 @@ class BreakerFeed:
     def stop(self, journal: Journal) -> None:
         """Listen no longer: *journal* is about to be closed."""
         if journal in self._stops:
-            stop = self._stops.pop(journal)
-            if self._pid == os.getpid():
-                stop()
+            self._stops.pop(journal)()
+
+    def after_fork(self) -> None:
+        """A child has neither the parent's connection nor its thread: its first call reads and subscribes anew."""
+        self._stops = weakref.WeakKeyDictionary()
+        self._core.next_refresh = self._next_read = 0.0
 
     def _take(self, rows: Iterable[BreakerRow]) -> None:
         """A trip binds others only together with further trips, so all rows are looked at again."""
@@ -64,6 +64,17 @@ class BreakerFeed:
                 kept[row.key] = row
         self._rows = kept
         self._core.adopt(kept.values())
+
+
+_feeds: weakref.WeakSet[BreakerFeed] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for feed in list(_feeds):
+        feed.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _weakly(feed: BreakerFeed) -> Callable[[BreakerRow], None]:

@@ -1,0 +1,140 @@
+"""For each guarantee of a fleet one planted bug, and that it is noticed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from antiphon import Gateway
+from antiphon._drive import drive
+from antiphon._gateway import feed
+from antiphon.config.stores import open_store
+from antiphon.contract.spec import Ttls
+from antiphon.ops.admin import Admin
+from antiphon.ports import Claimed, Clock, Final
+from antiphon.redact import Redactor
+from tests.faults.fleet_kit import Effects, fleet, open_gateway, serve, until
+
+pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
+KEY = "tool/tools/send"
+
+
+def _force_open(url: str) -> None:
+    journal = open_store(url).open_sync()
+    admin = Admin(journal, tenant="default", workspace="default", clock=Clock(), redactor=Redactor(salt="0" * 32))
+    drive(admin.force_open(KEY, "by hand"))
+    drive(journal.close())
+
+
+def _told_within(url: str, seconds: float) -> bool:
+    """Whether an idle gateway hears of an operator's act in time."""
+    with open_gateway(url) as gateway:
+
+        @gateway.tool(idempotent=True)
+        def send() -> str:
+            return "sent"
+
+        send()
+        _force_open(url)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if gateway.core.breakers.get(KEY).state == "FORCED_OPEN":
+                return True
+            time.sleep(0.01)
+        return False
+
+
+def test_an_idle_process_is_told(fleet_url: str) -> None:
+    assert _told_within(fleet_url, 1.0)
+
+
+def test_planted_a_subscription_that_nobody_makes_is_noticed(fleet_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed.BreakerFeed, "told", lambda *_: None)
+    assert not _told_within(fleet_url, 1.0)
+
+
+def _away(url: str, spoil: Callable[[Gateway], None], order: str) -> list[str]:
+    """A worker wins a claim and is away beyond its lease; another takes over and finishes: what the first one runs."""
+    ran: list[str] = []
+    with open_gateway(url) as gateway:
+
+        @gateway.tool(idempotent=True, reuse="session", ttl=Ttls(lease_ms=300))
+        def send(order: str) -> str:
+            ran.append(order)
+            return "mine"
+
+        send("warm")
+        ran.clear()
+        spoil(gateway)
+        journal = gateway.core.journal()
+        slept: list[int] = []
+
+        class Sleepy:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(journal, name)
+
+            async def begin(self, ask: Any, events: Any = ()) -> Any:
+                got = await journal.begin(ask, events)
+                if not slept:
+                    slept.append(1)
+                    time.sleep(0.4)
+                    found = await journal.read(ask.key)
+                    assert found is not None
+                    taken = await journal.take(ask._replace(identity="other", lease_ms=60_000), found.current.version)
+                    assert isinstance(taken, Claimed)
+                    assert await journal.settle(ask.key, taken.version, Final("done", 60_000, b'"theirs"')) is not None
+                return got
+
+        sleepy = Sleepy()
+        gateway.core.journal = lambda: sleepy
+        send(order)
+    return ran
+
+
+def test_planted_a_worker_that_trusts_an_old_claim_is_noticed(fleet_url: str) -> None:
+    assert _away(fleet_url, lambda gateway: None, "a") == []
+
+    def spoil(gateway: Gateway) -> None:
+        gateway.core.tools["send"].renew_every = 1e9
+
+    assert _away(fleet_url, spoil, "b") == ["b"], "it ran beside the one that took over"
+
+
+def _forking(url: str, effects: Effects, number: int, pipe: Connection) -> None:
+    gateway = open_gateway(url)
+
+    @gateway.tool(idempotent=True, reuse="never")
+    def send() -> str:
+        return "sent"
+
+    send()
+
+    def fork() -> int:
+        child = os.fork()
+        if child:
+            return child
+        send()  # its own connection, and its own subscription
+        effects.add("listening")
+        for _ in range(500):
+            if gateway.core.breakers.get(KEY).state == "FORCED_OPEN":
+                effects.add("told")
+                break
+            time.sleep(0.01)
+        os._exit(0)
+
+    serve(pipe, {"fork": fork, "wait": lambda child: os.waitpid(child, 0)[1]})
+
+
+def test_a_forked_child_is_told_too(fleet_url: str, effects: Effects) -> None:
+    with fleet(_forking, fleet_url, effects, size=1) as (worker,):
+        child = worker.ask(("fork",))
+        until(lambda: effects.counts()["listening"] == 1, "the child made its call")
+        time.sleep(0.5)
+        _force_open(fleet_url)
+        assert worker.ask(("wait", child)) == 0
+    assert effects.counts()["told"] == 1
