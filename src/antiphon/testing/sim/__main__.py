@@ -21,7 +21,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug and stop at the first seed that finds it")
     parser.add_argument("--seed", type=int, help="tell the story of one seed, line by line")
     chosen = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # the warnings of a thousand simulated crashes
+    try:
+        return _explore(chosen)
+    finally:
+        logging.disable(before)
+
+
+def _explore(chosen: argparse.Namespace) -> int:
     if chosen.seed is not None:
         story = tell(chosen.seed, chosen.bug or "")
         _out("\n".join(story.trace))
