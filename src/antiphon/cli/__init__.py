@@ -31,6 +31,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("antiphon.cli.demo", "see it work: one minute, offline, no key"),
 }
 
+own_process = False
+"""Whether this process was started for the command: only then may it give things up for good, such as the network."""
+
 EXIT = {"ok": 0, "diverged": 1, "usage": 2, "blocked": 3, "not_found": 4, "entry": 5, "unreadable": 6}
 
 _HEAD = "usage: antiphon COMMAND [options]\n\nReliable and replayable calls for AI agents.\n\ncommands:\n"
@@ -48,8 +51,10 @@ def overview() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point of the command ``antiphon``."""
+    """Entry point of the command ``antiphon``; with *argv*, a command run inside somebody else's process."""
+    global own_process
     words = sys.argv[1:] if argv is None else argv
+    own_process = argv is None
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview(), end="")
         return 0

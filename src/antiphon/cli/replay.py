@@ -146,9 +146,10 @@ def _more(data: dict[str, Any]) -> Iterator[str]:
 
 def _leave_network(app: Any) -> None:
     """An empty network namespace around a strict replay, unless the recording itself is on another machine."""
+    from antiphon import cli
     from antiphon.ops.fence import leave_network
 
-    if app.store.url.startswith(("sqlite", "memory")) and app.config.artifacts.backend == "local":
+    if cli.own_process and app.store.url.startswith(("sqlite", "memory")) and app.config.artifacts.backend == "local":
         leave_network()
 
 
