@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -23,6 +24,10 @@ from tests.servers import S3_KEY, S3_SECRET, VARIABLES, Postgres, Server, Server
 S = TypeVar("S", bound=Server)
 MEETING = "ANTIPHON_TEST_MEETING"
 """Names the folder where the worker processes of one session find their servers."""
+
+# A run started in the background ignores Ctrl-C, and so would every process it starts; some tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)

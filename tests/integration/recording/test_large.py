@@ -100,7 +100,7 @@ def test_one_event_of_a_large_run_is_read_alone(large: Large) -> None:
     costs = [command("show", large.run, "--event", "9001", "--json") for _ in range(5)]
     event = orjson.loads(costs[0].output)
     assert (event["seq"], event["payload"]["arguments"]["n"]) == (9001, 4500)
-    assert min(cost.seconds for cost in costs) < 0.3
+    assert min(cost.seconds for cost in costs) < 1.5, "the bench has the real number; this only catches a scan"
     assert max(cost.megabytes for cost in costs) < 100
 
 

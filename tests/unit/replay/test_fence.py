@@ -41,6 +41,12 @@ ESCAPES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary folder of its own: the checkout may itself lie in the machine's."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_what_would_touch_the_world_is_refused_and_listed(escape: str) -> None:
     with fenced() as tried, pytest.raises(ReplayBlocked):
