@@ -19,6 +19,7 @@ from antiphon._gateway.owner import owner_token
 from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_from
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
+from antiphon.ops.entry import AGENT_MARK
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Store
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
@@ -29,8 +30,6 @@ if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-AGENT_MARK = "__antiphon_agent__"
 
 
 class Antiphon:

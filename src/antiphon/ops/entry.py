@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from antiphon.errors import InvalidInput, NotFound
+
+AGENT_MARK = "__antiphon_agent__"
 
 
 def load_entry(target: str) -> Callable[..., Any]:
@@ -32,6 +35,20 @@ def load_entry(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise InvalidInput(f"{target} is not callable.")
     return found  # type: ignore[no-any-return]
+
+
+def is_agent_code(function: Callable[..., Any]) -> bool:
+    """Whether a recording from elsewhere may have *function* run: marked as an agent, or source of this folder.
+
+    A recording is data. It must not be able to name ``os:system``, or anything else that merely can be imported.
+    """
+    if hasattr(function, AGENT_MARK):
+        return True
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return False
+    file = Path(code.co_filename).resolve()
+    return file.is_relative_to(Path.cwd().resolve()) and "site-packages" not in file.parts
 
 
 def load_module(place: str) -> Any:

@@ -25,8 +25,8 @@ from antiphon.contract.events import RunManifest
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput, StoreError
 from antiphon.ops.admin import Admin
-from antiphon.ops.app import AGENT_MARK, Antiphon
-from antiphon.ops.entry import load_entry
+from antiphon.ops.app import Antiphon
+from antiphon.ops.entry import AGENT_MARK, load_entry
 from antiphon.ops.gateways import AsyncGateway
 from antiphon.ops.host_events import Signals
 from antiphon.ops.host_keys import HOST_TENANT, KeyRing, Principal

@@ -13,10 +13,10 @@ from antiphon._recording.run import Run
 from antiphon._replay.current import Setup, recorded_setup
 from antiphon._replay.tape import Tape
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
-from antiphon.errors import InvalidInput
+from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops import comparison
 from antiphon.ops.app import Antiphon, current
-from antiphon.ops.entry import load_entry
+from antiphon.ops.entry import is_agent_code, load_entry
 from antiphon.ops.explore import execute_exploring, known_tools
 from antiphon.ops.fence import Fence
 from antiphon.ops.reports import Report, explore_report, keep_strict, spread_of, strict_report
@@ -222,7 +222,17 @@ def _function(tape: Tape, given: Callable[..., Any] | None, execute: bool) -> Ca
     if given is not None or not execute:
         return given
     entry = tape.manifest.entry
-    return load_entry(entry) if entry else None
+    if not entry:
+        return None
+    found = load_entry(entry)
+    if tape.manifest.tags.get("imported") and not is_agent_code(found):
+        raise NotFound(
+            f"The imported recording names {entry} as its entry point: that is neither an @antiphon.agent nor code of "
+            "this folder, so it is not run.",
+            hint="Name the function yourself (--entry file.py:function), or look at the recording with --no-execute.",
+            code="entry_missing",
+        )
+    return found
 
 
 def _code(setup: Setup, function: Callable[..., Any]) -> None:

@@ -10,8 +10,8 @@ from antiphon._recording.manifest import entry_of
 from antiphon._recording.run import Run
 from antiphon._scope import RunScope
 from antiphon.errors import InvalidInput
-from antiphon.ops.app import AGENT_MARK, Antiphon, using
-from antiphon.ops.entry import load_entry
+from antiphon.ops.app import Antiphon, using
+from antiphon.ops.entry import AGENT_MARK, load_entry
 
 
 def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) -> Run:
