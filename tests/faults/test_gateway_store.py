@@ -190,8 +190,8 @@ def test_a_wall_clock_that_jumps_never_sends_twice(
     assert meanwhile[0]["code"] == ("outcome_unknown" if jump_ms > 0 else "in_flight")
     for number in range(3):
         call(gateway, "send", f"later-{number}", f"bob-{number}")
-    fences = [found.fence for found in _records(gateway)]
-    assert len(set(fences)) == len(fences)
+    # fences are ordered within an intent (the next test); two intents of one millisecond may share a number
+    assert len({found.key for found in _records(gateway)}) == 4
     assert set(effects.counts().values()) == {1}
 
 
