@@ -27,7 +27,7 @@ def synchronous() -> None:
     assert_type(gateway.execute({"any": "envelope"}), ToolResultEnvelope)
     send(1)  # type: ignore[arg-type]
     send("ada", copy=2)  # type: ignore[call-arg]
-    gateway.tool()(synchronous)  # type: ignore[call-arg]
+    gateway.tool()(synchronous)  # type: ignore[call-overload]
 
 
 async def asynchronous() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from antiphon._drive import Suspended, drive
 from antiphon._gateway import direct, edge
@@ -29,6 +29,9 @@ from antiphon.ports import AsyncClock, Clock, Journal, Listener
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__antiphon_tool__"
+_WRITE = (
+    "Write @gateway.tool(idempotent=False) above the function, or idempotent=True if repeating the call is harmless"
+)
 _new_held = tuple.__new__  # half the price of the constructor
 
 
@@ -37,12 +40,20 @@ class _Face:
 
     core: Core
 
+    @overload
+    def tool(self, name: str, *, namespace: str = "tools", idempotent: bool, **declared: Any) -> Callable[[F], F]: ...
+
+    @overload
+    def tool(
+        self, name: None = None, *, namespace: str = "tools", idempotent: bool, **declared: Any
+    ) -> Callable[[F], F]: ...
+
     def tool(
         self,
         name: str | Callable[..., Any] | None = None,
         *,
         namespace: str = "tools",
-        idempotent: bool,
+        idempotent: bool | None = None,
         **declared: Any,
     ) -> Callable[[F], F]:
         """Decorate a function: every call of it goes through the gateway; signature and types stay.
@@ -50,8 +61,10 @@ class _Face:
         ``idempotent`` says whether repeating the call is harmless; it has no default. Further keywords are those of
         :class:`antiphon.ToolSpec`.
         """
+        if idempotent is None:
+            raise TypeError(f"{_WRITE}: there is no default.")
         if callable(name):
-            raise InvalidInput("Write @gateway.tool(idempotent=...): whether repeating is harmless has no default.")
+            raise InvalidInput(f"{_WRITE}; to wrap a function by hand, gateway.tool(idempotent=...)(function).")
 
         def decorate(function: F) -> F:
             if getattr(function, _MARK, None) is self:

@@ -32,10 +32,11 @@ def test_signature_name_and_docstring_stay() -> None:
 
 def test_idempotent_has_no_default() -> None:
     gateway = Rig().gateway
-    with pytest.raises(TypeError, match="idempotent"):
-        gateway.tool()(print)  # type: ignore[call-arg]
-    with pytest.raises(InvalidInput, match="idempotent"):
-        gateway.tool(print, idempotent=True)
+    for bare in ((), (print,), ("send",)):  # @gateway.tool() and @gateway.tool without parentheses among them
+        with pytest.raises(TypeError, match=r"^Write @gateway\.tool\(idempotent=False\) above the function"):
+            gateway.tool(*bare)  # type: ignore[call-overload]
+    with pytest.raises(InvalidInput, match=r"gateway\.tool\(idempotent=\.\.\.\)\(function\)"):
+        gateway.tool(print, idempotent=True)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
