@@ -171,7 +171,7 @@ class Express:
         self._idempotent = tool.spec.idempotent
         self._ttl_ms, self._lease_ms = tool.ttl.done_ms, tool.ttl.lease_ms
         self._reuses = tool.spec.idempotent and tool.reuse_default == "session"
-        self._guards_on = core.guards.policy.enabled
+        self._guards_on = core.guards.policy.watches
         self._tail = (core.settings.tenant, core.settings.workspace, 0)
 
     def _usual(self, now: float) -> bool:

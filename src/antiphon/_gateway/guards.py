@@ -78,7 +78,7 @@ class Guards:
         self._sessions: OrderedDict[tuple[str, str], Guard] = OrderedDict()
 
     def of(self, call: Call) -> Guard | None:
-        if not self.policy.enabled:
+        if not self.policy.watches:
             return None
         scope = call.scope
         if scope is not None:

@@ -292,7 +292,7 @@ class LoopSection(Section, frozen=True):
     """The loop guard and the caps of a run (D25)."""
 
     enabled: bool = True
-    """Off: neither loop guard nor caps."""
+    """Off: nothing is called a loop; the caps below hold where they are set."""
     note_after: Positive | None = None
     """Equal calls with equal results after which the model is told."""
     block_after: Positive | None = None
@@ -306,11 +306,11 @@ class LoopSection(Section, frozen=True):
     end_after_blocks: Positive | None = None
     """Refused calls without progress that end the run."""
     max_calls: Positive | None = None
-    """Calls of one run."""
+    """Calls of one run, also with ``enabled = false``; then the run is ended."""
     max_seconds: Seconds | None = None
-    """Seconds of one run."""
+    """Seconds of one run, likewise."""
     max_cost: Annotated[float, Meta(gt=0)] | None = None
-    """Cost of one run."""
+    """Cost of one run, likewise: what its tools declare as ``cost``; tokens are not counted."""
 
 
 class Config(Section, frozen=True):

@@ -42,6 +42,7 @@ class LoopPolicy(Value, frozen=True):
     """When a run counts as going round in circles."""
 
     enabled: bool = True
+    """Off: nothing is called a loop; caps that were set still hold."""
     note_after: Count = 10
     block_after: Count = 20
     note_rounds: Count = 6
@@ -55,6 +56,11 @@ class LoopPolicy(Value, frozen=True):
     max_calls: Count | None = None
     max_seconds: Annotated[float, Meta(gt=0)] | None = None
     max_cost: Annotated[float, Meta(gt=0)] | None = None
+
+    @property
+    def watches(self) -> bool:
+        """Whether a run needs a guard at all."""
+        return self.enabled or not (self.max_calls is self.max_seconds is self.max_cost is None)
 
 
 class LoopVerdict(NamedTuple):
@@ -172,8 +178,6 @@ class LoopGuard:
     def check(self, tool: str, digest: str, now: float, *, poll: bool = False, cost: float = 0.0) -> LoopVerdict:
         """Before a call: may it run, and what should the model be told? A refused call must not be recorded."""
         policy = self._policy
-        if not policy.enabled:
-            return ALLOW
         if self._ended is not None:
             return self._ended
         self.calls = calls = next(self._count)
@@ -183,7 +187,7 @@ class LoopGuard:
                 self._ended = over
                 return over
         key = (tool, digest)
-        seen = self._recent.get(key) or self._older.get(key)
+        seen = self._recent.get(key) or self._older.get(key)  # nothing is remembered while switched off
         verdict = ALLOW if seen is None else self._judge(tool, seen, now, poll)
         if verdict.action == "block":
             return self._blocked(verdict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -241,8 +242,24 @@ def test_cap_on_cost() -> None:
 
 
 def test_switched_off() -> None:
-    watched = guard(enabled=False, max_calls=1)
+    watched = guard(enabled=False, max_calls=None)
     assert set(actions(run(watched, [("search", "nothing")] * 50))) == {"allow"}
+
+
+def test_caps_hold_with_the_loop_guard_off() -> None:
+    watched = guard(enabled=False, max_calls=40)
+    verdicts = run(watched, [("search", "nothing")] * 42)
+    assert actions(verdicts) == ["allow"] * 40 + ["end"] * 2
+    assert verdicts[-1].reason == "calls"
+    watched = guard(enabled=False, max_calls=None, max_cost=0.25)
+    assert [watched.check("a", "1", 0.0, cost=0.1).action for _ in range(3)] == ["allow", "allow", "end"]
+
+
+@pytest.mark.parametrize("cap", [{"max_calls": 1}, {"max_seconds": 1.0}, {"max_cost": 1.0}])
+def test_a_run_is_watched_for_loops_or_for_caps(cap: dict[str, Any]) -> None:
+    assert LoopPolicy().watches
+    assert not LoopPolicy(enabled=False).watches
+    assert LoopPolicy(enabled=False, **cap).watches
 
 
 def test_no_caps() -> None:

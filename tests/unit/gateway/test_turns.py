@@ -211,6 +211,21 @@ def test_caps_end_the_session() -> None:
     assert codes == ["", "", "run_ended"]
 
 
+def test_caps_hold_with_the_loop_guard_off() -> None:
+    rig = loop_rig(enabled=False, block_after=1, max_calls=3)
+    rig.tool("nothing new")
+    assert [rig.execute(call_id=f"c{n}").code for n in range(4)] == ["", "", "", "run_ended"]
+
+    @rig.gateway.tool(idempotent=False)
+    def look(q: str) -> str:
+        return q
+
+    with rig.gateway.session("t") as session, session.turn():  # the quick way of decorated functions, too
+        assert [look("x") for _ in range(3)] == ["x"] * 3
+        with pytest.raises(LoopBlocked):
+            look("x")
+
+
 def test_plain_functions_are_not_watched() -> None:
     rig = loop_rig(block_after=1)
 
