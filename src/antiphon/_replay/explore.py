@@ -94,10 +94,16 @@ class ExploreInvoker:
         self.blocked: list[Blocked] = []
         self.new: list[tuple[str, Any]] = []
         self.refusals: list[RefusalFound] = []
+        self.faults: set[str] = set()
+        """What the fault rules that were met say they match."""
         for call in sorted(tape.calls.values(), key=lambda call: call.started):
             self._queues.setdefault((call.name, call.digest), []).append(call)
             if call.kind == "llm":
                 self._models.setdefault(call.lane, []).append(call)
+
+    def unmet_faults(self) -> list[BoundaryRule]:
+        """Fault rules that no call met: what they were to try has not been tried."""
+        return [rule for rule in self._table.rules if rule.mode == "fault" and rule.match not in self.faults]
 
     def rewrite(self, request: dict[str, Any]) -> dict[str, Any]:
         """The request as this replay wants it: another model, temperature or prompt."""
@@ -109,12 +115,13 @@ class ExploreInvoker:
         return self._tape.draws[place] if place in self._tape.draws else fresh()
 
     async def answer(self, call: Invocation) -> Answer | None:
-        rule = self._table.rule(call.kind, call.name.partition("/")[2] or call.name)
+        rule = self._table.rule(call.kind, call.name)
         if call.kind == "llm":
             self._stand_beside(call)
         if rule.mode == "static":
             return Answer("ok", rule.value, source="static")
         if rule.mode == "fault":
+            self.faults.add(rule.match)
             return _fault(rule)
         if call.kind != "llm":
             return self._tool(call, rule)
@@ -183,7 +190,7 @@ class ExploreInvoker:
         idempotent = spec is not None and spec.idempotent
         exact = self._next(call, again=idempotent)
         verdict = may_run_live(
-            spec, reviewed, "explore", self._table, name=short, kind=call.kind, recorded=exact is not None
+            spec, reviewed, "explore", self._table, name=call.name, kind=call.kind, recorded=exact is not None
         )
         if verdict.allowed and rule.mode == "live" and not self._before_fork(exact):
             self.new.append((call.name, call.arguments))

@@ -111,6 +111,13 @@ class BoundaryRule(Value, frozen=True):
     fault: Fault | None = None
     """The fault, for ``fault``."""
 
+    def fits(self, kind: str, name: str) -> bool:
+        """Whether it speaks of a call of *kind* to *name*; a namespace before the name may be left out."""
+        if self.match == kind or fnmatchcase(f"{kind}:{name}", self.match):
+            return True
+        short = name.partition("/")[2]
+        return bool(short) and fnmatchcase(f"{kind}:{short}", self.match)
+
 
 class BoundaryTable(Value, frozen=True):
     """Per boundary, what is frozen (D20). The first rule that fits wins; what no rule names is frozen."""
@@ -126,12 +133,8 @@ class BoundaryTable(Value, frozen=True):
                 )
 
     def rule(self, kind: str, name: str) -> BoundaryRule:
-        """The rule for a call of *kind* (``llm``, ``tool``, ``mcp``) to *name*."""
-        full = f"{kind}:{name}"
-        for rule in self.rules:
-            if rule.match == kind or fnmatchcase(full, rule.match):
-                return rule
-        return _FROZEN
+        """The rule for a call of *kind* (``llm``, ``tool``, ``mcp``) to *name*, which may have its namespace."""
+        return next((rule for rule in self.rules if rule.fits(kind, name)), _FROZEN)
 
     @property
     def has_live(self) -> bool:

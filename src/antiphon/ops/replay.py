@@ -23,6 +23,7 @@ from antiphon.ops.reports import Report, explore_report, keep_strict, spread_of,
 from antiphon.ops.runs import find_run, is_artifact, load_tape
 from antiphon.ops.side_effects import gate
 from antiphon.ops.strict import StrictResult, execute_strictly
+from antiphon.ops.tables import check_names
 
 __all__ = ["Mode", "Report", "open_recording", "replay"]
 
@@ -46,8 +47,19 @@ class _Wanted(NamedTuple):
     @property
     def explores(self) -> bool:
         """Whether it can only be meant for an exploring replay."""
-        forked = self.from_event is not None or self.given is not None
-        return forked or self.llm is not None or self.table is not None or self.samples > 1 or self.baseline
+        return bool(self.only_exploring) or self.llm is not None
+
+    @property
+    def only_exploring(self) -> list[str]:
+        """What was asked for that a strict replay cannot do."""
+        asked = {
+            "another input": self.given is not None,
+            "a fork": self.from_event is not None,
+            "boundary rules": self.table is not None,
+            "samples": self.samples > 1,
+            "a baseline": self.baseline,
+        }
+        return [name for name, wanted in asked.items() if wanted]
 
 
 def replay(
@@ -104,7 +116,17 @@ def replay(
         exact_only=app.config.replay.exact_only if exact_only is None else exact_only,
         realtime=realtime,
     )
+    if (mode == "strict" or (mode is None and verify)) and wanted.only_exploring:
+        raise InvalidInput(
+            f"A strict replay answers all calls from the recording; it cannot have {', '.join(wanted.only_exploring)}.",
+            hint="Ask for an exploring replay (--explore), or leave them out.",
+            path="mode",
+        )
     function = _function(tape, function, execute)
+    if table is not None:
+        recorded = ((call.kind, call.name) for calls in tape.by_name.values() for call in calls[:1])
+        specs = (tool.spec for tool in known_tools(app, tape))
+        check_names(table, recorded, (f"{spec.namespace}/{spec.name}" for spec in specs if spec is not None))
     explores = mode == "explore" or (mode is None and not verify and (wanted.explores or bool(edits)))
     before = recorded_setup(tape)
     strict: StrictResult | None = None

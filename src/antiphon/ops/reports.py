@@ -228,6 +228,8 @@ def explore_report(
     elif explored.run.error is not None:
         data["error"] = error_of(explored.run.error)
         reasons.append(f"the agent failed: {explored.run.error}")
+    for rule in invoker.unmet_faults():
+        reasons.append(f"the fault {rule.fault} was never met: no call was {rule.match.removeprefix('*:')}")
     if reasons:
         data["verdict"], data["verdictReasons"] = "fail", reasons
     fresh = drive(app.journal.manifest(explored.run.id))

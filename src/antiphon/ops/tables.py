@@ -13,6 +13,7 @@ from antiphon.decide.effects import MODEL_LIVE, BoundaryRule, BoundaryTable, Fau
 from antiphon.errors import ConfigError, ContractError, InvalidInput
 
 FAULTS: tuple[str, ...] = get_args(Fault)
+KINDS = ("llm", "tool", "mcp")
 
 
 def read_table(path: Path) -> BoundaryTable:
@@ -53,9 +54,30 @@ def table_of(
     return BoundaryTable(rules=(*rules, *rest))
 
 
+def check_names(table: BoundaryTable, recorded: Iterable[tuple[str, str]], declared: Iterable[str] = ()) -> None:
+    """A rule that names one tool must name one of the recording (kind and name of each), or one *declared* by the code.
+
+    A misspelt name would freeze, break or replace nothing, and the replay would pass for the wrong reason.
+    """
+    calls = sorted(set(recorded))
+    known = [*calls, *(("tool", name) for name in declared)]
+    for rule in table.rules:
+        names_many = any(sign in rule.match.removeprefix("*:") for sign in "*?[")
+        of_a_kind = rule.match in KINDS and rule.mode not in ("fault", "static")
+        if names_many or of_a_kind or any(rule.fits(kind, name) for kind, name in known):
+            continue
+        tools = ", ".join(name for kind, name in calls if kind != "llm") or "none"
+        models = any(kind == "llm" for kind, _ in calls)
+        raise InvalidInput(
+            f"No call of the recording is {rule.match.removeprefix('*:')!r} ({rule.mode}).",
+            hint=f"Its tools: {tools}{'; its model calls: llm' if models else ''}.",
+            path="table",
+        )
+
+
 def _match(name: str) -> str:
     """A tool's name stands for the tool, a kind for all of its kind."""
-    return name if name in ("llm", "tool", "mcp") or ":" in name else f"*:{name}"
+    return name if name in KINDS or ":" in name else f"*:{name}"
 
 
 def _fault(text: str) -> BoundaryRule:

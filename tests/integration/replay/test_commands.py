@@ -237,6 +237,28 @@ def test_exit_codes(folder: Folder, tmp_path: Path) -> None:
     assert folder.antiphon("test", "no-such-folder").code == 4
 
 
+@pytest.mark.parametrize("rule", [("--fault", "nope=timeout"), ("--static", "nope=1"), ("--live", "nope")])
+def test_a_rule_for_a_tool_that_is_not_there_is_a_usage_error(folder: Folder, rule: tuple[str, str]) -> None:
+    done = folder.antiphon("replay", "--latest", *rule)
+    assert (done.code, done.out) == (2, "")
+    assert "No call of the recording is 'nope'" in done.err
+    assert "Its tools: tools/search_web, tools/send_email; its model calls: llm." in done.err
+    assert not (folder.path / "agents" / "side_effect").exists(), "nothing was begun"
+    strict = folder.antiphon("replay", "--latest", "--strict", "--fault", "search_web=timeout")
+    assert (strict.code, strict.out) == (2, "")
+    assert "it cannot have boundary rules" in strict.err
+
+
+def test_a_fault_by_the_name_that_show_prints(folder: Folder) -> None:
+    folder.antiphon("replay", "--latest", "--explore")
+    folder.review()
+    for name in ("tools/search_web", "search_web"):
+        done = folder.antiphon("replay", "--latest", "--fault", f"{name}=timeout", "--json")
+        assert done.code == 1, done.err
+        assert done.json["error"]["message"] == "injected timeout"
+        assert not any("never met" in reason for reason in done.json["verdictReasons"])
+
+
 def test_an_ambiguous_beginning_lists_the_candidates(folder: Folder) -> None:
     folder.antiphon("run", "agents/weather.py:main", "--input", '"again?"')
     runs = [run["id"] for run in folder.antiphon("runs", "--json").json["runs"]]

@@ -230,6 +230,18 @@ def test_static_answers_and_faults_by_table() -> None:
     assert agent.executed == []
 
 
+def test_a_fault_that_no_call_met_fails_the_replay() -> None:
+    agent = Agent([SF, says("sunny")])
+    run = agent.record()
+    rules = (
+        BoundaryRule(match="tool:search_web", mode="fault", fault="timeout"),
+        BoundaryRule(match="llm", mode="live"),
+    )
+    report = agent.explore(run, [says("sunny")], table=BoundaryTable(rules=rules))
+    assert "the fault timeout was never met: no call was tool:search_web" in report["verdictReasons"]
+    assert not report.passed
+
+
 def test_the_recorded_model_with_live_tools() -> None:
     agent = Agent([SF, says("sunny")])
     run = agent.record()

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import ConfigError, InvalidInput
-from antiphon.ops.tables import FAULTS, read_table, table_of
+from antiphon.ops.tables import FAULTS, check_names, read_table, table_of
+
+RECORDED = [("llm", "openai"), ("tool", "tools/search"), ("mcp", "mcp/files/read")]
 
 
 def test_flags_come_before_the_file_and_a_live_model_is_the_rest(tmp_path: Path) -> None:
@@ -54,3 +56,31 @@ def test_faults_are_named(text: str) -> None:
 def test_static_answers_are_json(text: str) -> None:
     with pytest.raises(InvalidInput):
         table_of(statics=[text])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["search", "tools/search", "tool:search", "tool:tools/search", "tool:sea*", "tool:none*", "llm", "mcp", "new"],
+)
+def test_names_that_a_rule_may_have(name: str) -> None:
+    table = table_of(faults=[f"{name}=timeout"])
+    assert table is not None
+    check_names(table, RECORDED, ["tools/new"])
+
+
+@pytest.mark.parametrize("name", ["serach", "other/search", "mcp:search", "tool:nope", "search/", "openai/search"])
+def test_a_misspelt_name_is_refused_with_the_names_there_are(name: str) -> None:
+    table = table_of(faults=[f"{name}=timeout"])
+    assert table is not None
+    with pytest.raises(InvalidInput, match=r"Its tools: mcp/files/read, tools/search; its model calls: llm\."):
+        check_names(table, RECORDED, ["tools/new"])
+
+
+def test_a_kind_that_was_never_called_can_be_frozen_but_not_broken() -> None:
+    only = [("tool", "tools/search")]
+    frozen, broken = table_of(frozen=["mcp"], live=["llm"]), table_of(faults=["mcp=timeout"])
+    assert frozen is not None
+    assert broken is not None
+    check_names(frozen, only)
+    with pytest.raises(InvalidInput, match=r"'mcp' \(fault\)"):
+        check_names(broken, only)
