@@ -29,6 +29,7 @@ _PAIR_NAME = deferred(
 )
 _SHORTEST = 6
 """No rule finds anything in less (``a@b.no``)."""
+_REMEMBERED, _REMEMBERED_BYTES = 512, 120
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
 
@@ -39,7 +40,7 @@ class Redactor:
     It is idempotent, and never touches the ids that runs, calls, providers and traces are held together with.
     """
 
-    __slots__ = ("_constant", "_names", "_prefilter", "_salt", "_text")
+    __slots__ = ("_constant", "_known", "_names", "_prefilter", "_salt", "_text")
 
     def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
         rules = rules or Rules()
@@ -48,6 +49,8 @@ class Redactor:
         self._prefilter = Prefilter(rules)
         self._constant = CONSTANT_KINDS.union(rule.name for rule in rules.user if rule.constant)
         self._salt = _salt(salt)
+        self._known: dict[bytes, bytes] = {}
+        """Short texts with an ``@`` as they are written: people and places come up again and again in a run."""
 
     def with_salt(self, salt: str | bytes) -> Redactor:
         """The same rules under the salt of another run; compiled patterns are shared."""
@@ -55,6 +58,7 @@ class Redactor:
         other._text, other._names, other._prefilter = self._text, self._names, self._prefilter
         other._constant = self._constant
         other._salt = _salt(salt)
+        other._known = {}
         return other
 
     def placeholder(self, kind: str, secret: str) -> str:
@@ -116,13 +120,21 @@ class Redactor:
         at = document.find(b"@")
         while at >= 0:
             start, end = document.rfind(b'"', 0, at) + 1, document.find(b'"', at)
-            text = document[start:end].decode()
-            clean = self._string(text, AT)
-            if clean is not text:
-                pieces += document[done:start], clean.encode()
+            text = document[start:end]
+            clean = self._known.get(text) or self._address(text)
+            if clean != text:
+                pieces += document[done:start], clean
                 done = end
             at = document.find(b"@", end)
         return (b"".join((*pieces, document[done:])), True) if pieces else (document, False)
+
+    def _address(self, text: bytes) -> bytes:
+        clean = self._string(text.decode(), AT).encode()
+        if len(text) <= _REMEMBERED_BYTES:
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[text] = clean
+        return clean
 
     def leaves(self, value: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
         """Each secret of JSON-like *value* as (JSON pointer, kind, secret): for tools that report, never for logs."""
