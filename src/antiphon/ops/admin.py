@@ -6,7 +6,8 @@ it on its own. Every act that changes something leaves a line in the audit run o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import orjson
@@ -19,6 +20,7 @@ from antiphon.decide.breaker import RESET_REASON
 from antiphon.decide.claim import is_unknown
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
+from antiphon.ops.gateways import declared
 from antiphon.ports import BreakerRow, Clock, Final, Journal, Row
 from antiphon.redact import Redactor
 
@@ -48,14 +50,24 @@ class Admin:
     """The acts of one operator on one tenant's state."""
 
     def __init__(
-        self, journal: Journal, *, tenant: str, workspace: str, clock: Clock, redactor: Redactor, actor: str = "cli"
+        self,
+        journal: Journal,
+        *,
+        tenant: str,
+        workspace: str,
+        clock: Clock,
+        redactor: Redactor,
+        actor: str = "cli",
+        settings: Iterable[str] = (),
     ) -> None:
+        """*settings*: tools that the configuration names. They are known, as are those of this process and the store."""
         self._journal = journal
         self._clock = clock
         self._redactor = redactor
         self.tenant = tenant
         self.workspace = workspace
         self.actor = actor
+        self._named = frozenset(settings)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -140,6 +152,7 @@ class Admin:
 
     async def _override(self, act: str, key: str, state: str, until: int, reason: str) -> dict[str, Any]:
         rows = await self._journal.load_breakers(self.tenant)
+        await self._must_know(act, key, {row.key.partition("#")[0] for row in rows})
         now = self._clock.now_ms()
         known = max((row.epoch for row in rows if row.key.partition("#")[0] == key), default=0)
         epoch = max(known + 1, now // 1000)  # beats what processes count to, also where their rows are swept
@@ -147,6 +160,27 @@ class Admin:
         await self._journal.save_breaker(self.tenant, row)
         await self._note(act, {"key": key, "reason": reason})
         return self._breaker(row)
+
+    async def _must_know(self, act: str, key: str, rows: set[str]) -> None:
+        """A misspelt name would fence off, or close, nothing at all; the operator must hear of it."""
+        if key == "global" or key in rows:
+            return
+        if act == "force_open" and key.startswith("dependency/"):
+            return  # dependencies stand in code alone, so nobody outside can tell whether there is one
+        known = rows | {f"tool/{tool}" for tool, _ in await self._journal.counts(self.tenant)}
+        for name, spec in declared().items():
+            known |= {f"tool/{name}"} | ({f"dependency/{spec.dependency}"} if spec.dependency else set())
+        known |= {f"tool/{name}" for name in self._named if "/" in name}
+        if key in known or (key.startswith("tool/") and key.rpartition("/")[2] in self._named):
+            return
+        near = difflib.get_close_matches(key, known, 5, 0.5) or sorted(known)[:5]
+        shown = ", ".join(name.removeprefix("tool/") for name in near) or "none"
+        raise NotFound(
+            f"There is no breaker {key.removeprefix('tool/')!r}: the store has neither state nor claims of it, and the "
+            "configuration does not name it. Nothing was changed.",
+            hint=f"Known: {shown}. A tool that was never called is held open by its settings: "
+            f'[tools."namespace/name"] forced_open = true.',
+        )
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
@@ -252,4 +286,5 @@ def admin(app: Antiphon, actor: str = "cli") -> Admin:
         clock=app.clock,
         redactor=app._redactor,
         actor=actor,
+        settings=app.config.tools,
     )

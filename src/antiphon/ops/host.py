@@ -192,6 +192,7 @@ class Host:
             clock=app.clock,
             redactor=app._redactor,
             actor=principal.key_id,
+            settings=app.config.tools,
         )
 
     async def refresh_breakers(self, tenant: str) -> None:

@@ -296,6 +296,32 @@ def test_gc_keeps_the_log_of_operators(antiphon: Command) -> None:
     assert [row["name"] for row in told["runs"]] == ["orders"]
 
 
+@pytest.mark.parametrize("act", ["force-open", "reset"])
+def test_a_breaker_that_nobody_knows_is_not_written(antiphon: Command, act: str) -> None:
+    recorded(antiphon)
+    done = antiphon("breakers", act, "tools/lok")
+    assert (done.code, done.out) == (4, "")
+    assert "There is no breaker 'tools/lok'" in done.err
+    assert "Known: tools/look" in done.err
+    assert antiphon("breakers", act, "nope", "--json").json["error"] == "not_found"
+    assert antiphon("breakers", "list", "--json").json == {"breakers": []}
+    assert antiphon("show", "audit-default").code == 4, "no act, no line about it"
+
+
+def test_breakers_that_are_known_by_claims_settings_or_their_own_row(
+    antiphon: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(antiphon)
+    monkeypatch.setattr("antiphon.ops.gateways._alive", set())  # a process in which the agent was never loaded
+    Path("antiphon.toml").write_text('[tools."mail/send"]\ntimeout = 3.0\n[tools.short]\ntimeout = 3.0\n')
+    for name in ("look", "tool/tools/refund", "mail/send", "any/short", "dependency/stripe", "global"):
+        assert antiphon("breakers", "force-open", name).code == 0, name
+    assert antiphon("claims", "flush", "--tool", "tools/look").code == 0
+    assert antiphon("breakers", "reset", "look").code == 0
+    assert antiphon("breakers", "reset", "--context", "stripe").code == 0
+    assert antiphon("breakers", "reset", "--context", "strpe").code == 4
+
+
 # -- on a terminal --------------------------------------------------------------------------------------------------
 
 

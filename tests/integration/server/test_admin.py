@@ -79,6 +79,9 @@ async def test_an_unknown_outcome_is_resolved(client: Client) -> None:
         ({"action": "force_open", "tool": 7}, 400),
         ({"action": "force_open", "tool": "x", "forMs": -1}, 400),
         ({"action": "force_open", "tool": "x", "forMs": "1"}, 400),
+        ({"action": "force_open", "tool": "conformance/side-efect"}, 404),
+        ({"action": "reset", "tool": "nope"}, 404),
+        ({"action": "reset", "context": "nope"}, 404),
         ({"action": "flush"}, 400),
         ({"action": "clear"}, 400),
         ({"action": "clear", "key": "nope"}, 404),
@@ -105,5 +108,5 @@ async def test_status_changes_nothing_and_secrets_in_reasons_are_redacted(client
     assert found["result"] is None
     assert found["before"] == found["after"]
     secret = "sk-live-51HqLyjWDarjtT1zdp7dcABCDEFGH"
-    await act(client, WHERE[0], action="force_open", tool="a/b", reason=f"token {secret} leaked")
+    await act(client, WHERE[0], action="force_open", tool=EFFECT, reason=f"token {secret} leaked")
     assert secret not in (await client.get("/v1/admin/audit")).text
