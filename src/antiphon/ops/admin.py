@@ -60,7 +60,7 @@ class Admin:
         actor: str = "cli",
         settings: Iterable[str] = (),
     ) -> None:
-        """*settings*: tools that the configuration names. They are known, as are those of this process and the store."""
+        """*settings*: tools that the configuration names; known, like those of this process and of the store."""
         self._journal = journal
         self._clock = clock
         self._redactor = redactor
