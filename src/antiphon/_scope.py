@@ -27,6 +27,10 @@ _HOMELESS = "~homeless"
 log = logging.getLogger("antiphon.run")
 
 
+class Clean(bytes):
+    """JSON that has been looked at for secrets and holds none: :attr:`RunScope.encode` takes it as it is."""
+
+
 class Site(NamedTuple):
     """The place of one call: logical, not temporal."""
 

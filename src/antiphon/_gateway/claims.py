@@ -70,7 +70,7 @@ async def claim(core: Core, call: Call) -> Outcome | None:
     """``None`` when the claim is ours, else the answer somebody else's execution gives."""
     journal = core.journal()
     ask = ask_of(core, call, call.key)
-    events = record.start_rows(core, call) if call.scope is not None else ()
+    events = record.start_rows(core, call) if call.scope is not None and not call.recorded else ()
     got, call.first = call.first, None
     if got is None:
         got = await journal.begin(ask, events)

@@ -15,6 +15,7 @@ from antiphon._gateway.express import Express
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.parts import Parts
+from antiphon._gateway.recorded import Recorded
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.straight import Straight
 from antiphon._gateway.tool import Tool, kind_of
@@ -252,6 +253,7 @@ class Gateway(_Face):
 
         if not (tool.inline and tool.timeout is None):
             return guarded
+        guarded = self._wrap_straight(Recorded(core, tool), guarded)
         if not core.in_process:
             return self._wrap_straight(Straight(core, tool), guarded)
         express, function = Express(core, tool), tool.function
@@ -417,6 +419,7 @@ class AsyncGateway(_Face):
         plain = tool.kind == "async" and tool.context_param is None and tool.quick_bind is not None
         if not (plain and tool.timeout is None):
             return guarded
+        guarded = self._wrap_straight(Recorded(core, tool), guarded)
         if not core.in_process:
             return self._wrap_straight(Straight(core, tool), guarded)
         express, function = Express(core, tool), tool.function

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from antiphon._drive import drive
 from antiphon._gateway import codec, edge
 from antiphon._gateway.call import Call, Outcome, failed
-from antiphon._scope import RunScope, is_orphan
+from antiphon._scope import RunScope, Site, is_orphan
 from antiphon.canonical import canonical_digest
+from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, ReplayMiss, StoreError, raised_again
 from antiphon.ports import Answer, Invocation, Row
 
@@ -30,11 +31,15 @@ def enter(call: Call, scope: RunScope) -> None:
         call.log_params, call.log_digest, call.redacted = scope.present(call.params, call.exact)
         call.site = scope.enter(call.tool.full_name, call.log_digest)
     if not call.identity:
-        site = call.site
-        call.identity = f"{scope.run_id}:{site.lane}:{call.tool.full_name}:{call.log_digest[:16]}:{site.nth}"
+        call.identity = identity_of(scope, call.site, call.tool.full_name, call.log_digest)
 
 
-def _same_store(core: Core, scope: RunScope) -> bool:
+def identity_of(scope: RunScope, site: Site, name: str, digest: str) -> str:
+    """Who a call is that the model gave no id: its place in the run (D2)."""
+    return f"{scope.run_id}:{site.lane}:{name}:{digest[:16]}:{site.nth}"
+
+
+def same_store(core: Core, scope: RunScope) -> bool:
     """Whether claims and events share a transaction."""
     known = scope.gateway_state.get(core)
     if known is None:
@@ -45,29 +50,39 @@ def _same_store(core: Core, scope: RunScope) -> bool:
     return bool(known)
 
 
-def _started(call: Call, scope: RunScope) -> Row:
-    assert call.site is not None
-    spec = call.tool.spec
+def started_row(
+    scope: RunScope,
+    site: Site,
+    spec: ToolSpec,
+    arguments: tuple[Any, str, bool],
+    request_id: str,
+    fingerprint: str,
+    call_id: str | None = None,
+) -> Row:
+    """The start event; *arguments* is what :attr:`RunScope.present` said of them."""
+    shown, digest, redacted = arguments
     payload: dict[str, Any] = {
         "kind": "tool",
         "name": spec.name,
         "namespace": spec.namespace,
-        "arguments": call.log_params,
-        "digest": call.log_digest,
-        "nth": call.site.nth,
+        "arguments": shown,
+        "digest": digest,
+        "nth": site.nth,
     }
-    if call.redacted:
+    if redacted:
         payload["keyOf"] = "redacted"
-    meta: dict[str, Any] = {
-        "requestId": call.request_id,
-        "keyFingerprint": call.fingerprint,
-        "idempotent": spec.idempotent,
-    }
-    if call.call_id is not None:
-        meta["callId"] = call.call_id
+    meta: dict[str, Any] = {"requestId": request_id, "keyFingerprint": fingerprint, "idempotent": spec.idempotent}
+    if call_id is not None:
+        meta["callId"] = call_id
     if spec.effect is not None:
         meta["effect"] = spec.effect
-    return scope.encode("call.started", call.site, payload, meta)
+    return scope.encode("call.started", site, payload, meta)
+
+
+def _started(call: Call, scope: RunScope) -> Row:
+    assert call.site is not None
+    arguments = (call.log_params, call.log_digest, call.redacted)
+    return started_row(scope, call.site, call.tool.spec, arguments, call.request_id, call.fingerprint, call.call_id)
 
 
 def _ended(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> list[Row]:
@@ -153,7 +168,7 @@ def decision(call: Call, what: str, detail: dict[str, Any], meta: dict[str, Any]
 def start_rows(core: Core, call: Call) -> Sequence[Row]:
     """The start event, if it can be written in the claim's own transaction."""
     scope = call.scope
-    if scope is None or call.site is None or scope.sink is None or not _same_store(core, scope):
+    if scope is None or call.site is None or scope.sink is None or not same_store(core, scope):
         return ()
     return (_started(call, scope),)
 
@@ -170,7 +185,7 @@ async def start(core: Core, call: Call) -> None:
 def finish_rows(core: Core, call: Call, outcome: Outcome) -> Sequence[Row]:
     """Decisions and the outcome event, if they can be written in the claim's own transaction."""
     scope = call.scope
-    if scope is None or scope.sink is None or call.site is None or not _same_store(core, scope):
+    if scope is None or scope.sink is None or call.site is None or not same_store(core, scope):
         return ()
     return _ended(core, call, outcome, scope)
 

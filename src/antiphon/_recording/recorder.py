@@ -12,7 +12,7 @@ import orjson
 
 from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
-from antiphon._scope import RunScope, Site
+from antiphon._scope import Clean, RunScope, Site
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import Event, RunManifest, sum_holds, summed, with_sum
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
@@ -104,7 +104,9 @@ class Recorder:
                 clean[name] = value
                 continue
             known, part = self._presented
-            if value is not known:
+            if value.__class__ is Clean:
+                part = bytes(value)
+            elif value is not known:
                 part = self._clean(value)
             parts[name] = part
             clean[name] = orjson.Fragment(part)
