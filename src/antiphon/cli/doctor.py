@@ -6,7 +6,9 @@ import argparse
 
 from antiphon.cli._base import add_config, add_json, application, dim, green, print_json, red, yellow
 
-DESCRIPTION = "Check what can be checked: stores, records that need a person, tools, retry owners, the replay fence."
+DESCRIPTION = (
+    "Check what can be checked: stores, records that need a person, waiting uploads, tools, retry owners, limits."
+)
 EXAMPLE = "example:\n  antiphon doctor --entry agent.py:main"
 
 _MARK = {"ok": green("✓"), "warning": yellow("!"), "error": red("✗"), "note": dim("·")}

@@ -103,14 +103,14 @@ def _waiting(app: Any, as_json: bool) -> int:
     if as_json:
         print_json(kept._asdict())
     elif kept.waiting:
-        _complain(kept)
+        _complain(kept, "object")
     else:
         print(f"nothing waits for {kept.place}")
     return 1 if kept.waiting else 0
 
 
-def _complain(kept: Any) -> None:
+def _complain(kept: Any, what: str = "artifact") -> None:
     if kept.waiting:
-        files = "1 artifact waits" if kept.waiting == 1 else f"{kept.waiting} artifacts wait"
+        files = f"1 {what} waits" if kept.waiting == 1 else f"{kept.waiting} {what}s wait"
         print(yellow(f"{files} for the bucket: {kept.trouble}"), file=sys.stderr)
         print(yellow("Kept in the outbox of the state folder; send again: antiphon export --waiting"), file=sys.stderr)

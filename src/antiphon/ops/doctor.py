@@ -13,6 +13,7 @@ from antiphon.ops.admin import admin
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import declared
+from antiphon.ops.storage import is_remote, waiting_uploads
 from antiphon.ops.views import list_runs
 
 _RETRYING = {
@@ -31,7 +32,7 @@ def _found(level: str, check: str, message: str, hint: str = "") -> dict[str, An
 
 def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
     """Every finding; ``error`` means broken, ``warning`` wants a person, ``note`` is a limit to know."""
-    return [*_store(app), *_records(app), *_runs(app), *_tools(entry), *_retry_owners(), *_limits()]
+    return [*_store(app), *_records(app), *_runs(app), *_uploads(app), *_tools(entry), *_retry_owners(), *_limits()]
 
 
 def _store(app: Antiphon) -> list[dict[str, Any]]:
@@ -95,6 +96,24 @@ def _runs(app: Antiphon) -> list[dict[str, Any]]:
         return [_found("ok", "runs", "no interrupted runs")]
     hint = "Go on with one: antiphon run TARGET --resume RUN"
     return [_found("warning", "runs", f"{row['name']} {row['id']} was interrupted", hint) for row in interrupted]
+
+
+def _uploads(app: Antiphon) -> list[dict[str, Any]]:
+    """What waits for the bucket, and for how long."""
+    findings = []
+    for waiting in waiting_uploads():
+        minutes = max(0, app.clock.now_ms() - waiting.oldest_ms) / 60_000
+        age = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
+        what = f"{waiting.what} wait" if waiting.number > 1 else f"{waiting.what.removesuffix('s')} waits"
+        text = f"{waiting.number} {what} for the bucket ({waiting.bytes} bytes), the oldest for {age}"
+        if is_remote(app):
+            hint = "Send them: antiphon export --waiting"
+        else:
+            hint = "No bucket is configured here: name it in [artifacts], then: antiphon export --waiting"
+        findings.append(_found("warning", "uploads", text, hint))
+    if is_remote(app) and not findings:
+        findings.append(_found("ok", "uploads", "nothing waits for the bucket"))
+    return findings
 
 
 def _tools(entry: str | None) -> list[dict[str, Any]]:

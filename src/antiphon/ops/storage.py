@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from antiphon.blobs.outbox import Outbox
+from antiphon.blobs.local import LocalObjects
+from antiphon.blobs.outbox import Outbox, OutboxBlobs
 from antiphon.config.buckets import objects_of
-from antiphon.config.home import ensure_home
+from antiphon.config.home import ensure_home, home
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import Format, export_run
@@ -65,10 +66,42 @@ def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon") -> Kep
 
 
 def send_waiting(app: Antiphon) -> Kept:
-    """Send what earlier uploads could not."""
+    """Send what earlier uploads could not: artifacts, and large payloads where they go to the bucket."""
     outbox = outbox_of(app)
-    status = outbox.flush()
-    return Kept(outbox.url, status.bytes, status.pending, status.trouble)
+    blobs = app.blobs
+    found = [box.flush() for box in (outbox, *([blobs.outbox] if isinstance(blobs, OutboxBlobs) else []))]
+    trouble = next((status.trouble for status in found if status.trouble), "")
+    return Kept(outbox.url, sum(one.bytes for one in found), sum(one.pending for one in found), trouble)
+
+
+class Waiting(NamedTuple):
+    """What lies in the state folder because its bucket was away."""
+
+    what: str
+    """``artifacts`` or ``payloads``."""
+    number: int
+    bytes: int
+    oldest_ms: int
+    """When the one that waits longest was put there."""
+
+
+def waiting_uploads() -> list[Waiting]:
+    """What has not arrived, also where no bucket is configured any more; nothing is sent."""
+    found = []
+    for what in ("artifacts", "payloads"):
+        folder = LocalObjects(home() / "outbox" / what)
+        facts = [stat for name in folder.names() if (stat := _stat(folder.path(name))) is not None]
+        if facts:
+            oldest = min(stat.st_mtime for stat in facts)
+            found.append(Waiting(what, len(facts), sum(stat.st_size for stat in facts), int(oldest * 1000)))
+    return found
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:  # it has just arrived
+        return None
 
 
 def outbox_of(app: Antiphon) -> Outbox:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ops import storage
 from antiphon.ops.artifacts import import_artifact
+from antiphon.ops.doctor import examine
 from antiphon.ops.runs import find_run
 from antiphon.ops.views import one_event
 from tests.conftest import S3Access
@@ -116,12 +119,24 @@ def test_while_the_bucket_is_away_artifacts_wait_and_are_reported(
     kept = [storage.keep(app, manifest(app, run)) for run in runs]
     assert [one.waiting for one in kept] == [1, 2, 3]
     assert "cannot be reached" in kept[-1].trouble
-    assert len(list((home / "outbox").rglob("*.antiphon"))) == 3
+    lying = list((home / "outbox").rglob("*.antiphon"))
+    assert len(lying) == 3
+    old = time.time() - 3 * 3600
+    os.utime(lying[0], (old, old))
+    (told,) = [one for one in examine(app) if one["check"] == "uploads"]
+    assert told["level"] == "warning"
+    assert re.fullmatch(r"3 artifacts wait for the bucket \(\d+ bytes\), the oldest for 3 h", told["message"])
+    assert "antiphon export --waiting" in told["hint"]
+    assert "No bucket is configured here" in next(
+        one["hint"] for one in examine(application({})) if one["check"] == "uploads"
+    )
     proxy.heal()
     assert storage.send_waiting(app).waiting == 0
     names = list(remote(access._replace(endpoint=access.endpoint)).names())
     assert sorted(Path(name).stem for name in names) == sorted(run.id for run in runs)
     assert not list((home / "outbox").rglob("*.antiphon"))
+    assert [one["level"] for one in examine(app) if one["check"] == "uploads"] == ["ok"]
+    assert not [one for one in examine(application({})) if one["check"] == "uploads"]
 
 
 def test_the_next_upload_takes_up_what_an_earlier_process_left(cut: tuple[FaultProxy, S3Access]) -> None:
@@ -250,7 +265,7 @@ def test_export_upload(
     assert (told["waiting"], told["run"]) == (1, run.id)
     antiphon.configure()
     assert main(["export", "--waiting"]) == 1
-    assert "1 artifact waits for the bucket" in capsys.readouterr().err
+    assert "1 object waits for the bucket" in capsys.readouterr().err
     proxy.heal()
     antiphon.configure()
     assert main(["export", "--waiting"]) == 0
@@ -288,8 +303,10 @@ def test_large_payloads_in_the_bucket(cut: tuple[FaultProxy, S3Access], home: Pa
         second.prompt("during", "other " + text)
         assert time.monotonic() - began < 1, "a run does not wait for a bucket that is away"
     assert one_event(app, second.id, 1).payload["text"] == "other " + text
+    assert any("1 payload waits" in one["message"] for one in examine(app))
     proxy.heal()
-    assert blobs.outbox.flush().pending == 0
+    assert storage.send_waiting(app).waiting == 0
+    assert blobs.outbox.status().pending == 0
     assert one_event(app, second.id, 1).payload["text"] == "other " + text
     blobs.outbox.close()
 
