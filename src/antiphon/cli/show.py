@@ -125,7 +125,8 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
     elif run["output"] is not None:
         yield f"output  {_short(str(run['output']))}"
     counts = run["counts"]
-    words = [f"{counts['calls']} tool calls", f"{counts['models']} model calls"]
+    words = [f"{counts['nodes']} nodes"] if counts["nodes"] else []
+    words += [f"{counts['calls']} tool calls", f"{counts['models']} model calls"]
     words += [f"{counts[name]} {name}" for name in ("retries", "reused", "blocked", "errors") if counts[name]]
     if run["tokens"]["input"] or run["tokens"]["output"]:
         words.append(f"{run['tokens']['input']} + {run['tokens']['output']} tokens")
@@ -166,7 +167,7 @@ def _line(node: dict[str, Any]) -> str:
         parts.append(yellow("orphan"))
     if node["outcome"]:
         parts.append(_OUTCOME.get(str(node["outcome"])) or safe(node["outcome"]))
-    elif node["kind"] in ("tool", "llm", "mcp"):
+    elif node["kind"] in ("tool", "llm", "mcp", "node"):
         parts.append(yellow("no outcome recorded"))
     if meta.get("durationMs") is not None:
         parts.append(dim(duration(meta["durationMs"])))

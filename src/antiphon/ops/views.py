@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from antiphon._drive import drive
@@ -146,6 +146,13 @@ class Node:
         if isinstance(event.payload.get("error"), dict):
             self.wire["error"] = event.payload["error"]
 
+    def end(self, event: Event, outcome: str) -> None:
+        """Of a node of a workflow, which has no call of its own."""
+        self.wire["outcome"] = outcome
+        self.wire["meta"] = {"durationMs": event.at_ms - self.wire["startedAtMs"]}
+        if isinstance(event.payload.get("error"), dict):
+            self.wire["error"] = event.payload["error"]
+
     def note(self, event: Event) -> None:
         self.notes.append({"what": event.payload.get("what"), **_plain(event.meta)})
 
@@ -187,48 +194,99 @@ def _count_of(meta: dict[str, Any], name: str) -> int:
 
 def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
     """The run as a tree of calls, with what happened to each."""
-    roots: list[Node] = []
-    calls: dict[str, Node] = {}
-    counted = {"calls": 0, "models": 0, "retries": 0, "reused": 0, "blocked": 0, "errors": 0}
-    tokens = {"input": 0, "output": 0}
-    cost = 0.0
+    tree = _Tree(app.config.prices)
     last: Event | None = None
     for event in events_of(app, manifest.id):
         last = event
-        found = calls.get(event.call or "")
-        if event.type == "call.started":
-            node = calls[event.call or ""] = Node(event)
-            parent = calls.get(event.parent or "")
-            (parent.children if parent is not None and parent is not node else roots).append(node)
-            counted["models" if event.payload.get("kind") == "llm" else "calls"] += 1
-            node.price = app.config.prices.get(str(node.wire.get("model")))
-        elif event.type == "call.finished":
-            if found is not None:
-                found.finish(event)
-                _count(event, counted, tokens)
-                cost += _cost(found, event)
-        elif event.type == "decision":
-            if event.payload.get("what") == "retry":
-                counted["retries"] += 1
-            if found is not None:
-                found.note(event)
-            else:
-                roots.append(Node(event))
-        elif event.type in ("draw", "prompt", "interaction.started", "interaction.finished"):
-            roots.append(Node(event))
+        tree.add(event)
     status = real_status(manifest)
+    end = {} if last is None else last.payload
     return {
         **summary(manifest),
         "status": status,
         "events": 0 if last is None else last.seq + 1,
         "stoppedAt": None if status not in ("interrupted", "running") or last is None else last.seq,
-        "timeline": [node.to_wire() for node in roots],
-        "counts": counted,
-        "tokens": tokens,
-        "cost": round(cost, 6) if app.config.prices else None,
-        "output": None if last is None else last.payload.get("output"),
-        "error": None if last is None else last.payload.get("error"),
+        "timeline": [node.to_wire() for node in tree.roots],
+        "counts": tree.counted,
+        "tokens": tree.tokens,
+        "cost": round(tree.cost, 6) if app.config.prices else None,
+        "output": end.get("output", end.get("outputs") if last is not None and last.type == "run.completed" else None),
+        "error": end.get("error"),
     }
+
+
+_NODE_ENDS = {"node.completed": "ok", "node.failed": "error", "node.cancelled": "cancelled"}
+_OF_THE_RUN = ("run.started", "run.completed", "run.failed", "run.cancelled")
+
+
+class _Tree:
+    """Puts the events of a run in their places, one by one."""
+
+    def __init__(self, prices: Mapping[str, Any]) -> None:
+        self._prices = prices
+        self.roots: list[Node] = []
+        self.counted = {"calls": 0, "models": 0, "nodes": 0, "retries": 0, "reused": 0, "blocked": 0, "errors": 0}
+        self.tokens = {"input": 0, "output": 0}
+        self.cost = 0.0
+        self._calls: dict[str, Node] = {}
+        self._open: Node | None = None
+        """The node of the workflow that is being executed; what happens meanwhile is below it."""
+
+    def add(self, event: Event) -> None:
+        kind = event.type
+        if event.meta.get("workflow"):
+            self._workflow(event)
+        elif kind == "call.started":
+            self._started(event)
+        elif kind == "call.finished":
+            found = self._calls.get(event.call or "")
+            if found is not None:
+                found.finish(event)
+                _count(event, self.counted, self.tokens)
+                self.cost += _cost(found, event)
+        elif kind == "decision":
+            if event.payload.get("what") == "retry":
+                self.counted["retries"] += 1
+            found = self._calls.get(event.call or "")
+            if found is not None:
+                found.note(event)
+            else:
+                self._place().append(Node(event))
+        elif kind in ("draw", "prompt", "interaction.started", "interaction.finished"):
+            self._place().append(Node(event))
+
+    def _place(self) -> list[Node]:
+        return self.roots if self._open is None else self._open.children
+
+    def _started(self, event: Event) -> None:
+        node = Node(event)
+        parent = self._calls.get(event.parent or "")
+        (self._place() if parent is None else parent.children).append(node)
+        self._calls[event.call or ""] = node
+        self.counted["models" if event.payload.get("kind") == "llm" else "calls"] += 1
+        node.price = self._prices.get(str(node.wire.get("model")))
+
+    def _workflow(self, event: Event) -> None:
+        """An event of a run of the host: its nodes are lines, what else they tell stands beside them."""
+        if event.type == "node.started":
+            self._open = Node(event)
+            self._open.wire |= {"kind": "node", "name": _text(event, "nodeId"), "what": _text(event, "typeId")}
+            self.roots.append(self._open)
+            self.counted["nodes"] += 1
+        elif event.type in _NODE_ENDS and self._open is not None and self._open.wire["name"] == _text(event, "nodeId"):
+            self._open.end(event, _NODE_ENDS[event.type])
+            self._open = None
+        elif self._open is not None:
+            shown = {name: value for name, value in event.payload.items() if isinstance(value, (str, int, float))}
+            shown.pop("nodeId", None)
+            self._open.notes.append({**shown, "what": event.type})
+        elif event.type not in _OF_THE_RUN:
+            self.roots.append(Node(event))
+            self.roots[-1].wire["what"] = _text(event, "nodeId")
+
+
+def _text(event: Event, name: str) -> str:
+    return str(event.payload.get(name, ""))
 
 
 def _count(event: Event, counted: dict[str, int], tokens: dict[str, int]) -> None:

@@ -153,7 +153,7 @@ def test_show_draws_the_run_as_a_tree(antiphon: Command) -> None:
 
 def test_show_json(antiphon: Command) -> None:
     tree = antiphon("show", recorded(antiphon), "--json").json
-    assert tree["counts"] == {"calls": 2, "models": 2, "retries": 1, "reused": 0, "blocked": 0, "errors": 0}
+    assert tree["counts"] == {"calls": 2, "models": 2, "nodes": 0, "retries": 1, "reused": 0, "blocked": 0, "errors": 0}
     assert [node["name"] for node in tree["timeline"]] == ["llm", "llm", "tools/refund"]
     assert [node["name"] for node in tree["timeline"][2]["children"]] == ["tools/look"]
     assert tree["cost"] is None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from antiphon.cli import main
+from antiphon.ops.views import timeline
 from tests.integration.server import workflows
 from tests.integration.server.harness import Client, application, in_process, observable
 
@@ -113,6 +117,42 @@ async def test_a_failing_tool_fails_its_run(client: Client) -> None:
     assert (run["status"], run["error"]["code"]) == ("failed", "unclassified")
     fork = await client.fork(run["runId"])
     assert (await client.ended(fork))["error"] == run["error"]
+
+
+async def test_the_nodes_of_a_run_are_shown(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_STORE_URL", f"sqlite:///{tmp_path}/host.db")
+    monkeypatch.setattr("antiphon.ops.app._default", {})
+    sent, failed = await client.run("mail", {"to": "team-a"}), await client.run("failing")
+
+    async def show(run: str, *words: str) -> str:
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, ["show", run, *words]) == 0
+        return capsys.readouterr().out
+
+    tree = json.loads(await show(sent["runId"], "--json"))
+    assert [(one["kind"], one["name"], one["what"], one["outcome"]) for one in tree["timeline"]] == [
+        ("node", "send", "tool:mail/send", "ok"),
+        ("node", "then", "core.identity", "ok"),
+    ]
+    assert [one["name"] for one in tree["timeline"][0]["children"]] == ["mail/send"], "calls stand below their node"
+    assert tree["output"] == {"then": {"got": {"sent": "team-a", "subject": "hi"}}}
+    text = await show(sent["runId"])
+    assert re.search(r"├─ +\d+  send  tool:mail/send  ok .*\n│  └─ +\d+  mail/send  ok .*\n└─ +\d+  then", text)
+    assert "2 nodes · 1 tool calls" in text
+    text = await show(failed["runId"])
+    assert re.search(r"└─ +\d+  f  tool:mail/fail  error .*\n   unclassified: ", text)
+
+
+async def test_what_a_node_tells_stands_beside_it(client: Client) -> None:
+    await client.program("structured-call", {"content": "no", "stopReason": "safety", "refusalText": "not for you"})
+    run = await client.run("conformance-phase4-replay-divergence")
+    manifest = await client.host.journal.manifest(run["runId"])
+    assert manifest is not None
+    tree = await asyncio.to_thread(timeline, client.host.app, manifest)
+    notes = [note["what"] for node in tree["timeline"] for note in node["notes"]]
+    assert notes == ["envelope.refusal"]
 
 
 async def test_workflows_that_cannot_run_here_are_not_offered(client: Client) -> None:
