@@ -36,7 +36,7 @@ TRANSPORT: Final = (
 
 _LAST_STEP: Final = re.compile(r'(?:\.[^.\[\]"]+|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z')
 _SNAKE: Final = re.compile("_([a-z])")
-_FIELD_ORDER: Final = (
+FIELD_ORDER: Final = (
     "temperature",
     "responseSchema",
     "topP",
@@ -225,7 +225,7 @@ class Draft:
             "messages": self._messages,
             "tools": [tool for tool, _, _ in self._tools],
         }
-        request.update((name, self._fields[name]) for name in _FIELD_ORDER if name in self._fields)
+        request.update((name, self._fields[name]) for name in FIELD_ORDER if name in self._fields)
         if self._options:
             request["providerOptions"] = self._options
         return MappedRequest(request, self._refs, tuple(self._ignored))

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from antiphon.errors import ContractError, InvalidInput
 from antiphon.llm import anthropic, gemini, openai_chat, openai_responses
 from antiphon.llm._draft import Draft, MappedRequest
+from antiphon.llm._plain import plain_chat, plain_responses
 
 __all__ = ["DIALECTS", "Dialect", "MappedRequest", "canonical_request", "canonical_request_with_refs"]
 
@@ -21,6 +22,11 @@ DIALECTS: Final[dict[str, tuple[str, Callable[[Draft], None]]]] = {
 }
 """Dialect -> the vendor's id in keys, and the reader of its bodies."""
 
+_SHORT_WAYS: Final[dict[str, Callable[[dict[str, Any], str], dict[str, Any] | None]]] = {
+    "openai-chat": plain_chat,
+    "openai-responses": plain_responses,
+}
+
 
 def canonical_request(
     body: dict[str, Any], *, provider: Dialect, model: str | None = None, vendor: str | None = None
@@ -33,6 +39,11 @@ def canonical_request(
     >>> canonical_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, provider="openai-chat")
     {'model': 'm', 'provider': 'openai', 'messages': [{'role': 'user', 'content': 'hi'}], 'tools': []}
     """
+    short = _SHORT_WAYS.get(provider)
+    if short is not None and model is None and type(body) is dict:
+        found = short(body, vendor or DIALECTS[provider][0])
+        if found is not None:
+            return found
     return canonical_request_with_refs(body, provider=provider, model=model, vendor=vendor).request
 
 
