@@ -87,20 +87,25 @@ class Recorder:
 
     def encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         """One event, ready to be written."""
-        body: dict[str, Any] = {}
-        if site is not None:
-            body = {"lane": site.lane, "index": site.index, "call": site.call, "parent": site.parent}
-        body["payload"], body["v"], body["meta"] = payload, 1, self._clean_meta(meta)
         if kind != "draw":  # times, numbers and ids of our own making
-            body["payload"] = self._clean_payload(payload)
+            payload = self._clean_payload(payload)
+        if not OUR_META.issuperset(meta):
+            meta = self._clean_meta(meta)
+        if site is None:
+            body = {"payload": payload, "v": 1, "meta": meta}
+        else:
+            lane, index, _, call, parent = site
+            head = {"lane": lane, "index": index, "call": call, "parent": parent}
+            body = {**head, "payload": payload, "v": 1, "meta": meta}
         return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, dump(body)))
 
     def _clean_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
         """The payload without secrets; large parts of it become references to blobs."""
         clean: dict[str, Any] = {}
-        parts: dict[str, bytes] = {}
+        parts: list[tuple[str, bytes]] = []
+        size = 0
         for name, value in payload.items():
-            if name in OUR_FIELDS or value is None or value.__class__ is bool:
+            if name in OUR_FIELDS or value is None or value is True or value is False:
                 clean[name] = value
                 continue
             known, part = self._presented
@@ -108,9 +113,10 @@ class Recorder:
                 part = bytes(value)
             elif value is not known:
                 part = self._clean(value)
-            parts[name] = part
+            parts.append((name, part))
+            size += len(part)
             clean[name] = orjson.Fragment(part)
-        if sum(map(len, parts.values())) > SPILL_BYTES:
+        if size > SPILL_BYTES:
             clean |= self._spilled(parts)
         return clean
 
@@ -121,14 +127,14 @@ class Recorder:
 
     def _clean_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
-        return {**meta, **orjson.loads(self._clean(free))} if free else meta
+        return {**meta, **orjson.loads(self._clean(free))}
 
     def take(self, event: Event) -> Row:
         """An event from elsewhere, kept as our own are: redacted, its large parts spilled."""
         holds = sum_holds(event)
         payload = orjson.loads(self._clean(event.payload))
-        parts = {name: orjson.dumps(value) for name, value in payload.items()}
-        if sum(map(len, parts.values())) > SPILL_BYTES:
+        parts = [(name, orjson.dumps(value)) for name, value in payload.items()]
+        if sum(len(part) for _, part in parts) > SPILL_BYTES:
             payload |= self._spilled(parts)
         kept = msgspec.structs.replace(event, payload=payload, meta=orjson.loads(self._clean(event.meta)))
         if holds:  # one that was changed before it came here still says so
@@ -144,16 +150,17 @@ class Recorder:
             clean["tags"]["owner"] = manifest.tags["owner"]
         return msgspec.structs.replace(manifest, **clean)
 
-    def _spilled(self, parts: dict[str, bytes]) -> dict[str, Any]:
+    def _spilled(self, parts: list[tuple[str, bytes]]) -> dict[str, Any]:
         """References to the large ones, kept before the event that names them is written; equal parts are kept once."""
         blobs = self.blobs()
         if blobs is None:
             return {}
         from antiphon._drive import drive
 
-        large = {name: part for name, part in parts.items() if len(part) > SPILL_BYTES // 4}
         return {
-            name: {"$blob": drive(blobs.put(self.tenant, part)), "bytes": len(part)} for name, part in large.items()
+            name: {"$blob": drive(blobs.put(self.tenant, part)), "bytes": len(part)}
+            for name, part in parts
+            if len(part) > SPILL_BYTES // 4
         }
 
     def pieces(self, site: Site) -> Pieces:
