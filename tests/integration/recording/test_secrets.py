@@ -161,7 +161,7 @@ class World:
         fields = [(name, value) for name, value, _ in named(forge) if len(value) > 12]
         (folder / "plant.json").write_text(json.dumps([self.secrets, fields]))
         (folder / "plant.py").write_text(PLANT)
-        (folder / "agent.py").write_text(AGENT)
+        (folder / "planted.py").write_text(AGENT)
         (folder / "antiphon.toml").write_text("[telemetry]\nlogs = true\notel = true\n[loop]\nenabled = false\n")
         monkeypatch.chdir(folder)
         monkeypatch.syspath_prepend(str(folder))
@@ -184,7 +184,7 @@ class World:
         try:
             antiphon.configure()
             question = json.dumps(f"what of {self.secrets[2]}")
-            assert main(["run", "agent.py:main", "--input", question]) == 0
+            assert main(["run", "planted.py:main", "--input", question]) == 0
             self.app = Antiphon()
             self.manifest = find_run(self.app, None)
             for form in ("antiphon", "kurral"):
@@ -196,9 +196,9 @@ class World:
             for logger in loggers:
                 logger.removeHandler(handler)
             logging.getLogger("antiphon").setLevel(level)
-        import agent  # type: ignore[import-not-found]
+        import planted  # type: ignore[import-not-found]
 
-        self.metrics = str(agent.gateway.core.telemetry.metrics.render())
+        self.metrics = str(planted.gateway.core.telemetry.metrics.render())
 
     def leaks(self, data: bytes) -> list[str]:
         known = [secret for secret in self.secrets if any(part in data for part in needles(secret))]
@@ -209,7 +209,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         yield World(tmp_path_factory.mktemp("world"), monkeypatch)
-    for name in ("agent", "plant"):
+    for name in ("planted", "plant"):
         sys.modules.pop(name, None)
 
 

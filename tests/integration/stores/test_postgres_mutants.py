@@ -107,7 +107,7 @@ def test_a_planted_bug_is_caught(
     monkeypatch.setattr("antiphon.testing._wait_rules.PATIENCE_S", 3.0)  # nobody comes; why wait longer
 
     def check_often() -> None:
-        for _ in range(20):  # a race shows its bug only now and then
+        for _ in range(200):  # a race shows its bug only now and then
             check()
 
     with pytest.raises(AssertionError):

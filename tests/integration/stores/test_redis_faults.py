@@ -392,7 +392,7 @@ def test_without_wait_a_failover_can_forget_a_claim_and_with_it_not(
         assert existing(await journal.begin(ask("safe", "call-2"))).current.state == "inflight"
         claimed(await journal.begin(ask("fast", "call-2")))  # won a second time: this is what WAIT is for
 
-    in_face(face, RedisStore(primary.url, wait_ms=100), before)
+    in_face(face, RedisStore(primary.url, wait_ms=1_000), before)
     primary.kill()
     with redis.Redis(HOST, replica.port) as client:
         command(client, "REPLICAOF", "NO", "ONE")
