@@ -121,7 +121,7 @@ class Recorded(Straight):
         if turn is not None and self._idempotent and (self._name, ticket.key) in turn.succeeded:
             return False
         guards = self._core.guards
-        if not guards.policy.enabled:
+        if not guards.policy.watches:
             return True
         state = ticket.scope.gateway_state
         guard: Guard | None = state.get("loop")
