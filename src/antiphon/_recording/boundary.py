@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from antiphon._scope import RunScope, Site, is_orphan
-from antiphon.canonical import canonical_json
+from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, StoreError
 from antiphon.ports import Answer, Invocation, Row
 
@@ -18,6 +18,26 @@ REFUSAL_EVENT = "replay.divergedAtRefusal"
 
 class Boundary:
     """Used by everything that is recorded without a claim. Open, ask, then start, chunk and finish."""
+
+    __slots__ = (
+        "_live",
+        "_pieces",
+        "_raw",
+        "_reused",
+        "arguments",
+        "asynchronous",
+        "body",
+        "digest",
+        "kind",
+        "meta",
+        "name",
+        "payload",
+        "scope",
+        "send",
+        "site",
+        "started",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -32,6 +52,7 @@ class Boundary:
         asynchronous: bool = False,
         stream: bool = False,
         send: Any = None,
+        body: Any = None,
     ) -> None:
         self.scope = scope
         self.kind = kind
@@ -39,18 +60,27 @@ class Boundary:
         self.asynchronous = asynchronous
         self.stream = stream
         self.send = send
-        raw = digest if digest is not None else hashlib.sha256(canonical_json(arguments)).hexdigest()
-        self.arguments, self.digest, redacted = scope.present(arguments, raw)
-        orphan = is_orphan(scope)
-        self.site: Site = scope.enter(name, self.digest)
+        self.body = body
+        raw = digest if digest is not None else canonical_digest(arguments)
+        self.arguments, shown, redacted = scope.present(arguments, raw)
+        self.meta = {} if meta is None else meta
+        if is_orphan(scope):
+            self.meta = {**self.meta, "orphan": True}
+        self.site: Site = scope.enter(name, shown)
         self.started = scope.clock_ms()
-        self.meta = {**(meta or {}), **({"orphan": True} if orphan else {})}
-        head = {"kind": kind, "name": name, "digest": self.digest, "nth": self.site.nth}
-        self.payload = {**head, **payload, **({"keyOf": "redacted"} if redacted else {})}
+        self.payload = {"kind": kind, "name": name, "digest": shown, "nth": self.site.nth, **payload}
+        if redacted:
+            self.payload["keyOf"] = "redacted"
+        self.digest = shown
         self._raw = raw
         self._reused = False
         self._pieces: Any = None
         self._live: Invocation | None = None
+
+    @property
+    def may_be_answered(self) -> bool:
+        """Whether there is somebody to ask for an answer before the call is made."""
+        return self.scope.invoker is not None or self.scope.llm_cache is not None
 
     async def answer(self) -> Answer | None:
         """The answer of the replay or of the cache, or ``None`` when the call is to be made."""
@@ -61,7 +91,6 @@ class Boundary:
             kept: Answer | None = await scope.llm_cache.find(*self._place)
             self._reused = kept is not None
             return kept
-        body = self.payload.get("providerRequest")
         call = Invocation(
             self.kind,
             self.name,
@@ -69,7 +98,7 @@ class Boundary:
             self.digest,
             self.site,
             stream=self.stream,
-            body=body,
+            body=self.body,
             send=self.send,
             dialect=str(self.payload.get("provider", "")),
         )
@@ -87,20 +116,23 @@ class Boundary:
         """Where the cache keeps an answer: the key of the request as it was given, and its variant (D14, D21)."""
         return self._raw, str(self.payload["variant"]), self.asynchronous
 
-    async def _write(self, *rows: Row) -> None:
-        if self.scope.sink is not None and rows:
-            await self.scope.sink(rows, self.asynchronous)
-
-    async def _write_or_report(self, *rows: Row) -> None:
+    async def _write_or_report(self, rows: Sequence[Row]) -> None:
         """Write what came of a call that has been made: its answer is worth more than its event."""
+        if self.scope.sink is None or not rows:
+            return
         try:
-            await self._write(*rows)
+            await self.scope.sink(rows, self.asynchronous)
         except StoreError as error:
             log.error("the run log misses %d events of a call of %s: %s", len(rows), self.name, error)
 
     async def start(self) -> None:
         """Write the start event; the call may be made after this."""
-        await self._write(self.scope.encode("call.started", self.site, self.payload, self.meta))
+        await self._write("call.started", self.payload, self.meta)
+
+    async def _write(self, kind: str, payload: dict[str, Any], meta: dict[str, Any]) -> None:
+        scope = self.scope
+        if scope.sink is not None:
+            await scope.sink((scope.encode(kind, self.site, payload, meta),), self.asynchronous)
 
     def chunk(self, data: Any, gap_ms: float) -> None:
         """Note a piece of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
@@ -111,7 +143,7 @@ class Boundary:
     async def pulled(self) -> None:
         """The reader asks for the next piece: write those it has."""
         if self._pieces is not None:
-            await self._write_or_report(*self._pieces.due())
+            await self._write_or_report(self._pieces.due())
 
     async def finish(
         self,
@@ -127,14 +159,17 @@ class Boundary:
             payload["error"] = error
         if error is None or value is not None:
             payload["value"] = value
-        duration = {"durationMs": self.scope.clock_ms() - self.started}
-        rows = [] if self._pieces is None else self._pieces.rest()
         scope = self.scope
-        rows.append(scope.encode("call.finished", self.site, payload, {**duration, **(meta or {})}))
-        await self._write_or_report(*rows)
-        fresh = outcome == "ok" and scope.invoker is None and not self._reused
-        if fresh and scope.llm_cache is not None and self._cacheable:
-            await scope.llm_cache.keep(*self._place, value)
+        told: dict[str, Any] = {"durationMs": scope.clock_ms() - self.started}
+        if meta:
+            told.update(meta)
+        rows = [] if self._pieces is None else self._pieces.rest()
+        rows.append(scope.encode("call.finished", self.site, payload, told))
+        await self._write_or_report(rows)
+        if scope.llm_cache is not None:
+            fresh = outcome == "ok" and scope.invoker is None and not self._reused
+            if fresh and self._cacheable:
+                await scope.llm_cache.keep(*self._place, value)
         if self._live is not None and self.kind == "llm":
             await self._judged(outcome, meta or {})
 
@@ -143,7 +178,7 @@ class Boundary:
         judge = getattr(self.scope.invoker, "judge", None)
         found = None if judge is None else judge(self._live, outcome, meta.get("refusalReason"))
         if found is not None:
-            await self._write(self.scope.encode(REFUSAL_EVENT, self.site, found.payload, {}))
+            await self._write(REFUSAL_EVENT, found.payload, {})
             raise found.error
 
 

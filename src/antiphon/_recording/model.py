@@ -14,7 +14,7 @@ from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
 from antiphon.llm.key import Conversation, Recipe, llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.request import canonical_request
-from antiphon.llm.response import summarise
+from antiphon.llm.response import told
 from antiphon.llm.stream import assemble_response
 from antiphon.ports import Answer
 
@@ -45,22 +45,28 @@ def open_llm(
     stream: bool = False,
     send: Any = None,
     vendor: str | None = None,
+    made_here: bool = False,
     **meta: Any,
 ) -> Boundary:
     """The boundary of one model call; a body that the mapping does not know is recorded as it is.
 
-    *vendor* says who serves the model, where a framework speaks one dialect for all.
+    *vendor* says who serves the model, where a framework speaks one dialect for all. A body that was *made_here* from
+    a framework's request is recorded in its canonical form alone, which says the same.
     """
     body = dict(request)
     payload: dict[str, Any] = {"provider": provider, "providerRequest": body, "recipe": RECIPE}
-    known = getattr(scope.invoker, "known_request", None)
-    recorded = None if known is None or vendor is not None else known(provider, body)
+    recorded = None
+    if scope.invoker is not None and vendor is None:
+        known = getattr(scope.invoker, "known_request", None)
+        recorded = None if known is None else known(provider, body)
     if recorded is not None:  # a replay knows what this very body was mapped to
         canonical, digest = recorded["request"], recorded["digest"]
         payload["variant"], payload["request"] = recorded["variant"], canonical
     else:
         digest = _mapped(scope, body, provider, vendor, payload)
         canonical = payload.get("request", body)
+    if made_here and canonical is not body:
+        del payload["providerRequest"]
     boundary = Boundary(
         scope,
         "llm",
@@ -68,10 +74,11 @@ def open_llm(
         canonical,
         payload=payload,
         digest=digest,
-        meta=dict(meta),
+        meta=meta,
         asynchronous=asynchronous,
         stream=stream,
         send=send,
+        body=body,
     )
     boundary.payload["key"] = boundary.digest
     return boundary
@@ -113,11 +120,12 @@ def _key(scope: RunScope, canonical: dict[str, Any]) -> str:
 
 def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
     """``ok`` or ``refusal``, and what is told about the response: usage, stop reason, refusal kind (D23)."""
-    if not isinstance(response, Mapping):
+    if type(response) is not dict and not isinstance(response, Mapping):
         return "ok", {}
-    kind, reason = envelope_kind(dict(response), provider)
-    summary = summarise(dict(response), provider)
-    meta: dict[str, Any] = {"usage": summary.get("usage"), "stopReason": summary.get("stopReason")}
+    body = response if type(response) is dict else dict(response)
+    kind, reason = envelope_kind(body, provider)
+    usage, stop = told(body, provider)
+    meta: dict[str, Any] = {"usage": usage, "stopReason": stop}
     if kind == "refusal":
         meta["refusalReason"] = reason
         return "refusal", meta

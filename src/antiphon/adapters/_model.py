@@ -35,19 +35,10 @@ def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
     return drive(_ask(scope, asking, send, asynchronous=False))
 
 
-async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
-    """One asynchronous call."""
-    return await _ask(scope, asking, send, asynchronous=True)
-
-
-async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool) -> Any:
-    def verify(body: Any) -> Any:
-        """Ask the model for the sake of a comparison."""
-        return _packed(asking, send()) if asynchronous else asking.pack(send())
-
-    boundary = open_asking(scope, asking, asynchronous=asynchronous, send=verify)
-    answer = await boundary.answer()
-    await begin(boundary)
+async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool = True) -> Any:
+    boundary = open_asking(scope, asking, asynchronous=asynchronous, send=send)
+    answer = await boundary.answer() if boundary.may_be_answered else None
+    await boundary.start()
     if answer is not None:
         error = None if answer.error is None else dict(answer.error)
         await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
@@ -62,47 +53,48 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
     except BaseException as error:
         await boundary.finish("error", error=error_payload(error))
         raise
-    await finish(boundary, asking, response)
+    value = asking.pack(response)
+    outcome, meta = outcome_of(value, asking.dialect)
+    await boundary.finish(outcome, value=value, meta=meta)
     return response
 
 
-async def _packed(asking: Asking, response: Any) -> dict[str, Any]:
-    return asking.pack(await response)
+ask_async = _ask
+"""One asynchronous call."""
+
+
+def _verifying(asking: Asking, send: Callable[[], Any], asynchronous: bool) -> Callable[[Any], Any]:
+    """How a replay asks the model for the sake of a comparison."""
+
+    async def packed(response: Any) -> dict[str, Any]:
+        return asking.pack(await response)
+
+    return lambda body: packed(send()) if asynchronous else asking.pack(send())
 
 
 def open_asking(
-    scope: RunScope, asking: Asking, *, asynchronous: bool, stream: bool = False, send: Any = None
+    scope: RunScope, asking: Asking, *, asynchronous: bool, stream: bool = False, send: Callable[[], Any] | None = None
 ) -> Boundary:
     """The boundary of the call. A replay that wants another model cannot put it into a framework's object."""
-    if dict(model.rewritten(scope, asking.body)) != asking.body:
-        raise InvalidInput(
-            f"The model of a {asking.framework} agent is chosen in its code, not by a replay's options.",
-            hint="Change it there and replay with --explore.",
-        )
+    verify = None
+    if scope.invoker is not None:
+        if dict(model.rewritten(scope, asking.body)) != asking.body:
+            raise InvalidInput(
+                f"The model of a {asking.framework} agent is chosen in its code, not by a replay's options.",
+                hint="Change it there and replay with --explore.",
+            )
+        verify = None if send is None else _verifying(asking, send, asynchronous)
     return model.open_llm(
         scope,
         asking.body,
         asking.dialect,
         asynchronous=asynchronous,
         stream=stream,
-        send=send,
+        send=verify,
         vendor=asking.vendor,
+        made_here=True,
         transport=asking.framework,
     )
-
-
-async def begin(boundary: Boundary) -> None:
-    """Write the start. The body was made here from the framework's request: the canonical one says the same."""
-    if "request" in boundary.payload:
-        del boundary.payload["providerRequest"]
-    await boundary.start()
-
-
-async def finish(boundary: Boundary, asking: Asking, response: Any) -> None:
-    """Write what the model answered."""
-    value = asking.pack(response)
-    outcome, meta = outcome_of(value, asking.dialect)
-    await boundary.finish(outcome, value=value, meta=meta)
 
 
 def outcome_of(value: dict[str, Any], dialect: str) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from antiphon._drive import drive
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
-from antiphon.adapters._model import Asking, begin, open_asking, outcome_of
+from antiphon.adapters._model import Asking, open_asking, outcome_of
 from antiphon.adapters._seam import recorded_here
 from antiphon.ports import Answer
 
@@ -57,7 +57,7 @@ def stream(scope: RunScope, asking: Asking, send: Callable[[], Iterator[Any]], c
     """A synchronous stream: answered by the replay, or read and recorded."""
     boundary = open_asking(scope, asking, asynchronous=False, stream=True)
     answer = drive(boundary.answer())
-    drive(begin(boundary))
+    drive(boundary.start())
     if answer is not None:
         drive(_note(boundary, answer))
         yield from _again(asking, answer, codec)
@@ -86,7 +86,7 @@ async def stream_async(
     """An asynchronous stream."""
     boundary = open_asking(scope, asking, asynchronous=True, stream=True)
     answer = await boundary.answer()
-    await begin(boundary)
+    await boundary.start()
     if answer is not None:
         await _note(boundary, answer)
         for piece in _again(asking, answer, codec):

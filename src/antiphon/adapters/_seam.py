@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 from antiphon._scope import RunScope, current_scope
@@ -16,11 +14,13 @@ def recording_scope() -> RunScope | None:
     return None if _inside.get() else current_scope()
 
 
-@contextmanager
-def recorded_here() -> Iterator[None]:
+class recorded_here:  # noqa: N801 (used like a function)
     """Around the live call of a seam that records it."""
-    token = _inside.set(True)
-    try:
-        yield
-    finally:
-        _inside.reset(token)
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _inside.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _inside.reset(self._token)

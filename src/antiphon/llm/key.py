@@ -65,14 +65,20 @@ def llm_cache_key_parts(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041
     """The object whose canonical JSON :func:`llm_cache_key` hashes."""
     _check_object(request)
     messages = request.get("messages")
-    if not isinstance(messages, (list, tuple)) or not all(isinstance(message, dict) for message in messages):
-        raise InvalidInput("'messages' is a list of objects.", path="$.messages")
+    for message in messages if isinstance(messages, (list, tuple)) else (None,):
+        if not isinstance(message, dict):
+            raise InvalidInput("'messages' is a list of objects.", path="$.messages")
     return _parts(request, messages, recipe)
 
 
 def variant_digest(request: Mapping[str, Any]) -> str:
     """Digest of what else shapes the answer (D14); a live cache hit needs an equal key and an equal variant."""
+    if type(request) is dict and VARIANT_FIELDS.keys().isdisjoint(request):
+        return _NO_VARIANT
     return canonical_digest(variant_parts(request))
+
+
+_NO_VARIANT: Final = canonical_digest({})
 
 
 def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +206,7 @@ def _parts(request: Mapping[str, Any], messages: Any, recipe: str) -> dict[str, 
 
 
 def _check_object(request: Any) -> None:
-    if not isinstance(request, Mapping):
+    if type(request) is not dict and not isinstance(request, Mapping):
         raise InvalidInput(f"The request is an object, not a {type(request).__name__}.", path="$")
 
 

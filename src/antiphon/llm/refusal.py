@@ -57,9 +57,11 @@ def envelope_kind(response: Any, provider: str | None = None) -> Verdict:
 
 def response_dialect(response: Any, provider: str | None = None) -> str | None:
     """Which provider's shape an answer has: the one that was named, else the one it looks like."""
+    if provider in _READERS and provider != "bedrock":
+        return provider
     is_converse = isinstance(dig(response, "output", "message"), dict)
-    if provider in _READERS and (provider != "bedrock" or is_converse):
-        return provider  # Bedrock also passes other vendors' shapes through
+    if provider == "bedrock" and is_converse:
+        return provider  # it also passes other vendors' shapes through
     if not isinstance(response, dict):
         return None
     if isinstance(response.get("choices"), list):
@@ -86,9 +88,11 @@ def _envelope(response: dict[str, Any]) -> Verdict | None:
 
 def _stopped(response: dict[str, Any]) -> Verdict | None:
     """An error body of a content filter, or a guardrail's mark, around any vendor's shape."""
-    for code in (dig(response, "error", "code"), dig(response, "error", "innererror", "code")):
-        if isinstance(code, str) and code in _FILTER_CODES:
-            return "refusal", code
+    error = response.get("error")
+    if error is not None:
+        for code in (dig(error, "code"), dig(error, "innererror", "code")):
+            if isinstance(code, str) and code in _FILTER_CODES:
+                return "refusal", code
     if response.get("amazon-bedrock-guardrailAction") == "INTERVENED":
         return "refusal", "guardrail_intervened"
     return None

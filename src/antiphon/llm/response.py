@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 from antiphon.canonical import parse_json
@@ -9,7 +10,10 @@ from antiphon.errors import CanonicalError
 from antiphon.llm._dig import count, dig, objects, texts
 from antiphon.llm.refusal import envelope_kind, response_dialect
 
-__all__ = ["summarise"]
+__all__ = ["summarise", "told"]
+
+Told = tuple[dict[str, int | None], Any]
+"""Usage and stop reason."""
 
 
 def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
@@ -30,12 +34,19 @@ def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
         "stopReason": None,
         "refusal": reason,
     }
-    reader = _READERS.get(response_dialect(response, provider) or "")
-    if reader is not None and isinstance(response, dict):
-        reader(response, summary)
+    dialect = response_dialect(response, provider)
+    if dialect is not None and isinstance(response, dict):
+        _SAID[dialect](response, summary)
+        summary["usage"], summary["stopReason"] = _TOLD[dialect](response)
     if kind == "unknown":
         summary["raw"] = response
     return summary
+
+
+def told(response: dict[str, Any], provider: str | None = None) -> Told:
+    """Usage and stop reason of an answer, as :func:`summarise` gives them."""
+    dialect = response_dialect(response, provider)
+    return ({"inputTokens": None, "outputTokens": None}, None) if dialect is None else _TOLD[dialect](response)
 
 
 def call_entry(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
@@ -69,11 +80,15 @@ def _openai_chat(response: dict[str, Any], summary: dict[str, Any]) -> None:
         arguments = dig(inner, "arguments")
         given = arguments if arguments is not None else dig(inner, "input")
         summary["toolCalls"].append(call_entry(dig(inner, "name"), given, call.get("id")))
-    summary["stopReason"] = dig(choice, "finish_reason")
-    summary["usage"] = {
-        "inputTokens": count(dig(response, "usage", "prompt_tokens")),
-        "outputTokens": count(dig(response, "usage", "completion_tokens")),
+
+
+def _openai_chat_told(response: dict[str, Any]) -> Told:
+    usage = response.get("usage")
+    tokens = {
+        "inputTokens": count(dig(usage, "prompt_tokens")),
+        "outputTokens": count(dig(usage, "completion_tokens")),
     }
+    return tokens, dig(response, "choices", 0, "finish_reason")
 
 
 def _openai_responses(response: dict[str, Any], summary: dict[str, Any]) -> None:
@@ -85,11 +100,12 @@ def _openai_responses(response: dict[str, Any], summary: dict[str, Any]) -> None
         elif item.get("type") in ("function_call", "custom_tool_call"):
             given = item.get("arguments") if item.get("type") == "function_call" else item.get("input")
             summary["toolCalls"].append(call_entry(item.get("name"), given, item.get("call_id")))
-    summary["stopReason"] = dig(response, "incomplete_details", "reason") or response.get("status")
-    summary["usage"] = {
-        "inputTokens": count(dig(response, "usage", "input_tokens")),
-        "outputTokens": count(dig(response, "usage", "output_tokens")),
-    }
+
+
+def _openai_responses_told(response: dict[str, Any]) -> Told:
+    usage = response.get("usage")
+    tokens = {"inputTokens": count(dig(usage, "input_tokens")), "outputTokens": count(dig(usage, "output_tokens"))}
+    return tokens, dig(response, "incomplete_details", "reason") or response.get("status")
 
 
 def _anthropic(response: dict[str, Any], summary: dict[str, Any]) -> None:
@@ -98,14 +114,17 @@ def _anthropic(response: dict[str, Any], summary: dict[str, Any]) -> None:
             summary["text"] += texts(block.get("text"))
         elif block.get("type") == "tool_use":
             summary["toolCalls"].append(call_entry(block.get("name"), block.get("input"), block.get("id")))
-    summary["stopReason"] = response.get("stop_reason")
+
+
+def _anthropic_told(response: dict[str, Any]) -> Told:
     usage = response.get("usage")
-    summary["usage"] = {
+    tokens = {
         "inputTokens": _total(
             dig(usage, "input_tokens"), dig(usage, "cache_creation_input_tokens"), dig(usage, "cache_read_input_tokens")
         ),
         "outputTokens": count(dig(usage, "output_tokens")),
     }
+    return tokens, response.get("stop_reason")
 
 
 def _gemini(response: dict[str, Any], summary: dict[str, Any]) -> None:
@@ -116,12 +135,16 @@ def _gemini(response: dict[str, Any], summary: dict[str, Any]) -> None:
         call = dig(part, "functionCall")
         if isinstance(call, dict):
             summary["toolCalls"].append(call_entry(call.get("name"), call.get("args"), call.get("id")))
-    summary["stopReason"] = dig(candidate, "finishReason") or dig(response, "promptFeedback", "blockReason")
+
+
+def _gemini_told(response: dict[str, Any]) -> Told:
     usage = dig(response, "usageMetadata")
-    summary["usage"] = {
+    tokens = {
         "inputTokens": count(dig(usage, "promptTokenCount")),
         "outputTokens": _total(dig(usage, "candidatesTokenCount"), dig(usage, "thoughtsTokenCount")),
     }
+    stop = dig(response, "candidates", 0, "finishReason") or dig(response, "promptFeedback", "blockReason")
+    return tokens, stop
 
 
 def _bedrock(response: dict[str, Any], summary: dict[str, Any]) -> None:
@@ -130,20 +153,30 @@ def _bedrock(response: dict[str, Any], summary: dict[str, Any]) -> None:
         call = block.get("toolUse")
         if isinstance(call, dict):
             summary["toolCalls"].append(call_entry(call.get("name"), call.get("input"), call.get("toolUseId")))
-    summary["stopReason"] = response.get("stopReason")
+
+
+def _bedrock_told(response: dict[str, Any]) -> Told:
     usage = response.get("usage")
-    summary["usage"] = {
+    tokens = {
         "inputTokens": _total(
             dig(usage, "inputTokens"), dig(usage, "cacheReadInputTokens"), dig(usage, "cacheWriteInputTokens")
         ),
         "outputTokens": count(dig(usage, "outputTokens")),
     }
+    return tokens, response.get("stopReason")
 
 
-_READERS: Final = {
+_SAID: Final = {
     "openai-chat": _openai_chat,
     "openai-responses": _openai_responses,
     "anthropic": _anthropic,
     "gemini": _gemini,
     "bedrock": _bedrock,
+}
+_TOLD: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
+    "openai-chat": _openai_chat_told,
+    "openai-responses": _openai_responses_told,
+    "anthropic": _anthropic_told,
+    "gemini": _gemini_told,
+    "bedrock": _bedrock_told,
 }
