@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections.abc
+import enum
 import sys
+import types
+import typing
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +33,8 @@ def _default(value: Any) -> Any:
         return msgspec.to_builtins(value)
     if isinstance(value, str):
         return str.__str__(value)
+    if type(value).__module__ == "decimal":
+        return str(value)
     if isinstance(value, dict):
         return dict(value)
     if isinstance(value, (list, tuple)):
@@ -48,40 +54,90 @@ def encode(value: Any) -> bytes:
         raise NotSerialisable(f"{type(value).__name__}: {error}") from None
 
 
+plain = orjson.loads
+"""How a kept result comes back where nothing better is declared."""
+
+
 def decoder(returns: Any) -> Callable[[bytes], Any]:
-    """How a kept result becomes the declared return type again; plain data where nothing is declared."""
-    kind = _model_type(returns)
-    if kind is None:
-        return orjson.loads
-    import msgspec
+    """How a kept result becomes the declared return type again; plain data where nothing is declared.
 
-    validate = getattr(kind, "model_validate_json", None)
-    if callable(validate):
-        return lambda data: validate(data)
+    A result that does not fit its declaration (any more) comes back as plain data, too.
+    """
+    if not _has_types(returns):
+        return plain
+    made: list[Callable[[bytes], Any]] = []
 
-    def convert(data: bytes) -> Any:
+    def decode(data: bytes) -> Any:
         try:
-            return msgspec.json.decode(data, type=kind)
-        except msgspec.ValidationError:
-            return orjson.loads(data)
+            if not made:
+                made.append(_typed_decoder(returns))
+            return made[0](data)
+        except Exception:  # whatever the user's own types raise
+            return plain(data)
 
-    return convert
+    return decode
 
 
-def _model_type(returns: Any) -> Any:
-    """The annotation if it names a class that JSON alone would not bring back."""
-    if not isinstance(returns, type) or returns.__module__ == "builtins":
-        return None
-    import dataclasses
-
+def _typed_decoder(returns: Any) -> Callable[[bytes], Any]:
+    if _has_types(returns, _is_pydantic):
+        return _pydantic_decoder(returns)
     import msgspec
 
+    return msgspec.json.Decoder(returns).decode
+
+
+def _pydantic_decoder(returns: Any) -> Callable[[bytes], Any]:
+    from pydantic import TypeAdapter  # it is there: the annotation has one of its classes
+
+    validate = TypeAdapter(returns).validate_json
+
+    def decode(data: bytes) -> Any:
+        try:
+            return validate(data, by_alias=True, by_name=True)  # kept by name, whatever the fields are called outside
+        except TypeError:  # before 2.11
+            return validate(data)
+
+    return decode
+
+
+def _has_types(annotation: Any, wanted: Callable[[type], bool] | None = None) -> bool:
+    """Whether the annotation names a class that JSON alone would not bring back."""
+    origin = typing.get_origin(annotation)
+    if origin is None:
+        return isinstance(annotation, type) and (wanted or _is_lost_in_json)(annotation)
+    if origin not in _CONTAINERS:
+        return False
+    if wanted is None and origin in (set, frozenset, tuple):
+        return True
+    return any(_has_types(part, wanted) for part in typing.get_args(annotation))
+
+
+_CONTAINERS = (
+    list,
+    dict,
+    set,
+    frozenset,
+    tuple,
+    typing.Union,
+    types.UnionType,
+    typing.Annotated,
+    collections.abc.Sequence,
+    collections.abc.Mapping,
+)
+
+
+def _is_pydantic(kind: type) -> bool:
+    return hasattr(kind, "model_validate_json")
+
+
+def _is_lost_in_json(kind: type) -> bool:
+    if kind.__module__ == "builtins":
+        return kind in (set, frozenset, tuple)
     if (
-        dataclasses.is_dataclass(returns)
-        or issubclass(returns, msgspec.Struct)
-        or hasattr(returns, "model_validate_json")
+        hasattr(kind, "__dataclass_fields__")
+        or _is_pydantic(kind)
+        or kind.__module__ in ("datetime", "uuid", "decimal")
     ):
-        return returns
-    if returns.__module__ in ("datetime", "uuid", "decimal"):
-        return returns
-    return None
+        return True
+    msgspec = sys.modules.get("msgspec")
+    return issubclass(kind, (enum.Enum, tuple)) or (msgspec is not None and issubclass(kind, msgspec.Struct))

@@ -19,6 +19,7 @@ from antiphon.ports import Answer, Invocation, Row
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
+    from antiphon._gateway.tool import Tool
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -223,12 +224,24 @@ async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None
     outcome = from_answer(call, answer)
     if not streaming or (answer.chunks is None and answer.outcome != "ok"):
         await finish(core, call, outcome, core.asynchronous)
+        if outcome.status == "success":
+            outcome.value = _as_declared(tool, outcome.value)
         return outcome
     await start(core, call)
     pieces = list(answer.chunks if answer.chunks is not None else outcome.value or ())
     given = _given_async if tool.kind == "async_generator" else _given
     outcome.stream = given(core, call, outcome, pieces, answer.meta.get("gapsMs", ()))
     return outcome
+
+
+def _as_declared(tool: Tool, value: Any) -> Any:
+    """A recorded result as the code knows it: of the type that the tool says it returns."""
+    if tool.decode is codec.plain:
+        return value
+    try:
+        return tool.decode(codec.encode(value))
+    except codec.NotSerialisable:  # a static answer of the caller's own, already as it should be
+        return value
 
 
 def _given(core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: Sequence[float]) -> Iterator[Any]:

@@ -33,6 +33,8 @@ def _default(value: Any) -> Any:
         return list(value)
     if isinstance(value, (bytes, bytearray)):
         return {"$bytes": hashlib.sha256(value).hexdigest(), "length": len(value)}
+    if type(value).__module__ == "decimal":
+        return str(value)
     if isinstance(value, bool | int | float):
         return float(value) if isinstance(value, float) else int(value)
     return unserialisable(value)

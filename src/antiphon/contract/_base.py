@@ -46,7 +46,7 @@ def decode(document: Any, kind: type[T]) -> T:
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         text = str(error)
         found = _PATH.search(text)
-        path = found["path"] if found else "$"
+        path = found["path"].rpartition("`")[2] if found else "$"  # of a key: "key` in `$.payload.params"
         field = _FIELD.search(text)
         if field and not path.endswith("." + field["name"]):
             path = f"{path}.{field['name']}"

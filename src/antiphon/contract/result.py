@@ -63,6 +63,19 @@ class ToolResultEnvelope(Value, frozen=True):
     error: CallError | UnsetType = UNSET
     retried_by: list[Retried] | UnsetType = UNSET
 
+    def to_wire(self) -> dict[str, Any]:
+        """The JSON form as plain Python data. Where the output has none, it is left out and the metadata say so."""
+        try:
+            wire: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_plain)
+        except (TypeError, ValueError, RecursionError) as error:
+            if self.output is UNSET:
+                raise
+            note = f"not serialisable ({type(self.output.content).__name__}: {error})"
+            given = {} if self.output.metadata is UNSET else self.output.metadata
+            output = Output(content=None, metadata={"payload": note, **given})
+            wire = msgspec.to_builtins(msgspec.structs.replace(self, output=output))
+        return wire
+
     @property
     def ok(self) -> bool:
         """Whether the call has an output."""
@@ -77,6 +90,14 @@ class ToolResultEnvelope(Value, frozen=True):
     def code(self) -> str:
         """The error code, or ``""``."""
         return "" if self.error is UNSET else self.error.code
+
+
+def _plain(value: Any) -> Any:
+    """Models of other libraries as plain data."""
+    dump = getattr(value, "model_dump", None)
+    if callable(dump):
+        return dump(mode="json")
+    raise TypeError(f"objects of type {type(value).__name__} have no JSON form")
 
 
 class ToolDenied(msgspec.Struct, frozen=True):

@@ -205,3 +205,10 @@ def test_a_wrong_block_is_refused_with_its_path(block: dict[str, Any], path: str
         CanonicalMessage.from_wire(bad)
     assert caught.value.path == path
     assert not validator("llm-canonical-message").is_valid(bad)
+
+
+def test_a_key_that_is_no_text_is_refused_with_the_place_of_its_object() -> None:
+    bad = {**ENVELOPE, "payload": {**ENVELOPE["payload"], "params": {1: 2}}}
+    with pytest.raises(ContractError, match=r"got `int` \(at \$\.payload\.params\)\.$") as caught:
+        ToolCallEnvelope.from_wire(bad)
+    assert caught.value.path == "$.payload.params"
