@@ -22,6 +22,7 @@ from antiphon.ports import Invoker, Row
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_new = tuple.__new__  # half the price of a named tuple's own constructor
 ORPHAN_LANE = "~orphan"
 _HOMELESS = "~homeless"
 log = logging.getLogger("antiphon.run")
@@ -43,18 +44,24 @@ class Site(NamedTuple):
     parent: str | None
 
 
+_NONE: dict[Any, int] = {}
+
+
 class Lane:
     """One strand of work; touched by its owner only, except for the count of its children."""
 
     __slots__ = ("children", "counter", "owner", "parent", "path", "seen")
+
+    seen: dict[tuple[str, str], int]
+    children: dict[tuple[int, str], int]
 
     def __init__(self, path: str, owner: object, parent: str | None) -> None:
         self.path = path
         self.owner = owner
         self.parent = parent
         self.counter = 0
-        self.seen: dict[tuple[str, str], int] = {}
-        self.children: dict[tuple[int, str], int] = {}
+        self.seen = self.children = _NONE
+        """Made when they are needed: each call has a lane for the calls inside it, and most make none."""
 
 
 class Cursor(NamedTuple):
@@ -179,21 +186,26 @@ class RunScope:
         if lane.owner != me:
             lane = self._open_child(cursor, f"{name}:{digest[:16]}", me)
         site = self._next(lane, name, digest)
-        _cursor.set(Cursor(self, lane, lane.counter))
+        _cursor.set(_new(Cursor, (self, lane, lane.counter)))
         return site
 
     def _next(self, lane: Lane, name: str, digest: str) -> Site:
         index = lane.counter
         lane.counter = index + 1
-        seen = (name, digest)
-        nth = lane.seen.get(seen, 0)
-        lane.seen[seen] = nth + 1
-        return Site(lane.path, index, nth, f"{lane.path}@{index}", lane.parent)
+        if lane.seen is _NONE:
+            lane.seen = {}
+        which = (name, digest)
+        nth = lane.seen.get(which, 0)
+        lane.seen[which] = nth + 1
+        site: Site = _new(Site, (lane.path, index, nth, f"{lane.path}@{index}", lane.parent))
+        return site
 
     def _open_child(self, cursor: Cursor, label: str, me: object) -> Lane:
         parent = cursor.lane
         path = f"{parent.path}/{cursor.index}:{label}#"
         with self.lock:
+            if parent.children is _NONE:
+                parent.children = {}
             slot = (cursor.index, label)
             nth = parent.children.get(slot, 0)
             parent.children[slot] = nth + 1
@@ -212,7 +224,7 @@ class RunScope:
 
     def go_inside(self, call: str) -> Token[Cursor | None]:
         """The same for the rest of a context that ends with the call's body."""
-        return _cursor.set(Cursor(self, Lane(f"{call}>", _me(), call), 0))
+        return _cursor.set(_new(Cursor, (self, Lane(f"{call}>", _me(), call), 0)))
 
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:

@@ -29,7 +29,7 @@ _PAIR_NAME = deferred(
 )
 _SHORTEST = 6
 """No rule finds anything in less (``a@b.no``)."""
-_REMEMBERED, _REMEMBERED_BYTES = 512, 120
+_REMEMBERED, _REMEMBERED_BYTES, _CLEAN_BYTES = 512, 120, 64
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
 
@@ -40,7 +40,7 @@ class Redactor:
     It is idempotent, and never touches the ids that runs, calls, providers and traces are held together with.
     """
 
-    __slots__ = ("_constant", "_known", "_names", "_prefilter", "_salt", "_text")
+    __slots__ = ("_clean", "_constant", "_known", "_names", "_prefilter", "_salt", "_text")
 
     def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
         rules = rules or Rules()
@@ -49,6 +49,8 @@ class Redactor:
         self._prefilter = Prefilter(rules)
         self._constant = CONSTANT_KINDS.union(rule.name for rule in rules.user if rule.constant)
         self._salt = _salt(salt)
+        self._clean: set[bytes] = set()
+        """Short documents without a secret: ``null``, ``{"ok":true}`` and their like come back all the time."""
         self._known: dict[bytes, bytes] = {}
         """Short texts with an ``@`` as they are written: people and places come up again and again in a run."""
 
@@ -57,6 +59,7 @@ class Redactor:
         other = object.__new__(Redactor)
         other._text, other._names, other._prefilter = self._text, self._names, self._prefilter
         other._constant = self._constant
+        other._clean = self._clean
         other._salt = _salt(salt)
         other._known = {}
         return other
@@ -99,8 +102,15 @@ class Redactor:
 
     def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
         """Serialised JSON (or text) with placeholders, and whether anything was replaced."""
+        short = len(document) <= _CLEAN_BYTES
+        if short and document in self._clean:
+            return document, False
         causes = self._prefilter.causes(document)
         if not causes:
+            if short:
+                if len(self._clean) >= _REMEMBERED:
+                    self._clean.clear()
+                self._clean.add(document)
             return document, False
         if causes == AT and document[:1] in b'{["' and b"\\" not in document:
             return self._addresses(document)
