@@ -41,6 +41,8 @@ class Breakers:
         self._seen: dict[str, BreakerRow] = {}
         self._started = False
         self._lock = threading.Lock()
+        self.changes = 0
+        """Counts up when a path may have changed, for those who remember one."""
         self.dirty: dict[str, Breaker] = {}
         """Breakers whose state changed here and has not been written yet."""
 
@@ -63,7 +65,7 @@ class Breakers:
         breaker = self._by_key.get(key)
         if breaker is None:
             breaker = self._by_key[key] = Breaker(policy)
-            self._paths.clear()
+            self._forget_paths()
         elif policy is not DEFAULT_BREAKER and breaker.policy is DEFAULT_BREAKER:
             breaker = self._renew(key, breaker, policy)  # somebody asked for it before the tool's first call
         return breaker
@@ -72,12 +74,16 @@ class Breakers:
         """A breaker of another policy. What time or an operator made of the old one stays; counters start anew."""
         now = self._clock.monotonic()
         new = self._by_key[key] = Breaker(policy)
-        self._paths.clear()
+        self._forget_paths()
         state = old.export(now)
         if state.state not in ("CLOSED", new.state) and state.reason != CONFIGURED_REASON:
             new.adopt(state.state, state.epoch, state.remaining_ms, state.reason, now)
         new.epoch = max(new.epoch, state.epoch)
         return new
+
+    def _forget_paths(self) -> None:
+        self._paths.clear()
+        self.changes += 1
 
     def replace(self, tool: Tool) -> None:
         """Take the tool's new policy."""

@@ -143,6 +143,7 @@ class LoopGuard:
         "_policy",
         "_progress",
         "_recent",
+        "_simple",
         "_started",
         "_tokens",
         "calls",
@@ -151,6 +152,8 @@ class LoopGuard:
 
     def __init__(self, policy: LoopPolicy, started: float) -> None:
         self._policy = policy
+        capped = policy.max_calls is not None or policy.max_seconds is not None or policy.max_cost is not None
+        self._simple = policy.enabled and not capped
         self._started = started
         self._lock = threading.Lock()
         self._recent: dict[tuple[str, str], _Seen | _Once] = {}
@@ -194,6 +197,23 @@ class LoopGuard:
         if cost:
             self.spend(cost)
         return verdict
+
+    def is_new(self, call: tuple[str, str]) -> bool:
+        """:meth:`check` at its cheapest, for a call that neither polls nor costs: yes, it may run and counts.
+
+        ``False`` says nothing, and nothing was counted: ask :meth:`check`.
+        """
+        if not self._simple or self._ended is not None or call in self._recent or call in self._older:
+            return False
+        self.calls = next(self._count)
+        return True
+
+    def succeeded(self, call: tuple[str, str], outcome: bytes) -> None:
+        """:meth:`record` at its cheapest, for a call that succeeded and is no poll."""
+        if not self._simple or call in self._recent or call in self._older:
+            self.record(call[0], call[1], outcome)
+        else:
+            self._first(call, outcome, True)
 
     def record(self, tool: str, digest: str, outcome: bytes | str, *, ok: bool = True, poll: bool = False) -> None:
         """After a call that ran or was answered: what came of it (of a failure: its code and message)."""

@@ -62,6 +62,16 @@ class PrometheusListener:
         add()
         observe(duration_ms)
 
+    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+        """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
+        add, observe = self._bind(tool, status, scope)
+
+        def ended(duration_ms: float) -> None:
+            add()
+            observe(duration_ms)
+
+        return ended
+
     def _bind(self, tool: str, status: str, scope: str) -> tuple[Callable[[], None], Callable[[float], None]]:
         label = self._tool(tool)
         shown = status if status in schema.STATUSES else schema.OTHER

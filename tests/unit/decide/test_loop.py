@@ -388,3 +388,22 @@ def test_noise_is_taken_out(one: bytes | str, other: bytes | str) -> None:
 )
 def test_what_means_something_stays(one: str, other: str) -> None:
     assert normalise(one) != normalise(other)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["x", "y"])), max_size=60))
+def test_the_cheap_way_says_and_remembers_the_same(steps: list[Step]) -> None:
+    """``is_new`` and ``succeeded`` stand for ``check`` and ``record``: two guards that see the same stay equal."""
+    one, other = (guard(max_calls=None, remember=4) for _ in range(2))
+    for call, outcome in steps:
+        mark = (call, call)
+        verdict = module.ALLOW if one.is_new(mark) else one.check(*mark, 0.0)
+        assert verdict == other.check(*mark, 0.0)
+        assert one.calls == other.calls
+        if not verdict.refused:
+            one.succeeded(mark, outcome.encode())
+            other.record(*mark, outcome.encode())
+
+
+def test_the_cheap_way_leaves_caps_and_switched_off_guards_to_the_other() -> None:
+    assert not guard(max_calls=5).is_new(("a", "a"))
+    assert not guard(max_calls=None, enabled=False).is_new(("a", "a"))

@@ -232,3 +232,33 @@ def test_a_label_is_never_empty_and_never_long() -> None:
     labels = Labels(3, str)
     assert labels("") == "none"
     assert len(labels("x" * 1000)) == 128
+
+
+@both
+def test_a_bound_tool_counts_like_any_call(make: Callable[..., Made]) -> None:
+    made, other = make(), make()
+    ended = made.bound("shop/pay", "success", "session")
+    for n in range(3000):
+        ended(n / 7)
+        other.call_ended("shop/pay", "success", "session", n / 7)
+    assert samples(made) == samples(other)
+    assert samples(made) == samples(other)  # what was added up once is not added again
+
+
+@both
+def test_threads_lose_no_bound_call(make: Callable[..., Made]) -> None:
+    made = make()
+    ended = made.bound("shop/pay", "success", "session")
+
+    def work() -> None:
+        for _ in range(3000):
+            ended(1.0)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        made.render()
+    for thread in threads:
+        thread.join()
+    assert value(made, "antiphon_tool_calls_total", tool="shop/pay", status="success", scope="session") == 12_000
