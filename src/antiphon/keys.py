@@ -53,6 +53,7 @@ KEY_VERSION: Final = "k1"
 """First element of a store key: a release that changes canonicalisation counts on, and reads both for one TTL."""
 
 _sha256 = hashlib.sha256
+_new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
 class CallKeys(NamedTuple):
@@ -68,9 +69,10 @@ class CallKeys(NamedTuple):
     """The one hash under which the call appears in results, logs and spans (R11): the store key's first 16 digits."""
 
 
-QuickKeys = tuple[str, str, bytes, bytes]
-"""Store key, idempotency key, canonical bytes of the normalised and of the given parameters."""
+QuickKeys = tuple[str, str, bytes, bytes | None]
+"""Store key, idempotency key, what the latter was hashed from, and the canonical parameters as given if they differ."""
 _MEMO_KEPT = 1024
+_MEMO_BYTES = 4096
 
 
 class KeyMaker:
@@ -81,7 +83,18 @@ class KeyMaker:
     True
     """
 
-    __slots__ = ("_after", "_before", "_given_before", "_rule", "_store_before", "spec")
+    __slots__ = (
+        "_after",
+        "_before",
+        "_fed",
+        "_given_before",
+        "_memo",
+        "_rule",
+        "_store_before",
+        "_store_fed",
+        "place",
+        "spec",
+    )
 
     def __init__(
         self,
@@ -95,6 +108,7 @@ class KeyMaker:
         tool: str | None = None,
     ) -> None:
         self.spec = spec
+        self.place = (session, actor)
         self._rule = ParamsRule(spec)
         namespace = spec.namespace if namespace is None else namespace
         tool = spec.name if tool is None else tool
@@ -114,30 +128,55 @@ class KeyMaker:
             session = actor = ""
         self._before = _utf8(f"{namespace}::{tool}::")
         self._after = _utf8(f"::{session}::{actor}")
+        self._fed = _sha256(self._before)
+        self._store_fed = _sha256(self._store_before.encode())
+        self._memo: dict[bytes, QuickKeys] = {}
 
     def keys(self, params: dict[str, Any]) -> CallKeys:
         """The computed key of a call, and what goes with it."""
         canonical, exact = self._rule.canonical(params)
-        key = _sha256(self._before + canonical + self._after).hexdigest()
-        store = _sha256(f'{self._store_before}{key}"]'.encode()).hexdigest()
+        store, key = self._hashed(canonical + self._after)
         digest = _sha256(canonical).hexdigest()
-        return CallKeys(store, key, digest, digest if exact is canonical else _sha256(exact).hexdigest(), store[:16])
+        same = exact is canonical
+        return _new(CallKeys, (store, key, digest, digest if same else _sha256(exact).hexdigest(), store[:16]))
 
-    def quick(self, params: dict[str, Any], memo: dict[bytes, tuple[str, str]] | None = None) -> QuickKeys:
-        """Store key and idempotency key, with the canonical bytes that the digests can be made of later.
+    def _hashed(self, rest: bytes) -> tuple[str, str]:
+        """Store key and idempotency key; hashes that were fed the beginning are cheaper than new ones."""
+        hashed = self._fed.copy()
+        hashed.update(rest)
+        key = hashed.hexdigest()
+        hashed = self._store_fed.copy()
+        hashed.update(f'{key}"]'.encode())
+        return hashed.hexdigest(), key
 
-        With a *memo* of the caller's, parameters that were seen before are not hashed again.
+    def quick(self, params: dict[str, Any], remember: bool = False) -> QuickKeys:
+        """Store key and idempotency key, with the bytes that the digests can be made of later (:meth:`params_of`).
+
+        With *remember*, parameters that were seen before are not hashed again.
         """
         canonical, exact = self._rule.canonical(params)
-        if memo is not None:
-            known = memo.get(canonical)
-            if known is not None:
-                return known[0], known[1], canonical, exact
-        key = _sha256(self._before + canonical + self._after).hexdigest()
-        store = _sha256(f'{self._store_before}{key}"]'.encode()).hexdigest()
-        if memo is not None and len(memo) < _MEMO_KEPT:
-            memo[canonical] = (store, key)
-        return store, key, canonical, exact
+        if remember:
+            known = self._memo.get(canonical)
+            if known is not None and exact is canonical:
+                return known
+        rest = canonical + self._after
+        store, key = self._hashed(rest)
+        if exact is not canonical:
+            return store, key, rest, exact
+        keys = (store, key, rest, None)
+        if remember and len(rest) <= _MEMO_BYTES:
+            if len(self._memo) >= _MEMO_KEPT:
+                self._memo.clear()
+            self._memo[canonical] = keys
+        return keys
+
+    def key_of(self, rest: bytes) -> str:
+        """The idempotency key once more, from the bytes that :meth:`quick` gave."""
+        return _sha256(self._before + rest).hexdigest()
+
+    def params_of(self, rest: bytes) -> bytes:
+        """The canonical parameters, from the bytes that :meth:`quick` gave."""
+        return rest[: -len(self._after)]
 
     def keys_given(self, params: dict[str, Any], idempotency_key: str) -> CallKeys:
         """The same for a key that the caller or a hook supplied."""

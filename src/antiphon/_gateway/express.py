@@ -9,7 +9,8 @@ over, after it by :meth:`Core.resume`. Tests make the same calls both ways and c
 from __future__ import annotations
 
 import hashlib
-import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from antiphon import _scope
@@ -21,20 +22,25 @@ from antiphon._gateway.owner import owner_token
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import active_session, active_turn
 from antiphon.contract._base import UNSET
-from antiphon.contract.record import RecordedAttempt, RecordedRequest
+from antiphon.contract.record import RecordedRequest
+from antiphon.decide.breaker import Breaker, Permit
 from antiphon.decide.loop import ALLOW
 from antiphon.errors import InvalidInput
-from antiphon.ports import Ask, Final
+from antiphon.keys import KeyMaker
+from antiphon.ports import Ask
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
 
 _new = tuple.__new__  # half the price of a named tuple's own constructor
-_KEEP_BYTES = 512
+_KEEP_BYTES = 2048
 """Longer parameters are digested at once, so that records stay small."""
-_MEMOS = 64
 _NOBODY = ("default", "default", None)
+_active_runs = _scope._active
 _cursor = _scope._cursor.get
+_held = held.get
+_turn = active_turn.get
+_session = active_session.get
 REUSED = -1
 """The ``version`` of a call that was answered from a record."""
 
@@ -67,17 +73,21 @@ class LateRequest(NamedTuple):
         )
 
 
-class LateAttempt(NamedTuple):
-    """The attempts part of a claim record: one success, made when somebody asks."""
+class LateAsk(Ask):
+    """A request for a claim that keeps what its idempotency key and its request are made of, instead of these two."""
 
-    finished_ms: int
-    took_ms: float
+    __slots__ = ()
 
-    def __call__(self) -> tuple[RecordedAttempt, ...]:
-        began = self.finished_ms - int(self.took_ms)
-        return (
-            RecordedAttempt(started_at_ms=began, finished_at_ms=self.finished_ms, status="success", retriable=False),
-        )
+    @property
+    def idempotency_key(self) -> str:
+        maker: KeyMaker = self[4]  # type: ignore[assignment]
+        return maker.key_of(self[3])  # type: ignore[arg-type]
+
+    @property
+    def request(self) -> LateRequest:  # type: ignore[override]
+        maker: KeyMaker = self[4]  # type: ignore[assignment]
+        canonical = maker.params_of(self[3])  # type: ignore[arg-type]
+        return LateRequest(*maker.place, self[1], canonical, canonical, False)
 
 
 class Ticket:
@@ -87,7 +97,6 @@ class Ticket:
         "answer",
         "guard",
         "idem_key",
-        "journal",
         "key",
         "params",
         "permits",
@@ -103,10 +112,9 @@ class Ticket:
     answer: Any
     guard: Any
     idem_key: str
-    journal: Any
     key: str
     params: dict[str, Any]
-    permits: list[tuple[Any, Any]]
+    permits: list[tuple[Breaker, Permit]]
     place: tuple[str, str, None]
     request_id: str
     started: float
@@ -136,18 +144,23 @@ class Express:
 
     __slots__ = (
         "_bind",
+        "_breaker_changes",
+        "_breakers",
         "_budget",
         "_core",
         "_guards_on",
         "_idempotent",
         "_lease_ms",
-        "_memos",
+        "_makers",
         "_monotonic",
         "_name",
+        "_plain",
         "_reuses",
         "_settings",
         "_spec",
+        "_store",
         "_tail",
+        "_tally",
         "_tool",
         "_ttl_ms",
     )
@@ -158,21 +171,28 @@ class Express:
         self._name = tool.full_name
         self._budget = core.budget(tool)
         self._bind: Any = tool.quick_bind
+        self._makers = tool.makers
         self._monotonic = core.clock.monotonic
-        self._memos: dict[Any, dict[bytes, tuple[str, str]]] = {}
-        """Keys of parameters seen before, for tools whose answers are reused."""
+        self._breakers: tuple[Breaker, ...] = ()
+        self._breaker_changes = -1
+        self._store: Any = core.store.open_sync() if core.in_process else None
+        """Asked without waiting, so that one view of it does for all threads and event loops."""
         self._prepare()
 
     def _prepare(self) -> None:
         """What the settings decide, read again when they have changed."""
         core, tool = self._core, self._tool
         self._settings = core.settings
-        self._spec = tool.spec
-        self._idempotent = tool.spec.idempotent
+        self._spec = spec = tool.spec
+        self._idempotent = spec.idempotent
+        self._plain = not spec.poll and not spec.cost
+        """Whether the loop guard has nothing to know but the call."""
         self._ttl_ms, self._lease_ms = tool.ttl.done_ms, tool.ttl.lease_ms
-        self._reuses = tool.spec.idempotent and tool.reuse_default == "session"
+        self._reuses = spec.idempotent and tool.reuse_default == "session"
         self._guards_on = core.guards.policy.watches
         self._tail = (core.settings.tenant, core.settings.workspace, 0)
+        self._tally: Callable[[float], None] | None = None
+        """Counts a success, once there has been one."""
 
     def _usual(self, now: float) -> bool:
         """Whether nothing stands in the way that the pipeline would have to look at."""
@@ -180,85 +200,103 @@ class Express:
         switches = core.switches
         if core.hooks.active or switches.any_shadow or not (switches.derive_keys and switches.open_mode):
             return False
-        if _scope._active or _cursor() is not None or held.get() is not None:
+        if _active_runs or _cursor() is not None or _held() is not None:
             return False
         if core.settings is not self._settings:
             self._prepare()
         return now < core.next_refresh and core.quiet
 
-    def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ticket | None:
-        """A call that holds its claim (``version`` > 0), one for the pipeline (0), or ``None``: start over."""
-        core, name = self._core, self._name
-        now = self._monotonic()
-        if not self._usual(now):
-            return None
-        permits: list[tuple[Any, Any]] = []
-        for _, breaker in core.breakers.path(self._tool, "tool"):
+    def _permits(self) -> list[tuple[Breaker, Permit]] | None:
+        """Leave of all breakers on the way, or ``None`` if one has to be asked."""
+        breakers = self._core.breakers
+        if breakers.changes != self._breaker_changes:
+            self._breaker_changes = breakers.changes
+            self._breakers = tuple(breaker for _, breaker in breakers.path(self._tool, "tool"))
+        permits = []
+        for breaker in self._breakers:
             permit = breaker.pass_for_all
             if permit is None:
                 return None
             permits.append((breaker, permit))
-        ticket = Ticket()
-        ticket.params = params = self._bind(*args, **kwargs)
-        turn = active_turn.get()
-        session = active_session.get() if turn is None else turn.session
+        return permits
+
+    def open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ticket | None:
+        """A call that holds its claim (``version`` > 0), one for the pipeline (0), or ``None``: start over."""
+        now = self._monotonic()
+        if not self._usual(now):
+            return None
+        permits = self._permits()
+        if permits is None:
+            return None
+        params = self._bind(*args, **kwargs)
+        turn = _turn()
+        session = _session() if turn is None else turn.session
         place = _NOBODY if session is None else session.place
-        maker = self._tool.makers.get(place)
+        maker = self._makers.get(place)
         if maker is None:
             return None
-        memo = self._memo(place) if self._reuses else None
+        reuses = self._reuses and turn is None
         try:
-            key, idem_key, canonical, exact = maker.quick(params, memo)
+            key, idem_key, rest, exact = maker.quick(params, reuses)
         except InvalidInput:
             return None
-        journal: Any = core.journal()
-        if memo is not None and turn is None:
-            kept = journal.done_now(key)
+        ticket = Ticket()
+        if reuses:
+            kept = self._store.done_now(key)
             if kept is not None:
                 return self._reused(ticket, now, kept)
-        request_id = uuid7()
         ticket.tool = self._tool
+        ticket.params = params
         ticket.place = place
         ticket.started = now
-        ticket.request_id = request_id
+        ticket.request_id = request_id = uuid7()
         ticket.key = key
         ticket.idem_key = idem_key
         ticket.permits = permits
         ticket.turn = turn
         ticket.guard = ticket.verdict = None
-        ticket.version = 0
         if turn is not None and not self._admitted(ticket, turn, now):
+            ticket.version = 0
             return ticket
-        long = len(canonical) > _KEEP_BYTES
+        if exact is None and len(rest) <= _KEEP_BYTES:
+            tail = self._tail
+            ask: Ask = _new(
+                LateAsk,
+                (key, request_id, self._name, rest, maker, self._ttl_ms, self._lease_ms, owner_token(), *tail),
+            )
+        else:
+            ask = self._long_ask(ticket, maker, rest, exact)
+        ticket.version = self._store.begin_now(ask)
+        return ticket
+
+    def _long_ask(self, ticket: Ticket, maker: KeyMaker, rest: bytes, exact: bytes | None) -> Ask:
+        """For parameters that are long, or were not in their normal form."""
+        canonical = maker.params_of(rest)
+        long = len(rest) > _KEEP_BYTES
         if long:
             digest = hashlib.sha256(canonical).hexdigest().encode()
-            exact = digest if exact is canonical else hashlib.sha256(exact).hexdigest().encode()
+            exact = digest if exact is None else hashlib.sha256(exact).hexdigest().encode()
             canonical = digest
-        late = _new(LateRequest, (place[0], place[1], request_id, canonical, exact, long))
-        ask = (key, request_id, name, idem_key, late, self._ttl_ms, self._lease_ms, owner_token(), *self._tail)
-        ticket.journal = journal
-        ticket.version = journal.begin_now(_new(Ask, ask))
-        return ticket
+        late: Any = LateRequest(*maker.place, ticket.request_id, canonical, canonical if exact is None else exact, long)
+        who = (ticket.key, ticket.request_id, self._name, ticket.idem_key, late)
+        ask: Ask = _new(Ask, (*who, self._ttl_ms, self._lease_ms, owner_token(), *self._tail))
+        return ask
 
     def _admitted(self, ticket: Ticket, turn: Any, now: float) -> bool:
         """What turn control and loop guard say; anything but a plain yes is for the pipeline."""
-        if self._idempotent and (self._name, ticket.key) in turn.succeeded:
+        call = (self._name, ticket.key)
+        if self._idempotent and call in turn.succeeded:
             return False
         guard = turn.session.known_guard
         if guard is None:
             return not self._guards_on
-        spec = self._spec
         ticket.guard = guard
-        ticket.verdict = verdict = guard.loop.check(self._name, ticket.key, now, poll=spec.poll, cost=spec.cost)
+        if self._plain and guard.loop.is_new(call):
+            ticket.verdict = ALLOW
+            return True
+        spec = self._spec
+        ticket.verdict = verdict = guard.loop.check(*call, now, poll=spec.poll, cost=spec.cost)
         return verdict is ALLOW
-
-    def _memo(self, place: tuple[Any, ...]) -> dict[bytes, tuple[str, str]]:
-        memo = self._memos.get(place)
-        if memo is None:
-            if len(self._memos) >= _MEMOS:
-                self._memos.clear()
-            memo = self._memos[place] = {}
-        return memo
 
     def _reused(self, ticket: Ticket, now: float, kept: bytes) -> Ticket:
         """An answer that is kept for the session: no claim, no call."""
@@ -267,35 +305,52 @@ class Express:
         metrics = self._core.telemetry.metrics
         if metrics is not None:
             metrics.hit(self._name, "done")
-            metrics.call_ended(self._name, "success", self._spec.scope, (self._monotonic() - now) * 1000)
+            (self._tally or self._bind_tally())((self._monotonic() - now) * 1000)
         return ticket
+
+    def _bind_tally(self) -> Callable[[float], None]:
+        """What counts a success of this tool."""
+        metrics: Any = self._core.telemetry.metrics
+        if metrics is None:
+            self._tally = _uncounted
+        else:
+            bound = getattr(metrics, "bound", None) or partial(partial, metrics.call_ended)
+            self._tally = bound(self._name, "success", self._spec.scope)
+        return self._tally
 
     def close(self, ticket: Ticket, value: Any) -> bool:
         """Note the success everywhere; ``False`` if the result needs the pipeline (too large, not serialisable)."""
-        core, name = self._core, self._name
         try:
             payload = codec.encode(value)
         except codec.NotSerialisable:
             return False
-        if len(payload) > core.keeper.payload_limit:
+        if len(payload) > self._core.keeper.payload_limit:
             return False
         now = self._monotonic()
         for breaker, permit in ticket.permits:
             breaker.success(permit, now)
         self._budget.success()
         took = (now - ticket.started) * 1000
-        late = _new(LateAttempt, (time.time_ns() // 1_000_000, took))
-        final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, late, 1, True))
         key = ticket.key
-        if ticket.journal.settle_now(key, ticket.version, final) is None:
-            core.telemetry.fenced(ticket.to_call())
+        if self._store.succeed_now(key, ticket.version, payload, took) is None:
+            self._core.telemetry.fenced(ticket.to_call())
         turn = ticket.turn
         if turn is not None:
-            turn.identities.add(ticket.request_id)
-            turn.succeeded.setdefault((name, key), ticket.request_id)
-            if ticket.guard is not None:
-                ticket.guard.loop.record(name, key, payload, poll=self._spec.poll)
-        metrics = core.telemetry.metrics
-        if metrics is not None:
-            metrics.call_ended(name, "success", self._spec.scope, took)
+            self._remember(ticket, turn, payload)
+        (self._tally or self._bind_tally())(took)
         return True
+
+    def _remember(self, ticket: Ticket, turn: Any, payload: bytes) -> None:
+        """Turn control and loop guard learn of a success."""
+        call, request_id = (self._name, ticket.key), ticket.request_id
+        turn.identities.add(request_id)
+        turn.succeeded.setdefault(call, request_id)
+        if ticket.guard is not None:
+            if self._plain:
+                ticket.guard.loop.succeeded(call, payload)
+            else:
+                ticket.guard.loop.record(*call, payload, poll=self._spec.poll)
+
+
+def _uncounted(duration_ms: float) -> None:
+    """Nobody counts."""

@@ -1,25 +1,25 @@
-"""Claims in a dictionary: every step costs the same at 100 and at 25,000 keys.
+"""Claims in a dictionary: every step of a call costs the same at 100 and at 25,000 keys.
 
-Three structures point at the same nodes: the current node of each key, an LRU of those that may be
-evicted, and timer buckets of eight seconds for expiry. Nothing is ever scanned to find a victim.
+The current node of each key stands in one ordered dictionary, least recently used first; earlier executions and aliases
+stand in a second one. A node that must be kept goes to the end when it comes up for eviction. Only a sweep looks at
+all nodes, and only when one of them can have expired.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from heapq import heappop, heappush
 
 import msgspec
 from msgspec import UNSET, Raw
 
-from antiphon.contract.record import DedupeRecord
+from antiphon.contract.record import DedupeRecord, RecordedAttempt
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Ask, Claimed, Existing, Final
 from antiphon.stores._common import NO_OUTCOME, must_be_kept, next_version, outcome_of
 from antiphon.stores._waiters import Waiters
 
-_BUCKET_SHIFT = 13  # 8.192 s
 _ROOM = 32
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
@@ -30,29 +30,38 @@ class Node(msgspec.Struct, gc=False, eq=False):
     ask: Ask
     identity: str
     serial: int
-    """Its place in the LRU and the timers; the fence, except for an alias."""
+    """Its place among the earlier executions; the fence, except for an alias."""
     version: int
     fence: int
     created: int
     updated: int
     lock_until: int
     expires: int
-    final: Final | None = None
+    state: str = "inflight"
     kept: bool = True
     """In flight or unknown: never evicted."""
+    answer: bytes | None = None
+    """The result, if it can be given again as it is."""
+    took_ms: float = 0.0
+    """Of a plain success, which has no ``final``: how long its only attempt took."""
+    final: Final | None = None
     record: DedupeRecord | None = None
-
-    @property
-    def state(self) -> str:
-        return "inflight" if self.final is None else self.final.state
 
     def to_record(self) -> DedupeRecord:
         if self.record is None:
             self.record = self._build()
         return self.record
 
+    def _end(self) -> Final | None:
+        """How it ended; of a plain success this is put together only here."""
+        if self.final is None and self.answer is not None:
+            began, ended = self.updated - int(self.took_ms), self.updated
+            attempt = RecordedAttempt(started_at_ms=began, finished_at_ms=ended, status="success", retriable=False)
+            self.final = Final("done", self.ask.ttl_ms, self.answer, attempts=(attempt,), attempt_count=1)
+        return self.final
+
     def _build(self) -> DedupeRecord:
-        ask, final = self.ask, self.final
+        ask, final = self.ask, self._end()
         outcome = NO_OUTCOME if final is None else outcome_of(final)
         return DedupeRecord(
             key=ask.key,
@@ -83,22 +92,91 @@ class Node(msgspec.Struct, gc=False, eq=False):
 class ClaimTable:
     """The claim steps of a journal as plain functions of the time. The caller holds the lock."""
 
-    __slots__ = ("_current", "_due", "_history", "_last", "_lru", "_max", "_size", "_timers", "_waiting", "waiters")
+    __slots__ = (
+        "_current",
+        "_full_at",
+        "_history",
+        "_last",
+        "_max",
+        "_past",
+        "_room",
+        "_soonest",
+        "_waiting",
+        "waiters",
+    )
 
     def __init__(self, max_keys: int) -> None:
         self._max = max_keys
-        self._size = 0
+        self._room = max_keys
+        """How many current nodes there may be beside the past ones."""
         self._last = 0
-        self._current: dict[str, Node] = {}
+        self._current: OrderedDict[str, Node] = OrderedDict()
+        self._past: OrderedDict[int, Node] = OrderedDict()
         self._history: dict[str, dict[str, Node]] = {}
-        self._lru: OrderedDict[int, Node] = OrderedDict()
-        self._timers: dict[int, dict[int, Node]] = {}
-        self._due: list[int] = []
+        """The past nodes by key and identity."""
+        self._soonest: float = math.inf
+        """Before this moment nothing expires."""
+        self._full_at = -1
+        """The last version given out when nothing could be evicted; a later one may have changed that."""
         self.waiters = Waiters()
         self._waiting = self.waiters.by_key
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._current) + len(self._past)
+
+    # -- for callers in a hurry --------------------------------------------------------------------------------------
+
+    def insert(self, ask: Ask, now: int) -> int:
+        """The version of a new claim, or 0 if anything is known of the key."""
+        key = ask[0]
+        current = self._current
+        if key in current or key in self._history:
+            return 0
+        if len(current) >= self._room:
+            self._make_room(now)
+        version = now * 1000
+        if version <= self._last:
+            version = self._last + 1
+        self._last = version
+        ttl_ms, lease_ms = ask[5], ask[6]
+        expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
+        if expires < self._soonest:
+            self._soonest = expires
+        current[key] = Node(ask, ask[1], version, version, version, now, now, now + lease_ms, expires)
+        return version
+
+    def succeed(self, key: str, version: int, payload: bytes, took_ms: float, now: int) -> int | None:
+        """:meth:`settle` for a success at the first attempt whose result is kept as it is."""
+        node = self._current.get(key)
+        if node is None or node.version != version or node.expires <= now:
+            return None
+        version = now * 1000
+        if version <= self._last:
+            version = self._last + 1
+        self._last = node.version = version
+        node.state = "done"
+        node.kept = False
+        node.answer = payload
+        node.took_ms = took_ms
+        node.updated = now
+        node.final = node.record = None
+        node.expires = expires = now + node.ask[5]
+        if expires < self._soonest:
+            self._soonest = expires
+        self._current.move_to_end(key)
+        if self._waiting:
+            self.waiters.wake(key)
+        return version
+
+    def result(self, key: str, now: int) -> bytes | None:
+        """The kept result of a live, successful record."""
+        node = self._current.get(key)
+        if node is None or node.expires <= now:
+            return None
+        self._current.move_to_end(key)
+        return node.answer
+
+    # -- the steps of a journal --------------------------------------------------------------------------------------
 
     def begin(self, ask: Ask, now: int) -> Claimed | Existing:
         node = self._current.get(ask[0])
@@ -111,25 +189,6 @@ class ClaimTable:
         if node is not None:
             self._drop(node)
         return _new(Claimed, (self._insert(ask, now), now))
-
-    def insert(self, ask: Ask, now: int) -> int:
-        """The version of a new claim, or 0 if anything is known of the key."""
-        key = ask[0]
-        if key in self._current or (self._history and key in self._history):
-            return 0
-        return self._insert(ask, now)
-
-    def result(self, key: str, now: int) -> bytes | None:
-        """The kept result of a live, successful record."""
-        node = self._current.get(key)
-        if node is None or node.expires <= now or node.final is None:
-            return None
-        final = node.final
-        if final.state != "done" or final.payload is None or final.output_redacted:
-            return None
-        if not node.kept:
-            self._lru.move_to_end(node.serial)
-        return final.payload
 
     def take(self, ask: Ask, version: int, now: int) -> Claimed | Existing:
         key = ask.key
@@ -155,28 +214,18 @@ class ClaimTable:
         node = self._current.get(key)
         if node is None or node.version != version or node.expires <= now:
             return None
-        version = now * 1000
-        if version <= self._last:
-            version = self._last + 1
-        self._last = node.version = version
+        self._last = node.version = next_version(self._last, now)
         node.final = final
+        node.state = final.state
+        node.answer = final.payload if final.state == "done" and not final.output_redacted else None
+        node.kept = must_be_kept(final)
         node.record = None
         node.updated = now
-        kept = must_be_kept(final)
-        if kept is not node.kept:
-            node.kept = kept
-            if kept:
-                del self._lru[node.serial]
-            else:
-                self._lru[node.serial] = node
-        expires = now + final.ttl_ms
-        if node.expires >> _BUCKET_SHIFT == expires >> _BUCKET_SHIFT:
-            node.expires = expires
-        else:
-            self._expire_at(node, expires)
+        self._expire_at(node, now + final.ttl_ms)
+        self._current.move_to_end(key)
         if self._waiting:
             self.waiters.wake(key)
-        return version
+        return node.version
 
     def alias(self, key: str, identity: str, version: int, now: int) -> None:
         node = self._current.get(key)
@@ -184,7 +233,7 @@ class ClaimTable:
             return
         if node is None or node.version != version:
             node = next((past for past in self._history.get(key, {}).values() if past.version == version), None)
-        if node is None or node.final is None or node.identity == identity or node.expires <= now:
+        if node is None or node.state == "inflight" or node.identity == identity or node.expires <= now:
             return
         older = self._earlier(key, identity, 0)
         if older is not None:
@@ -192,16 +241,11 @@ class ClaimTable:
         self._make_room(now)
         self._last = next_version(self._last, now)
         node.to_record()
-        copy = msgspec.structs.replace(node, identity=identity, serial=self._last)
-        self._history.setdefault(key, {})[identity] = copy
-        self._size += 1
-        if not copy.kept:
-            self._lru[copy.serial] = copy
-        self._timers[copy.expires >> _BUCKET_SHIFT][copy.serial] = copy
+        self._remember(key, msgspec.structs.replace(node, identity=identity, serial=self._last))
 
     def renew(self, key: str, version: int, lease_ms: int, now: int) -> bool:
         node = self._current.get(key)
-        if node is None or node.version != version or node.final is not None or node.expires <= now:
+        if node is None or node.version != version or node.state != "inflight" or node.expires <= now:
             return False
         node.lock_until = now + lease_ms
         node.updated = now
@@ -218,7 +262,7 @@ class ClaimTable:
     def waiting_for(self, key: str, version: int) -> bool:
         """Whether *version* is still in flight."""
         node = self._current.get(key)
-        return node is not None and node.version == version and node.final is None
+        return node is not None and node.version == version and node.state == "inflight"
 
     def clear(self, key: str) -> bool:
         node = self._current.get(key)
@@ -230,36 +274,46 @@ class ClaimTable:
         return node is not None or bool(past)
 
     def nodes(self) -> tuple[Node, ...]:
-        """The current nodes, oldest claim first."""
+        """The current nodes, as they were last used."""
         return tuple(self._current.values())
 
     def all_nodes(self) -> Iterator[Node]:
         """The current nodes and all earlier executions."""
         yield from self._current.values()
-        for past in self._history.values():
-            yield from past.values()
+        yield from self._past.values()
 
     def sweep(self, limit: int, now: int) -> int:
-        dropped = 0
-        for node in self._expired(now):
-            self._drop(node)
-            dropped += 1
-            if dropped >= limit:
-                break
+        if now < self._soonest:
+            return 0
+        dropped, soonest = 0, math.inf
+        for node in tuple(self.all_nodes()):
+            if node.expires <= now and dropped < limit:
+                self._drop(node)
+                dropped += 1
+            elif node.expires < soonest:
+                soonest = node.expires
+        self._soonest = soonest
         return dropped
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
 
     def _existing(self, node: Node, identity: str, now: int) -> Existing:
         record = node.record or node.to_record()
-        if not node.kept:
-            self._lru.move_to_end(node.serial)
+        self._touch(node)
         if node.identity == identity:
             return _new(Existing, (record, record, now))
         own = self._earlier(node.ask.key, identity, now) if self._history else None
         if own is None:
             return Existing(record, None, now)
-        if not own.kept:
-            self._lru.move_to_end(own.serial)
+        self._touch(own)
         return Existing(record, own.to_record(), now)
+
+    def _touch(self, node: Node) -> None:
+        """Used just now: the last to be evicted."""
+        if node.serial in self._past:
+            self._past.move_to_end(node.serial)
+        else:
+            self._current.move_to_end(node.ask[0])
 
     def _earlier(self, key: str, identity: str, now: int) -> Node | None:
         past = self._history.get(key)
@@ -267,65 +321,60 @@ class ClaimTable:
         return node if node is not None and node.expires > now else None
 
     def _insert(self, ask: Ask, now: int) -> int:
-        if self._size >= self._max:
+        if len(self._current) >= self._room:
             self._make_room(now)
-        version = now * 1000
-        if version <= self._last:
-            version = self._last + 1
-        self._last = version
-        lease_ms = ask[6]
-        expires = now + max(ask[5], lease_ms)
-        node = Node(ask, ask[1], version, version, version, now, now, now + lease_ms, expires)
-        self._current[ask[0]] = node
-        self._size += 1
-        try:
-            self._timers[expires >> _BUCKET_SHIFT][version] = node
-        except KeyError:
-            self._start_bucket(expires >> _BUCKET_SHIFT)[version] = node
+        self._last = version = next_version(self._last, now)
+        lease_ms = ask.lease_ms
+        expires = now + max(ask.ttl_ms, lease_ms)
+        node = Node(ask, ask.identity, version, version, version, now, now, now + lease_ms, expires)
+        self._current[ask.key] = node
+        self._expire_at(node, expires)
         return version
 
-    def _start_bucket(self, bucket: int) -> dict[int, Node]:
-        members = self._timers[bucket] = {}
-        heappush(self._due, bucket)
-        return members
-
     def _expire_at(self, node: Node, expires: int) -> None:
-        before, after = node.expires >> _BUCKET_SHIFT, expires >> _BUCKET_SHIFT
         node.expires = expires
-        if before == after:
-            return
-        del self._timers[before][node.serial]
-        members = self._timers.get(after)
-        if members is None:
-            members = self._start_bucket(after)
-        members[node.serial] = node
-
-    def _expired(self, now: int) -> Iterator[Node]:
-        bucket_now = now >> _BUCKET_SHIFT
-        while self._due and self._due[0] <= bucket_now:
-            bucket = self._due[0]
-            for node in tuple(self._timers[bucket].values()):
-                if node.expires <= now:
-                    yield node
-            if self._timers[bucket]:  # later in this same bucket
-                return
-            del self._timers[bucket]
-            heappop(self._due)
+        if expires < self._soonest:
+            self._soonest = expires
 
     def _make_room(self, now: int) -> None:
         """Evict what was used longest ago; refuse if all that is left must be kept (D3)."""
-        if self._size < self._max:
+        size = len(self)
+        if size < self._max or self._evict(min(_ROOM, max(1, self._max // 8))) or self.sweep(64, now):
             return
-        lru = self._lru
-        if lru:
-            for _ in range(min(_ROOM, len(lru), max(1, self._max // 8))):  # a few at once: making room has its own cost
-                self._unlink(lru.popitem(last=False)[1])
-        elif not self.sweep(64, now):
-            raise StoreUnavailable(
-                f"The memory store is full: {self._size} claims are in flight or of unknown outcome and must be kept.",
-                hint="Settle or clear some of them, give MemoryStore more max_keys, or use SQLiteStore.",
-                code="store_full",
-            )
+        raise StoreUnavailable(
+            f"The memory store is full: {size} claims are in flight or of unknown outcome and must be kept.",
+            hint="Settle or clear some of them, give MemoryStore more max_keys, or use SQLiteStore.",
+            code="store_full",
+        )
+
+    def _evict(self, wanted: int) -> int:
+        """A few at once: making room has its own cost. Returns how many."""
+        if self._full_at == self._last:
+            return 0
+        evicted = 0
+        current, past = len(self._current), len(self._past)  # to look at, once each
+        while evicted < wanted and (current or past):
+            node = self._oldest(current, past)
+            if node.serial in self._past:
+                past -= 1
+            else:
+                current -= 1
+            if node.kept:
+                self._touch(node)
+            else:
+                self._drop(node)
+                evicted += 1
+        self._full_at = -1 if evicted else self._last
+        return evicted
+
+    def _oldest(self, current: int, past: int) -> Node:
+        """The node that was used longest ago; between a current and a past one, what changed longest ago."""
+        used = next(iter(self._current.values())) if current else None
+        before = next(iter(self._past.values())) if past else None
+        if used is not None and (before is None or used.updated < before.updated):
+            return used
+        assert before is not None
+        return before
 
     def _keep_as_history(self, node: Node) -> None:
         key = node.ask.key
@@ -333,23 +382,26 @@ class ClaimTable:
         if older is not None:
             self._drop(older)
         del self._current[key]
+        self._remember(key, node)
+
+    def _remember(self, key: str, node: Node) -> None:
+        """Among the past ones."""
         self._history.setdefault(key, {})[node.identity] = node
+        self._past[node.serial] = node
+        self._room = self._max - len(self._past)
+        if node.expires < self._soonest:
+            self._soonest = node.expires
 
     def _drop(self, node: Node) -> None:
-        if not node.kept:
-            del self._lru[node.serial]
-        self._unlink(node)
-
-    def _unlink(self, node: Node) -> None:
         key = node.ask[0]
         if self._current.get(key) is node:
             del self._current[key]
             if self._waiting:
                 self.waiters.wake(key)
-        else:
-            past = self._history[key]
-            del past[node.identity]
-            if not past:
-                del self._history[key]
-        self._size -= 1
-        del self._timers[node.expires >> _BUCKET_SHIFT][node.serial]
+            return
+        past = self._history[key]
+        del past[node.identity]
+        if not past:
+            del self._history[key]
+        del self._past[node.serial]
+        self._room = self._max - len(self._past)

@@ -36,7 +36,7 @@ class MemoryStore:
         self._clock = clock or Clock()
 
     in_process = True
-    """Its journals also have ``begin_now``, ``settle_now`` and ``done_now``, for callers in a hurry."""
+    """Its journals also have ``begin_now``, ``succeed_now`` and ``done_now``, for callers in a hurry."""
 
     @property
     def url(self) -> str:
@@ -89,10 +89,10 @@ class MemoryJournal:
         with self._lock:
             return self._claims.insert(ask, self._time_ns() // 1_000_000)
 
-    def settle_now(self, key: str, version: int, final: Final) -> int | None:
-        """:meth:`settle` without a coroutine around it."""
+    def succeed_now(self, key: str, version: int, payload: bytes, took_ms: float) -> int | None:
+        """:meth:`settle` for a success at the first attempt whose result is kept as it is."""
         with self._lock:
-            return self._claims.settle(key, version, final, self._time_ns() // 1_000_000)
+            return self._claims.succeed(key, version, payload, took_ms, self._time_ns() // 1_000_000)
 
     def done_now(self, key: str) -> bytes | None:
         """The result that a settled, successful record of *key* keeps, if it keeps one."""
@@ -159,7 +159,7 @@ class MemoryJournal:
     ) -> Records:
         now = self._time_ns() // 1_000_000
         found: Records = []
-        for node in reversed(self._nodes()):
+        for node in sorted(self._nodes(), key=_serial, reverse=True):
             if len(found) >= limit:
                 break
             if node.expires > now and _fits(node.ask, tenant, tool, session, prefix) and state in ("", node.state):
@@ -172,7 +172,7 @@ class MemoryJournal:
         for node in self._nodes():
             if node.expires <= now or node.ask.tenant != tenant:
                 continue
-            state = "stale" if node.final is None and node.lock_until <= now else node.state
+            state = "stale" if node.state == "inflight" and node.lock_until <= now else node.state
             found[node.ask.tool, state] = found.get((node.ask.tool, state), 0) + 1
         return found
 
@@ -253,6 +253,10 @@ def _fits(ask: Ask, tenant: str, tool: str, session: str, prefix: str) -> bool:
         and session in ("", _session(ask))
         and ask.key.startswith(prefix)
     )
+
+
+def _serial(node: Node) -> int:
+    return node.serial
 
 
 _all_data: weakref.WeakSet[_Data] = weakref.WeakSet()

@@ -75,6 +75,7 @@ def story(gateway: antiphon.Gateway) -> list[Any]:
         tell(lambda: work(2))
         tell(lambda: work(3, text="long " * 300))
         tell(lambda: work(3, text="long " * 300))
+        tell(lambda: work(6, text="longer " * 600))
         tell(lambda: work(4))
         tell(lambda: work(n=5, amount=float("nan")))
         tell(lambda: work())  # type: ignore[call-arg]

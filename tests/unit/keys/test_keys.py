@@ -206,3 +206,25 @@ def test_turn_arguments_may_be_deep_or_circular() -> None:
         with pytest.raises(CanonicalError):
             turn_key("t", bad)
     assert turn_key("t", {"c": Colour.RED}) == turn_key("t", {"c": "red"})
+
+
+@given(st.dictionaries(st.sampled_from(["a", "clientTs", "text"]), st.sampled_from([1, 1.0, 2.5, "x  y", "x y", None])))
+def test_quick_keys_are_the_keys(params: dict[str, Any]) -> None:
+    for spec in (WRITE, ToolSpec(name="t", idempotent=True, effect="read")):
+        maker = KeyMaker(spec, session="s", actor="a")
+        keys = maker.keys(params)
+        for remember in (False, True, True):
+            store, key, rest, exact = maker.quick(params, remember)
+            canonical = maker.params_of(rest)
+            assert (store, key, maker.key_of(rest)) == (keys.store_key, keys.idempotency_key, keys.idempotency_key)
+            assert hashlib.sha256(canonical).hexdigest() == keys.params_digest
+            assert hashlib.sha256(canonical if exact is None else exact).hexdigest() == keys.params_digest_exact
+
+
+def test_what_quick_keys_remember_is_bounded() -> None:
+    maker = KeyMaker(WRITE, session="s", actor="a")
+    for n in range(5000):
+        assert maker.quick({"n": n}, True)[0] == maker.keys({"n": n}).store_key
+    maker.quick({"n": "x" * 10_000}, True)
+    assert len(maker._memo) <= 1024
+    assert max(map(len, maker._memo)) < 5000

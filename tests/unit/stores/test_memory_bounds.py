@@ -115,6 +115,38 @@ def test_aliases_are_bounded_too() -> None:
     assert existing(kit.begin("a", "sharer-49")).own is not None
 
 
+def test_an_earlier_execution_makes_room_where_all_current_ones_must_be_kept() -> None:
+    kit = Kit(max_keys=4)
+    version = kit.finish("a", "call-1")
+    claimed(kit.run(kit.journal.take(kit.bench.ask("a", "call-2"), version)))
+    for key in ("b", "c"):
+        kit.claim(key)
+    kit.claim("d")  # instead of the first execution of a
+    assert kit.size() == 4
+    assert existing(kit.begin("a", "call-1")).own is None
+    with pytest.raises(StoreUnavailable):
+        kit.begin("e")
+
+
+def test_what_ran_long_is_forgotten_last() -> None:
+    kit = Kit(max_keys=3)
+    long = kit.claim("long")
+    for key in ("a", "b"):
+        kit.finish(key)
+    assert kit.run(kit.journal.settle("long", long, done())) is not None
+    kit.finish("c")
+    assert [kit.known(key) for key in ("long", "a", "b", "c")] == [True, False, True, True]
+
+
+def test_records_are_listed_newest_claim_first_whatever_was_used_since() -> None:
+    kit = Kit()
+    for key in ("a", "b", "c"):
+        kit.finish(key)
+        kit.clock.advance(1)
+    existing(kit.begin("a"))
+    assert [record.key for record in kit.run(kit.journal.list(tenant=kit.bench.tenant))] == ["c", "b", "a"]
+
+
 def test_everything_goes_when_everything_expired() -> None:
     kit = Kit()
     for n in range(100):
