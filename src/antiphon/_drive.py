@@ -1,9 +1,11 @@
-"""Complete a coroutine that never suspends: how the synchronous face runs the one core."""
+"""Complete a coroutine that never suspends: how the synchronous face runs the one core. Or wait to be cancelled."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from antiphon.errors import ReplayMiss
 
 T = TypeVar("T")
 
@@ -25,3 +27,33 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
         return stop.value  # type: ignore[no-any-return]
     coroutine.close()
     raise Suspended("an asynchronous part suspended inside the synchronous face")
+
+
+AFTER = "cancelledAfterMs"
+"""Where the metadata of a recorded answer say how long its caller waited before it gave up."""
+_PATIENCE_MS = 10_000
+
+
+def was_given_up(error: Mapping[str, Any] | None) -> bool:
+    """Whether a recorded failure is that the caller's task was cancelled, and this one's can be, too."""
+    if not error:
+        return False
+    of_a_model = error.get("class") == "asyncio.exceptions.CancelledError"
+    of_a_tool = error.get("code") == "cancelled" and str(error.get("message")).endswith("interrupted: CancelledError.")
+    if not (of_a_model or of_a_tool):
+        return False
+    import asyncio
+
+    return asyncio._get_running_loop() is not None
+
+
+async def until_cancelled(what: str, after_ms: Any) -> NoReturn:
+    """Stand for a call that its caller gave up after *after_ms*: whoever cancelled it then cancels it now."""
+    import asyncio
+
+    waited = after_ms if isinstance(after_ms, (int, float)) else 0
+    await asyncio.sleep((2 * min(waited, 3_600_000) + _PATIENCE_MS) / 1000)
+    raise ReplayMiss(
+        f"The recorded caller gave up its call of {what} after {waited:.0f} ms; now nobody cancels it.",
+        hint="Look for a timeout or a race of tasks that is no longer there.",
+    )

@@ -87,9 +87,8 @@ def _typed_decoder(returns: Any) -> Callable[[bytes], Any]:
 
 
 def _pydantic_decoder(returns: Any) -> Callable[[bytes], Any]:
-    from pydantic import TypeAdapter  # it is there: the annotation has one of its classes
-
-    validate = TypeAdapter(returns).validate_json
+    adapter = sys.modules["pydantic"].TypeAdapter  # it is loaded: the annotation has one of its classes
+    validate = adapter(returns).validate_json
 
     def decode(data: bytes) -> Any:
         try:

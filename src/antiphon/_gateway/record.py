@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from antiphon._drive import drive
+from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._gateway import codec, edge
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._scope import RunScope, Site, is_orphan
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from antiphon._gateway.tool import Tool
 
 log = logging.getLogger("antiphon.gateway")
+READER_STOPPED = "its reader stopped"
 
 
 def enter(call: Call, scope: RunScope) -> None:
@@ -222,6 +223,12 @@ async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None
     if answer is None:
         return None
     outcome = from_answer(call, answer)
+    if core.asynchronous and not answer.chunks and was_given_up(answer.error):
+        await start(core, call)
+        try:
+            await until_cancelled(tool.full_name, answer.meta.get(AFTER))
+        finally:
+            await finish(core, call, outcome, core.asynchronous)
     if not streaming or (answer.chunks is None and answer.outcome != "ok"):
         await finish(core, call, outcome, core.asynchronous)
         if outcome.status == "success":
@@ -229,8 +236,11 @@ async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None
         return outcome
     await start(core, call)
     pieces = list(answer.chunks if answer.chunks is not None else outcome.value or ())
-    given = _given_async if tool.kind == "async_generator" else _given
-    outcome.stream = given(core, call, outcome, pieces, answer.meta.get("gapsMs", ()))
+    pauses = answer.meta.get("gapsMs", ())
+    if tool.kind == "async_generator":
+        outcome.stream = _given_async(core, call, outcome, pieces, pauses, answer.meta.get(AFTER))
+    else:
+        outcome.stream = _given(core, call, outcome, pieces, pauses)
     return outcome
 
 
@@ -262,7 +272,7 @@ def _given(core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: 
 
 
 async def _given_async(
-    core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: Sequence[float]
+    core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: Sequence[float], after: Any = None
 ) -> AsyncIterator[Any]:
     left = 0
     try:
@@ -276,6 +286,11 @@ async def _given_async(
     except GeneratorExit:
         await finish(core, call, _left(call, left), core.asynchronous)
         raise
+    if outcome.code == "stream_broken_off" and not outcome.message.endswith(READER_STOPPED):
+        try:
+            await until_cancelled(call.tool.full_name, after)
+        finally:
+            await finish(core, call, outcome, core.asynchronous)
     await finish(core, call, _with_pieces(outcome, pieces), core.asynchronous)
     if outcome.status != "success":
         raise _stream_failure(call, outcome)
@@ -289,7 +304,7 @@ def _with_pieces(outcome: Outcome, pieces: list[Any]) -> Outcome:
 
 def _left(call: Call, pieces: int) -> Outcome:
     """The reader of a recorded stream stopped; said in the words of a live one."""
-    message = f"The stream of {call.tool.full_name} was broken off after {pieces} pieces: its reader stopped"
+    message = f"The stream of {call.tool.full_name} was broken off after {pieces} pieces: {READER_STOPPED}"
     return failed("error", "stream_broken_off", message)
 
 

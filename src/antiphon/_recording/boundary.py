@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._scope import RunScope, Site, is_orphan
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, StoreError
@@ -105,6 +106,12 @@ class Boundary:
         answer = await scope.invoker.answer(call)
         if answer is None or answer.source == "live":
             self._live = call
+        elif self.asynchronous and answer.chunks is None and was_given_up(answer.error):
+            await self.start()
+            try:
+                await until_cancelled(self.name, answer.meta.get(AFTER))
+            finally:
+                await self.finish("error", error=dict(answer.error or {}), value=answer.value)
         return answer
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from antiphon._drive import drive
+from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
@@ -268,6 +268,8 @@ async def _pieces_async(answer: Answer) -> AsyncIterator[Any]:
 
             await asyncio.sleep(pause / 1000)
         yield data
+    if was_given_up(answer.error):
+        await until_cancelled("llm", answer.meta.get(AFTER))
     _end(answer)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import orjson
 
-from antiphon._drive import drive
+from antiphon._drive import AFTER, drive, was_given_up
 from antiphon.contract.events import Event, RunManifest, sum_holds
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ports import Answer
@@ -285,6 +285,8 @@ class Tape:
             chunks = [piece.payload.get("data") for piece in pieces]
             if realtime:
                 meta["gapsMs"] = [piece.meta.get("gapMs", 0) for piece in pieces]
+        if was_given_up(payload.get("error")):
+            meta[AFTER] = finished.meta.get("durationMs")
         outcome = str(payload.get("outcome", "ok"))
         if outcome not in _OUTCOMES:
             raise ArtifactError(

@@ -74,6 +74,10 @@ def execute_strictly(
         if "recorded" in getattr(result.error, "data", {}):  # stands for an exception whose class is not at hand
             ended = {"class": ended["class"]}
         _compare_end(tape, observer, {"status": "failed", "error": ended})
+    elif not observer.divergences:  # found on the way, such as a stream that is read on: nobody else has noted it
+        place = len(tape.lanes.get("0", ()))
+        seq = None if tape.last is None else tape.last.seq
+        observer.add(DivergenceFound("error", "0", place, seq, "run.finished", note=result.error.message))
     observer.finish()
     return result
 

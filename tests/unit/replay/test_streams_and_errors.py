@@ -250,3 +250,24 @@ def test_a_recording_never_makes_us_import_anything() -> None:
     error = raised_again({"class": "this_is_not_loaded.Error", "message": "x", "code": "c"})
     assert isinstance(error, CallFailed)
     assert "this_is_not_loaded" not in sys.modules
+
+
+def test_a_stream_that_is_read_on_is_a_divergence_even_of_an_agent_that_returns_nothing() -> None:
+    app = memory_app()
+
+    def send(body: Any) -> Iterator[Any]:
+        yield {"choices": [{"index": 0, "delta": {"content": "Hel"}}]}
+        yield {"choices": [{"index": 0, "delta": {"content": "lo"}, "finish_reason": "stop"}]}
+
+    def short() -> None:
+        stream = antiphon.current_run().llm(STREAM, send)
+        next(stream)
+        stream.close()
+
+    def whole() -> None:
+        list(antiphon.current_run().llm(STREAM, _never))
+
+    run: Run = app.record(short)
+    report = antiphon.replay(run, app=app, mode="strict", function=whole, keep=False)
+    assert not report.passed
+    assert "now it reads on" in report.text()
