@@ -54,24 +54,28 @@ class Pool:
         self._idle: deque[Wire] = deque()
         self._closed = False
 
-    async def call(
-        self, data: bytes, *, again: bytes = b"", orphan: Orphan | None = None, patience_s: float = 0.0
-    ) -> Any:
+    async def call(self, data: bytes, again: bytes = b"", orphan: Orphan | None = None, patience_s: float = 0.0) -> Any:
         try:
             wire = self._idle.pop()
         except IndexError:
-            return self._retry(lambda wire, first: wire.ask(data if first else again or data), patience_s)
+            return self._ask_new(data, again or data, patience_s)
         try:
             reply = wire.ask(data)
         except OSError:
             wire.close()
             self._drop_idle()  # what broke one connection has most likely broken all of them
-            return self._retry(lambda wire, first: wire.ask(again or data), patience_s)
+            return self._ask_new(again or data, again or data, patience_s)
         except BaseException:
             wire.close()  # interrupted between question and answer: the next user would get the wrong reply
             raise
-        self._put(wire)
+        if self._closed or len(self._idle) >= _MOST_IDLE:
+            wire.close()
+        else:
+            self._idle.append(wire)
         return reply
+
+    def _ask_new(self, data: bytes, again: bytes, patience_s: float) -> Any:
+        return self._retry(lambda wire, first: wire.ask(data if first else again), patience_s)
 
     async def many(self, datas: Sequence[bytes], *, orphan: Orphan | None = None) -> list[Any]:
         replies: list[Any] = []

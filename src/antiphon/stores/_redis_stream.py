@@ -30,12 +30,12 @@ class Stream(asyncio.Protocol):
             keep_alive(connection)
 
     def data_received(self, data: bytes) -> None:
-        reader = self._reader
-        reader.feed(data)
-        reply = reader.gets()
+        next_reply, on_reply = self._reader.gets, self.on_reply
+        self._reader.feed(data)
+        reply = next_reply()
         while reply is not False:
-            self.on_reply(reply)
-            reply = reader.gets()
+            on_reply(reply)
+            reply = next_reply()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import binascii
 import socket
+import ssl
+import struct
+import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from antiphon.errors import StoreError, StoreUnavailable, missing_extra
@@ -62,7 +65,7 @@ class Node(Protocol):
     """
 
     def call(
-        self, data: bytes, *, again: bytes = b"", orphan: Orphan | None = None, patience_s: float = 0.0
+        self, data: bytes, again: bytes = b"", orphan: Orphan | None = None, patience_s: float = 0.0
     ) -> Awaitable[Any]:
         """The answer to one command; an error reply is a value. Raises ``StoreUnavailable``."""
         ...
@@ -152,7 +155,7 @@ class Wire:
         self._socket = _connect(target, address)
         try:
             keep_alive(self._socket)
-            self._socket.settimeout(target.timeout_s)
+            _limit(self._socket, target.timeout_s)
             self._send = self._socket.sendall
             self._recv = self._socket.recv
             self._reader = Reader()
@@ -176,9 +179,18 @@ class Wire:
         return reply
 
     def ask(self, data: bytes) -> Any:
-        """One command and its reply."""
-        self._send(data)
-        return self.receive()
+        """One command and its reply: as a rule, one call of the kernel to send and one to receive."""
+        try:
+            self._send(data)
+            answer = self._recv(65536)
+            if not answer:
+                raise ConnectionResetError("the server closed the connection")
+            reader = self._reader
+            reader.feed(answer)
+            reply = reader.gets()
+            return self.receive() if reply is False else reply
+        except BlockingIOError:
+            raise TimeoutError("no answer in time") from None
 
     def ask_many(self, data: bytes, number: int) -> list[Any]:
         """*number* commands in one go, and their replies."""
@@ -187,7 +199,7 @@ class Wire:
 
     def listen(self) -> None:
         """From now on only receive, without a limit of time."""
-        self._socket.settimeout(None)
+        _limit(self._socket, None)
 
     def stop(self) -> None:
         """End a :meth:`receive` that another thread waits in."""
@@ -198,6 +210,18 @@ class Wire:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def _limit(connection: socket.socket, seconds: float | None) -> None:
+    """How long one call of *connection* may take; by the kernel, if it can: Python would ask it twice as often."""
+    connection.settimeout(None)
+    if not sys.platform.startswith("linux") or isinstance(connection, ssl.SSLSocket):
+        connection.settimeout(seconds)
+        return
+    whole = int(seconds or 0)
+    limit = struct.pack("@ll", whole, int(((seconds or 0) - whole) * 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def _connect(target: Target, address: tuple[str, int] | str) -> socket.socket:
