@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from antiphon._drive import drive
 from antiphon.ports import Journal
 from antiphon.stores._postgres_options import Options, without_secrets
+
+_SCHEMA = "antiphon"
 
 
 class PostgresStore:
@@ -24,7 +28,7 @@ class PostgresStore:
         self,
         dsn: str,
         *,
-        schema: str = "antiphon",
+        schema: str = _SCHEMA,
         max_connections: int = 10,
         migrate: bool = True,
         connect_timeout_s: float = 5.0,
@@ -54,7 +58,12 @@ class PostgresStore:
 
     @property
     def url(self) -> str:
-        return without_secrets(self._options.dsn)
+        """Where it is, without secrets; a schema of its own belongs to it, for it makes another store."""
+        place, schema = without_secrets(self._options.dsn), self._options.schema
+        if schema == _SCHEMA:
+            return place
+        mark = " " if "://" not in place else "&" if "?" in place else "?"
+        return f"{place}{mark}antiphon_schema={quote(schema, safe='')}"
 
     def __repr__(self) -> str:
         return f"PostgresStore({self.url!r}, schema={self._options.schema!r})"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from antiphon.errors import ConfigError
 from antiphon.stores._redis_journal import Options, RedisJournal
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_url import SETTING, parse
+
+_PREFIX = "antiphon"
 
 
 class RedisStore:
@@ -25,7 +28,7 @@ class RedisStore:
         self,
         url: str,
         *,
-        prefix: str = "antiphon",
+        prefix: str = _PREFIX,
         seal_key: bytes | str | None = None,
         wait_replicas: int = 0,
         wait_ms: int = 250,
@@ -51,8 +54,11 @@ class RedisStore:
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
-        return self._target.safe_url
+        """Where it is, without secrets; a prefix of its own belongs to it, for it makes another store."""
+        place = self._target.safe_url
+        if self.prefix == _PREFIX:
+            return place
+        return f"{place}{'&' if '?' in place else '?'}antiphon_prefix={quote(self.prefix, safe='')}"
 
     def open_sync(self) -> RedisJournal:
         """A journal whose calls block the calling thread and finish without suspending."""

@@ -297,7 +297,7 @@ def test_the_address_may_carry_options(postgres_database: str, unique: str) -> N
     store = PostgresStore(dsn, max_connections=2)
     options = store._options
     assert (options.schema, options.pgbouncer, options.poll_s, options.max_connections) == (unique, True, 0.5, 2)
-    assert store.url.endswith("?connect_timeout=3")
+    assert store.url.endswith(f"?connect_timeout=3&antiphon_schema={unique}")
     journal = opened(store)
     drive(journal.begin(ask("k")))
     drive(journal.close())

@@ -92,7 +92,7 @@ def test_options_of_the_store_may_stand_in_the_url() -> None:
     store = RedisStore("redis://cache.example?antiphon_prefix=team&antiphon_wait_ms=50", prefix="other", wait_ms=99)
     assert store.prefix == "team"
     assert store._options.wait_ms == 50
-    assert store.url == "redis://cache.example"
+    assert store.url == "redis://cache.example?antiphon_prefix=team"
 
 
 @pytest.mark.parametrize(
