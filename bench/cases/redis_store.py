@@ -60,20 +60,23 @@ def ask(key: str, identity: str = "call-1") -> Ask:
 
 
 HEAD, OUTCOME = head_of(ask("k")), outcome_bytes(FINAL)
+IDENTITY = HEAD.partition(b"\n")[0]
 
 
-def claim_words(key: str) -> tuple[Any, ...]:
+def claim_words(key: str, identity: bytes = IDENTITY) -> tuple[Any, ...]:
+    """The words of the claim script, for redis-py to pack."""
     shard = NAMES.shard(key)
     names = (shard.record + key, shard.history + key, shard.expiries + key, shard.entries + "default")
-    return (4, *names, "", "call-1", key, DAY_MS, 120_000, HEAD, "1", key, shard.channel)
+    first = f" inflight {key} {DAY_MS} 0 {DAY_MS} 120000 "
+    return (4, *names, key, shard.channel, "", identity, DAY_MS, 2 * DAY_MS + 3_600_000, first, HEAD)
 
 
-def settle_words(key: str, version: Any) -> tuple[Any, ...]:
+def settle_words(key: str, version: int) -> tuple[Any, ...]:
+    """The words of the settle script."""
     shard = NAMES.shard(key)
-    return (
-        *(1, shard.record + key, version, key + "s", "done", DAY_MS, 1),
-        *(OUTCOME, FINAL.payload, shard.channel, key),
-    )
+    first = f" done {key}s {DAY_MS} 1 {DAY_MS} 0 "
+    begin = f"1 {version} inflight "
+    return (1, shard.record + key, key, shard.channel, begin, version, key + "s", DAY_MS, first, OUTCOME)
 
 
 def _load(url: str) -> None:
@@ -103,7 +106,7 @@ def raw(url: str) -> Iterator[Callable[[], None]]:
 
     def miss() -> None:
         key = new_key()
-        version = client.evalsha(CLAIM, *claim_words(key))[1]
+        version = client.evalsha(CLAIM, *claim_words(key))
         client.evalsha(SETTLE, *settle_words(key, version))
 
     yield miss
@@ -131,10 +134,9 @@ def raw_reused(url: str) -> Iterator[Callable[[], None]]:
     _load(url)
     client = redis.Redis.from_url(url)
     key = new_key()
-    version = client.evalsha(CLAIM, *claim_words(key))[1]
+    version = client.evalsha(CLAIM, *claim_words(key))
     client.evalsha(SETTLE, *settle_words(key, version))
-    words = list(claim_words(key))
-    words[6], words[7] = "call-2", "another"
+    words = claim_words(key, b'"call-2"')
 
     def reuse() -> None:
         client.evalsha(CLAIM, *words)
@@ -177,7 +179,7 @@ async def raw_crowd(url: str) -> AsyncIterator[Callable[[int], Awaitable[None]]]
 
     async def miss() -> None:
         key = new_key()
-        version = (await client.evalsha(CLAIM, *claim_words(key)))[1]
+        version = await client.evalsha(CLAIM, *claim_words(key))
         await client.evalsha(SETTLE, *settle_words(key, version))
 
     async def run(n: int) -> None:

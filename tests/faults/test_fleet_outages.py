@@ -14,6 +14,7 @@ from antiphon.config.stores import open_store
 from antiphon.errors import ConfigError
 from antiphon.stores._redis_keys import Names
 from tests.faults.fleet_kit import envelope, open_async_gateway, open_gateway, summary
+from tests.integration.stores.redis_kit import make_newer
 from tests.servers import HOST, Postgres, Valkey, free_port
 
 FAULTS = {"redis": ("nobody", "auth", "replica", "full"), "postgres": ("nobody", "auth", "replica", "database")}
@@ -149,17 +150,9 @@ def _make_newer(url: str, prefix: str) -> None:
         found = 0
         for shard in names.shards:
             for name in client.scan_iter(match=f"{shard.record.replace('{', '[{]').replace('}', '[}]')}*", count=1000):
-                meta = client.hget(name, "m")
-                assert isinstance(meta, bytes)
-                client.hset(name, "m", _with_version(meta))
+                make_newer(client, name)
                 found += 1
         assert found == 2
-
-
-def _with_version(meta: bytes) -> bytes:
-    first, _, rest = meta.partition(b" ")
-    assert first == b"1", meta
-    return b"99 " + rest
 
 
 def test_a_full_server_lets_running_calls_settle(valkey_server: Callable[..., Valkey]) -> None:

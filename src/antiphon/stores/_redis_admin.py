@@ -17,7 +17,7 @@ from antiphon.stores._common import Records
 from antiphon.stores._redis_keys import Names, Shard
 from antiphon.stores._redis_link import Link
 from antiphon.stores._redis_log import BreakerStates
-from antiphon.stores._redis_record import line_of, record_of, text_of
+from antiphon.stores._redis_record import CLEARED, line_of, record_of, text_of
 
 BATCH = 128
 _EARLIEST = 1_000_000_000_000
@@ -69,13 +69,14 @@ class ClaimAdmin:
     async def flush(self, tenant: str, tool: str, session: str, prefix: str) -> int:
         """Forget the records that fit; how many there were."""
         dropped = 0
+        wanted = (line_of(tool) if tool else b"", line_of(session) if session else b"")
         async for shard, keys in self._batches(tenant):
             doomed = [key for key in keys if key.startswith(prefix)]
             if doomed:
                 names = [
                     name for key in doomed for name in (shard.record + key, shard.history + key, shard.expiries + key)
                 ]
-                words = (len(names) + 1, *names, shard.entries + tenant, line_of(tool), line_of(session), shard.channel)
+                words = (len(names) + 1, *names, shard.entries + tenant, *wanted, shard.channel)
                 dropped += (await self._link.run(scripts.CLEAR, shard.slot, (*words, *doomed)))[0]
         return dropped
 
@@ -170,9 +171,13 @@ class ClaimAdmin:
         calls = []
         for _, number, key in entries:
             shard = self._names.shards[number]
-            calls.append((shard.slot, ("HGETALL", shard.record + key)))
+            calls.append((shard.slot, ("GET", shard.record + key)))
         replies = await self._link.commands(calls)
-        return [record_of(entry[2], fields) for entry, fields in zip(entries, replies, strict=True) if len(fields) > 2]
+        return [
+            record_of(entry[2], text)
+            for entry, text in zip(entries, replies, strict=True)
+            if text and not text.startswith(CLEARED)
+        ]
 
 
 def _fits(record: DedupeRecord, tool: str, session: str, state: str) -> bool:

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from antiphon.contract.record import RECORD_VERSION
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Ask, Claimed, Existing, Final
 from antiphon.stores import _redis_scripts as scripts
+from antiphon.stores._redis_commands import Commands
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_link import Link
-from antiphon.stores._redis_record import head_of, outcome_bytes, record_of, unpacked
+from antiphon.stores._redis_record import line_of, record_of
 from antiphon.stores._redis_wire import ReplyError
 
 if TYPE_CHECKING:
@@ -24,15 +24,16 @@ SETTLE_PATIENCE_S = 5.0
 """An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
 
 _MOST_ABANDONED = 1000
-_FORMAT = str(RECORD_VERSION)
 
 
 class ClaimSteps:
     """Begin, take, settle and the smaller steps of one claim."""
 
-    def __init__(self, link: Link, names: Names, wait_ms: int) -> None:
+    def __init__(self, link: Link, names: Names, wait_replicas: int, wait_ms: int) -> None:
         self._link = link
         self._names = names
+        self._commands = Commands(names)
+        self._wait_replicas = wait_replicas
         self._wait_ms = wait_ms
         self._tenants: set[str] = set()
         self._abandoned: deque[tuple[str, str]] = deque(maxlen=_MOST_ABANDONED)
@@ -50,49 +51,42 @@ class ClaimSteps:
 
     async def claim(self, ask: Ask, version: int | None) -> Claimed | Existing:
         """Take the claim if there is none (*version* ``None``) or if it is still *version*."""
-        shard = self._names.shard(ask.key)
         nonce = self.nonce()
         key, tenant = ask.key, ask.tenant
         if tenant not in self._tenants:
             await self._note_tenant(tenant)
-        words = (
-            4,
-            shard.record + key,
-            shard.history + key,
-            shard.expiries + key,
-            shard.entries + tenant,
-            "" if version is None else version,
-            ask.identity,
-            nonce,
-            ask.ttl_ms,
-            ask.lease_ms,
-            head_of(ask),
-            _FORMAT,
-            key,
-            shard.channel,
-        )
+        shard, data = self._commands.claim(ask, b"" if version is None else b"%d" % version, nonce)
         orphan = self._orphan(key, nonce)
         try:
-            if ask.wait_replicas:
-                reply = await self._claim_and_wait(ask, shard.slot, words, nonce, orphan)
+            wanted = max(ask.wait_replicas, self._wait_replicas)
+            if wanted:
+                reply = await self._claim_and_wait(key, wanted, shard.slot, data, nonce, orphan)
             else:
-                reply = await self._link.run(scripts.CLAIM, shard.slot, words, orphan=orphan)
+                reply = await self._link.send(shard.slot, data, orphan)
+                if reply.__class__ is ReplyError:
+                    reply = await self._link.mend(reply, shard.slot, data, self._commands.in_full(data), orphan)
         except (StoreUnavailable, KeyboardInterrupt, SystemExit):
             self._abandoned.append((key, nonce))  # it may have been executed, or will be when a server wakes up
             raise
         if self._abandoned:
             await self._give_back()
+        if reply.__class__ is int:
+            return Claimed(reply, reply // 1000)
+        if reply.__class__ is bytes:
+            seconds, micros, own, text = reply.split(b" ", 3)
+            current = record_of(key, text)
+            return Existing(current, current if own == b"1" else None, int(seconds) * 1000 + int(micros) // 1000)
         if reply[0]:
             return Claimed(int(reply[1]), reply[2])
-        return self._existing(key, reply[1], reply[2], reply[3])
+        return _existing(key, reply[1], reply[2], reply[3])
 
-    async def _claim_and_wait(self, ask: Ask, slot: int, words: tuple[Any, ...], nonce: str, orphan: Orphan) -> Any:
+    async def _claim_and_wait(self, key: str, wanted: int, slot: int, data: bytes, nonce: str, orphan: Orphan) -> Any:
         """A claim counts only when enough replicas have it: a fail-over then cannot forget it (fail closed)."""
-        wanted = ask.wait_replicas
-        reply, confirmed = await self._link.run_and_wait(scripts.CLAIM, slot, words, wanted, self._wait_ms, orphan)
-        if not reply[0] or confirmed >= wanted:
+        full = self._commands.in_full(data)
+        reply, confirmed = await self._link.send_and_wait(slot, data, full, wanted, self._wait_ms, orphan)
+        if not _won(reply) or confirmed >= wanted:
             return reply
-        await self.release(ask.key, nonce)
+        await self.release(key, nonce)
         raise StoreUnavailable(
             f"Only {confirmed} of {wanted} replicas confirmed the claim in {self._wait_ms} ms; nothing was dispatched.",
             hint="Look at the replicas of the Redis in [store] claims, or ask for fewer (wait_replicas).",
@@ -116,32 +110,19 @@ class ClaimSteps:
 
     def _orphan(self, key: str, nonce: str) -> Orphan:
         def settle(reply: Any) -> None:
-            if reply.__class__ is not ReplyError and reply[0]:
+            if _won(reply):
                 self.spawn(self.release(key, nonce))
 
         return settle
 
     async def settle(self, key: str, version: int, final: Final) -> int | None:
-        shard = self._names.shard(key)
-        reply = await self._link.run(
-            scripts.SETTLE,
-            shard.slot,
-            (
-                1,
-                shard.record + key,
-                version,
-                self.nonce(),
-                final.state,
-                final.ttl_ms,
-                1 if final.dispatched else 0,
-                outcome_bytes(final),
-                b"" if final.payload is None else final.payload,
-                shard.channel,
-                key,
-            ),
-            patience_s=SETTLE_PATIENCE_S,
-        )
-        return None if reply is None else int(reply)
+        shard, data = self._commands.settle(key, version, final, self.nonce())
+        reply = await self._link.send(shard.slot, data, None, SETTLE_PATIENCE_S)
+        if reply.__class__ is ReplyError:
+            full = self._commands.in_full(data)
+            reply = await self._link.mend(reply, shard.slot, data, full, patience_s=SETTLE_PATIENCE_S)
+        settled: int | None = reply
+        return settled
 
     async def dispatched(self, key: str, version: int) -> bool:
         shard = self._names.shard(key)
@@ -150,7 +131,7 @@ class ClaimSteps:
     async def alias(self, key: str, identity: str, version: int) -> None:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        await self._link.run(scripts.ALIAS, shard.slot, (3, *keys, identity, version))
+        await self._link.run(scripts.ALIAS, shard.slot, (3, *keys, line_of(identity), version))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         shard = self._names.shard(key)
@@ -170,34 +151,34 @@ class ClaimSteps:
     async def read(self, key: str, identities: Sequence[str]) -> dict[str, Existing | None]:
         """The record for several identities at once."""
         shard = self._names.shard(key)
-        words = (2, shard.record + key, shard.history + key, *identities)
-        now, fields, owns = await self._link.run(scripts.READ, shard.slot, words)
-        current = None if fields is None else record_of(key, fields)
+        words = (2, shard.record + key, shard.history + key, *map(line_of, identities))
+        now, text, owns = await self._link.run(scripts.READ, shard.slot, words)
+        current = None if text is None else record_of(key, text)
         answers: dict[str, Existing | None] = {}
         for identity, own in zip(identities, owns, strict=True):
             if own == 1:
                 answers[identity] = Existing(current, current, now)  # type: ignore[arg-type]
             elif own is not None:
-                earlier = record_of(key, unpacked(own))
+                earlier = record_of(key, own)
                 answers[identity] = Existing(current or earlier, earlier, now)
             else:
                 answers[identity] = None if current is None else Existing(current, None, now)
         return answers
 
-    def _existing(self, key: str, now: int, fields: Any, own: Any) -> Existing:
-        if own == 1:
-            current = record_of(key, fields)
-            return Existing(current, current, now)
-        earlier = None if own is None else record_of(key, unpacked(own))
-        if fields is None:
-            assert earlier is not None
-            return Existing(earlier, earlier, now)
-        return Existing(record_of(key, fields), earlier, now)
-
     async def _note_tenant(self, tenant: str) -> None:
         """Once per process: the sweep finds the tenants' indexes by this."""
         await self._link.command(self._names.tenants_slot, "SADD", self._names.tenants, tenant)
         self._tenants.add(tenant)
+
+
+def _won(reply: Any) -> bool:
+    """Whether the answer to a claim says that it is ours."""
+    return reply.__class__ is int or (isinstance(reply, list) and bool(reply[0]))
+
+
+def _existing(key: str, now: int, text: bytes | None, own: Any) -> Existing:
+    earlier = record_of(key, own)
+    return Existing(earlier if text is None else record_of(key, text), earlier, now)
 
 
 def _nobody_is_cancelled(work: Coroutine[Any, Any, None]) -> None:

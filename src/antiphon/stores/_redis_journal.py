@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antiphon.contract.events import Event, RunManifest
@@ -40,9 +40,8 @@ class RedisJournal:
     def __init__(self, target: Target, names: Names, options: Options, make: MakeNode) -> None:
         self._target = target
         self._names = names
-        self._wait_replicas = options.wait_replicas
         self._link = Link(target, make, options.patience_s)
-        self._steps = ClaimSteps(self._link, names, options.wait_ms)
+        self._steps = ClaimSteps(self._link, names, options.wait_replicas, options.wait_ms)
         self._log = RunLog(self._link, names, self._steps.nonce)
         self._breakers = BreakerStates(self._link, names)
         self._admin = ClaimAdmin(self._link, names, self._breakers)
@@ -50,26 +49,24 @@ class RedisJournal:
         self._reads: Reads
         self._hub: Hub
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
-        return await self._claim(ask, None, events)
+    def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
+        return self._claim(ask, None, events) if events else self._steps.claim(ask, None)
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        return await self._claim(ask, version, events)
+    def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
+        return self._claim(ask, version, events) if events else self._steps.claim(ask, version)
 
     async def _claim(self, ask: Ask, version: int | None, events: Sequence[Row]) -> Claimed | Existing:
-        if ask.wait_replicas < self._wait_replicas:
-            ask = ask._replace(wait_replicas=self._wait_replicas)
         answer = await self._steps.claim(ask, version)
         if events and answer.__class__ is Claimed:
             await self._write(events)
         return answer
 
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
+    def settle(
+        self, key: str, version: int, final: Final, events: Sequence[Row] = ()
+    ) -> Coroutine[Any, Any, int | None]:
         if not events:
-            return await self._steps.settle(key, version, final)
-        return await self._settling.run(
-            key, version, events, self._write, lambda: self._steps.settle(key, version, final)
-        )
+            return self._steps.settle(key, version, final)
+        return self._settling.run(key, version, events, self._write, lambda: self._steps.settle(key, version, final))
 
     async def _write(self, events: Sequence[Row]) -> None:
         runs: dict[str, list[Row]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import StoreUnavailable
@@ -57,7 +57,7 @@ class Link:
         else:
             reply = await self._seed.call(data, again=repeat, orphan=orphan, patience_s=patience_s)
         if reply.__class__ is ReplyError:
-            return await self._mend(reply, slot, data, pack(script.full(*(again or words))), orphan, patience_s)
+            return await self.mend(reply, slot, data, pack(script.full(*(again or words))), orphan, patience_s)
         return reply
 
     async def command(self, slot: int, *words: Any) -> Any:
@@ -65,7 +65,7 @@ class Link:
         data = pack(words)
         reply = await (self._at(slot, data) if self._cluster else self._seed.call(data))
         if reply.__class__ is ReplyError:
-            return await self._mend(reply, slot, data)
+            return await self.mend(reply, slot, data)
         return reply
 
     async def commands(self, calls: Sequence[tuple[int, tuple[Any, ...]]]) -> list[Any]:
@@ -78,23 +78,30 @@ class Link:
             [(slot, pack(script.call(*words)), pack(script.full(*words))) for script, slot, words in calls]
         )
 
-    async def run_and_wait(
-        self, script: Script, slot: int, words: tuple[Any, ...], replicas: int, wait_ms: int, orphan: Orphan
-    ) -> tuple[Any, int]:
-        """Run *script* and let replicas confirm it, in one round trip; how many did.
+    def send(self, slot: int, data: bytes, orphan: Orphan | None = None, patience_s: float = 0.0) -> Awaitable[Any]:
+        """The answer to one packed command; an error reply is a value, for :meth:`mend`."""
+        if self._cluster:
+            return self._at(slot, data, b"", orphan, patience_s)
+        return self._seed.call(data, b"", orphan, patience_s)
 
-        ``WAIT`` holds up its connection, so these go over one of their own.
+    async def send_and_wait(
+        self, slot: int, data: bytes, full: bytes, replicas: int, wait_ms: int, orphan: Orphan
+    ) -> tuple[Any, int]:
+        """Run a script and let replicas confirm it, in one round trip; how many did.
+
+        *data* calls it by digest, *full* has its source. ``WAIT`` holds up its connection, so these go over one of
+        their own.
         """
         wait = pack(("WAIT", replicas, wait_ms))
         node = await self._node(slot, waiting=True)
-        reply, confirmed = await node.many([pack(script.call(*words)), wait], orphan=orphan)
+        reply, confirmed = await node.many([data, wait], orphan=orphan)
         while reply.__class__ is ReplyError:
             if str(reply).startswith("NOSCRIPT"):
-                reply, confirmed = await node.many([pack(script.full(*words)), wait], orphan=orphan)
+                reply, confirmed = await node.many([full, wait], orphan=orphan)
             elif self._cluster and str(reply).startswith("MOVED"):
                 await self._follow(str(reply))
                 node = await self._node(slot, waiting=True)
-                reply, confirmed = await node.many([pack(script.call(*words)), wait], orphan=orphan)
+                reply, confirmed = await node.many([data, wait], orphan=orphan)
             else:
                 raise refused(self.target, reply)
         if confirmed.__class__ is ReplyError:
@@ -136,10 +143,10 @@ class Link:
         for at, reply in enumerate(replies):
             if reply.__class__ is ReplyError:
                 slot, data, full = calls[at]
-                replies[at] = await self._mend(reply, slot, data, full)
+                replies[at] = await self.mend(reply, slot, data, full)
         return replies
 
-    async def _mend(
+    async def mend(
         self,
         reply: Any,
         slot: int,

@@ -1,20 +1,18 @@
-"""How a claim record lies in Redis: a hash of few fields, so that a script never decodes a body.
+"""How a claim record lies in Redis: one string of lines, which a script can compare and change without decoding a body.
 
-| field | holds                                                                             |
-|-------|-----------------------------------------------------------------------------------|
-| m     | what scripts compare and change, twelve words: format, version, state, nonce of the |
-|       | operation that wrote it last, fence, created, updated, TTL, dispatched, expires, end of lease, identity |
-| h     | head: tool, session key and the rest of the request, as three lines of JSON       |
-| b, r  | outcome and result, as JSON                                                       |
-| w     | somebody waits: publish the next change                                           |
-| t     | instead of all others: the version a cleared record had, so that versions go on   |
+| line | holds                                                                                                |
+|------|------------------------------------------------------------------------------------------------------|
+| 1    | format, version, state, nonce of the operation that wrote it last, TTL, dispatched, life and lease, when |
+|      | it was written, whether somebody waits (then the next change is published)                           |
+| 2    | fence, when the claim began, call identity                                                           |
+| 3-5  | tool, session key, the rest of the request                                                           |
+| 6, 7 | outcome and result, once it is settled                                                               |
 
-Times are milliseconds of the server's clock.
+Moments are microseconds of the server's clock; TTL, life and lease are milliseconds from the moment in line 1. All text
+is JSON, so a line holds no newline. A record that was cleared leaves ``t VERSION``, so that versions go on.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -40,11 +38,13 @@ _encode = msgspec.json.Encoder().encode
 _head_of = msgspec.json.Decoder(_Head).decode
 _text_of = msgspec.json.Decoder(str).decode
 _outcome_from = msgspec.json.Decoder(Outcome).decode
-_packed_fields = msgspec.msgpack.Decoder(list[str]).decode
+_FORMAT = b"%d" % RECORD_VERSION
+CLEARED = b"t "
+"""How what a cleared record leaves behind begins."""
 
 
 def head_of(ask: Ask) -> bytes:
-    """The head of a record: what the claim says about the call, once for its whole life."""
+    """Identity, tool, session and the rest: what the claim says about the call, once for its whole life."""
     request = ask.request
     call_id: str | UnsetType | None = request.tool_call_id
     rest = (
@@ -58,12 +58,17 @@ def head_of(ask: Ask) -> bytes:
         request.params_digest_exact,
         None if call_id is UNSET else call_id,
     )
-    return b"%b\n%b\n%b" % (_encode(ask.tool), _encode(request.session_key), _encode(rest))
+    return b"%b\n%b\n%b\n%b" % (
+        _encode(ask.identity),
+        _encode(ask.tool),
+        _encode(request.session_key),
+        _encode(rest),
+    )
 
 
 def line_of(text: str) -> bytes:
-    """A tool or session as it stands in a head; empty for any."""
-    return _encode(text) if text else b""
+    """A text as it stands in a record."""
+    return _encode(text)
 
 
 def text_of(line: bytes) -> str:
@@ -72,42 +77,40 @@ def text_of(line: bytes) -> str:
 
 
 def outcome_bytes(final: Final) -> bytes:
-    """The outcome of a claim, without the payload's own bytes."""
-    return _encode(outcome_of(final))
+    """The last two lines of a settled record, each with the newline before it."""
+    payload = final.payload
+    return b"\n%b\n%b" % (_encode(outcome_of(final)), b"" if payload is None else payload)
 
 
-def unpacked(packed: bytes) -> list[bytes]:
-    """The fields of an earlier execution, as the history keeps them."""
-    return [field.encode() for field in _packed_fields(packed)]
-
-
-def record_of(key: str, fields: Sequence[bytes]) -> DedupeRecord:
-    """The record from names and values in turn; one that a newer release wrote is refused (D1)."""
-    found = dict(zip(fields[::2], fields[1::2], strict=True))
-    meta = found[b"m"].split(b" ", 11)
-    check_version(f"The claim record {key}", int(meta[0]), RECORD_VERSION)
-    _, version, state, _, fence, created, updated, ttl, dispatched, expires, lock, identity = meta
-    tool, session, rest = found[b"h"].split(b"\n", 2)
-    about_call = _head_of(rest)
-    outcome_text = found.get(b"b")
-    outcome = NO_OUTCOME if outcome_text is None else _outcome_from(outcome_text)
-    payload = found.get(b"r")
-    lock_until = int(lock)
+def record_of(key: str, text: bytes) -> DedupeRecord:
+    """The record from its lines; one that a newer release wrote is refused (D1)."""
+    lines = text.split(b"\n", 6)
+    meta = lines[0].split(b" ")
+    if meta[0] != _FORMAT:
+        check_version(f"The claim record {key}", int(meta[0]), RECORD_VERSION)
+    _, version, state, _, ttl, dispatched, life, lease, updated, _ = meta
+    fence, created, identity = lines[1].split(b" ", 2)
+    about_call = _head_of(lines[4])
+    if len(lines) == 7:
+        outcome, payload = _outcome_from(lines[5]), lines[6]
+    else:
+        outcome, payload = NO_OUTCOME, b""
+    updated_ms = int(updated) // 1000
     return DedupeRecord(
         key=key,
-        tool=_text_of(tool),
+        tool=_text_of(lines[2]),
         idempotency_key=about_call.idempotency_key,
         state=state.decode(),  # type: ignore[arg-type]
-        created_at_ms=int(created),
-        updated_at_ms=int(updated),
-        expires_at_ms=int(expires),
+        created_at_ms=int(created) // 1000,
+        updated_at_ms=updated_ms,
+        expires_at_ms=updated_ms + int(life),
         ttl_ms=int(ttl),
         request=RecordedRequest(
-            session_key=_text_of(session),
+            session_key=_text_of(lines[3]),
             actor_id=about_call.actor_id,
             request_id=about_call.request_id,
             params_digest=about_call.params_digest,
-            identity=identity.decode(),
+            identity=_text_of(identity),
             params_digest_exact=about_call.params_digest_exact,
             tool_call_id=UNSET if about_call.tool_call_id is None else about_call.tool_call_id,
         ),
@@ -118,10 +121,10 @@ def record_of(key: str, fields: Sequence[bytes]) -> DedupeRecord:
         owner=about_call.owner,
         dispatched=dispatched == b"1",
         execution=outcome.execution,
-        payload=UNSET if payload is None else Raw(payload),
+        payload=Raw(payload) if payload else UNSET,
         payload_ref=outcome.payload_ref,
         payload_sealed=outcome.payload_sealed,
         output_redacted=outcome.output_redacted,
         error=outcome.error,
-        lock_until_ms=lock_until if lock_until else UNSET,
+        lock_until_ms=updated_ms + int(lease) if state == b"inflight" else UNSET,
     )

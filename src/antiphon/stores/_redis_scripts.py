@@ -19,6 +19,11 @@ class Script:
         self.source = (_FOLDER / f"{name}.lua").read_bytes()
         self.digest = sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
+    def starts(self, number: int) -> tuple[bytes, bytes]:
+        """How a command of *number* words begins, by digest and in full, for those whose rest is packed already."""
+        short = b"*%d\r\n$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (number, len(self.digest), self.digest)
+        return short, b"*%d\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (number, len(self.source), self.source)
+
     def call(self, *words: Any) -> tuple[Any, ...]:
         """The command; *words* are the number of keys, the keys and the arguments."""
         return (b"EVALSHA", self.digest, *words)

@@ -95,6 +95,20 @@ def until_sync(condition: Callable[[], Any], seconds: float = 10.0) -> None:
         time.sleep(0.005)
 
 
+def waited_for(client: redis.Redis, name: str) -> bool:
+    """Whether somebody asked to be told of the record's next change."""
+    text = client.get(name)
+    return isinstance(text, bytes) and text.partition(b"\n")[0].endswith(b" 1")
+
+
+def make_newer(client: redis.Redis, name: str) -> None:
+    """Let the record look as if a newer release had written it."""
+    text = client.get(name)
+    assert isinstance(text, bytes)
+    assert text.startswith(b"1 "), text
+    client.set(name, b"99" + text[1:], keepttl=True)
+
+
 def calls(client: redis.Redis, *names: str) -> dict[str, int]:
     """How often the server executed each command since ``CONFIG RESETSTAT``; all of them if none is named."""
     found: dict[str, Any] = client.info("commandstats")

@@ -11,6 +11,7 @@ import redis
 from antiphon.stores._redis_keys import Names
 from antiphon.stores.redis import RedisStore
 from antiphon.testing.journal_conformance import FACES, Face, JournalConformance
+from tests.integration.stores import redis_kit
 from tests.integration.stores.redis_kit import Cluster
 
 
@@ -25,10 +26,7 @@ def make_newer(client: redis.Redis, prefix: str) -> Callable[[str], None]:
     names = Names(prefix)
 
     def change(key: str) -> None:
-        name = names.shard(key).record + key
-        meta = client.hget(name, "m")
-        assert isinstance(meta, bytes)
-        client.hset(name, "m", b"99 " + meta.partition(b" ")[2])
+        redis_kit.make_newer(client, names.shard(key).record + key)
 
     return change
 

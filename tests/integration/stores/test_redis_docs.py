@@ -76,8 +76,8 @@ def test_options_are_as_documented() -> None:
 
 def test_the_head_is_as_documented() -> None:
     (fields,) = re.findall(r"`\[(idempotencyKey[^\]]*)\]`", REFERENCE.read_text())
-    tool, session, rest = head_of(ask("k")).split(b"\n")
+    identity, tool, session, rest = head_of(ask("k")).split(b"\n")
     import json
 
-    assert (json.loads(tool), json.loads(session)) == ("tools/send", "session-1")
+    assert [json.loads(line) for line in (identity, tool, session)] == ["call-1", "tools/send", "session-1"]
     assert len(json.loads(rest)) == len(fields.split(", "))

@@ -16,6 +16,7 @@ from antiphon.ports import Claimed, Existing
 from antiphon.stores import RedisStore
 from antiphon.stores._redis_journal import RedisJournal
 from antiphon.stores._redis_keys import Names
+from antiphon.stores._redis_record import CLEARED
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
@@ -260,7 +261,7 @@ def test_a_claim_that_was_reported_as_failed_is_given_back_when_the_server_wakes
             until_sync(lambda: client.exists(name))
             assert await journal.settle("first", held.version, done()) is not None
             claimed(await journal.begin(ask("second")))
-            until_sync(lambda: not client.hexists(name, "m"))
+            until_sync(lambda: client.getrange(name, 0, 1) == CLEARED)
         claimed(await journal.begin(ask("ghost", "call-2")))
 
     in_face(face, RedisStore(f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2", patience_s=0.1), work)
@@ -299,7 +300,7 @@ async def test_a_cancelled_caller_gives_its_claim_back(valkey_url: str, unique: 
     proxy.heal()
     with redis.Redis.from_url(valkey_url) as client:
         name = Names(unique).shard("k").record + "k"
-        await until(lambda: client.hexists(name, "t"))
+        await until(lambda: client.getrange(name, 0, 1) == CLEARED)
     claimed(await journal.begin(ask("k", "call-2")))
     await journal.close()
 

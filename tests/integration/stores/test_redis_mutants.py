@@ -12,13 +12,13 @@ import redis
 
 from antiphon._drive import drive
 from antiphon.ports import Claimed
-from antiphon.stores import RedisStore, _redis_scripts, _settling
+from antiphon.stores import RedisStore, _redis_commands, _redis_scripts, _settling
 from antiphon.stores._redis_journal import RedisJournal
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_pipe import Pipe
 from antiphon.stores._redis_scripts import Script
 from antiphon.testing.journal_conformance import JournalConformance
-from tests.integration.stores.redis_kit import ask, claimed, done, existing, in_face
+from tests.integration.stores.redis_kit import ask, claimed, done, existing, in_face, make_newer, waited_for
 
 Plant = Callable[[str, str, str], None]
 
@@ -41,20 +41,18 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 @pytest.mark.parametrize(
     ("rule", "script", "old", "new"),
     [
-        ("begin_inserts_or_returns", "claim", "if state then\n    return {0", "if false then\n    return {0"),
-        ("one_of_many_takes", "claim", "state and version == ARGV[1]", "state and ARGV[1] ~= ''"),
-        ("versions_only_grow", "claim", "math.max(micros, (version or 0) + 1)", "(version or 0) + 1"),
-        ("versions_only_grow", "settle", "math.max(time[1] * 1000000 + time[2], version + 1)", "tonumber(version)"),
+        ("begin_inserts_or_returns", "claim", "if not (state and version == ARGV[3]) then", "if false then"),
+        ("one_of_many_takes", "claim", "state and version == ARGV[3]", "state and ARGV[3] ~= ''"),
+        ("versions_only_grow", "claim", "local fresh = micros\n", "local fresh = '1'\n"),
+        ("versions_only_grow", "settle", "local fresh = micros\n", "local fresh = ARGV[4]\n"),
         ("replaced_executions_are_kept", "claim", "'i:' .. identity, place)", "'i:', place)"),
-        ("own_execution_outlives_the_current_one", "claim", "elseif own then", "elseif false then"),
-        ("own_execution_outlives_the_current_one", "read", "current and flat or false, owns", "false, {}"),
-        ("lapsed_lease_is_still_seen", "claim", "local life = math.max(ARGV[4], ARGV[5], 1)", "local life = ARGV[5]"),
-        ("lease_longer_than_ttl", "claim", "local life = math.max(ARGV[4], ARGV[5], 1)", "local life = ARGV[4]"),
-        ("settle_is_fenced_after_takeover", "settle", "if version ~= ARGV[1] then", "if false then"),
-        ("unknown_is_settled_by_its_new_version", "settle", "fresh, ARGV[3]", "version, ARGV[3]"),
-        ("final_state_sets_the_ttl", "settle", "redis.call('PEXPIRE', KEYS[1], math.max(ARGV[4], 1))\n", ""),
-        ("only_the_holder_renews", "renew", "version ~= ARGV[1] or", "false or"),
-        ("only_the_holder_renews", "renew", "tonumber(ends) < lease", "false"),
+        ("own_execution_outlives_the_current_one", "claim", "elseif state or own then", "elseif state then"),
+        ("own_execution_outlives_the_current_one", "read", "there and flat or false, owns", "false, {}"),
+        ("settle_is_fenced_after_takeover", "settle", "if version ~= ARGV[4] then", "if false then"),
+        ("unknown_is_settled_by_its_new_version", "settle", "'1 ' .. fresh", "'1 ' .. ARGV[4]"),
+        ("final_state_sets_the_ttl", "settle", "'PX', ARGV[6]).err", "'KEEPTTL').err"),
+        ("only_the_holder_renews", "renew", "if version ~= ARGV[1] then", "if false then"),
+        ("only_the_holder_renews", "renew", "math.max(left, ARGV[2], 1)", "math.max(left, 1)"),
         ("alias", "alias", "state == 'inflight' or", "false or"),
         (
             "clear_forgets_record_and_history",
@@ -63,7 +61,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
             "KEYS[first + 1]",
         ),
         ("flush_fits_its_filter", "clear", "ARGV[1] == '' or ARGV[1] == tool", "true"),
-        ("counts_by_tool_and_state", "count", "tonumber(lock) <= now", "false"),
+        ("counts_by_tool_and_state", "count", "math.floor(updated / 1000) + lease <= now", "false"),
         ("append_is_gap_free", "append", "return length\n", "return length + 1\n"),
         ("breakers_keep_the_newest_epoch", "breaker", "> tonumber(ARGV[2])", "> 1e300"),
     ],
@@ -76,10 +74,26 @@ def test_the_conformance_rules_notice(
         JournalConformance(lambda: RedisStore(valkey_url, prefix=unique)).check(rule)
 
 
+@pytest.mark.parametrize(
+    ("rule", "life"),
+    [("lapsed_lease_is_still_seen", lambda ttl, lease: lease), ("lease_longer_than_ttl", lambda ttl, lease: ttl)],
+)
+def test_a_claim_in_flight_that_is_kept_too_briefly(
+    rule: str, life: Callable[[int, int], int], valkey_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_redis_commands, "life_of", life)
+    _redis_commands._durations.cache_clear()
+    try:
+        with pytest.raises(AssertionError):
+            JournalConformance(lambda: RedisStore(valkey_url, prefix=unique)).check(rule)
+    finally:
+        _redis_commands._durations.cache_clear()
+
+
 def test_a_repeated_claim_that_is_not_recognised(plant: Plant, valkey_url: str, unique: str) -> None:
     """Without the nonce, the second try of a claim whose answer got lost finds the claim held: by itself."""
     _claim_twice(valkey_url, unique)
-    plant("claim", "if nonce == ARGV[3] then", "if false then")
+    plant("claim", "nonce == string.match(ARGV[7], '^ %a+ (%S+)')", "false")
     with pytest.raises(AssertionError):
         _claim_twice(valkey_url, unique + "2")
 
@@ -95,7 +109,7 @@ def _claim_twice(url: str, prefix: str) -> None:
 
 def test_a_repeated_settlement_that_is_not_recognised(plant: Plant, valkey_url: str, unique: str) -> None:
     _settle_twice(valkey_url, unique)
-    plant("settle", "return nonce == ARGV[2] and version", "return false")
+    plant("settle", "return nonce == ARGV[5] and tonumber(version)", "return false")
     with pytest.raises(AssertionError):
         _settle_twice(valkey_url, unique + "2")
 
@@ -131,7 +145,7 @@ def _woken(script: str, url: str, prefix: str) -> None:
 
         def act() -> None:
             with redis.Redis.from_url(url) as client:
-                while not client.hexists(Names(prefix).shard("k").record + "k", "w"):
+                while not waited_for(client, Names(prefix).shard("k").record + "k"):
                     time.sleep(0.01)
             drive(other.clear("k") if script == "clear" else other.settle("k", held.version, done()))
 
@@ -146,15 +160,12 @@ def _woken(script: str, url: str, prefix: str) -> None:
 
 
 def test_a_newer_record_that_is_taken(plant: Plant, valkey_url: str, unique: str) -> None:
-    plant("claim", "> tonumber(ARGV[7])", "> 1e300")
+    plant("claim", "if form ~= '1' then", "if form ~= '1' and form ~= '99' then")
 
     async def work(journal: RedisJournal) -> None:
         held = claimed(await journal.begin(ask("k")))
         with redis.Redis.from_url(valkey_url) as client:
-            name = Names(unique).shard("k").record + "k"
-            meta = client.hget(name, "m")
-            assert isinstance(meta, bytes)
-            client.hset(name, "m", b"99" + meta[1:])
+            make_newer(client, Names(unique).shard("k").record + "k")
         assert isinstance(await journal.take(ask("k", "call-2"), held.version), Claimed), "the planted bug"
 
     in_face("sync", RedisStore(valkey_url, prefix=unique), work)

@@ -32,6 +32,7 @@ from tests.integration.stores.redis_kit import (
     sleep,
     until,
     until_sync,
+    waited_for,
 )
 from tests.servers import Valkey
 
@@ -131,7 +132,7 @@ def test_what_happened_while_the_subscriber_was_cut_off_is_seen_on_reconnect(
 
         def act() -> None:
             with redis.Redis.from_url(server.url) as client:
-                until_sync(lambda: client.hexists(Names("antiphon").shard("k").record + "k", "w"))
+                until_sync(lambda: waited_for(client, Names("antiphon").shard("k").record + "k"))
             proxy.refuse()
             proxy.reset()
             assert drive(outside.settle("k", held.version, done())) is not None

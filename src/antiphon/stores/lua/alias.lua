@@ -1,16 +1,16 @@
 -- Let an identity find a settled execution as its own.
 -- KEYS: record, history, history expiries
 -- ARGV: 1 identity  2 version of the execution
-local record = redis.call('HMGET', KEYS[1], 'm', 'h')
-local version, state, fence, ends, identity =
-  string.match(record[1] or '', '^%d+ (%d+) (%a+) %S+ (%d+) %d+ %d+ %d+ %d (%d+) %d+ (.*)$')
-local place
+local version, state, life, updated, fence, identity, head = string.match(redis.call('GET', KEYS[1]) or '',
+  '^%d+ (%d+) (%a+) %S+ %d+ %d (%d+) %d+ (%d+) %d\n(%d+) %d+ ([^\n]*)\n([^\n]*\n[^\n]*\n[^\n]*)')
+local place, ends
 if version == ARGV[2] then
   if state == 'inflight' or identity == ARGV[1] then
     return 0
   end
+  ends = string.format('%.0f', math.floor(updated / 1000) + life)
   place = fence .. ' ' .. ends
-  redis.call('HSETNX', KEYS[2], 'h', record[2])
+  redis.call('HSETNX', KEYS[2], 'h', head)
 else
   place = redis.call('HGET', KEYS[2], 'v:' .. ARGV[2])
   if not place then

@@ -1,95 +1,102 @@
 -- Take the claim on one intent, or return what is there (begin and take of the port).
 -- KEYS: record, history, history expiries, index of the tenant
--- ARGV: 1 version to replace ('' = only if there is none)  2 identity  3 nonce of this operation  4 ttl ms  5 lease ms
---       6 head  7 format  8 index member  9 channel
--- Returns {1, version, now} or {0, now, record, own}; own is 1 if it is the current record.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local micros = time[1] * 1000000 + time[2]
-local flat = redis.call('HGETALL', KEYS[1])
-local record = {}
-for at = 1, #flat, 2 do
-  record[flat[at]] = flat[at + 1]
-end
-local version, state, nonce, current, ends, identity = record.t
-if record.m then
-  if tonumber(string.match(record.m, '^%d+')) > tonumber(ARGV[7]) then
-    return {0, now, flat, 1}  -- of a newer release: neither reused nor replaced
-  end
-  version, state, nonce, current, ends, identity =
-    string.match(record.m, '^%d+ (%d+) (%a+) (%S+) (%d+) %d+ %d+ %d+ %d (%d+) %d+ (.*)$')
-  if nonce == ARGV[3] then  -- this very operation was executed before its answer got lost
-    return {1, version, now}
+-- ARGV: 1 index member  2 channel  3 version to replace ('' = only if there is none)  4 identity  5 life ms
+--       6 the longest time an index entry of such a claim can be needed, ms
+--       7 the record's first line between version and time: ' inflight NONCE TTL 0 LIFE LEASE '
+--       8 the record's second line from its identity on, and all after it
+-- Returns the version if the claim is new, 'SECONDS MICROSECONDS OWN RECORD' of what is there, or, where that does
+-- not say it all, {1, version, now} and {0, now, record, own}; own is 1 if it is the current record.
+-- One string or number is answered much faster than a table.
+local call = redis.call
+local time = call('TIME')
+local flat = call('GET', KEYS[1])
+local form, version, state, nonce, waited, current, identity
+if flat then
+  form, version, state, nonce, waited, current, identity =
+    string.match(flat, '^(%d+) (%d+) (%a+) (%S+) %d+ %d %d+ %d+ %d+ (%d)\n(%d+) %d+ ([^\n]*)')
+  if form ~= '1' then
+    version = string.match(flat, '^t (%d+)$')  -- cleared: versions go on from there
+    if not version then
+      return time[1] .. ' ' .. time[2] .. ' 1 ' .. flat  -- of a newer release: neither reused nor replaced
+    end
+  elseif nonce == string.match(ARGV[7], '^ %a+ (%S+)') then
+    -- this very operation was executed before its answer got lost
+    return {1, version, time[1] * 1000 + math.floor(time[2] / 1000)}
   end
 end
 
-if not (state and version == ARGV[1]) then
-  local own = identity == ARGV[2] and 1
+if not (state and version == ARGV[3]) then
+  local own = state and identity == ARGV[4] and 1
   if not own then
-    local place = redis.call('HGET', KEYS[2], 'i:' .. ARGV[2])
+    local place = call('HGET', KEYS[2], 'i:' .. ARGV[4])
     if place then
       local fence, over = string.match(place, '^(%d+) (%d+)$')
       if fence == current then
         own = 1
-      elseif tonumber(over) > now then
-        own = redis.call('HGET', KEYS[2], 'e:' .. fence)
-        if own and not state and ARGV[1] ~= '' and redis.call('HGET', KEYS[2], 'v:' .. ARGV[1]) == place then
+      elseif tonumber(over) > time[1] * 1000 + math.floor(time[2] / 1000) then
+        own = call('HGET', KEYS[2], 'e:' .. fence)
+        if own and not state and ARGV[3] ~= '' and call('HGET', KEYS[2], 'v:' .. ARGV[3]) == place then
           own = false  -- the caller has seen it and replaces it
         end
       end
     end
   end
-  if state then
-    return {0, now, flat, own}
-  elseif own then  -- a later execution expired before the asking call's own one
-    return {0, now, false, own}
+  if state and (not own or own == 1) then
+    return time[1] .. ' ' .. time[2] .. (own and ' 1 ' or ' 0 ') .. flat
+  elseif state or own then  -- or a later execution expired before the asking call's own one
+    return {0, time[1] * 1000 + math.floor(time[2] / 1000), state and flat or false, own}
   end
 end
 
-if ARGV[1] ~= '' then
-  redis.call('HDEL', KEYS[2], 'i:' .. ARGV[2])
-  if state and (identity ~= ARGV[2] or state ~= 'inflight') then
+local micros = string.format('%s%06d', time[1], time[2])
+local now = string.sub(micros, 1, -4)
+if ARGV[3] ~= '' then
+  call('HDEL', KEYS[2], 'i:' .. ARGV[4])
+  if state and (identity ~= ARGV[4] or state ~= 'inflight') then
     -- The replaced execution stays findable for its identity, and for who shared it, until it would have expired.
+    local life, updated, head =
+      string.match(flat, '^%d+ %d+ %a+ %S+ %d+ %d (%d+) %d+ (%d+) %d\n[^\n]*\n([^\n]*\n[^\n]*\n[^\n]*)')
+    local ends = string.format('%.0f', math.floor(updated / 1000) + life)
     local execution, settled, place = 'e:' .. current, 'v:' .. version, current .. ' ' .. ends
-    redis.call('HSET', KEYS[2], execution, cmsgpack.pack(flat), settled, place, 'h', record.h)
-    redis.call('ZADD', KEYS[3], ends, execution, ends, settled)
-    if identity ~= ARGV[2] then
-      redis.call('HSET', KEYS[2], 'i:' .. identity, place)
-      redis.call('ZADD', KEYS[3], ends, 'i:' .. identity)
+    call('HSET', KEYS[2], execution, flat, settled, place, 'h', head)
+    call('ZADD', KEYS[3], ends, execution, ends, settled)
+    if identity ~= ARGV[4] then
+      call('HSET', KEYS[2], 'i:' .. identity, place)
+      call('ZADD', KEYS[3], ends, 'i:' .. identity)
     end
-    local over = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 16)
+    local over = call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 16)
     if #over > 0 then
-      redis.call('HDEL', KEYS[2], unpack(over))
-      redis.call('ZREM', KEYS[3], unpack(over))
+      call('HDEL', KEYS[2], unpack(over))
+      call('ZREM', KEYS[3], unpack(over))
     end
-    if redis.call('PTTL', KEYS[2]) < ends - now then
-      redis.call('PEXPIREAT', KEYS[2], ends)
-      redis.call('PEXPIREAT', KEYS[3], ends)
+    if call('PTTL', KEYS[2]) < ends - now then
+      call('PEXPIREAT', KEYS[2], ends)
+      call('PEXPIREAT', KEYS[3], ends)
     end
   end
 end
 
-if version then
-  redis.call('DEL', KEYS[1])
+local fresh = micros
+if version and tonumber(version) >= tonumber(micros) then
+  fresh = string.format('%.0f', version + 1)
 end
-local fresh = string.format('%.0f', math.max(micros, (version or 0) + 1))
-local life = math.max(ARGV[4], ARGV[5], 1)
-redis.call('HSET', KEYS[1], 'h', ARGV[6], 'm', string.format('%s %s inflight %s %s %.0f %.0f %s 0 %.0f %.0f ',
-  ARGV[7], fresh, ARGV[3], fresh, now, now, ARGV[4], now + life, now + ARGV[5]) .. ARGV[2])
-redis.call('PEXPIRE', KEYS[1], life)
+call('SET', KEYS[1], '1 ' .. fresh .. ARGV[7] .. micros .. ' 0\n' .. fresh .. ' ' .. micros .. ' ' .. ARGV[8], 'PX', ARGV[5])
 
 -- The member '' keeps the longest time an entry can be needed; every 16th claim drops what is older.
-redis.call('ZADD', KEYS[4], 'GT', now, ARGV[8], math.min(2 * life + 3600000, 9e11), '')
-if micros % 16 == 0 then
-  local horizon = redis.call('ZSCORE', KEYS[4], '')
-  local over = redis.call('ZRANGEBYSCORE', KEYS[4], 1e12, now - horizon, 'LIMIT', 0, 64)
+call('ZADD', KEYS[4], 'GT', now, ARGV[1], ARGV[6], '')
+if time[2] % 16 == 0 then
+  local horizon = call('ZSCORE', KEYS[4], '')
+  local over = call('ZRANGEBYSCORE', KEYS[4], 1e12, now - horizon, 'LIMIT', 0, 64)
   if #over > 0 then
-    redis.call('ZREM', KEYS[4], unpack(over))
+    call('ZREM', KEYS[4], unpack(over))
   end
-  redis.call('PEXPIRE', KEYS[4], horizon)
+  call('PEXPIRE', KEYS[4], horizon)
 end
 
-if record.w then
-  redis.call('PUBLISH', ARGV[9], version .. ' ' .. ARGV[8])
+if waited == '1' then
+  redis.call('PUBLISH', ARGV[2], version .. ' ' .. ARGV[1])
 end
-return {1, fresh, now}
+if fresh == micros then
+  return tonumber(fresh)
+end
+return {1, fresh, tonumber(now)}

@@ -5,13 +5,17 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local numbers, answer = {}, {}
 for _, key in ipairs(KEYS) do
-  local record = redis.call('HMGET', key, 'm', 'h')
-  if record[1] then
-    local state, lock = string.match(record[1], '^%d+ %d+ (%a+) %S+ %d+ %d+ %d+ %d+ %d %d+ (%d+) ')
-    if state == 'inflight' and tonumber(lock) <= now then
+  local front = redis.call('GETRANGE', key, 0, 1023)
+  if not string.match(front, '^[^\n]*\n[^\n]*\n[^\n]*\n') then
+    front = redis.call('GET', key) or ''
+  end
+  local state, lease, updated, tool =
+    string.match(front, '^%d+ %d+ (%a+) %S+ %d+ %d %d+ (%d+) (%d+) %d\n[^\n]*\n([^\n]*\n)')
+  if state then
+    if state == 'inflight' and math.floor(updated / 1000) + lease <= now then
       state = 'stale'
     end
-    local group = string.match(record[2], '^[^\n]*\n') .. state
+    local group = tool .. state
     numbers[group] = (numbers[group] or 0) + 1
   end
 end

@@ -2,12 +2,12 @@
 -- KEYS: record
 -- ARGV: 1 version that is waited for
 -- Returns 1 if it is still in flight, 0 if there is nothing to wait for.
-local record = redis.call('HMGET', KEYS[1], 'm', 'w')
-local version, state = string.match(record[1] or '', '^%d+ (%d+) (%a+) ')
-if version ~= ARGV[1] or state ~= 'inflight' then
+local version, place, waited =
+  string.match(redis.call('GET', KEYS[1]) or '', '^%d+ (%d+) inflight %S+ %d+ %d %d+ %d+ %d+ ()(%d)\n')
+if version ~= ARGV[1] then
   return 0
 end
-if not record[2] then
-  redis.call('HSET', KEYS[1], 'w', '1')
+if waited == '0' then
+  redis.call('SETRANGE', KEYS[1], place - 1, '1')
 end
 return 1

@@ -4,13 +4,8 @@
 -- Returns {now, record, {own ...}}; own is 1 if it is the current record.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local flat = redis.call('HGETALL', KEYS[1])
-local current, holder
-for at = 1, #flat, 2 do
-  if flat[at] == 'm' then
-    current, holder = string.match(flat[at + 1], '^%d+ %d+ %a+ %S+ (%d+) %d+ %d+ %d+ %d %d+ %d+ (.*)$')
-  end
-end
+local flat = redis.call('GET', KEYS[1]) or ''
+local there, current, holder = string.match(flat, '^(%d+) [^\n]*\n(%d+) %d+ ([^\n]*)')
 local owns = {}
 for at, identity in ipairs(ARGV) do
   local own = holder == identity and 1
@@ -27,4 +22,4 @@ for at, identity in ipairs(ARGV) do
   end
   owns[at] = own or false
 end
-return {now, current and flat or false, owns}
+return {now, there and flat or false, owns}

@@ -1,19 +1,16 @@
 -- Extend a lease.
 -- KEYS: record
 -- ARGV: 1 version  2 lease ms
-local meta = redis.call('HGET', KEYS[1], 'm')
-local form, version, state, about, ttl, ends, identity =
-  string.match(meta or '', '^(%d+) (%d+) (%a+) (%S+ %d+ %d+) %d+ (%d+ %d) (%d+) %d+ (.*)$')
-if version ~= ARGV[1] or state ~= 'inflight' then
+local before, version, life, updated, after = string.match(redis.call('GET', KEYS[1]) or '',
+  '^(%d+ (%d+) inflight %S+ %d+ %d) (%d+) %d+ (%d+)( .*)$')
+if version ~= ARGV[1] then
   return 0
 end
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local lease = now + ARGV[2]
-if tonumber(ends) < lease then
-  ends = lease
-  redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
-redis.call('HSET', KEYS[1], 'm',
-  string.format('%s %s %s %s %.0f %s %.0f %.0f ', form, version, state, about, now, ttl, ends, lease) .. identity)
+local micros = string.format('%s%06d', time[1], time[2])
+local left = math.floor(updated / 1000) + life - math.floor(micros / 1000)
+-- A write that takes no memory comes first: a server that is full lets a script finish that has already written.
+left = math.max(left, ARGV[2], 1)
+redis.call('PEXPIRE', KEYS[1], left)
+redis.call('SET', KEYS[1], string.format('%s %.0f %s %s', before, left, ARGV[2], micros) .. after, 'KEEPTTL')
 return 1

@@ -1,34 +1,39 @@
 -- End a claim if nobody else has it by now.
 -- KEYS: record
--- ARGV: 1 version  2 nonce of this operation  3 state  4 ttl ms  5 dispatched (1 or 0)  6 outcome  7 payload ('' = none)
---       8 channel  9 index member
+-- ARGV: 1 index member  2 channel  3 how the record begins if it is in flight: '1 VERSION inflight '  4 version
+--       5 nonce of this operation  6 life ms
+--       7 the record's first line between version and time: ' STATE NONCE TTL DISPATCHED LIFE 0 '  8 outcome and result
 -- Returns the new version, or nil if fenced.
-local record = redis.call('HMGET', KEYS[1], 'm', 'w')
-if not record[1] then
+local call = redis.call
+local record = call('GET', KEYS[1])
+if not record then
   return false
 end
-local form, version, state, nonce, about, identity =
-  string.match(record[1], '^(%d+) (%d+) (%a+) (%S+) (%d+ %d+) %d+ %d+ %d %d+ %d+ (.*)$')
-if version ~= ARGV[1] then
-  return nonce == ARGV[2] and version  -- executed before its answer got lost
-end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local fresh = string.format('%.0f', math.max(time[1] * 1000000 + time[2], version + 1))
-local meta = string.format('%s %s %s %s %s %.0f %s %s %.0f 0 ',
-  form, fresh, ARGV[3], ARGV[2], about, now, ARGV[4], ARGV[5], now + ARGV[4]) .. identity
--- A write that takes no memory comes first: a server that is full lets a script finish that has already written.
-redis.call('PEXPIRE', KEYS[1], math.max(ARGV[4], 1))
-if ARGV[7] ~= '' then
-  redis.call('HSET', KEYS[1], 'm', meta, 'b', ARGV[6], 'r', ARGV[7])
+local head, waited
+if string.sub(record, 1, #ARGV[3]) == ARGV[3] then
+  local at = string.find(record, '\n', 1, true)
+  head, waited = string.sub(record, at), string.byte(record, at - 1) == 49
 else
-  redis.call('HSET', KEYS[1], 'm', meta, 'b', ARGV[6])
-  if state ~= 'inflight' then
-    redis.call('HDEL', KEYS[1], 'r')
+  local version, nonce
+  version, nonce, head = string.match(
+    record, '^%d+ (%d+) %a+ (%S+) [^\n]*(\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*)')
+  if version ~= ARGV[4] then
+    return nonce == ARGV[5] and tonumber(version)  -- executed before its answer got lost
   end
 end
-if record[2] then
-  redis.call('HDEL', KEYS[1], 'w')
-  redis.call('PUBLISH', ARGV[8], version .. ' ' .. ARGV[9])
+local time = call('TIME')
+local micros = string.format('%s%06d', time[1], time[2])
+local fresh = micros
+if tonumber(ARGV[4]) >= tonumber(micros) then
+  fresh = string.format('%.0f', ARGV[4] + 1)
 end
-return fresh
+local text = '1 ' .. fresh .. ARGV[7] .. micros .. ' 0' .. head .. ARGV[8]
+if redis.pcall('SET', KEYS[1], text, 'PX', ARGV[6]).err then
+  -- A server that is full lets a script finish that has already written: a write that takes no memory goes first.
+  call('PEXPIRE', KEYS[1], ARGV[6])
+  call('SET', KEYS[1], text, 'PX', ARGV[6])
+end
+if waited then
+  redis.call('PUBLISH', ARGV[2], ARGV[4] .. ' ' .. ARGV[1])
+end
+return tonumber(fresh)

@@ -4,8 +4,8 @@
 -- Returns how many were dropped.
 local over = {}
 for at, member in ipairs(ARGV) do
-  local record, history = KEYS[2 * at - 1], KEYS[2 * at]
-  if redis.call('HEXISTS', record, 'm') == 0 and redis.call('EXISTS', history) == 0 then
+  local begin = redis.call('GETRANGE', KEYS[2 * at - 1], 0, 0)
+  if (begin == '' or begin == 't') and redis.call('EXISTS', KEYS[2 * at]) == 0 then
     over[#over + 1] = member
   end
 end
