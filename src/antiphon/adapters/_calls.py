@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from antiphon._gateway import edge
+from antiphon._gateway.call import Call, Outcome
+from antiphon._gateway.faces import AsyncGateway, Gateway
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.turns import SessionState, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
-from antiphon.contract.result import ToolDenied, ToolResultEnvelope
+from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import InvalidInput
+from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.ops.app import Antiphon, current
 
 Body = Callable[[dict[str, Any]], Any]
@@ -96,10 +99,10 @@ class Guard:
         _registered(gateway, spec, _run)
         failure = _Failure(body)
         with self._around(place, failure.run):
-            if place.call_id is None:
-                placed = gateway._turn_call(self._alone(place), f"{spec.namespace}/{spec.name}", arguments, None)
-                return failure.given(placed)
-            return failure.given(gateway.execute(_envelope(spec, arguments, place)))
+            call = self._opened(gateway, spec, arguments, place)
+            if isinstance(call, ToolResultEnvelope):
+                return failure.given(call)
+            return failure.outcome(gateway, call, gateway._outcome(call))
 
     async def call_async(
         self,
@@ -113,10 +116,19 @@ class Guard:
         _registered(gateway, spec, _run_async)
         failure = _Failure(body)
         with self._around(place, failure.run_async):
-            if place.call_id is None:
-                name = f"{spec.namespace}/{spec.name}"
-                return failure.given(await gateway._turn_call(self._alone(place), name, arguments, None))
-            return failure.given(await gateway.execute(_envelope(spec, arguments, place)))
+            call = self._opened(gateway, spec, arguments, place)
+            if isinstance(call, ToolResultEnvelope):
+                return failure.given(call)
+            return failure.outcome(gateway, call, await gateway._outcome(call))
+
+    def _opened(
+        self, gateway: Gateway | AsyncGateway, spec: ToolSpec, arguments: Mapping[str, Any], place: Place
+    ) -> Call | ToolResultEnvelope:
+        """The call, or why it cannot be made. One without an id is known by its place in the run (D2)."""
+        if place.call_id is None:
+            alone = TurnState(SessionState(_session(place), "default"))
+            return gateway._named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
+        return gateway._envelope_call(_envelope(spec, arguments, place))
 
     @contextmanager
     def _around(self, place: Place, body: Body) -> Iterator[None]:
@@ -128,10 +140,6 @@ class Guard:
             if turn is not None:
                 active_turn.reset(turn)
             _body.reset(token)
-
-    def _alone(self, place: Place) -> TurnState:
-        """For a call without an id: it is known by its place in the run (D2)."""
-        return TurnState(SessionState(_session(place), "default"))
 
     def _turn(self, place: Place) -> TurnState:
         session = _session(place)
@@ -149,7 +157,7 @@ class _Failure:
 
     def __init__(self, body: Callable[[dict[str, Any]], Any]) -> None:
         self._body = body
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def run(self, params: dict[str, Any]) -> Any:
         try:
@@ -165,9 +173,15 @@ class _Failure:
             self._error = error
             raise
 
-    def given(self, result: ToolResultEnvelope | ToolDenied) -> Given:
-        if isinstance(result, ToolDenied):
-            return Given(None, False, result.code, result.details)
+    def outcome(self, gateway: Gateway | AsyncGateway, call: Call, outcome: Outcome) -> Given:
+        """What the framework is given; a replay raises the exception that the recorded tool raised."""
+        if outcome.code == "denied":
+            return Given(None, False, outcome.code, edge.denied(call, outcome).details)
+        if self._error is None and outcome.exception is not None and not _is_ours(outcome.exception):
+            self._error = outcome.exception
+        return self.given(gateway._answer(call, outcome))
+
+    def given(self, result: ToolResultEnvelope) -> Given:
         if result.ok:
             return Given(result.content, True, reused=result.from_cache)
         if self._error is not None:
@@ -175,6 +189,13 @@ class _Failure:
             raise self._error
         message = "" if not result.error else result.error.message
         return Given(None, False, result.code, message, result.from_cache)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether an exception is of the gateway's making (out of time): frameworks are told about it in words."""
+    recorded = error.data.get("recorded") if isinstance(error, AntiphonError) else None
+    name = str(recorded.get("class")) if isinstance(recorded, Mapping) else type(error).__module__
+    return name.startswith("antiphon.") or not isinstance(error, Exception)
 
 
 def _run(**params: Any) -> Any:
