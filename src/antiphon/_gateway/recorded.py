@@ -137,9 +137,11 @@ class Recorded(Straight):
         core, scope = self._core, ticket.scope
         if not self._admitted(ticket, ticket.turn, ticket.started):
             return await self._hand_over(ticket, None)
-        journal = core.journal()
+        journal: Any = core.journal()
+        at_once = not self._asynchronous and hasattr(journal, "settle_now")
         try:
-            got = await journal.begin(self._ask(ticket), (self._started(ticket),))
+            ask, events = self._ask(ticket), (self._started(ticket),)
+            got = journal.begin_now(ask, events) if at_once else await journal.begin(ask, events)
         except StoreError as error:
             return await self._hand_over(ticket, error)
         except BaseException as interrupt:
@@ -171,7 +173,8 @@ class Recorded(Straight):
         try:
             if final is None:
                 return await self._finish(ticket, value)
-            version = await journal.settle(ticket.key, ticket.version, final, self._ended(ticket, value, final, now))
+            end = (ticket.key, ticket.version, final, self._ended(ticket, value, final, now))
+            version = journal.settle_now(*end) if at_once else await journal.settle(*end)
             self._noted(ticket, final, version)
         except StoreError:
             return await self._finish(ticket, value)

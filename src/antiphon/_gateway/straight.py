@@ -100,9 +100,11 @@ class Straight(Express):
         core = self._core
         if ticket.turn is not None and not self._admitted(ticket, ticket.turn, ticket.started):
             return await self._hand_over(ticket, None)
-        journal = core.journal()
+        journal: Any = core.journal()
+        at_once = not self._asynchronous and hasattr(journal, "settle_now")
+        ask = self._ask(ticket)
         try:
-            got = await journal.begin(self._ask(ticket))
+            got = journal.begin_now(ask) if at_once else await journal.begin(ask)
         except StoreError as error:
             return await self._hand_over(ticket, error)
         except BaseException as interrupt:
@@ -129,8 +131,10 @@ class Straight(Express):
         now = self._monotonic()
         final = self._final(ticket, value, now)
         try:
-            if final is None or not self._noted(ticket, final, await journal.settle(ticket.key, ticket.version, final)):
+            if final is None:
                 return await self._finish(ticket, value)
+            end = (ticket.key, ticket.version, final)
+            self._noted(ticket, final, journal.settle_now(*end) if at_once else await journal.settle(*end))
         except StoreError:
             return await self._finish(ticket, value)
         except BaseException as interrupt:
@@ -194,7 +198,7 @@ class Straight(Express):
         final: Final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, (attempt,), 1, True))
         return final
 
-    def _noted(self, ticket: Asker, final: Final, version: int | None) -> bool:
+    def _noted(self, ticket: Asker, final: Final, version: int | None) -> None:
         """Note the success everywhere."""
         core, name = self._core, self._name
         now = self._monotonic()
@@ -207,12 +211,11 @@ class Straight(Express):
         if turn is not None:
             turn.identities.add(ticket.request_id)
             turn.succeeded.setdefault((name, ticket.key), ticket.request_id)
-            if ticket.guard is not None:
-                ticket.guard.loop.record(name, ticket.key, final.payload, poll=self._spec.poll)
+        if ticket.guard is not None:
+            ticket.guard.loop.record(name, ticket.key, final.payload, poll=self._spec.poll)
         metrics = core.telemetry.metrics
         if metrics is not None:
             metrics.call_ended(name, "success", self._spec.scope, (now - ticket.started) * 1000)
-        return True
 
     async def _finish(self, ticket: Asker, value: Any) -> Any:
         call = self._core.carry_on(ticket)

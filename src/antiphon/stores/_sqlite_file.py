@@ -134,6 +134,35 @@ class DatabaseFile:
             raise
         return operation.answer()
 
+    def write_now(self, step: Callable[..., T | None], arguments: tuple[Any, ...], *, whole: bool) -> T | None:
+        """Run a step at once, if nobody else writes; ``None`` means that nothing was changed and the queue knows why.
+
+        A *whole* step is a single statement, which commits itself.
+        """
+        if self._queue or self._polite_until or not self._writer_lock.acquire(blocking=False):
+            return None
+        try:
+            connection = self._writer or self._writing()
+            self._check_still_there()
+            if whole:
+                return step(connection, *arguments)
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = step(connection, *arguments)
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+        except sqlite3.OperationalError:  # busy, full, locked: the long way knows what to do
+            return None
+        except sqlite3.Error as error:
+            self._give_up_writer()
+            raise unavailable(self._name, error) from error
+        finally:
+            self._writer_lock.release()
+
     def submit(self, operation: Operation) -> None:
         """Queue a step for :meth:`write_queued`."""
         self._queue.append(operation)

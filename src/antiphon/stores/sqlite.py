@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from antiphon._drive import drive
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.ports import Ask, BreakerRow, Claimed, Clock, Existing, Final, Journal, Row
@@ -107,6 +108,23 @@ class _SyncAccess:
         return self._file.write(operation)
 
 
+def _begin_new(connection: sqlite3.Connection, ask: Ask, now: int, events: Sequence[Row]) -> Claimed | None:
+    won = claims.begin_new(connection, ask, now)
+    if won is not None:
+        log.write(connection, events)
+    return won
+
+
+def _settle_with(
+    connection: sqlite3.Connection, key: str, version: int, final: Final, now: int, events: Sequence[Row]
+) -> int | None:
+    """The outcome and its events; whose claim it is by now is for the long way to find out."""
+    settled = claims.settle_only(connection, key, version, final, now)
+    if settled is not None:
+        log.write(connection, events)
+    return settled
+
+
 class SQLiteJournal:
     """One face's view of a database file; the faces differ only in which thread does the work and how they wait."""
 
@@ -140,6 +158,28 @@ class SQLiteJournal:
         answer: Claimed | Existing = await self._access.write(operation)
         self._won = self._won + 1 if answer.__class__ is Claimed else 0
         return answer
+
+    def begin_now(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
+        """The same without a coroutine, for callers that block anyway."""
+        if self._won >= _ALL_NEW:
+            step = (ask, self._now(), events) if events else (ask, self._now())
+            run: Any = _begin_new if events else claims.begin_new
+            won: Claimed | None = self._file.write_now(run, step, whole=not events)
+            if won is not None:
+                self._won += 1
+                return won
+        return drive(self.begin(ask, events))
+
+    def settle_now(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
+        """The same without a coroutine, for callers that block anyway."""
+        if claims.is_plain(final):
+            step = (key, version, final, self._now())
+            run: Any = _settle_with if events else claims.settle_only
+            settled: int | None = self._file.write_now(run, (*step, events) if events else step, whole=not events)
+            if settled is not None:
+                self._file.watch.wake((key,))
+                return settled
+        return drive(self.settle(key, version, final, events))
 
     async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
         def run(connection: sqlite3.Connection) -> Claimed | Existing:

@@ -231,6 +231,25 @@ def test_the_guard_of_the_run_counts_both_ways(store: Store) -> None:
             work(6)
 
 
+@pytest.mark.parametrize("straight", [True, False])
+def test_a_loop_is_noticed_as_early_either_way(store: Store, straight: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the equal calls counts, whichever way it took (D25)."""
+    if not straight:
+        monkeypatch.setattr(recorded.Recorded, "enter", lambda *_: None)
+    app = application(store, loop={"block_after": 3})
+
+    @app.gateway.tool(idempotent=False, reuse="never")
+    def work(n: int) -> int:
+        return n
+
+    with app.run("r"):
+        work(1)
+        for _ in range(3):
+            work(2)
+        with pytest.raises(antiphon.AntiphonError, match="3 times"):
+            work(2)
+
+
 def test_secrets_of_arguments_and_results_stay_out(store: Store) -> None:
     app = application(store)
     secret = "sk-ant-api03-" + "aB3dE5fG7hJ9kL1mN" * 4
