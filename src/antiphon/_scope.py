@@ -180,7 +180,9 @@ class RunScope:
         cursor = _cursor.get()
         if cursor is None or cursor.scope is not self:
             with self.lock:
-                return self._next(_orphan_lane(self), name, digest)
+                found = self._next(_orphan_lane(self), name, digest)
+            # threads that nobody ordered: a call is named by what it is, not by when it came
+            return found._replace(call=f"{ORPHAN_LANE}@{name}:{digest[:16]}#{found.nth}")
         lane = cursor.lane
         me = _me()
         if lane.owner != me:

@@ -9,7 +9,7 @@ import orjson
 
 from antiphon._differ import FieldDiff, diff_values, nearest
 from antiphon._replay.tape import ORDERED, RecordedCall, Tape, full_name
-from antiphon._scope import Site
+from antiphon._scope import ORPHAN_LANE, Site
 from antiphon.contract.events import Event
 from antiphon.ports import Invocation
 
@@ -148,6 +148,11 @@ class Observer:
         self._at[lane] = place + 1
         if lane in self._silent:
             return
+        if lane == ORPHAN_LANE:  # several threads, in no order
+            call = None if row.site is None else self._answered.get(row.site.call)
+            if call is not None:
+                self._compare(row, self.tape.event(call.started), place)
+            return
         if place >= len(expected):
             if row.type != "call.started":  # that was reported as a miss
                 self._silent.add(lane)
@@ -223,7 +228,7 @@ class Observer:
             place = self._at.get(lane, 0)
             if place >= len(expected) or lane in self._silent or tape.covered(lane):
                 continue
-            recorded = tape.event(expected[place])
+            recorded = tape.event(self._unasked(lane) or expected[place])
             left = len(expected) - place
             note = f"{left} recorded event{'s' if left > 1 else ''} of this lane did not happen"
             self.add(
@@ -236,6 +241,12 @@ class Observer:
                 note = "the call was begun, but its end was not reached"
                 words = f"call.finished {call.name}"
                 self.add(DivergenceFound("missing", call.lane, call.index, call.finished, words, note=note))
+
+    def _unasked(self, lane: str) -> int | None:
+        """In a lane without order: a recorded call that the replay did not make."""
+        if lane != ORPHAN_LANE:
+            return None
+        return next((call.started for call in self.tape.calls.values() if call.lane == lane and not call.used), None)
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -7,12 +7,14 @@ import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 import antiphon
 from antiphon._recording.run import Run
+from antiphon.errors import ReplayMiss
 from tests.unit.replay.kit import memory_app
 
 REPEATS = 100
@@ -239,3 +241,39 @@ def test_a_call_from_a_thread_without_the_run_is_an_orphan() -> None:
     run = app.record(main)
     assert [event.payload["what"] for event in run.events() if event.type == "decision"] == ["orphan"]
     assert antiphon.replay(run, app=app, mode="strict", function=main, keep=False).passed
+
+
+def test_orphans_of_several_threads_have_no_order() -> None:
+    app = memory_app()
+    order = [0, 1, 2]
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def price(n: int) -> int:
+        return n * 10
+
+    @app.gateway.tool(idempotent=True, effect="read")
+    def look(n: int) -> int:
+        return price(n)
+
+    def alone(n: int) -> None:
+        with suppress(ReplayMiss):
+            look(n)
+
+    def main() -> None:
+        for n in order:
+            thread = threading.Thread(target=alone, args=(n,))
+            thread.start()
+            thread.join()
+
+    run = app.record(main)
+    order = [2, 0, 1]
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert report.passed, report.text()
+    order = [2, 1]
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert "call.started tools/look did not happen" in report.text()
+    asked = report["divergences"][0]["seq"]
+    assert next(event.payload["arguments"] for event in run.events() if event.seq == asked) == {"n": 0}
+    order = [2, 1, 5]
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert "no answer for tool tools/look" in report.text()
