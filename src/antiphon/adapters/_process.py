@@ -30,10 +30,6 @@ class Order(msgspec.Struct, frozen=True):
     fence: bool = True
 
 
-class Ended(Exception):
-    """Stands for a program that ended with an exit code other than 0."""
-
-
 def begin(text: str) -> None:
     """Called before the program's own code: open the run, wrap the transports, write the report at exit."""
     order = msgspec.json.decode(text, type=Order)
@@ -84,6 +80,7 @@ def _record(app: Any, order: Order) -> Callable[[BaseException | None], dict[str
     from antiphon.ops.app import using
 
     run = app.run(order.name, tags={"exec": "true"})
+    _report(order, {"run": run.id, "begun": True})  # all there is if the process is killed
     stack = ExitStack()
     stack.enter_context(using(app))
     run.__enter__()
@@ -122,6 +119,7 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
 
     tape = open_recording(app, wanted)
     result, run = watched(app, tape)
+    _report(order, {"run": tape.manifest.id, "begun": True})
     stack = ExitStack()
     stack.enter_context(using(app))
     stack.enter_context(run.attached())

@@ -71,10 +71,24 @@ def run(arguments: argparse.Namespace) -> int:
     if "error" in found:
         print(f"antiphon: {found['message']}\n          {found['hint']}".rstrip(), file=sys.stderr)
         return EXIT["not_found"] if found["error"] == "not_found" else EXIT["usage"]
+    if "begun" in found:
+        return _cut_off(found["run"], code, replay is not None)
     if replay is not None:
         return _replayed(found, code, arguments.quiet)
     if not arguments.quiet:
-        print(dim(_summary(found)), file=sys.stderr)
+        print(dim(_summary(found, code)), file=sys.stderr)
+    return code
+
+
+def _cut_off(run: str, code: int, replay: bool) -> int:
+    """The process was killed, or left by os._exit: what it had recorded is there, and it was compared with nothing."""
+    if replay:
+        print(
+            f"antiphon: the replay of {run} was cut off: its process ended at once, so nothing is known of it.",
+            file=sys.stderr,
+        )
+        return code or EXIT["diverged"]
+    print(f"antiphon: run {run} was cut off: its process ended at once. Kept: antiphon show {run}", file=sys.stderr)
     return code
 
 
@@ -117,12 +131,13 @@ def _read(report: Path) -> dict[str, Any] | None:
     return dict(orjson.loads(report.read_bytes())) if report.exists() else None
 
 
-def _summary(found: Mapping[str, Any]) -> str:
+def _summary(found: Mapping[str, Any], code: int) -> str:
     parts = [f"{found['modelCalls']} model calls", f"{found['mcpCalls']} MCP calls"]
     for name in ("toolCalls", "failed", "refusals", "tokens"):
         if found[name]:
             parts.append(f"{found[name]} {'tool calls' if name == 'toolCalls' else name}")
-    return f"antiphon: run {found['run']} {found['status']} · {', '.join(parts)} · {_NOTE}"
+    status = f"{found['status']} with exit code {code}" if code else found["status"]
+    return f"antiphon: run {found['run']} {status} · {', '.join(parts)} · {_NOTE}"
 
 
 def _replayed(found: Mapping[str, Any], code: int, quiet: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,47 @@ def test_a_failing_program_is_a_failed_run(program: Program) -> None:
     assert found.returncode == 1
     assert "ValueError" in found.stderr
     assert " failed " in found.stderr
+
+
+@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", 137), ("os._exit(0)", 0)])
+def test_a_program_that_is_cut_off_says_which_run_it_left(program: Program, end: str, code: int) -> None:
+    found = program.run("--", "hi", "0", code=_AGENT.replace("sys.exit(int(sys.argv[2]))", end))
+    assert found.returncode == code
+    run = re.search(r"run (\S+) was cut off: .* antiphon show \1", found.stderr)
+    assert run is not None, found.stderr
+    again = program.run("--replay", run[1], "--", "hi", "0", code=_AGENT.replace("sys.exit(int(sys.argv[2]))", end))
+    assert again.returncode == (code or 1), "what was not compared has not passed"
+    assert f"the replay of {run[1]} was cut off" in again.stderr
+
+
+_THREADS = """
+import json, os, threading, time, openai
+
+client = openai.OpenAI(api_key="none", base_url=os.environ["URL"] + "/v1", max_retries=0)
+said = {}
+
+def ask(n):
+    time.sleep(n * float(os.environ["STEP"]) + 0.5)
+    said[n] = client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"question {n}"}]).id
+
+threads = [threading.Thread(target=ask, args=(n,)) for n in range(3)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(json.dumps(sorted(said)))
+"""
+
+
+def test_threads_that_come_in_another_order_are_no_divergence(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEP", "0.2")
+    found = program.run("--", code=_THREADS)
+    assert found.returncode == 0, found.stderr
+    monkeypatch.setenv("STEP", "-0.2")
+    found = program.run("--replay", "latest", "--", code=_THREADS)
+    assert (found.returncode, found.stdout) == (0, "[0, 1, 2]\n"), found.stderr
 
 
 def test_an_unknown_run_and_a_missing_program_are_one_line(program: Program) -> None:
