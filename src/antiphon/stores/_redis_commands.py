@@ -19,8 +19,16 @@ _LONGEST_MS = 900_000_000_000
 """Less than any moment: in an index, times and durations must not be mistaken for each other."""
 _MOST_FRAMES = 8192
 _KNOWN_SIZES = 2048
-_SIZES = tuple(b"\r\n$%d\r\n" % size for size in range(_KNOWN_SIZES))
-"""What stands before a word of so many bytes, the end of the word before it included."""
+
+
+class _Sizes(dict[int, bytes]):
+    """What stands before a word of so many bytes, the end of the word before it included."""
+
+    def __missing__(self, size: int) -> bytes:
+        return b"\r\n$%d\r\n" % size
+
+
+_SIZES = _Sizes((size, b"\r\n$%d\r\n" % size) for size in range(_KNOWN_SIZES))
 
 ClaimFrame = tuple[bytes, bytes, bytes, bytes, bytes]
 """What stands before, between and after the four places where the key of a claim's intent stands."""
@@ -52,9 +60,9 @@ class Commands:
         first = b" inflight " + nonce.encode() + times
         head = head_of(ask)
         identity = head[: head.index(b"\n")]
-        about = b"".join((_SIZES[len(version)], version, _size(len(identity)), identity, durations))
+        about = b"".join((_SIZES[len(version)], version, _SIZES[len(identity)], identity, durations))
         words = (before, key, history, key, expiries, key, member, key, after, about, _SIZES[len(first)], first)
-        return self._names.shards[number], b"".join((*words, _size(len(head)), head, b"\r\n"))
+        return self._names.shards[number], b"".join((*words, _SIZES[len(head)], head, b"\r\n"))
 
     def _claim_frame(self, place: tuple[int, int, str]) -> ClaimFrame:
         number, size, tenant = place
@@ -94,7 +102,7 @@ class Commands:
             about,
             _SIZES[len(first)],
             first,
-            _size(len(outcome)),
+            _SIZES[len(outcome)],
             outcome,
             b"\r\n",
         )
@@ -144,8 +152,4 @@ def _kept(state: str, ttl_ms: int, dispatched: bool) -> tuple[bytes, bytes, byte
 def _word(text: str, more: int = 0) -> bytes:
     """A word, or the beginning of one that goes on for *more* bytes."""
     data = text.encode()
-    return _size(len(data) + more) + data
-
-
-def _size(size: int) -> bytes:
-    return _SIZES[size] if size < _KNOWN_SIZES else b"\r\n$%d\r\n" % size
+    return _SIZES[len(data) + more] + data

@@ -160,7 +160,7 @@ def _woken(script: str, url: str, prefix: str) -> None:
 
 
 def test_a_newer_record_that_is_taken(plant: Plant, valkey_url: str, unique: str) -> None:
-    plant("claim", "if form ~= '1' then", "if form ~= '1' and form ~= '99' then")
+    plant("claim", "'^1 (%d+)", "'^%d+ (%d+)")
 
     async def work(journal: RedisJournal) -> None:
         held = claimed(await journal.begin(ask("k")))

@@ -10,11 +10,10 @@
 local call = redis.call
 local time = call('TIME')
 local flat = call('GET', KEYS[1])
-local form, version, state, nonce, waited, current, identity
+local version, state, nonce, identity
 if flat then
-  form, version, state, nonce, waited, current, identity =
-    string.match(flat, '^(%d+) (%d+) (%a+) (%S+) %d+ %d %d+ %d+ %d+ (%d)\n(%d+) %d+ ([^\n]*)')
-  if form ~= '1' then
+  version, state, nonce, identity = string.match(flat, '^1 (%d+) (%a+) (%S+) [^\n]*\n%d+ %d+ ([^\n]*)')
+  if not version then
     version = string.match(flat, '^t (%d+)$')  -- cleared: versions go on from there
     if not version then
       return time[1] .. ' ' .. time[2] .. ' 1 ' .. flat  -- of a newer release: neither reused nor replaced
@@ -31,7 +30,7 @@ if not (state and version == ARGV[3]) then
     local place = call('HGET', KEYS[2], 'i:' .. ARGV[4])
     if place then
       local fence, over = string.match(place, '^(%d+) (%d+)$')
-      if fence == current then
+      if state and fence == string.match(flat, '\n(%d+)') then
         own = 1
       elseif tonumber(over) > time[1] * 1000 + math.floor(time[2] / 1000) then
         own = call('HGET', KEYS[2], 'e:' .. fence)
@@ -48,14 +47,14 @@ if not (state and version == ARGV[3]) then
   end
 end
 
-local micros = string.format('%s%06d', time[1], time[2])
+local micros = #time[2] == 6 and time[1] .. time[2] or string.format('%s%06d', time[1], time[2])
 local now = string.sub(micros, 1, -4)
 if ARGV[3] ~= '' then
   call('HDEL', KEYS[2], 'i:' .. ARGV[4])
   if state and (identity ~= ARGV[4] or state ~= 'inflight') then
     -- The replaced execution stays findable for its identity, and for who shared it, until it would have expired.
-    local life, updated, head =
-      string.match(flat, '^%d+ %d+ %a+ %S+ %d+ %d (%d+) %d+ (%d+) %d\n[^\n]*\n([^\n]*\n[^\n]*\n[^\n]*)')
+    local life, updated, current, head =
+      string.match(flat, '^%d+ %d+ %a+ %S+ %d+ %d (%d+) %d+ (%d+) %d\n(%d+) [^\n]*\n([^\n]*\n[^\n]*\n[^\n]*)')
     local ends = string.format('%.0f', math.floor(updated / 1000) + life)
     local execution, settled, place = 'e:' .. current, 'v:' .. version, current .. ' ' .. ends
     call('HSET', KEYS[2], execution, flat, settled, place, 'h', head)
@@ -93,7 +92,7 @@ if time[2] % 16 == 0 then
   call('PEXPIRE', KEYS[4], horizon)
 end
 
-if waited == '1' then
+if state and string.find(flat, '^[^\n]* 1\n') then  -- somebody waits for the replaced one
   redis.call('PUBLISH', ARGV[2], version .. ' ' .. ARGV[1])
 end
 if fresh == micros then

@@ -22,7 +22,7 @@ else
   end
 end
 local time = call('TIME')
-local micros = string.format('%s%06d', time[1], time[2])
+local micros = #time[2] == 6 and time[1] .. time[2] or string.format('%s%06d', time[1], time[2])
 local fresh = micros
 if tonumber(ARGV[4]) >= tonumber(micros) then
   fresh = string.format('%.0f', ARGV[4] + 1)
