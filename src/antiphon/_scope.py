@@ -28,10 +28,6 @@ _HOMELESS = "~homeless"
 log = logging.getLogger("antiphon.run")
 
 
-class Clean(bytes):
-    """JSON that has been looked at for secrets and holds none: :attr:`RunScope.encode` takes it as it is."""
-
-
 class Site(NamedTuple):
     """The place of one call: logical, not temporal."""
 
@@ -102,6 +98,7 @@ class RunScope:
 
     __slots__ = (
         "clock_ms",
+        "compose",
         "encode",
         "gateway_state",
         "invoker",
@@ -111,6 +108,7 @@ class RunScope:
         "present",
         "root",
         "run_id",
+        "shown",
         "sink",
         "store",
         "tenant",
@@ -126,6 +124,8 @@ class RunScope:
         encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row],
         sink: Callable[[Sequence[Row], bool], Awaitable[None]] | None,
         pieces: Callable[[Site], Any],
+        compose: Callable[[str, Site, bytes, bytes], Row],
+        shown: Callable[[Any, str], tuple[bytes, str, bool]],
         present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
         store: object | None = None,
         invoker: Invoker | None = None,
@@ -136,6 +136,10 @@ class RunScope:
         self.clock_ms = clock_ms
         self.encode = encode
         """(type, site, payload, meta) -> redacted, spilled row."""
+        self.compose = compose
+        """The same for a payload and a ``meta`` that are JSON already, hold no secret and are small."""
+        self.shown = shown
+        """As *present*, with the arguments as JSON."""
         self.present = present
         """(arguments, digest) -> what of them may be written, its digest, and whether something was redacted (D21)."""
         self.pieces = pieces

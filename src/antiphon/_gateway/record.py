@@ -13,7 +13,6 @@ from antiphon._gateway import codec, edge
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._scope import RunScope, Site, is_orphan
 from antiphon.canonical import canonical_digest
-from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, ReplayMiss, StoreError, raised_again
 from antiphon.ports import Answer, Invocation, Row
 
@@ -52,39 +51,29 @@ def same_store(core: Core, scope: RunScope) -> bool:
     return bool(known)
 
 
-def started_row(
-    scope: RunScope,
-    site: Site,
-    spec: ToolSpec,
-    arguments: tuple[Any, str, bool],
-    request_id: str,
-    fingerprint: str,
-    call_id: str | None = None,
-) -> Row:
-    """The start event; *arguments* is what :attr:`RunScope.present` said of them."""
-    shown, digest, redacted = arguments
+def _started(call: Call, scope: RunScope) -> Row:
+    assert call.site is not None
+    spec = call.tool.spec
     payload: dict[str, Any] = {
         "kind": "tool",
         "name": spec.name,
         "namespace": spec.namespace,
-        "arguments": shown,
-        "digest": digest,
-        "nth": site.nth,
+        "arguments": call.log_params,
+        "digest": call.log_digest,
+        "nth": call.site.nth,
     }
-    if redacted:
+    if call.redacted:
         payload["keyOf"] = "redacted"
-    meta: dict[str, Any] = {"requestId": request_id, "keyFingerprint": fingerprint, "idempotent": spec.idempotent}
-    if call_id is not None:
-        meta["callId"] = call_id
+    meta: dict[str, Any] = {
+        "requestId": call.request_id,
+        "keyFingerprint": call.fingerprint,
+        "idempotent": spec.idempotent,
+    }
     if spec.effect is not None:
         meta["effect"] = spec.effect
-    return scope.encode("call.started", site, payload, meta)
-
-
-def _started(call: Call, scope: RunScope) -> Row:
-    assert call.site is not None
-    arguments = (call.log_params, call.log_digest, call.redacted)
-    return started_row(scope, call.site, call.tool.spec, arguments, call.request_id, call.fingerprint, call.call_id)
+    if call.call_id is not None:
+        meta["callId"] = call.call_id
+    return scope.encode("call.started", call.site, payload, meta)
 
 
 def _ended(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> list[Row]:

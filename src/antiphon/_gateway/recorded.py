@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from antiphon import _scope
 from antiphon._gateway import edge, record
 from antiphon._gateway.call import Call, Outcome
@@ -18,7 +20,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.straight import Asker, Straight
 from antiphon._gateway.turns import active_session, active_turn
-from antiphon._scope import Clean, RunScope, Site
+from antiphon._scope import RunScope, Site
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import RecordedRequest
 from antiphon.decide.loop import ALLOW
@@ -27,6 +29,8 @@ from antiphon.ports import Ask, Claimed, Final, Row
 
 _new = tuple.__new__
 _cursor = _scope._cursor
+_SMALL = 16_384
+"""Longer arguments and results take the way on which they may be spilled."""
 _NOBODY = ("default", "default", None)
 
 
@@ -38,14 +42,15 @@ class RunAsker(Asker):
     identity: str
     recorded: bool
     scope: RunScope
-    shown: tuple[Any, str, bool]
+    shown: tuple[bytes, str, bool]
     site: Site
 
     def to_call(self) -> Call:
         call = super().to_call()
         call.identity = self.identity
         call.scope, call.site = self.scope, self.site
-        call.log_params, call.log_digest, call.redacted = self.shown
+        data, call.log_digest, call.redacted = self.shown
+        call.log_params = orjson.loads(data) if call.redacted else self.params
         call.recorded = self.recorded
         return call
 
@@ -53,7 +58,17 @@ class RunAsker(Asker):
 class Recorded(Straight):
     """The straight way of one tool of one gateway, inside runs."""
 
-    __slots__ = ()
+    __slots__ = ("_head", "_meta")
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        spec = self._spec
+        head = {"kind": "tool", "name": spec.name, "namespace": spec.namespace}
+        self._head = orjson.dumps(head)[:-1] + b',"arguments":'
+        meta: dict[str, Any] = {"idempotent": spec.idempotent}
+        if spec.effect is not None:
+            meta["effect"] = spec.effect
+        self._meta = orjson.dumps(meta)[1:]
 
     def _plain_run(self, now: float) -> RunScope | None:
         """The run of this context, if it is live and nothing stands in the way."""
@@ -96,6 +111,9 @@ class Recorded(Straight):
             keys = maker.keys(params)
         except InvalidInput:
             return None
+        shown = scope.shown(params, keys[3])
+        if len(shown[0]) > _SMALL:
+            return None
         ticket = RunAsker()
         ticket.tool = tool
         ticket.params = params
@@ -110,7 +128,7 @@ class Recorded(Straight):
         ticket.version = 0
         ticket.recorded = False
         ticket.scope = scope
-        ticket.shown = shown = scope.present(params, keys[3])
+        ticket.shown = shown
         digest = shown[1]
         ticket.site = site = scope.enter(self._name, digest)
         ticket.identity = record.identity_of(scope, site, self._name, digest)
@@ -203,13 +221,21 @@ class Recorded(Straight):
         return ask
 
     def _started(self, ticket: RunAsker) -> Row:
-        return record.started_row(
-            ticket.scope, ticket.site, self._spec, ticket.shown, ticket.request_id, ticket.keys[4]
+        data, digest, redacted = ticket.shown
+        end = b',"keyOf":"redacted"}' if redacted else b"}"
+        payload = b'%b%b,"digest":"%b","nth":%d%b' % (self._head, data, digest.encode(), ticket.site[2], end)
+        ids = (ticket.request_id.encode(), ticket.keys[4].encode(), self._meta)
+        return ticket.scope.compose(
+            "call.started", ticket.site, payload, b'{"requestId":"%b","keyFingerprint":"%b",%b' % ids
         )
 
     def _ended(self, ticket: RunAsker, value: Any, final: Final, now: float) -> Sequence[Row]:
         """The outcome event of a success; what the record keeps of it has been looked at for secrets already."""
-        meta = {"status": "success", "attempts": 1, "durationMs": round((now - ticket.started) * 1000, 3)}
-        if self._core.keeper.redactor is not None and final.payload is not None:
-            value = Clean(final.payload)
-        return (ticket.scope.encode("call.finished", ticket.site, {"outcome": "ok", "value": value}, meta),)
+        took = round((now - ticket.started) * 1000, 3)
+        scope, kept = ticket.scope, final.payload
+        if self._core.keeper.redactor is None or kept is None or len(kept) > _SMALL:
+            meta = {"status": "success", "attempts": 1, "durationMs": took}
+            return (scope.encode("call.finished", ticket.site, {"outcome": "ok", "value": value}, meta),)
+        payload = b'{"outcome":"ok","value":%b}' % kept
+        ended = b'{"status":"success","attempts":1,"durationMs":%b}' % orjson.dumps(took)
+        return (scope.compose("call.finished", ticket.site, payload, ended),)

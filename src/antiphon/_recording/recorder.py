@@ -12,7 +12,7 @@ import orjson
 
 from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
-from antiphon._scope import Clean, RunScope, Site
+from antiphon._scope import RunScope, Site
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import Event, RunManifest, sum_holds, summed, with_sum
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
@@ -22,6 +22,8 @@ __all__ = ["SPILL_BYTES", "Recorder", "dump"]
 
 SPILL_BYTES = 65_536
 """Parts of an event larger than this go to the blob store."""
+
+_quoted = orjson.dumps
 
 OUR_FIELDS = frozenset(
     "kind name namespace digest nth key keyOf recipe variant outcome n what status provider entry".split()
@@ -67,6 +69,8 @@ class Recorder:
             encode=self.encode,
             sink=sink or self.write,
             present=self.present,
+            shown=self.shown,
+            compose=self.compose,
             pieces=self.pieces,
             store=store,
             invoker=invoker,
@@ -74,16 +78,21 @@ class Recorder:
             workspace=workspace,
         )
 
-    def present(self, arguments: Any, digest: str) -> tuple[Any, str, bool]:
+    def shown(self, arguments: Any, digest: str) -> tuple[bytes, str, bool]:
         """The arguments as they may be written. Digests of redacted arguments are made from the placeholders."""
         data = dump(arguments)
         clean, changed = self.redactor.redact_bytes(data)
         if not changed:
-            self._presented = arguments, data
-            return arguments, digest, False
+            return data, digest, False
         value = orjson.loads(clean)
-        self._presented = value, orjson.dumps(value)
-        return value, hashlib.sha256(canonical_json(value)).hexdigest(), True
+        return orjson.dumps(value), hashlib.sha256(canonical_json(value)).hexdigest(), True
+
+    def present(self, arguments: Any, digest: str) -> tuple[Any, str, bool]:
+        """The same with the arguments as values."""
+        data, digest, changed = self.shown(arguments, digest)
+        value = orjson.loads(data) if changed else arguments
+        self._presented = value, data
+        return value, digest, changed
 
     def encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         """One event, ready to be written."""
@@ -99,6 +108,13 @@ class Recorder:
             body = {**head, "payload": payload, "v": 1, "meta": meta}
         return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, dump(body)))
 
+    def compose(self, kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
+        """One event whose parts are written already; byte for byte what :meth:`encode` makes of them."""
+        lane, index, _, call, parent = site
+        place = (_quoted(lane), index, _quoted(call), b"null" if parent is None else _quoted(parent))
+        body = b'{"lane":%b,"index":%d,"call":%b,"parent":%b,"payload":%b,"v":1,"meta":%b}' % (*place, payload, meta)
+        return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, body))
+
     def _clean_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
         """The payload without secrets; large parts of it become references to blobs."""
         clean: dict[str, Any] = {}
@@ -109,9 +125,7 @@ class Recorder:
                 clean[name] = value
                 continue
             known, part = self._presented
-            if value.__class__ is Clean:
-                part = bytes(value)
-            elif value is not known:
+            if value is not known:
                 part = self._clean(value)
             parts.append((name, part))
             size += len(part)

@@ -108,20 +108,28 @@ class _SyncAccess:
         return self._file.write(operation)
 
 
-def _begin_new(connection: sqlite3.Connection, ask: Ask, now: int, events: Sequence[Row]) -> Claimed | None:
+def _begin_new(
+    connection: sqlite3.Connection, ask: Ask, now: int, events: Sequence[Row], ends: dict[str, int]
+) -> Claimed | None:
     won = claims.begin_new(connection, ask, now)
     if won is not None:
-        log.write(connection, events)
+        log.append_next(connection, events, ends)
     return won
 
 
 def _settle_with(
-    connection: sqlite3.Connection, key: str, version: int, final: Final, now: int, events: Sequence[Row]
+    connection: sqlite3.Connection,
+    key: str,
+    version: int,
+    final: Final,
+    now: int,
+    events: Sequence[Row],
+    ends: dict[str, int],
 ) -> int | None:
     """The outcome and its events; whose claim it is by now is for the long way to find out."""
     settled = claims.settle_only(connection, key, version, final, now)
     if settled is not None:
-        log.write(connection, events)
+        log.append_next(connection, events, ends)
     return settled
 
 
@@ -130,12 +138,14 @@ class SQLiteJournal:
 
     durable = True
 
-    __slots__ = ("_access", "_file", "_new_waiter", "_now", "_won")
+    __slots__ = ("_access", "_ends", "_file", "_new_waiter", "_now", "_won")
 
     def __init__(self, file: DatabaseFile, access: _Access, clock: Clock, new_waiter: NewWaiter) -> None:
         self._file = file
         self._access = access
         self._now = clock.now_ms
+        self._ends: dict[str, int] = {}
+        """Where the runs end that were written to last."""
         self._won = 0
         """How many claims were won in a row: while all are new, looking before writing is a waste."""
         self._new_waiter = new_waiter
@@ -162,9 +172,11 @@ class SQLiteJournal:
     def begin_now(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
         """The same without a coroutine, for callers that block anyway."""
         if self._won >= _ALL_NEW:
-            step = (ask, self._now(), events) if events else (ask, self._now())
-            run: Any = _begin_new if events else claims.begin_new
-            won: Claimed | None = self._file.write_now(run, step, whole=not events)
+            won: Claimed | None
+            if events:
+                won = self._write_now(_begin_new, ask, self._now(), events)
+            else:
+                won = self._file.write_now(claims.begin_new, (ask, self._now()), whole=True)
             if won is not None:
                 self._won += 1
                 return won
@@ -173,13 +185,23 @@ class SQLiteJournal:
     def settle_now(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
         """The same without a coroutine, for callers that block anyway."""
         if claims.is_plain(final):
-            step = (key, version, final, self._now())
-            run: Any = _settle_with if events else claims.settle_only
-            settled: int | None = self._file.write_now(run, (*step, events) if events else step, whole=not events)
+            settled: int | None
+            if events:
+                settled = self._write_now(_settle_with, key, version, final, self._now(), events)
+            else:
+                settled = self._file.write_now(claims.settle_only, (key, version, final, self._now()), whole=True)
             if settled is not None:
                 self._file.watch.wake((key,))
                 return settled
         return drive(self.settle(key, version, final, events))
+
+    def _write_now(self, step: Callable[..., T | None], *arguments: Any) -> T | None:
+        """A step with events: where runs end is known until something comes between."""
+        ends, self._ends = self._ends, {}
+        done = self._file.write_now(step, (*arguments, ends), whole=False)
+        if done is not None:
+            self._ends = ends
+        return done
 
     async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
         def run(connection: sqlite3.Connection) -> Claimed | Existing:

@@ -156,6 +156,9 @@ SELECT number FROM runs WHERE id = ?;
 -- name: end_of_run
 SELECT number, (SELECT max(id) FROM events WHERE id >= number << 32 AND id < (number + 1) << 32) FROM runs WHERE id = ?;
 
+-- name: insert_next_event
+INSERT INTO events (id, type, at_ms, body) SELECT ?1, ?2, ?3, ?4 WHERE EXISTS (SELECT 1 FROM runs WHERE number = ?1 >> 32);
+
 -- name: insert_event
 INSERT INTO events (id, type, at_ms, body) VALUES (?, ?, ?, ?);
 
