@@ -125,21 +125,18 @@ class Boundary:
 
     async def _write_or_report(self, rows: Sequence[Row]) -> None:
         """Write what came of a call that has been made: its answer is worth more than its event."""
-        if self.scope.sink is None or not rows:
-            return
         try:
-            await self.scope.sink(rows, self.asynchronous)
+            if self.scope.sink is not None and rows:
+                await self.scope.sink(rows, self.asynchronous)
         except StoreError as error:
             log.error("the run log misses %d events of a call of %s: %s", len(rows), self.name, error)
 
     async def start(self) -> None:
         """Write the start event; the call may be made after this."""
-        await self._write("call.started", self.payload, self.meta)
-
-    async def _write(self, kind: str, payload: dict[str, Any], meta: dict[str, Any]) -> None:
         scope = self.scope
         if scope.sink is not None:
-            await scope.sink((scope.encode(kind, self.site, payload, meta),), self.asynchronous)
+            row = scope.encode("call.started", self.site, self.payload, self.meta)
+            await scope.sink((row,), self.asynchronous)
 
     def chunk(self, data: Any, gap_ms: float) -> None:
         """Note a piece of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
@@ -185,7 +182,9 @@ class Boundary:
         judge = getattr(self.scope.invoker, "judge", None)
         found = None if judge is None else judge(self._live, outcome, meta.get("refusalReason"))
         if found is not None:
-            await self._write(REFUSAL_EVENT, found.payload, {})
+            if self.scope.sink is not None:
+                row = self.scope.encode(REFUSAL_EVENT, self.site, found.payload, {})
+                await self.scope.sink((row,), self.asynchronous)
             raise found.error
 
 

@@ -13,7 +13,7 @@ from antiphon._scope import RunScope
 from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
 from antiphon.llm.key import Conversation, Recipe, llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
-from antiphon.llm.request import canonical_request
+from antiphon.llm.request import keyed_request
 from antiphon.llm.response import told
 from antiphon.llm.stream import assemble_response
 from antiphon.ports import Answer
@@ -53,18 +53,26 @@ def open_llm(
     *vendor* says who serves the model, where a framework speaks one dialect for all. A body that was *made_here* from
     a framework's request is recorded in its canonical form alone, which says the same.
     """
-    body = dict(request)
+    body = request if type(request) is dict else dict(request)
     payload: dict[str, Any] = {"provider": provider, "providerRequest": body, "recipe": RECIPE}
     recorded = None
     if scope.invoker is not None and vendor is None:
         known = getattr(scope.invoker, "known_request", None)
         recorded = None if known is None else known(provider, body)
+    digest: str | None = None
+    canonical: dict[str, Any] = body
     if recorded is not None:  # a replay knows what this very body was mapped to
         canonical, digest = recorded["request"], recorded["digest"]
         payload["variant"], payload["request"] = recorded["variant"], canonical
     else:
-        digest = _mapped(scope, body, provider, vendor, payload)
-        canonical = payload.get("request", body)
+        try:
+            mapped, digest = keyed_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
+            if digest is None:
+                digest = _key(scope, mapped)
+            payload["variant"] = variant_digest(mapped)
+            payload["request"] = canonical = mapped
+        except (InvalidInput, ValueError) as error:
+            payload["unmapped"] = str(error)
     if made_here and canonical is not body:
         del payload["providerRequest"]
     boundary = Boundary(
@@ -82,21 +90,6 @@ def open_llm(
     )
     boundary.payload["key"] = boundary.digest
     return boundary
-
-
-def _mapped(
-    scope: RunScope, body: dict[str, Any], provider: str, vendor: str | None, payload: dict[str, Any]
-) -> str | None:
-    """Put the canonical request and its variant into *payload*; returns its key."""
-    try:
-        canonical = canonical_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
-        digest = _key(scope, canonical)
-        payload["variant"] = variant_digest(canonical)
-        payload["request"] = canonical
-    except (InvalidInput, ValueError) as error:
-        payload["unmapped"] = str(error)
-        return None
-    return digest
 
 
 def _key(scope: RunScope, canonical: dict[str, Any]) -> str:

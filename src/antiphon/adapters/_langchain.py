@@ -100,7 +100,7 @@ def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
 
 def pack_messages(messages: Sequence[BaseMessage], **more: Any) -> dict[str, Any]:
     """The answer of a model: in OpenAI's dialect for whoever reads the recording, and as it was for the replay."""
-    said = next((message for message in messages if isinstance(message, AIMessage)), AIMessage(""))
+    said = next((message for message in messages if isinstance(message, AIMessage)), None) or AIMessage("")
     spoken = _spoken(said)
     about = said.response_metadata
     usage = said.usage_metadata

@@ -28,6 +28,8 @@ class Asking(NamedTuple):
     vendor: str | None = None
     dialect: str = "openai-chat"
     framework: str = ""
+    outcome: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]] | None = None
+    """``ok`` or ``refusal``, usage and stop reason of a packed response; read from *dialect* if not given."""
 
 
 def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
@@ -54,7 +56,7 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
         await boundary.finish("error", error=error_payload(error))
         raise
     value = asking.pack(response)
-    outcome, meta = outcome_of(value, asking.dialect)
+    outcome, meta = outcome_of(value, asking.dialect) if asking.outcome is None else asking.outcome(value)
     await boundary.finish(outcome, value=value, meta=meta)
     return response
 

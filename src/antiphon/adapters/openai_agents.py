@@ -34,7 +34,16 @@ __all__ = ["RecordedModel", "RecordedProvider", "guard_tool", "protect"]
 Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 A = TypeVar("A", bound=Agent[Any])
 
-_SETTINGS = ("temperature", "top_p", "max_tokens", "tool_choice", "parallel_tool_calls", "truncation", "store")
+_SETTINGS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_tokens": "max_output_tokens",
+    "tool_choice": "tool_choice",
+    "parallel_tool_calls": "parallel_tool_calls",
+    "truncation": "truncation",
+    "store": "store",
+}
+"""Settings of the SDK -> fields of the Responses API."""
 
 
 class RecordedModel(Model):
@@ -67,7 +76,7 @@ class RecordedModel(Model):
         if scope is None:
             source = self._inner.stream_response(*args, **options)
         else:
-            asked = self._asking(*args, **options)._replace(pack=lambda whole: whole)
+            asked = self._asking(*args, **options)._replace(pack=lambda whole: whole, outcome=None)
             source = stream_async(scope, asked, lambda: self._inner.stream_response(*args, **options), _PIECES)
         async for piece in source:
             yield piece
@@ -84,24 +93,27 @@ class RecordedModel(Model):
         **options: Any,
     ) -> Asking:
         name = getattr(self._inner, "model", None)
+        offered = [_tool(tool) for tool in tools]
+        if handoffs:
+            offered += [_handoff(handoff) for handoff in handoffs]
         body: dict[str, Any] = {
             "model": name if isinstance(name, str) else type(self._inner).__name__,
             "input": _plain(input),
-            "tools": [*(_tool(tool) for tool in tools), *(_handoff(handoff) for handoff in handoffs)],
+            "tools": offered,
         }
         if system_instructions:
             body["instructions"] = system_instructions
-        for setting in _SETTINGS:
+        for setting, sent_as in _SETTINGS.items():
             value = getattr(model_settings, setting, None)
             if value is not None:
-                body["max_output_tokens" if setting == "max_tokens" else setting] = value
+                body[sent_as] = value
         if output_schema is not None and not output_schema.is_plain_text():
             schema = {"type": "json_schema", "name": output_schema.name(), "schema": output_schema.json_schema()}
             body["text"] = {"format": schema}
         for field in ("previous_response_id", "conversation_id"):
             if options.get(field) is not None:
                 body[field] = options[field]
-        return Asking(body, _pack, _unpack, dialect="openai-responses", framework="openai-agents")
+        return Asking(body, _pack, _unpack, None, "openai-responses", "openai-agents", _outcome)
 
 
 class RecordedProvider(ModelProvider):
@@ -196,6 +208,8 @@ def _handoff(handoff: Handoff[Any, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Input items as data."""
+    if type(value) is dict or type(value) is str:
+        return value
     if isinstance(value, list):
         return [_plain(item) for item in value]
     return _dumped(value) if hasattr(value, "model_dump") else value
@@ -226,10 +240,23 @@ def _pack(response: ModelResponse) -> dict[str, Any]:
     """A response of the SDK has the shape of the Responses API where it matters: output and usage."""
     return {
         "id": response.response_id,
-        "output": _plain(list(response.output)),
-        "usage": _usage().dump_python(response.usage, mode="json", warnings=False),
+        "output": [_plain(item) for item in response.output],
+        "usage": _usage().serializer.to_python(response.usage, mode="json", warnings=False),
         "requestId": response.request_id,
     }
+
+
+def _outcome(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """``ok`` or ``refusal``, and the usage, of a response that was packed here."""
+    usage = value["usage"]
+    counts = {"inputTokens": usage["input_tokens"], "outputTokens": usage["output_tokens"]}
+    meta: dict[str, Any] = {"usage": counts, "stopReason": None}
+    for item in value["output"]:
+        parts = item.get("content") if type(item) is dict else None
+        for part in parts if type(parts) is list else ():
+            if type(part) is dict and part.get("type") == "refusal":
+                return "refusal", {**meta, "refusalReason": part.get("refusal") or "refusal"}
+    return "ok", meta
 
 
 def _unpack(value: dict[str, Any]) -> ModelResponse:

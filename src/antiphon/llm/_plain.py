@@ -1,17 +1,19 @@
 """The short way of requests that hold what nearly all do: texts, function calls, their results, function tools.
 
 It makes no references to the body, and leaves every request with something else in it, as a whole, to the reader of
-its dialect. The two agree on each request that goes this way, byte for byte (by test).
+its dialect. The two agree on each request that goes this way, byte for byte (by test). Texts need no proof that orjson
+prints them canonically; calls and tools are proved once and known again, so most keys are made without a walk.
 """
 
 from __future__ import annotations
 
+import hashlib
 from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 
-from antiphon.canonical import parse_json
+from antiphon.canonical import MAX_SAFE_INTEGER, canonical_json, parse_json
 from antiphon.errors import CanonicalError
 from antiphon.llm._draft import FIELD_ORDER, TRANSPORT
 from antiphon.llm.key import tool_order
@@ -39,39 +41,65 @@ _TRANSPORT: Final = frozenset(TRANSPORT)
 _CHOICES: Final = ("none", "auto", "required")
 _LONGEST: Final = 4096
 """Arguments of a call up to this many characters are remembered as proved."""
+_TOOLBOXES: Final = 64
+_AS_GIVEN: Final = (
+    orjson.OPT_STRICT_INTEGER
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+)
+_SORTED: Final = _AS_GIVEN | orjson.OPT_SORT_KEYS
+_new_hash = hashlib.sha256().copy  # a copy starts quicker than a new one
 
 
 class _Other(Exception):
     """Something that only the reader of the dialect knows."""
 
 
-def plain_chat(body: dict[str, Any], vendor: str) -> dict[str, Any] | None:
+class _Reading:
+    """What is to be remembered while a request is read."""
+
+    __slots__ = ("calls", "proved")
+
+    def __init__(self) -> None:
+        self.calls: dict[str, str] = {}
+        """Ids of calls -> names of their tools."""
+        self.proved = True
+        """Whether orjson is known to print all of it canonically."""
+
+
+Plain = tuple[dict[str, Any], str | None]
+"""A canonical request, and its key by the first recipe if that needs no further proof."""
+
+
+def plain_chat(body: dict[str, Any], vendor: str) -> Plain | None:
     """The canonical request of a chat completion, or ``None`` if it holds something else."""
     messages = body.get("messages")
     if type(messages) is not list:
         return None
+    reading = _Reading()
     try:
-        calls: dict[str, str] = {}
-        spoken = [_spoken(message, calls) for message in messages]
-        return _request(body, vendor, spoken, nested=True)
+        spoken = [_spoken(message, reading) for message in messages]
+        return _request(body, vendor, spoken, reading, nested=True)
     except _Other:
         return None
 
 
-def plain_responses(body: dict[str, Any], vendor: str) -> dict[str, Any] | None:
+def plain_responses(body: dict[str, Any], vendor: str) -> Plain | None:
     """The same for a request of the Responses API."""
     given, instructions = body.get("input"), body.get("instructions")
     spoken: list[dict[str, Any]] = []
+    reading = _Reading()
     try:
         if instructions:
             spoken.append({"role": "system", "content": _text(instructions)})
         if type(given) is str:
             spoken.append({"role": "user", "content": given})
         elif type(given) is list:
-            _items(given, spoken)
+            _items(given, spoken, reading)
         else:
             return None
-        return _request(body, vendor, spoken, nested=False)
+        return _request(body, vendor, spoken, reading, nested=False)
     except _Other:
         return None
 
@@ -79,7 +107,7 @@ def plain_responses(body: dict[str, Any], vendor: str) -> dict[str, Any] | None:
 # -- messages ----------------------------------------------------------------------------------------------------
 
 
-def _spoken(message: Any, calls: dict[str, str]) -> dict[str, Any]:
+def _spoken(message: Any, reading: _Reading) -> dict[str, Any]:
     if type(message) is not dict:
         raise _Other
     role, content = message.get("role"), message.get("content")
@@ -94,29 +122,29 @@ def _spoken(message: Any, calls: dict[str, str]) -> dict[str, Any]:
     if asked is not None:
         if type(asked) is not list:
             raise _Other
-        blocks += [_call(call, calls) for call in asked]
+        blocks += [_call(call, reading) for call in asked]
     spoken = _said(role, blocks)
     name, answers = message.get("name"), message.get("tool_call_id")
-    if name is not None and not (role == "tool" and calls.get(_text(answers or "")) == name) and _text(name):
+    if name is not None and not (role == "tool" and reading.calls.get(_text(answers or "")) == name) and _text(name):
         spoken["name"] = name
     if answers is not None and _text(answers):
         spoken["toolCallId"] = answers
     return spoken
 
 
-def _call(call: Any, calls: dict[str, str]) -> dict[str, Any]:
+def _call(call: Any, reading: _Reading) -> dict[str, Any]:
     if type(call) is not dict or not _CALL.issuperset(call) or call.get("type", "function") != "function":
         raise _Other
     function, call_id = call.get("function"), call.get("id")
     if type(function) is not dict or not _FUNCTION.issuperset(function):
         raise _Other
-    block = _asked(function.get("name"), call_id, function.get("arguments"))
+    block = _asked(function.get("name"), call_id, function.get("arguments"), reading)
     if call_id is not None:
-        calls[call_id] = block["name"]
+        reading.calls[call_id] = block["name"]
     return block
 
 
-def _items(items: list[Any], spoken: list[dict[str, Any]]) -> None:
+def _items(items: list[Any], spoken: list[dict[str, Any]], reading: _Reading) -> None:
     """Items of one answer become one assistant message, as the reader of the dialect joins them."""
     blocks: list[dict[str, Any]] = []
     is_open = has_text = has_call = False
@@ -142,7 +170,7 @@ def _items(items: list[Any], spoken: list[dict[str, Any]]) -> None:
             blocks += _blocks(content)
             is_open = has_text = True
         elif is_answer and _CALL_ITEM.issuperset(item):
-            blocks.append(_asked(item.get("name"), _word(item.get("call_id")), item.get("arguments")))
+            blocks.append(_asked(item.get("name"), _word(item.get("call_id")), item.get("arguments"), reading))
             is_open = has_call = True
         elif kind == "function_call_output" and _OUTPUT_ITEM.issuperset(item) and item.get("output") is not None:
             answer = _said("tool", _blocks(item["output"]))
@@ -180,7 +208,7 @@ def _part(part: Any) -> dict[str, Any]:
     return {"type": "text", "text": "" if text is None else _text(text)}
 
 
-def _asked(name: Any, call_id: Any, arguments: Any) -> dict[str, Any]:
+def _asked(name: Any, call_id: Any, arguments: Any, reading: _Reading) -> dict[str, Any]:
     """A call the model asked for."""
     block: dict[str, Any] = {"type": "toolCall", "name": _word(name)}
     if call_id is not None:
@@ -188,32 +216,90 @@ def _asked(name: Any, call_id: Any, arguments: Any) -> dict[str, Any]:
     text = "" if arguments is None else _text(arguments)
     if not text:
         block["arguments"] = {}
-    elif len(text) <= _LONGEST and _is_strict(text):
+        return block
+    is_strict, is_plain = _look(text) if len(text) <= _LONGEST else (False, False)
+    if not is_plain:
+        reading.proved = False
+    if is_strict:
         block["arguments"] = orjson.loads(text)
-    else:
-        try:
-            block["arguments"] = parse_json(text)
-        except CanonicalError:
-            block["argumentsText"] = text
+        return block
+    try:
+        block["arguments"] = parse_json(text)
+    except CanonicalError:
+        block["argumentsText"] = text
     return block
 
 
+# -- proofs ------------------------------------------------------------------------------------------------------
+
+
 @lru_cache(maxsize=512)
-def _is_strict(text: str) -> bool:
-    """Whether *text* is JSON with one meaning, which a quick parser reads like the strict one.
+def _look(text: str) -> tuple[bool, bool]:
+    """Whether a quick parser reads *text* like the strict one, and whether orjson prints what it says canonically.
 
     A conversation repeats its calls with each request: they are proved once, and read anew each time.
     """
     try:
-        return orjson.dumps(parse_json(text)) == orjson.dumps(orjson.loads(text))
+        value = parse_json(text)
+        is_strict = orjson.dumps(value) == orjson.dumps(orjson.loads(text))
     except (CanonicalError, orjson.JSONDecodeError, TypeError):
+        return False, False
+    return is_strict, is_strict and _prints_canonically(value)
+
+
+def _prints_canonically(value: Any) -> bool:
+    """Whether orjson's sorted output is canonical, also some levels down in a request."""
+    try:
+        return canonical_json([[[[[[value]]]]]])[6:-6] == orjson.dumps(value, None, _SORTED)
+    except (CanonicalError, TypeError):
         return False
+
+
+_proved: dict[bytes, None] = {}
+"""JSON of tools and schemas that were proved; an agent sends the same ones again and again."""
+
+
+def _is_proved(value: Any) -> bool:
+    try:
+        data = orjson.dumps(value, None, _AS_GIVEN)
+    except TypeError:
+        return False
+    if data in _proved:
+        return True
+    if not _prints_canonically(value):
+        return False
+    if b"null" not in data:  # orjson prints what is not a number like that, too
+        if len(_proved) >= _TOOLBOXES:
+            _proved.clear()
+        _proved[data] = None
+    return True
+
+
+def _key(request: dict[str, Any]) -> str | None:
+    """The key of a request that is proved; a text that is not Unicode has none."""
+    parts = {
+        "messages": request["messages"],
+        "model": request["model"],
+        "provider": request["provider"],
+        "responseSchema": request.get("responseSchema"),
+        "temperature": request.get("temperature"),
+        "tools": request["tools"],
+    }
+    try:
+        data = orjson.dumps(parts, None, _SORTED)
+    except TypeError:
+        return None
+    state = _new_hash()
+    state.update(data)
+    return state.hexdigest()
 
 
 # -- tools and settings ------------------------------------------------------------------------------------------
 
 
-def _request(body: dict[str, Any], vendor: str, spoken: list[dict[str, Any]], *, nested: bool) -> dict[str, Any]:
+def _request(
+    body: dict[str, Any], vendor: str, spoken: list[dict[str, Any]], reading: _Reading, *, nested: bool
+) -> Plain:
     tools = body.get("tools")
     request: dict[str, Any] = {
         "model": _word(body.get("model")),
@@ -222,9 +308,19 @@ def _request(body: dict[str, Any], vendor: str, spoken: list[dict[str, Any]], *,
         "tools": [] if tools is None else _tools(tools, nested=nested),
     }
     ours = _CHAT_OURS if nested else _RESPONSES_OURS
+    proved = reading.proved and type(vendor) is str and (not request["tools"] or _is_proved(request["tools"]))
     if not ours.issuperset(body):
         _settings(request, body, vendor, ours, nested=nested)
-    return request
+        proved = proved and _is_proved_number(request.get("temperature"))
+        if "responseSchema" in request:
+            proved = proved and _is_proved(request["responseSchema"])
+    return request, _key(request) if proved else None
+
+
+def _is_proved_number(value: Any) -> bool:
+    if type(value) is float:
+        return 1e-3 <= abs(value) < 1e15 and not value.is_integer()
+    return value is None or -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER
 
 
 def _settings(

@@ -8,9 +8,9 @@ from typing import Any, Final, Literal
 from antiphon.errors import ContractError, InvalidInput
 from antiphon.llm import anthropic, gemini, openai_chat, openai_responses
 from antiphon.llm._draft import Draft, MappedRequest
-from antiphon.llm._plain import plain_chat, plain_responses
+from antiphon.llm._plain import Plain, plain_chat, plain_responses
 
-__all__ = ["DIALECTS", "Dialect", "MappedRequest", "canonical_request", "canonical_request_with_refs"]
+__all__ = ["DIALECTS", "Dialect", "MappedRequest", "canonical_request", "canonical_request_with_refs", "keyed_request"]
 
 Dialect = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
 
@@ -22,7 +22,7 @@ DIALECTS: Final[dict[str, tuple[str, Callable[[Draft], None]]]] = {
 }
 """Dialect -> the vendor's id in keys, and the reader of its bodies."""
 
-_SHORT_WAYS: Final[dict[str, Callable[[dict[str, Any], str], dict[str, Any] | None]]] = {
+_SHORT_WAYS: Final[dict[str, Callable[[dict[str, Any], str], Plain | None]]] = {
     "openai-chat": plain_chat,
     "openai-responses": plain_responses,
 }
@@ -39,12 +39,19 @@ def canonical_request(
     >>> canonical_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, provider="openai-chat")
     {'model': 'm', 'provider': 'openai', 'messages': [{'role': 'user', 'content': 'hi'}], 'tools': []}
     """
+    return keyed_request(body, provider=provider, model=model, vendor=vendor)[0]
+
+
+def keyed_request(
+    body: dict[str, Any], *, provider: Dialect, model: str | None = None, vendor: str | None = None
+) -> tuple[dict[str, Any], str | None]:
+    """The canonical request, with its key by the first recipe where the mapping comes by it."""
     short = _SHORT_WAYS.get(provider)
     if short is not None and model is None and type(body) is dict:
         found = short(body, vendor or DIALECTS[provider][0])
         if found is not None:
             return found
-    return canonical_request_with_refs(body, provider=provider, model=model, vendor=vendor).request
+    return canonical_request_with_refs(body, provider=provider, model=model, vendor=vendor).request, None
 
 
 def canonical_request_with_refs(

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from antiphon.errors import InvalidInput
 from antiphon.llm import _plain
 from antiphon.llm._plain import plain_chat, plain_responses
+from antiphon.llm.key import llm_cache_key
 from antiphon.llm.request import canonical_request, canonical_request_with_refs
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +23,7 @@ VECTORS = json.loads((ROOT / "tests" / "vectors" / "requests.json").read_text())
 WAYS: dict[str, Any] = {"openai-chat": plain_chat, "openai-responses": plain_responses}
 
 odd: st.SearchStrategy[Any] = st.sampled_from([None, "", 0, 1.5, True, [], {}, "x", ["x"], {"type": "image"}, [{}]])
-words = st.sampled_from(["a", "hello there", "é😀", "call_1", "f"])
+words = st.sampled_from(["a", "hello there", "é😀", "call_1", "f", "\ud800"])
 json_texts = st.sampled_from(
     [
         "",
@@ -79,7 +80,16 @@ items = st.one_of(
     record({"type": st.just("function_call_output"), "call_id": words, "output": contents}, {"status": words}),
     record({"type": st.just("reasoning"), "id": words, "summary": st.just([])}, {}),
 )
-schemas = st.sampled_from([{}, {"type": "object", "properties": {"a": {"type": "string"}}}])
+schemas = st.sampled_from(
+    [
+        {},
+        {"type": "object", "properties": {"a": {"type": "string"}}},
+        {"default": None},
+        {"default": float("nan")},
+        {"default": 1.0},
+        {"\uffff": 1, "😀": 2},
+    ]
+)
 described = {"description": words, "strict": st.booleans()}
 chat_tools = record(
     {"type": st.just("function"), "function": record({"name": words, "parameters": schemas}, described)}, {}
@@ -87,7 +97,7 @@ chat_tools = record(
 flat_tools = record({"type": st.just("function"), "name": words, "parameters": schemas}, described)
 forms = record({"name": words, "schema": schemas}, {"strict": st.booleans()})
 common: dict[str, Any] = {
-    "temperature": st.sampled_from([0, 0.7, 1.0]),
+    "temperature": st.sampled_from([0, 0.7, 1.0, 1e-7, 2**60]),
     "top_p": st.just(0.5),
     "top_k": st.just(3),
     "seed": st.sampled_from([7, 7.0]),
@@ -119,39 +129,41 @@ responses_bodies = record(
 )
 
 
-def agree(body: dict[str, Any], dialect: Any, vendor: str | None = None) -> bool:
-    """Whether the request went the short way; then both ways have to give the same bytes."""
-    before = orjson.dumps(body)
-    short = WAYS[dialect](body, vendor or "openai")
-    if short is None:
-        return False
-    assert orjson.dumps(body) == before
+def agree(body: dict[str, Any], dialect: Any, vendor: str | None = None) -> str:
+    """Which way the request went. If it was the short one, both ways have to give the same bytes and the same key."""
+    before = json.dumps(body)
+    found = WAYS[dialect](body, vendor or "openai")
+    if found is None:
+        return ""
+    assert json.dumps(body) == before
+    short, key = found
     long = canonical_request_with_refs(body, provider=dialect, vendor=vendor).request
-    assert orjson.dumps(short) == orjson.dumps(long)
-    return True
+    assert json.dumps(short) == json.dumps(long)
+    assert key is None or key == llm_cache_key(long)
+    return "mapped" if key is None else "mapped with its key"
 
 
 @given(body=now_and_then_odd(chat_bodies))
 @settings(max_examples=400)
 def test_chat(body: dict[str, Any]) -> None:
-    event(f"short: {agree(body, 'openai-chat', 'acme')}")
+    event(agree(body, "openai-chat", "acme"))
 
 
 @given(body=now_and_then_odd(responses_bodies))
 @settings(max_examples=400)
 def test_responses(body: dict[str, Any]) -> None:
-    event(f"short: {agree(body, 'openai-responses')}")
+    event(agree(body, "openai-responses"))
 
 
 @pytest.mark.parametrize("dialect", list(WAYS))
 def test_vectors(dialect: Any) -> None:
-    taken = 0
+    ways = set()
     for vector in VECTORS:
         if vector["provider"] == dialect and "model" not in vector:
-            taken += agree(vector["body"], dialect, vector.get("vendor"))
+            ways.add(agree(vector["body"], dialect, vector.get("vendor")))
             found = canonical_request(vector["body"], provider=dialect, vendor=vector.get("vendor"))
             assert orjson.dumps(found) == orjson.dumps(vector["canonical"])
-    assert taken
+    assert "mapped with its key" in ways
 
 
 TALK: list[dict[str, Any]] = [
@@ -178,18 +190,30 @@ TOOL = {"name": "look", "description": "d", "parameters": {"type": "object", "pr
 
 def test_what_agents_send_goes_the_short_way() -> None:
     chat = {"model": "m", "messages": TALK, "tools": [{"type": "function", "function": TOOL}], "temperature": 0.2}
-    assert agree(chat, "openai-chat")
-    assert agree({"model": "m", "messages": TALK[:2]}, "openai-chat")
+    assert agree(chat, "openai-chat") == "mapped with its key"
+    assert agree({"model": "m", "messages": TALK[:2]}, "openai-chat") == "mapped with its key"
     responses = {"model": "m", "input": ITEMS, "tools": [{"type": "function", **TOOL, "strict": True}], "store": False}
-    assert agree({**responses, "instructions": "Be brief.", "parallel_tool_calls": True}, "openai-responses")
+    responses |= {"instructions": "Be brief.", "parallel_tool_calls": True}
+    assert agree(responses, "openai-responses") == "mapped with its key"
 
 
 def test_a_call_is_read_anew_each_time() -> None:
     first, second = plain_chat({"model": "m", "messages": TALK}, "v"), plain_chat({"model": "m", "messages": TALK}, "v")
     assert first is not None
     assert second is not None
-    first["messages"][2]["content"][0]["arguments"]["q"] = "changed"
-    assert second["messages"][2]["content"][0]["arguments"] == {"q": "x"}
+    first[0]["messages"][2]["content"][0]["arguments"]["q"] = "changed"
+    assert second[0]["messages"][2]["content"][0]["arguments"] == {"q": "x"}
+
+
+def test_what_orjson_prints_in_another_way_needs_the_walk() -> None:
+    for odd_one in ({"default": 1.0}, {"\uffff": 1, "😀": 2}, {"default": float("nan")}):
+        tool = {"type": "function", "function": {**TOOL, "parameters": odd_one}}
+        body = {"model": "m", "messages": TALK, "tools": [tool]}
+        for _ in range(2):
+            found = plain_chat(body, "v")
+            assert found is not None
+            assert found[1] is None
+            assert plain_chat({**body, "tools": [{**tool, "function": {**TOOL, "parameters": {"default": None}}}]}, "v")
 
 
 def test_what_it_does_not_know_is_still_refused() -> None:
