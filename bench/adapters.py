@@ -1,7 +1,8 @@
 """What an adapter adds to one model call, beside the framework's own floor (its answer is already there).
 
 The floor is the same agent with the framework's own hook doing nothing: what a framework takes for calling a middleware
-or capability is its own. The note says what the agent costs without any hook.
+or capability is its own. The note says what the agent costs without any hook. The first row of a framework has a goal;
+the others show how the cost grows with what the call carries, and what a file costs in place of memory.
 """
 
 from __future__ import annotations
@@ -9,22 +10,44 @@ from __future__ import annotations
 from bench import Case, Context, Row
 
 FRAMEWORKS = {
-    "pydantic_ai": ("Pydantic AI, one request recorded", True, 1.10),
-    "openai_agents": ("OpenAI Agents, one turn recorded", False, 1.10),
-    "langgraph": ("LangGraph agent with middleware, one turn recorded", True, 1.10),
-    "openai_sdk": ("OpenAI SDK over the transport, one call recorded", False, None),
+    "pydantic_ai": ("Pydantic AI, one request", True, 1.10),
+    "openai_agents": ("OpenAI Agents, one turn", False, 1.10),
+    "langgraph": ("LangGraph agent with middleware, one turn", True, 1.10),
+    "openai_sdk": ("OpenAI SDK over the transport, one call", False, None),
 }
+LOADED = {"messages": 20, "tools": 5}
 
 
 def run(ctx: Context) -> list[Row]:
+    """All rows."""
     rows = []
     for name, (title, hooked, goal) in FRAMEWORKS.items():
+        floor = "empty hook" if hooked else "alone"
         cases = {"antiphon": Case("adapters", f"{name}_recorded"), "alone": Case("adapters", name)}
         if hooked:
             cases["empty hook"] = Case("adapters", f"{name}_hooked")
+        if goal is not None:
+            cases["SQLite"] = Case("adapters", f"{name}_recorded", {"store": "NORMAL"})
         race = ctx.race(cases, rounds=9, seconds=0.5)
-        floor = "empty hook" if hooked else "alone"
-        added = race["antiphon"].us() - race[floor].us()
-        note = f"adds {added:.0f} µs" + (f"; no hook at all: {race['alone'].us():.0f} µs" if hooked else "")
-        rows.append(race.row(title, "antiphon", floor, at_most=goal, note=note))
+        bare = f"; no hook at all: {race['alone'].us():.0f} µs" if hooked else ""
+        note = f"adds {race['antiphon'].us() - race[floor].us():.0f} µs{bare}"
+        rows.append(race.row(f"{title} recorded", "antiphon", floor, at_most=goal, note=note))
+        if goal is None:
+            continue
+        note = f"adds {race['SQLite'].us() - race[floor].us():.0f} µs; SQLite, synchronous = NORMAL"
+        rows.append(race.row("… into a file", "SQLite", floor, note=note))
+        rows.append(_loaded(ctx, name, hooked, floor))
     return rows
+
+
+def _loaded(ctx: Context, name: str, hooked: bool, floor: str) -> Row:
+    """The same with a history and tools."""
+    race = ctx.race(
+        {
+            "antiphon": Case("adapters", f"{name}_recorded", LOADED),
+            floor: Case("adapters", f"{name}_hooked" if hooked else name, LOADED),
+        },
+        seconds=0.3,
+    )
+    note = f"adds {race['antiphon'].us() - race[floor].us():.0f} µs"
+    return race.row(f"… with {LOADED['messages']} messages and {LOADED['tools']} tools", "antiphon", floor, note=note)
