@@ -19,7 +19,7 @@ class ParamsRule:
     wins over everything else.
     """
 
-    __slots__ = ("_everywhere", "_exact", "_insensitive", "_names", "_paths", "_squeezes")
+    __slots__ = ("_everywhere", "_exact", "_insensitive", "_names", "_paths", "_squeezes", "only_leaves_out")
 
     def __init__(self, spec: ToolSpec | None) -> None:
         self._exact: frozenset[str] = frozenset(spec.exact) if spec is not None else frozenset()
@@ -28,6 +28,8 @@ class ParamsRule:
         self._squeezes = self._everywhere or bool(self._insensitive)
         volatile = (VOLATILE | set(spec.volatile) if spec is not None else VOLATILE) - self._exact
         self._names = frozenset(name for name in volatile if "." not in name)
+        self.only_leaves_out = None if self._squeezes or any("." in name for name in volatile) else self._names
+        """The names of parameters that are left out, if that is all this rule does."""
         self._paths = tuple(tuple(path.split(".")) for path in sorted(volatile) if "." in path)
 
     def canonical(self, params: dict[str, Any]) -> tuple[bytes, bytes]:

@@ -92,6 +92,7 @@ class KeyMaker:
         "_rule",
         "_store_before",
         "_store_fed",
+        "_volatile",
         "place",
         "spec",
     )
@@ -110,6 +111,7 @@ class KeyMaker:
         self.spec = spec
         self.place = (session, actor)
         self._rule = ParamsRule(spec)
+        self._volatile = self._rule.only_leaves_out
         namespace = spec.namespace if namespace is None else namespace
         tool = spec.name if tool is None else tool
         parts = store_key_parts(
@@ -154,7 +156,11 @@ class KeyMaker:
 
         With *remember*, parameters that were seen before are not hashed again.
         """
-        canonical, exact = self._rule.canonical(params)
+        volatile = self._volatile
+        if volatile is not None and volatile.isdisjoint(params):
+            canonical = exact = canonical_json(params)
+        else:
+            canonical, exact = self._rule.canonical(params)
         if remember:
             known = self._memo.get(canonical)
             if known is not None and exact is canonical:

@@ -38,7 +38,6 @@ class Ask(NamedTuple):
     """``namespace/name``."""
     idempotency_key: str
     request: RecordedRequest
-    """Made late for a store in this process: there it may be a callable that returns it."""
     ttl_ms: int
     lease_ms: int
     owner: str
@@ -76,7 +75,7 @@ class Final(NamedTuple):
     error: tuple[str, str, bool, bool] | None = None
     """code, message, terminal, retriable."""
     attempts: tuple[Any, ...] = ()
-    """:class:`antiphon.contract.record.RecordedAttempt` values (or, in this process, a callable that returns them)."""
+    """:class:`antiphon.contract.record.RecordedAttempt` values."""
     attempt_count: int = 0
     dispatched: bool = True
 

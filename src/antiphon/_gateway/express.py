@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from antiphon import _scope
 from antiphon._gateway import codec
@@ -19,6 +19,7 @@ from antiphon._gateway.call import Call
 from antiphon._gateway.context import held
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
+from antiphon._gateway.settings import Settings
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import active_session, active_turn
 from antiphon.contract._base import UNSET
@@ -32,9 +33,9 @@ from antiphon.ports import Ask
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
 
-_new = tuple.__new__  # half the price of a named tuple's own constructor
 _KEEP_BYTES = 2048
 """Longer parameters are digested at once, so that records stay small."""
+_FORMS_KEPT = 256
 _NOBODY = ("default", "default", None)
 _active_runs = _scope._active
 _cursor = _scope._cursor.get
@@ -43,51 +44,42 @@ _turn = active_turn.get
 _session = active_session.get
 REUSED = -1
 """The ``version`` of a call that was answered from a record."""
+Digests = tuple[str, str, str]
+"""Idempotency key, digest of the normalised parameters, digest of the given ones."""
 
 
-class LateRequest(NamedTuple):
-    """The request part of a claim record, made when somebody asks for the record."""
+class Form:
+    """What the claims of one tool, session and actor have in common; a record is made of it when somebody asks."""
 
-    session: str
-    actor: str
-    request_id: str
-    canonical: bytes
-    exact: bytes
-    digested: bool
-    """The two are digests already."""
+    __slots__ = ("lease_ms", "maker", "owner", "session", "tenant", "tool", "ttl_ms", "workspace")
 
-    def __call__(self) -> RecordedRequest:
-        if self.digested:
-            digest, exact = self.canonical.decode(), self.exact.decode()
+    def __init__(self, tool: Tool, maker: KeyMaker, settings: Settings, owner: str) -> None:
+        self.tool = tool.full_name
+        self.maker = maker
+        self.session = maker.place[0]
+        self.ttl_ms, self.lease_ms = tool.ttl.done_ms, tool.ttl.lease_ms
+        self.tenant, self.workspace = settings.tenant, settings.workspace
+        self.owner = owner
+
+    def ask(self, key: str, identity: str, material: bytes | Digests) -> Ask:
+        """The whole request for the claim; *material* is what the key was made of, or digests of it."""
+        session, actor = self.maker.place
+        if isinstance(material, bytes):
+            idem_key = self.maker.key_of(material)
+            digest = exact = hashlib.sha256(self.maker.params_of(material)).hexdigest()
         else:
-            digest = hashlib.sha256(self.canonical).hexdigest()
-            exact = digest if self.exact is self.canonical else hashlib.sha256(self.exact).hexdigest()
-        return RecordedRequest(
-            session_key=self.session,
-            actor_id=self.actor,
-            request_id=self.request_id,
+            idem_key, digest, exact = material
+        request = RecordedRequest(
+            session_key=session,
+            actor_id=actor,
+            request_id=identity,
             params_digest=digest,
-            identity=self.request_id,
+            identity=identity,
             params_digest_exact=exact,
             tool_call_id=UNSET,
         )
-
-
-class LateAsk(Ask):
-    """A request for a claim that keeps what its idempotency key and its request are made of, instead of these two."""
-
-    __slots__ = ()
-
-    @property
-    def idempotency_key(self) -> str:
-        maker: KeyMaker = self[4]  # type: ignore[assignment]
-        return maker.key_of(self[3])  # type: ignore[arg-type]
-
-    @property
-    def request(self) -> LateRequest:  # type: ignore[override]
-        maker: KeyMaker = self[4]  # type: ignore[assignment]
-        canonical = maker.params_of(self[3])  # type: ignore[arg-type]
-        return LateRequest(*maker.place, self[1], canonical, canonical, False)
+        who = (key, identity, self.tool, idem_key, request)
+        return Ask(*who, self.ttl_ms, self.lease_ms, self.owner, self.tenant, self.workspace)
 
 
 class Ticket:
@@ -143,22 +135,24 @@ class Express:
     """The straight way of one tool of one gateway."""
 
     __slots__ = (
+        "_begin",
         "_bind",
         "_breaker_changes",
         "_breakers",
         "_budget",
         "_core",
+        "_done",
+        "_forms",
         "_guards_on",
         "_idempotent",
         "_lease_ms",
-        "_makers",
         "_monotonic",
         "_name",
         "_plain",
         "_reuses",
         "_settings",
         "_spec",
-        "_store",
+        "_succeed",
         "_tail",
         "_tally",
         "_tool",
@@ -171,12 +165,13 @@ class Express:
         self._name = tool.full_name
         self._budget = core.budget(tool)
         self._bind: Any = tool.quick_bind
-        self._makers = tool.makers
         self._monotonic = core.clock.monotonic
         self._breakers: tuple[Breaker, ...] = ()
         self._breaker_changes = -1
-        self._store: Any = core.store.open_sync() if core.in_process else None
-        """Asked without waiting, so that one view of it does for all threads and event loops."""
+        self._forms: dict[Any, Form] = {}
+        if core.in_process:  # asked without waiting, so that one view of it does for all threads and event loops
+            store: Any = core.store.open_sync()
+            self._begin, self._succeed, self._done = store.begin_now, store.succeed_now, store.done_now
         self._prepare()
 
     def _prepare(self) -> None:
@@ -191,6 +186,7 @@ class Express:
         self._reuses = spec.idempotent and tool.reuse_default == "session"
         self._guards_on = core.guards.policy.watches
         self._tail = (core.settings.tenant, core.settings.workspace, 0)
+        self._forms.clear()
         self._tally: Callable[[float], None] | None = None
         """Counts a success, once there has been one."""
 
@@ -232,17 +228,17 @@ class Express:
         turn = _turn()
         session = _session() if turn is None else turn.session
         place = _NOBODY if session is None else session.place
-        maker = self._makers.get(place)
-        if maker is None:
+        form = self._forms.get(place) or self._form(place)
+        if form is None:
             return None
         reuses = self._reuses and turn is None
         try:
-            key, idem_key, rest, exact = maker.quick(params, reuses)
+            key, idem_key, material, exact = form.maker.quick(params, reuses)
         except InvalidInput:
             return None
         ticket = Ticket()
         if reuses:
-            kept = self._store.done_now(key)
+            kept = self._done(key)
             if kept is not None:
                 return self._reused(ticket, now, kept)
         ticket.tool = self._tool
@@ -258,29 +254,24 @@ class Express:
         if turn is not None and not self._admitted(ticket, turn, now):
             ticket.version = 0
             return ticket
-        if exact is None and len(rest) <= _KEEP_BYTES:
-            tail = self._tail
-            ask: Ask = _new(
-                LateAsk,
-                (key, request_id, self._name, rest, maker, self._ttl_ms, self._lease_ms, owner_token(), *tail),
-            )
+        if form.owner is not owner_token():  # this is a forked child
+            self._forms.clear()
+            form = self._form(place) or form
+        if exact is None and len(material) <= _KEEP_BYTES:
+            ticket.version = self._begin(key, request_id, form, material)
         else:
-            ask = self._long_ask(ticket, maker, rest, exact)
-        ticket.version = self._store.begin_now(ask)
+            ticket.version = self._begin(key, request_id, form, _digests(form.maker, idem_key, material, exact))
         return ticket
 
-    def _long_ask(self, ticket: Ticket, maker: KeyMaker, rest: bytes, exact: bytes | None) -> Ask:
-        """For parameters that are long, or were not in their normal form."""
-        canonical = maker.params_of(rest)
-        long = len(rest) > _KEEP_BYTES
-        if long:
-            digest = hashlib.sha256(canonical).hexdigest().encode()
-            exact = digest if exact is None else hashlib.sha256(exact).hexdigest().encode()
-            canonical = digest
-        late: Any = LateRequest(*maker.place, ticket.request_id, canonical, canonical if exact is None else exact, long)
-        who = (ticket.key, ticket.request_id, self._name, ticket.idem_key, late)
-        ask: Ask = _new(Ask, (*who, self._ttl_ms, self._lease_ms, owner_token(), *self._tail))
-        return ask
+    def _form(self, place: tuple[str, str, None]) -> Form | None:
+        """``None`` for a session that has no keys prepared yet: the pipeline does that."""
+        maker = self._tool.makers.get(place)
+        if maker is None:
+            return None
+        if len(self._forms) >= _FORMS_KEPT:
+            self._forms.clear()
+        form = self._forms[place] = Form(self._tool, maker, self._settings, owner_token())
+        return form
 
     def _admitted(self, ticket: Ticket, turn: Any, now: float) -> bool:
         """What turn control and loop guard say; anything but a plain yes is for the pipeline."""
@@ -332,7 +323,7 @@ class Express:
         self._budget.success()
         took = (now - ticket.started) * 1000
         key = ticket.key
-        if self._store.succeed_now(key, ticket.version, payload, took) is None:
+        if self._succeed(key, ticket.version, payload, took) is None:
             self._core.telemetry.fenced(ticket.to_call())
         turn = ticket.turn
         if turn is not None:
@@ -350,6 +341,12 @@ class Express:
                 ticket.guard.loop.succeeded(call, payload)
             else:
                 ticket.guard.loop.record(*call, payload, poll=self._spec.poll)
+
+
+def _digests(maker: KeyMaker, idem_key: str, material: bytes, exact: bytes | None) -> Digests:
+    """For parameters that are long, or were not in their normal form."""
+    digest = hashlib.sha256(maker.params_of(material)).hexdigest()
+    return idem_key, digest, digest if exact is None else hashlib.sha256(exact).hexdigest()
 
 
 def _uncounted(duration_ms: float) -> None:

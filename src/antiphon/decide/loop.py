@@ -203,14 +203,14 @@ class LoopGuard:
 
         ``False`` says nothing, and nothing was counted: ask :meth:`check`.
         """
-        if not self._simple or self._ended is not None or call in self._recent or call in self._older:
+        if call in self._recent or call in self._older or self._ended is not None or not self._simple:
             return False
         self.calls = next(self._count)
         return True
 
     def succeeded(self, call: tuple[str, str], outcome: bytes) -> None:
-        """:meth:`record` at its cheapest, for a call that succeeded and is no poll."""
-        if not self._simple or call in self._recent or call in self._older:
+        """:meth:`record` at its cheapest, for a call that succeeded and is no poll, right after it :meth:`is_new`."""
+        if call in self._recent or not self._simple:
             self.record(call[0], call[1], outcome)
         else:
             self._first(call, outcome, True)

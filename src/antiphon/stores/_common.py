@@ -65,7 +65,7 @@ def outcome_of(final: Final) -> Outcome:
     if final.error is not None:
         code, message, terminal, retriable = final.error
         error = RecordedError(code=code, message=message, terminal=terminal, should_retriable=retriable)
-    attempts = final.attempts() if callable(final.attempts) else tuple(final.attempts)
+    attempts = tuple(final.attempts)
     return Outcome(
         execution=RecordedExecution(attempt_count=final.attempt_count, attempts=attempts),
         payload_ref=UNSET if final.payload_ref is None else final.payload_ref,

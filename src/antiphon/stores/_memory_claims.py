@@ -9,84 +9,24 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from threading import Lock
+from typing import Any
 
-import msgspec
-from msgspec import UNSET, Raw
-
-from antiphon.contract.record import DedupeRecord, RecordedAttempt
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Ask, Claimed, Existing, Final
-from antiphon.stores._common import NO_OUTCOME, must_be_kept, next_version, outcome_of
+from antiphon.stores._common import must_be_kept, next_version
+from antiphon.stores._memory_node import Form, Node, new_node
 from antiphon.stores._waiters import Waiters
 
 _ROOM = 32
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
-
-class Node(msgspec.Struct, gc=False, eq=False):
-    """One execution of an intent; the record is built when somebody asks for it."""
-
-    ask: Ask
-    identity: str
-    serial: int
-    """Its place among the earlier executions; the fence, except for an alias."""
-    version: int
-    fence: int
-    created: int
-    updated: int
-    lock_until: int
-    expires: int
-    state: str = "inflight"
-    kept: bool = True
-    """In flight or unknown: never evicted."""
-    answer: bytes | None = None
-    """The result, if it can be given again as it is."""
-    took_ms: float = 0.0
-    """Of a plain success, which has no ``final``: how long its only attempt took."""
-    final: Final | None = None
-    record: DedupeRecord | None = None
-
-    def to_record(self) -> DedupeRecord:
-        if self.record is None:
-            self.record = self._build()
-        return self.record
-
-    def _end(self) -> Final | None:
-        """How it ended; of a plain success this is put together only here."""
-        if self.final is None and self.answer is not None:
-            began, ended = self.updated - int(self.took_ms), self.updated
-            attempt = RecordedAttempt(started_at_ms=began, finished_at_ms=ended, status="success", retriable=False)
-            self.final = Final("done", self.ask.ttl_ms, self.answer, attempts=(attempt,), attempt_count=1)
-        return self.final
-
-    def _build(self) -> DedupeRecord:
-        ask, final = self.ask, self._end()
-        outcome = NO_OUTCOME if final is None else outcome_of(final)
-        return DedupeRecord(
-            key=ask.key,
-            tool=ask.tool,
-            idempotency_key=ask.idempotency_key,
-            state=self.state,  # type: ignore[arg-type]
-            created_at_ms=self.created,
-            updated_at_ms=self.updated,
-            expires_at_ms=self.expires,
-            ttl_ms=ask.ttl_ms if final is None else final.ttl_ms,
-            request=ask.request() if callable(ask.request) else ask.request,
-            version=self.version,
-            fence=self.fence,
-            tenant=ask.tenant,
-            workspace=ask.workspace,
-            owner=ask.owner,
-            dispatched=False if final is None else final.dispatched,
-            execution=outcome.execution,
-            payload=UNSET if final is None or final.payload is None else Raw(final.payload),
-            payload_ref=outcome.payload_ref,
-            payload_sealed=outcome.payload_sealed,
-            output_redacted=outcome.output_redacted,
-            error=outcome.error,
-            lock_until_ms=self.lock_until if final is None else UNSET,
-        )
+QuickSteps = tuple[
+    Callable[[str, str, Form, Any], int],
+    Callable[[str, int, bytes, float], int | None],
+    Callable[[str], bytes | None],
+]
 
 
 class ClaimTable:
@@ -124,57 +64,63 @@ class ClaimTable:
     def __len__(self) -> int:
         return len(self._current) + len(self._past)
 
-    # -- for callers in a hurry --------------------------------------------------------------------------------------
+    # -- for callers in this process -----------------------------------------------------------------------------------
 
-    def insert(self, ask: Ask, now: int) -> int:
-        """The version of a new claim, or 0 if anything is known of the key."""
-        key = ask[0]
-        current = self._current
-        if key in current or key in self._history:
-            return 0
-        if len(current) >= self._room:
-            self._make_room(now)
-        version = now * 1000
-        if version <= self._last:
-            version = self._last + 1
-        self._last = version
-        ttl_ms, lease_ms = ask[5], ask[6]
-        expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
-        if expires < self._soonest:
-            self._soonest = expires
-        current[key] = Node(ask, ask[1], version, version, version, now, now, now + lease_ms, expires)
-        return version
+    def quick_steps(self, lock: Lock, time_ns: Callable[[], int]) -> QuickSteps:
+        """``begin_now``, ``succeed_now`` and ``done_now`` of a journal, each in one frame."""
+        current, history, waiters, waiting = self._current, self._history, self.waiters, self._waiting
 
-    def succeed(self, key: str, version: int, payload: bytes, took_ms: float, now: int) -> int | None:
-        """:meth:`settle` for a success at the first attempt whose result is kept as it is."""
-        node = self._current.get(key)
-        if node is None or node.version != version or node.expires <= now:
-            return None
-        version = now * 1000
-        if version <= self._last:
-            version = self._last + 1
-        self._last = node.version = version
-        node.state = "done"
-        node.kept = False
-        node.answer = payload
-        node.took_ms = took_ms
-        node.updated = now
-        node.final = node.record = None
-        node.expires = expires = now + node.ask[5]
-        if expires < self._soonest:
-            self._soonest = expires
-        self._current.move_to_end(key)
-        if self._waiting:
-            self.waiters.wake(key)
-        return version
+        def begin_now(key: str, identity: str, form: Form, material: Any) -> int:
+            with lock:
+                if key in current or key in history:
+                    return 0
+                now = time_ns() // 1_000_000
+                if len(current) >= self._room:
+                    self._make_room(now)
+                version = now * 1000
+                if version <= self._last:
+                    version = self._last + 1
+                self._last = version
+                ttl_ms, lease_ms = form.ttl_ms, form.lease_ms
+                expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
+                if expires < self._soonest:
+                    self._soonest = expires
+                current[key] = new_node(key, identity, form, material, version, now, expires)
+                return version
 
-    def result(self, key: str, now: int) -> bytes | None:
-        """The kept result of a live, successful record."""
-        node = self._current.get(key)
-        if node is None or node.expires <= now:
-            return None
-        self._current.move_to_end(key)
-        return node.answer
+        def succeed_now(key: str, version: int, payload: bytes, took_ms: float) -> int | None:
+            with lock:
+                now = time_ns() // 1_000_000
+                node = current.get(key)
+                if node is None or node.version != version or node.expires <= now:
+                    return None
+                version = now * 1000
+                if version <= self._last:
+                    version = self._last + 1
+                self._last = node.version = version
+                node.state = "done"
+                node.kept = False
+                node.answer = payload
+                node.took_ms = took_ms
+                node.updated = now
+                node.final = node.record = None
+                node.expires = expires = now + node.form.ttl_ms
+                if expires < self._soonest:
+                    self._soonest = expires
+                current.move_to_end(key)
+                if waiting:
+                    waiters.wake(key)
+                return version
+
+        def done_now(key: str) -> bytes | None:
+            with lock:
+                node = current.get(key)
+                if node is None or node.answer is None or node.expires <= time_ns() // 1_000_000:
+                    return None
+                current.move_to_end(key)
+                return node.answer
+
+        return begin_now, succeed_now, done_now
 
     # -- the steps of a journal --------------------------------------------------------------------------------------
 
@@ -241,13 +187,13 @@ class ClaimTable:
         self._make_room(now)
         self._last = next_version(self._last, now)
         node.to_record()
-        self._remember(key, msgspec.structs.replace(node, identity=identity, serial=self._last))
+        self._remember(key, node.alias(identity, self._last))
 
     def renew(self, key: str, version: int, lease_ms: int, now: int) -> bool:
         node = self._current.get(key)
         if node is None or node.version != version or node.state != "inflight" or node.expires <= now:
             return False
-        node.lock_until = now + lease_ms
+        node.renewed_until = now + lease_ms
         node.updated = now
         node.record = None
         self._expire_at(node, max(node.expires, node.lock_until))
@@ -302,7 +248,7 @@ class ClaimTable:
         self._touch(node)
         if node.identity == identity:
             return _new(Existing, (record, record, now))
-        own = self._earlier(node.ask.key, identity, now) if self._history else None
+        own = self._earlier(node.key, identity, now) if self._history else None
         if own is None:
             return Existing(record, None, now)
         self._touch(own)
@@ -313,7 +259,7 @@ class ClaimTable:
         if node.serial in self._past:
             self._past.move_to_end(node.serial)
         else:
-            self._current.move_to_end(node.ask[0])
+            self._current.move_to_end(node.key)
 
     def _earlier(self, key: str, identity: str, now: int) -> Node | None:
         past = self._history.get(key)
@@ -324,9 +270,8 @@ class ClaimTable:
         if len(self._current) >= self._room:
             self._make_room(now)
         self._last = version = next_version(self._last, now)
-        lease_ms = ask.lease_ms
-        expires = now + max(ask.ttl_ms, lease_ms)
-        node = Node(ask, ask.identity, version, version, version, now, now, now + lease_ms, expires)
+        expires = now + max(ask.ttl_ms, ask.lease_ms)
+        node = new_node(ask.key, ask.identity, ask, None, version, now, expires)
         self._current[ask.key] = node
         self._expire_at(node, expires)
         return version
@@ -351,6 +296,23 @@ class ClaimTable:
         """A few at once: making room has its own cost. Returns how many."""
         if self._full_at == self._last:
             return 0
+        evicted = self._evict_either(wanted) if self._past else self._evict_current(wanted)
+        self._full_at = -1 if evicted else self._last
+        return evicted
+
+    def _evict_current(self, wanted: int) -> int:
+        evicted, current = 0, self._current
+        for _ in range(len(current)):
+            key, node = current.popitem(last=False)
+            if node.kept:
+                current[key] = node
+                continue
+            evicted += 1  # nobody waits for it: it is settled
+            if evicted == wanted:
+                break
+        return evicted
+
+    def _evict_either(self, wanted: int) -> int:
         evicted = 0
         current, past = len(self._current), len(self._past)  # to look at, once each
         while evicted < wanted and (current or past):
@@ -364,7 +326,6 @@ class ClaimTable:
             else:
                 self._drop(node)
                 evicted += 1
-        self._full_at = -1 if evicted else self._last
         return evicted
 
     def _oldest(self, current: int, past: int) -> Node:
@@ -377,7 +338,7 @@ class ClaimTable:
         return before
 
     def _keep_as_history(self, node: Node) -> None:
-        key = node.ask.key
+        key = node.key
         older = self._earlier(key, node.identity, 0)
         if older is not None:
             self._drop(older)
@@ -393,7 +354,7 @@ class ClaimTable:
             self._soonest = node.expires
 
     def _drop(self, node: Node) -> None:
-        key = node.ask[0]
+        key = node.key
         if self._current.get(key) is node:
             del self._current[key]
             if self._waiting:

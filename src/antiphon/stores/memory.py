@@ -13,8 +13,9 @@ from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.ports import Ask, BreakerRow, Claimed, Clock, Existing, Final, Journal, Row
 from antiphon.stores._common import Records, known_manifest
-from antiphon.stores._memory_claims import ClaimTable, Node
+from antiphon.stores._memory_claims import ClaimTable
 from antiphon.stores._memory_log import BreakerTable, LogTable, events_of
+from antiphon.stores._memory_node import Node
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 
 
@@ -36,7 +37,12 @@ class MemoryStore:
         self._clock = clock or Clock()
 
     in_process = True
-    """Its journals also have ``begin_now``, ``succeed_now`` and ``done_now``, for callers in a hurry."""
+    """Its journals also have ``begin_now``, ``succeed_now`` and ``done_now``, for callers in a hurry.
+
+    The first inserts at once if the intent is new: the version, or 0 where ``begin`` has more to say. The second is
+    ``settle`` for a success at the first attempt whose result is kept as it is. The third gives the result that a
+    settled, successful record keeps, if it keeps one.
+    """
 
     @property
     def url(self) -> str:
@@ -67,7 +73,7 @@ class MemoryJournal:
 
     durable = False
 
-    __slots__ = ("_claims", "_data", "_lock", "_log", "_new_waiter", "_time_ns")
+    __slots__ = ("_claims", "_data", "_lock", "_log", "_new_waiter", "_time_ns", "begin_now", "done_now", "succeed_now")
 
     def __init__(self, data: _Data, clock: Clock, new_waiter: NewWaiter) -> None:
         self._data = data
@@ -76,6 +82,7 @@ class MemoryJournal:
         self._log = data.log
         self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
         self._new_waiter = new_waiter
+        self.begin_now, self.succeed_now, self.done_now = data.claims.quick_steps(data.lock, self._time_ns)
 
     async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
         with self._lock:
@@ -83,21 +90,6 @@ class MemoryJournal:
             if events and answer.__class__ is Claimed:
                 self._log.write(events)
             return answer
-
-    def begin_now(self, ask: Ask) -> int:
-        """Insert at once if the intent is new: the version, or 0 where :meth:`begin` has more to say."""
-        with self._lock:
-            return self._claims.insert(ask, self._time_ns() // 1_000_000)
-
-    def succeed_now(self, key: str, version: int, payload: bytes, took_ms: float) -> int | None:
-        """:meth:`settle` for a success at the first attempt whose result is kept as it is."""
-        with self._lock:
-            return self._claims.succeed(key, version, payload, took_ms, self._time_ns() // 1_000_000)
-
-    def done_now(self, key: str) -> bytes | None:
-        """The result that a settled, successful record of *key* keeps, if it keeps one."""
-        with self._lock:
-            return self._claims.result(key, self._time_ns() // 1_000_000)
 
     async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
         with self._lock:
@@ -147,9 +139,7 @@ class MemoryJournal:
 
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         with self._lock:
-            doomed = {
-                node.ask.key for node in self._claims.all_nodes() if _fits(node.ask, tenant, tool, session, prefix)
-            }
+            doomed = {node.key for node in self._claims.all_nodes() if _fits(node, tenant, tool, session, prefix)}
             for key in doomed:
                 self._claims.clear(key)
             return len(doomed)
@@ -162,7 +152,7 @@ class MemoryJournal:
         for node in sorted(self._nodes(), key=_serial, reverse=True):
             if len(found) >= limit:
                 break
-            if node.expires > now and _fits(node.ask, tenant, tool, session, prefix) and state in ("", node.state):
+            if node.expires > now and _fits(node, tenant, tool, session, prefix) and state in ("", node.state):
                 found.append(node.to_record())
         return found
 
@@ -170,10 +160,10 @@ class MemoryJournal:
         now = self._time_ns() // 1_000_000
         found: dict[tuple[str, str], int] = {}
         for node in self._nodes():
-            if node.expires <= now or node.ask.tenant != tenant:
+            if node.expires <= now or node.form.tenant != tenant:
                 continue
             state = "stale" if node.state == "inflight" and node.lock_until <= now else node.state
-            found[node.ask.tool, state] = found.get((node.ask.tool, state), 0) + 1
+            found[node.form.tool, state] = found.get((node.form.tool, state), 0) + 1
         return found
 
     async def sweep(self, limit: int = 1000) -> int:
@@ -246,12 +236,12 @@ Events = list[Event]
 BreakerRows = list[BreakerRow]
 
 
-def _fits(ask: Ask, tenant: str, tool: str, session: str, prefix: str) -> bool:
+def _fits(node: Node, tenant: str, tool: str, session: str, prefix: str) -> bool:
     return (
-        ask.tenant == tenant
-        and tool in ("", ask.tool)
-        and session in ("", _session(ask))
-        and ask.key.startswith(prefix)
+        node.form.tenant == tenant
+        and tool in ("", node.form.tool)
+        and session in ("", node.session)
+        and node.key.startswith(prefix)
     )
 
 
@@ -283,8 +273,3 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-
-
-def _session(ask: Ask) -> str:
-    request = ask.request
-    return request.session if callable(request) else request.session_key  # type: ignore[attr-defined]
