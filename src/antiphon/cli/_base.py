@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, TypeVar
@@ -55,6 +55,11 @@ def call(name: str, summary: str, command: ModuleType, words: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a file that was named and cannot be read or written
+        if error.filename is None:
+            raise
+        report(errors.InvalidInput(f"{error.filename}: {error.strerror}."), getattr(arguments, "json", False))
+        return EXIT["usage"]
     except KeyboardInterrupt:
         print("antiphon: interrupted", file=sys.stderr)
         return 130
@@ -155,6 +160,34 @@ def application(arguments: argparse.Namespace) -> Iterator[Any]:
     app = Antiphon(config)
     with using(app):
         yield app
+
+
+def whole(least: int = 0) -> Callable[[str], int]:
+    """An option's type: an integer that is not less than *least*."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+        return value
+
+    return number
+
+
+def number(text: str) -> float:
+    """An option's type: a number from 0 on that is finite."""
+    value = float(text)
+    if not 0 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
+    return value
+
+
+def share(text: str) -> float:
+    """An option's type: a number between 0 and 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from antiphon.cli._base import add_config, add_json, application, print_json, table, when
+from antiphon.cli._base import add_config, add_json, application, number, print_json, table, when
 
 DESCRIPTION = "Circuit breakers: list them, fence a dependency off by hand, or close a breaker at once."
 EXAMPLE = (
@@ -19,7 +19,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["list", "force-open", "reset"])
     parser.add_argument("tool", nargs="?", default="", help="namespace/name, dependency/NAME or global")
     parser.add_argument("--context", default="", help="dependency name, or global")
-    parser.add_argument("--for", dest="seconds", type=float, metavar="SECONDS", help="force-open: not for ever")
+    parser.add_argument("--for", dest="seconds", type=number, metavar="SECONDS", help="force-open: not for ever")
     parser.add_argument("--reason", default="", help="shown to callers, and kept in the audit log")
     add_config(parser)
     add_json(parser)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from antiphon.cli._base import add_config, add_json, application, print_json, table, when, yellow
+from antiphon.cli._base import add_config, add_json, application, print_json, table, when, whole, yellow
 from antiphon.errors import InvalidInput
 
 DESCRIPTION = "Claim records: list them, show one, settle an unknown outcome, forget one or many, see what they cost."
@@ -29,7 +29,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     verdict.add_argument("--did-not-happen", action="store_true", help="resolve: it did not; the next call runs")
     parser.add_argument("--value", metavar="JSON", help="resolve --happened: the result duplicates are given")
     parser.add_argument("--reason", default="", help="goes to the audit log")
-    parser.add_argument("--limit", type=int, default=50)
+    parser.add_argument("--limit", type=whole(1), default=50)
     add_config(parser)
     add_json(parser)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon._differ import mark_words, shorten
-from antiphon.cli._base import add_config, add_json, application, bold, dim, green, print_json, red, yellow
+from antiphon.cli._base import add_config, add_json, application, bold, dim, green, print_json, red, share, yellow
 
 DESCRIPTION = "Compare two runs: calls added, dropped, changed, reordered; outputs; scores."
 EXAMPLE = (
@@ -22,7 +22,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", help="run id, the beginning of one, latest, or an artifact")
     parser.add_argument("b", help="the run to compare it with")
     parser.add_argument("--html", metavar="FILE", help="write the comparison as one page")
-    parser.add_argument("--min-ars", type=float, default=0.0, metavar="X", help="the score the verdict asks for")
+    parser.add_argument("--min-ars", type=share, default=0.0, metavar="X", help="the score the verdict asks for")
     add_config(parser)
     add_json(parser)
 

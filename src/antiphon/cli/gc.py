@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from antiphon.cli._base import add_config, add_json, application, dim, print_json, safe, when
+from antiphon.cli._base import add_config, add_json, application, dim, number, print_json, safe, when, whole
 
 DESCRIPTION = "Delete old runs by age, count or size, and expired claims. Runs inside the retention window are kept."
 EXAMPLE = "example:\n  antiphon gc --older-than 30 --dry-run"
@@ -12,9 +12,11 @@ EXAMPLE = "example:\n  antiphon gc --older-than 30 --dry-run"
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--older-than", type=float, metavar="DAYS", help="delete runs that ended longer ago")
-    parser.add_argument("--keep", type=int, metavar="N", help="keep at most the newest N runs")
-    parser.add_argument("--max-bytes", type=int, metavar="B", help="delete the oldest runs until the log is smaller")
+    parser.add_argument("--older-than", type=number, metavar="DAYS", help="delete runs that ended longer ago")
+    parser.add_argument("--keep", type=whole(), metavar="N", help="keep at most the newest N runs")
+    parser.add_argument(
+        "--max-bytes", type=whole(), metavar="B", help="delete the oldest runs until the log is smaller"
+    )
     parser.add_argument("--force", action="store_true", help="also inside the retention window")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     add_config(parser)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon.cli._base import add_config, add_json, application, dim, print_json
+from antiphon.cli._base import add_config, add_json, application, dim, number, print_json, share, whole
 from antiphon.errors import InvalidInput
 
 DESCRIPTION = "Replay a run: strictly (nothing leaves the process) or exploring a new model, prompt or code."
@@ -34,7 +34,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     kind.add_argument("--explore", action="store_const", const="explore", dest="mode", help="B: ask the model again")
     parser.add_argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry point")
     parser.add_argument("--llm", metavar="TARGET", help="file.py:function that answers model requests")
-    parser.add_argument("--min-ars", type=float, metavar="X", help="fail below this score (default 0.8)")
+    parser.add_argument("--min-ars", type=share, metavar="X", help="fail below this score (default 0.8)")
     parser.add_argument("--html", metavar="FILE", help="write the report as one page")
     strict = parser.add_argument_group("strict replay")
     strict.add_argument("--no-execute", action="store_true", help="do not run the agent's code (plain A)")
@@ -46,17 +46,19 @@ def register(parser: argparse.ArgumentParser) -> None:
     explore = parser.add_argument_group("explore replay")
     explore.add_argument("--model", help="another model")
     explore.add_argument("--provider", help="another provider")
-    explore.add_argument("--temperature", type=float)
+    explore.add_argument("--temperature", type=number)
     explore.add_argument("--seed", type=int)
     explore.add_argument("--prompt", metavar="TEXT", help="another system prompt (@FILE reads a file)")
     explore.add_argument("--input", metavar="JSON", help="another input")
     explore.add_argument(
-        "--from", dest="from_event", type=int, metavar="N", help="frozen before event N, live from it on"
+        "--from", dest="from_event", type=whole(), metavar="N", help="frozen before event N, live from it on"
     )
     explore.add_argument(
         "--edit", action="append", default=[], metavar="N.PATH=JSON", help="change a part of recorded event N"
     )
-    explore.add_argument("--samples", type=int, default=1, metavar="N", help="replay N times and report the spread")
+    explore.add_argument(
+        "--samples", type=whole(1), default=1, metavar="N", help="replay N times and report the spread"
+    )
     explore.add_argument("--baseline", action="store_true", help="replay the recorded model beside it")
     explore.add_argument("--exact-only", action="store_true", help="no semantic matches")
     table = parser.add_argument_group("what is frozen (NAME: a tool, or llm, tool, mcp for all of a kind)")

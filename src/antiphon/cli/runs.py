@@ -16,6 +16,7 @@ from antiphon.cli._base import (
     safe,
     table,
     when,
+    whole,
     yellow,
 )
 
@@ -31,7 +32,7 @@ def register(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", help="only runs of this name")
     parser.add_argument("--status", default="", choices=["running", "completed", "failed", "interrupted"])
     parser.add_argument("--replays", action="store_true", help="list replays too")
-    parser.add_argument("--limit", type=int, default=20, metavar="N", help="at most N runs (default 20)")
+    parser.add_argument("--limit", type=whole(1), default=20, metavar="N", help="at most N runs (default 20)")
     add_config(parser)
     add_json(parser)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from antiphon.cli._base import add_json, bold, dim, exit_code, green, print_json, red
+from antiphon.cli._base import add_json, bold, dim, exit_code, green, print_json, red, share, whole
 from antiphon.errors import InvalidInput
 
 TYPE_CHECKING = False
@@ -28,8 +28,8 @@ EXAMPLE = (
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("places", nargs="+", type=Path, metavar="DIR", help="folders or files (.antiphon, .kurral)")
-    parser.add_argument("--jobs", "-j", type=int, default=1, metavar="N", help="replay in N processes")
-    parser.add_argument("--min-ars", type=float, default=0.9, metavar="X", help="fail below this score (default 0.9)")
+    parser.add_argument("--jobs", "-j", type=whole(1), default=1, metavar="N", help="replay in N processes")
+    parser.add_argument("--min-ars", type=share, default=0.9, metavar="X", help="fail below this score (default 0.9)")
     parser.add_argument("--explore", action="store_true", help="ask the model again instead of replaying strictly")
     parser.add_argument("--model", help="another model, for --explore")
     parser.add_argument("--llm", metavar="TARGET", help="file.py:function that answers model requests, for --explore")

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from antiphon.errors import ConfigError
+
 
 def home(environment: Mapping[str, str] | None = None) -> Path:
     """The state folder (not created)."""
@@ -16,8 +18,15 @@ def home(environment: Mapping[str, str] | None = None) -> Path:
 def ensure_home(environment: Mapping[str, str] | None = None) -> Path:
     """The state folder, created with a ``.gitignore`` so that its content is never committed by accident."""
     folder = home(environment)
-    folder.mkdir(parents=True, exist_ok=True)
     ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="ascii")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(
+            f"The state folder {folder} cannot be used: {error.strerror or error}.",
+            hint="Name another one with ANTIPHON_HOME, or a store elsewhere: [store] url.",
+            path="ANTIPHON_HOME",
+        ) from None
     return folder

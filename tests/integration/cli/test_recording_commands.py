@@ -322,6 +322,51 @@ def test_breakers_that_are_known_by_claims_settings_or_their_own_row(
     assert antiphon("breakers", "reset", "--context", "strpe").code == 4
 
 
+# -- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("runs", "--limit", "-5"),
+        ("runs", "--limit", "0"),
+        ("claims", "list", "--limit", "0"),
+        ("gc", "--keep", "-1"),
+        ("gc", "--older-than", "-1"),
+        ("gc", "--older-than", "nan"),
+        ("gc", "--max-bytes", "-1"),
+        ("breakers", "force-open", "global", "--for", "1e400"),
+        ("breakers", "force-open", "global", "--for", "nan"),
+        ("replay", "--samples", "0"),
+        ("replay", "--from", "-1"),
+        ("replay", "--min-ars", "nan"),
+        ("test", "golden", "--jobs", "0"),
+        ("diff", "a", "b", "--min-ars", "2"),
+    ],
+)
+def test_a_number_that_makes_no_sense_is_a_usage_error(antiphon: Command, words: tuple[str, ...]) -> None:
+    done = antiphon(*words)
+    assert (done.code, done.out) == (2, "")
+    assert f"argument {words[-2]}" in done.err
+
+
+def test_a_report_that_cannot_be_written_is_one_line(antiphon: Command) -> None:
+    recorded(antiphon)
+    done = antiphon("replay", "--latest", "--no-execute", "--html", "nowhere/report.html")
+    assert done.code == 2
+    assert done.err.startswith("antiphon: nowhere/report.html: No such file or directory.")
+
+
+def test_a_state_folder_that_cannot_be_made_is_one_line(antiphon: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("taken").write_text("a file")
+    monkeypatch.setenv("ANTIPHON_HOME", "taken")
+    for name in ("runs", "doctor"):
+        done = antiphon(name)
+        assert (done.code, done.out) == (2, "")
+        assert "The state folder taken cannot be used" in done.err
+        assert "ANTIPHON_HOME" in done.err
+
+
 # -- on a terminal --------------------------------------------------------------------------------------------------
 
 
