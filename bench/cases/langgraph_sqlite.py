@@ -10,11 +10,13 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.func import entrypoint, task
 
 
-def tasks(file):
-    """Tasks of one workflow, one after the other, each written before the next is begun."""
+def tasks(file, synchronous="FULL"):
+    """Tasks of one workflow, one after the other."""
     params = json.loads(Path(file).read_bytes())
     folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")
     with SqliteSaver.from_conn_string(f"{folder}/checkpoints.sqlite") as saver:
+        saver.setup()
+        saver.conn.execute(f"PRAGMA synchronous = {synchronous}")
 
         @task
         def send(arguments):
