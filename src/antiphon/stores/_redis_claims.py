@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from antiphon._drive import drive
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Ask, Claimed, Existing, Final
 from antiphon.stores import _redis_scripts as scripts
@@ -19,6 +20,9 @@ from antiphon.stores._redis_wire import ReplyError
 
 if TYPE_CHECKING:
     from antiphon.stores._redis_wire import Orphan
+
+    Send = Callable[..., Any]
+    """A command's answer, at once: ``Pool.ask``."""
 
 SETTLE_PATIENCE_S = 5.0
 """An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
@@ -71,16 +75,22 @@ class ClaimSteps:
             raise
         if self._abandoned:
             await self._give_back()
-        if reply.__class__ is int:
-            won: Claimed = _new(Claimed, (reply, reply // 1000))
-            return won
-        if reply.__class__ is bytes:
-            seconds, micros, own, text = reply.split(b" ", 3)
-            current = record_of(key, text)
-            return Existing(current, current if own == b"1" else None, int(seconds) * 1000 + int(micros) // 1000)
-        if reply[0]:
-            return Claimed(int(reply[1]), reply[2])
-        return _existing(key, reply[1], reply[2], reply[3])
+        return _answer(key, reply)
+
+    def claim_now(self, ask: Ask, send: Send) -> Claimed | Existing:
+        """The same for a new claim on one server, where *send* blocks: without a coroutine around it."""
+        if ask.tenant not in self._tenants or self._abandoned or ask.wait_replicas or self._wait_replicas:
+            return drive(self.claim(ask, None))
+        nonce = self.nonce()
+        shard, data = self._commands.claim(ask, b"", nonce)
+        try:
+            reply = send(data)
+            if reply.__class__ is ReplyError:
+                reply = drive(self._link.mend(reply, shard.slot, data, self._commands.in_full(data)))
+        except (StoreUnavailable, KeyboardInterrupt, SystemExit):
+            self._abandoned.append((ask.key, nonce))
+            raise
+        return _answer(ask.key, reply)
 
     async def _claim_and_wait(self, key: str, wanted: int, slot: int, data: bytes, nonce: str, orphan: Orphan) -> Any:
         """A claim counts only when enough replicas have it: a fail-over then cannot forget it (fail closed)."""
@@ -123,6 +133,16 @@ class ClaimSteps:
         if reply.__class__ is ReplyError:
             full = self._commands.in_full(data)
             reply = await self._link.mend(reply, shard.slot, data, full, patience_s=SETTLE_PATIENCE_S)
+        settled: int | None = reply
+        return settled
+
+    def settle_now(self, key: str, version: int, final: Final, send: Send) -> int | None:
+        """The same on one server, where *send* blocks: without a coroutine around it."""
+        shard, data = self._commands.settle(key, version, final, self.nonce())
+        reply = send(data, b"", SETTLE_PATIENCE_S)
+        if reply.__class__ is ReplyError:
+            full = self._commands.in_full(data)
+            reply = drive(self._link.mend(reply, shard.slot, data, full, patience_s=SETTLE_PATIENCE_S))
         settled: int | None = reply
         return settled
 
@@ -178,9 +198,20 @@ def _won(reply: Any) -> bool:
     return reply.__class__ is int or (isinstance(reply, list) and bool(reply[0]))
 
 
-def _existing(key: str, now: int, text: bytes | None, own: Any) -> Existing:
+def _answer(key: str, reply: Any) -> Claimed | Existing:
+    """What the claim script's answer means."""
+    if reply.__class__ is int:
+        won: Claimed = _new(Claimed, (reply, reply // 1000))
+        return won
+    if reply.__class__ is bytes:
+        seconds, micros, own, text = reply.split(b" ", 3)
+        current = record_of(key, text)
+        return Existing(current, current if own == b"1" else None, int(seconds) * 1000 + int(micros) // 1000)
+    if reply[0]:
+        return Claimed(int(reply[1]), reply[2])
+    _, now, there, own = reply
     earlier = record_of(key, own)
-    return Existing(earlier if text is None else record_of(key, text), earlier, now)
+    return Existing(earlier if there is None else record_of(key, there), earlier, now)
 
 
 def _nobody_is_cancelled(work: Coroutine[Any, Any, None]) -> None:

@@ -124,6 +124,10 @@ class Link:
         for node in self.nodes():
             await node.close()
 
+    def only_node(self) -> Node | None:
+        """The one server all commands go to, if this is no Cluster."""
+        return None if self._cluster else self._seed
+
     def nodes(self) -> tuple[Node, ...]:
         """Every server a connection was made to; the one of the URL comes first."""
         return tuple(self._nodes.values())

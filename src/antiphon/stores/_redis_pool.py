@@ -55,6 +55,10 @@ class Pool:
         self._closed = False
 
     async def call(self, data: bytes, again: bytes = b"", orphan: Orphan | None = None, patience_s: float = 0.0) -> Any:
+        return self.ask(data, again, patience_s)
+
+    def ask(self, data: bytes, again: bytes = b"", patience_s: float = 0.0) -> Any:
+        """The answer to one command."""
         try:
             wire = self._idle.pop()
         except IndexError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphon._drive import drive
+from antiphon.ports import Ask, Claimed, Existing, Final, Row
 from antiphon.stores._redis_journal import Options, RedisJournal
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_pool import Pool, dialer
@@ -25,6 +26,8 @@ class SyncJournal(RedisJournal):
             return Pool(target, dialer(target, address), options.patience_s)
 
         super().__init__(target, names, options, make)
+        only = self._link.only_node()
+        self._ask = only.ask if isinstance(only, Pool) else None
         self._listen()
         _open.add(self)
 
@@ -35,6 +38,18 @@ class SyncJournal(RedisJournal):
             lambda key, version: drive(self._steps.flag(key, version)),
             lambda key: self._names.shard(key).channel,
         )
+
+    def begin_now(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
+        """:meth:`begin` for who blocks anyway: without a coroutine, where there is nothing but a claim to write."""
+        if events or self._ask is None:
+            return drive(self.begin(ask, events))
+        return self._steps.claim_now(ask, self._ask)
+
+    def settle_now(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
+        """:meth:`settle`, in the same way."""
+        if events or self._ask is None:
+            return drive(self.settle(key, version, final, events))
+        return self._steps.settle_now(key, version, final, self._ask)
 
     def _reload_with(self, reload: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: drive(reload())
