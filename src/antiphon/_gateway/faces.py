@@ -18,7 +18,7 @@ from antiphon._gateway.parts import Parts
 from antiphon._gateway.recorded import Recorded
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.straight import Straight
-from antiphon._gateway.tool import Tool, kind_of
+from antiphon._gateway.tool import Tool, kind_of, name_of
 from antiphon._gateway.turns import AsyncSession, Session, TurnState, active_session, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract.envelope import ToolCallEnvelope
@@ -30,9 +30,7 @@ from antiphon.ports import AsyncClock, Clock, Journal, Listener
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__antiphon_tool__"
-_WRITE = (
-    "Write @gateway.tool(idempotent=False) above the function, or idempotent=True if repeating the call is harmless"
-)
+_WRITE = "Write @gateway.tool(idempotent=False) above the function, or idempotent=True if repeating it is harmless"
 _new_held = tuple.__new__  # half the price of the constructor
 
 
@@ -70,7 +68,7 @@ class _Face:
         def decorate(function: F) -> F:
             if getattr(function, _MARK, None) is self:
                 return function
-            title = name if isinstance(name, str) else function.__name__
+            title = name if isinstance(name, str) else name_of(function)
             text = (function.__doc__ or "").strip().partition("\n")[0]
             options = {"description": text, **declared}
             return self.register(function, ToolSpec(name=title, namespace=namespace, idempotent=idempotent, **options))

@@ -74,6 +74,11 @@ class Tool:
         params = (
             [p for p in self.signature.parameters.values() if p.name != self.context_param] if self.signature else []
         )
+        if params and params[0].name in ("self", "cls") and params[0].kind in _PLAIN:
+            raise InvalidInput(
+                f"{self.full_name} is a method without its object: {params[0].name!r} is no argument of a call.",
+                hint="Register the bound one: gateway.tool(idempotent=...)(thing.method).",
+            )
         plain = self.signature is not None and all(p.kind in _PLAIN for p in params)
         self.names: tuple[str, ...] = (
             tuple(p.name for p in params if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) if plain else ()
@@ -225,6 +230,14 @@ def _context_param(signature: inspect.Signature | None) -> str | None:
         if parameter.name == "ctx" and annotation is inspect.Parameter.empty and parameter.kind in _PLAIN:
             return parameter.name
     return None
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What a tool is called where nobody says."""
+    name = getattr(function, "__name__", None)
+    if isinstance(name, str) and name != "<lambda>":
+        return name
+    raise InvalidInput("This callable has no name of its own: write @gateway.tool('name', idempotent=...).")
 
 
 def _return_type(function: Callable[..., Any], signature: inspect.Signature | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import Any
 
@@ -37,6 +38,28 @@ def test_idempotent_has_no_default() -> None:
             gateway.tool(*bare)  # type: ignore[call-overload]
     with pytest.raises(InvalidInput, match=r"gateway\.tool\(idempotent=\.\.\.\)\(function\)"):
         gateway.tool(print, idempotent=True)  # type: ignore[call-overload]
+
+
+def test_a_method_is_registered_with_its_object() -> None:
+    gateway = Rig().gateway
+
+    class Desk:
+        fee = 7
+
+        def price(self, n: int) -> int:
+            return self.fee * n
+
+    with pytest.raises(InvalidInput, match=r"price is a method without its object.*\(thing\.method\)"):
+        gateway.tool(idempotent=True)(Desk.price)
+    assert gateway.tool(idempotent=True)(Desk().price)(2) == 14
+
+
+def test_a_callable_without_a_name_needs_one() -> None:
+    gateway = Rig().gateway
+    for function in (functools.partial(max, 3), lambda n: max(3, n)):
+        with pytest.raises(InvalidInput, match=r"@gateway\.tool\('name', idempotent=\.\.\.\)"):
+            gateway.tool(idempotent=True)(function)
+        assert gateway.tool("largest", idempotent=True)(lambda n: max(3, n))(n=4) == 4
 
 
 @pytest.mark.parametrize(
