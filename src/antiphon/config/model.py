@@ -310,7 +310,7 @@ class LoopSection(Section, frozen=True):
     max_seconds: Seconds | None = None
     """Seconds of one run, likewise."""
     max_cost: Annotated[float, Meta(gt=0)] | None = None
-    """Cost of one run, likewise: what its tools declare as ``cost``; tokens are not counted."""
+    """Cost of one run, likewise: the ``cost`` of its tools, and its tokens by ``[prices]``. Then no more tools run."""
 
 
 class Config(Section, frozen=True):

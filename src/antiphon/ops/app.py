@@ -147,6 +147,12 @@ class Antiphon:
         recorder = self.recorder(manifest.id, manifest.salt)
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)
+        if self.config.prices and self.config.loop.max_cost is not None:
+            from antiphon.config.wiring import settings_of
+            from antiphon.ops.charging import charge_models
+
+            policy = settings_of(self.config).loop
+            charge_models(recorder.scope, self.config.prices, policy, self.clock.monotonic())
         run = Run(recorder, manifest, self._caller(manifest))
         run.input = input
         return run
