@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from antiphon.errors import StoreUnavailable
 from antiphon.stores._sqlite_connect import connect, create, migrate, retry_busy
 from antiphon.stores._sqlite_errors import unavailable
+from antiphon.stores._sqlite_room import LogRoom
 from antiphon.stores._sqlite_watch import Watch
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class DatabaseFile:
         self._idle: list[sqlite3.Connection] = []
         self._reading = 0
         self._forking = False
+        self._room = LogRoom(self._name) if self.synchronous != "NORMAL" and hasattr(os, "pwrite") else None
         self.watch = Watch(self.open, self.path)
 
     def open(self) -> sqlite3.Connection:
@@ -143,7 +145,7 @@ class DatabaseFile:
             return None
         try:
             connection = self._writer or self._writing()
-            self._check_still_there()
+            self._before_commit(connection)
             if whole:
                 return step(connection, *arguments)
             connection.execute("BEGIN IMMEDIATE")
@@ -236,7 +238,7 @@ class DatabaseFile:
         return result
 
     def _write_at_once(self, connection: sqlite3.Connection, quick: Run[Any]) -> Any:
-        self._check_still_there()
+        self._before_commit(connection)
         try:
             return quick(connection)
         except sqlite3.OperationalError:  # busy, full, locked: the long way knows what to do
@@ -301,7 +303,7 @@ class DatabaseFile:
                     operation.deliver(operation)
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        self._check_still_there()
+        self._before_commit(connection)
         if self._polite_until and time.monotonic() < self._polite_until:
             time.sleep(0.0002)  # other processes try in intervals: leave them a moment
         try:
@@ -321,6 +323,11 @@ class DatabaseFile:
             self._writer = self.open()
             self._inode = self.path.stat().st_ino
         return self._writer
+
+    def _before_commit(self, connection: sqlite3.Connection) -> None:
+        self._check_still_there()
+        if self._room is not None:
+            self._room.keep(connection)
 
     def _check_still_there(self) -> None:
         """A file that was removed takes writes as before and keeps none of them: refuse instead."""
