@@ -258,7 +258,9 @@ class Gateway(_Face):
         hold, release = core.renewer.hold, core.renewer.release
 
         def swift(*args: Any, **kwargs: Any) -> Any:
-            ticket = express.open(args, kwargs) if switches.enabled and not switches.tools_off else None
+            if (not switches.enabled or switches.tools_off) and core.bypassed(tool):
+                return direct.direct(core, tool, args, kwargs) if core.hooks.active else function(*args, **kwargs)
+            ticket = express.open(args, kwargs)
             if ticket is None:
                 return guarded(*args, **kwargs)
             if ticket.version <= 0:
