@@ -19,6 +19,7 @@ from antiphon._recording import model
 from antiphon._recording.ambiguous import ambiguous
 from antiphon._recording.boundary import error_payload
 from antiphon._recording.recorder import Recorder, dump
+from antiphon._recording.resumed import EARLIER
 from antiphon._scope import Cursor, RunScope
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import AntiphonError
@@ -179,7 +180,8 @@ class Run:
     def _draw(self, what: str, fresh: Callable[[], Any]) -> Any:
         scope = self.scope
         site = scope.enter(what, "")
-        value = fresh() if scope.invoker is None else scope.invoker.draw(what, site, fresh)
+        drawer = scope.gateway_state.get(EARLIER) if scope.invoker is None else scope.invoker
+        value = fresh() if drawer is None else drawer.draw(what, site, fresh)
         if scope.sink is not None:
             row = scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {})
             drive(scope.sink((row,), False))  # type: ignore[arg-type]

@@ -147,6 +147,8 @@ class Antiphon:
         recorder = self.recorder(manifest.id, manifest.salt)
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)
+        if resume is not None:
+            self._go_on(recorder)
         if self.config.prices and self.config.loop.max_cost is not None:
             from antiphon.config.wiring import settings_of
             from antiphon.ops.charging import charge_models
@@ -156,6 +158,18 @@ class Antiphon:
         run = Run(recorder, manifest, self._caller(manifest))
         run.input = input
         return run
+
+    def _go_on(self, recorder: Recorder) -> None:
+        """Give the code of an interrupted run what it had drawn and heard from its models."""
+        from antiphon._recording.resumed import EARLIER, Earlier
+        from antiphon._recording.spill import whole
+        from antiphon.ops.runs import events_of
+
+        scope = recorder.scope
+        earlier = Earlier(
+            events_of(self, scope.run_id), lambda event: drive(whole(event, self.blobs, self.tenant)), scope.llm_cache
+        )
+        scope.llm_cache = scope.gateway_state[EARLIER] = earlier
 
     def _llm_cache(self, recorder: Recorder) -> Any:
         from antiphon._recording.llm_cache import LlmCache

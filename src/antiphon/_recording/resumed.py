@@ -1,0 +1,96 @@
+"""What a run had drawn and heard from its models before it was interrupted, for the code that begins again (D2, D19).
+
+The code of a resumed run starts from its beginning. Tools find their claims; but a claim is found by its arguments, and
+those often come from a model or from a drawn id. So both are given again, as they were: else the code would ask for
+other effects than those it had.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+
+from antiphon.contract.events import Event
+from antiphon.ports import Answer
+
+log = logging.getLogger("antiphon.recording")
+EARLIER = "earlier"
+"""Where a scope keeps it."""
+
+_SECRET = b"[secret:"
+"""How every placeholder for a secret begins."""
+
+_Place = tuple[str, str]
+
+
+class Earlier:
+    """Stands before the cache of model answers; streams and failures are asked for again."""
+
+    def __init__(self, events: Iterable[Event], whole: Callable[[Event], Event], cache: Any = None) -> None:
+        self._cache = cache
+        self._draws: dict[tuple[str, str, int], Any] = {}
+        self._answers: dict[_Place, list[Event]] = {}
+        self._whole = whole
+        self._asked: dict[_Place, int] = {}
+        self._lock = threading.Lock()
+        self._read(events)
+
+    def _read(self, events: Iterable[Event]) -> None:
+        """One attempt after the other: what an earlier one had, a later one was given again."""
+        attempt: dict[_Place, list[Event | None]] = {}
+        calls: dict[str, tuple[_Place, int]] = {}
+        for event in events:
+            payload = event.payload
+            if event.type == "run.started":
+                self._merge(attempt)
+                attempt, calls = {}, {}
+            elif event.type == "draw":
+                drawn = (event.lane, str(payload.get("what")), payload.get("nth", 0))
+                self._draws.setdefault(drawn, payload.get("value"))
+            elif event.type == "call.started" and "variant" in payload and "keyOf" not in payload:
+                place = (str(payload.get("key")), str(payload.get("variant")))
+                attempt.setdefault(place, []).append(None)
+                calls[event.call or ""] = (place, len(attempt[place]) - 1)
+            elif event.type == "call.finished" and event.call in calls:
+                if payload.get("outcome") in ("ok", "refusal") and not event.meta.get("stream"):
+                    place, nth = calls[event.call]
+                    attempt[place][nth] = event
+        self._merge(attempt)
+
+    def _merge(self, attempt: dict[_Place, list[Event | None]]) -> None:
+        for place, found in attempt.items():
+            known = self._answers.setdefault(place, [])
+            for event in found[len(known) :]:
+                if event is None:
+                    break
+                known.append(event)
+
+    def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
+        """What was drawn at this place, or something new."""
+        place = (site.lane, what, site.nth)
+        return self._draws[place] if place in self._draws else fresh()
+
+    async def find(self, key: str, variant: str, asynchronous: bool) -> Answer | None:
+        """What the model had answered to this request, the first time, the second time, and so on."""
+        place = (key, variant)
+        with self._lock:
+            nth = self._asked[place] = self._asked.get(place, -1) + 1
+        known = self._answers.get(place, ())
+        if nth < len(known):
+            payload = self._whole(known[nth]).payload
+            if _SECRET not in orjson.dumps(payload.get("value")):
+                return Answer(str(payload["outcome"]), payload.get("value"), source="cache", meta={"fromCache": True})
+            log.warning("a model is asked again: event %d holds placeholders for secrets", known[nth].seq)
+        if self._cache is None:
+            return None
+        found: Answer | None = await self._cache.find(key, variant, asynchronous)
+        return found
+
+    async def keep(self, key: str, variant: str, asynchronous: bool, value: Any) -> None:
+        """For the cache behind it."""
+        if self._cache is not None:
+            await self._cache.keep(key, variant, asynchronous, value)

@@ -1,0 +1,129 @@
+"""A resumed run goes the way it went: what it had drawn and heard from its models is given again (D2, D19)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon._recording.resumed import Earlier
+from tests.unit.replay.kit import memory_app, says
+
+SECRET = "sk-proj-" + "a1B2c3D4" * 6
+
+
+class Stop(Exception):
+    """Stands for the end of the process."""
+
+
+class World:
+    """A model that never says the same twice, a tool that pays what it is told, and code that can be stopped."""
+
+    def __init__(self, text: Callable[[int], str] = str) -> None:
+        self.app = memory_app()
+        self.asked: list[Any] = []
+        self.paid: list[tuple[str, str]] = []
+        self.stop_after = 99
+        self.text = text
+
+        @self.app.gateway.tool(idempotent=False, effect="write")
+        def pay(amount: str, reference: str) -> str:
+            self.paid.append((amount, reference))
+            return f"receipt {len(self.paid)}"
+
+        self.pay = pay
+
+    def model(self, body: Any) -> Any:
+        self.asked.append(body)
+        return says(self.text(len(self.asked)))
+
+    def main(self, run: Any) -> list[str]:
+        out = []
+        for step in range(4):
+            if step == self.stop_after:
+                raise Stop
+            request = {"model": "m", "messages": [{"role": "user", "content": "how much?"}]}
+            amount = run.llm(request, self.model)["choices"][0]["message"]["content"]
+            out += [amount, self.pay(amount, str(run.uuid4())), str(run.random()), run.now().isoformat()]
+        return out
+
+    def attempt(self, resume: str | None = None, stop_after: int = 99) -> Any:
+        self.stop_after = stop_after
+        run = self.app.run("payments", resume=resume)
+        with suppress(Stop), run:
+            run.finish(self.main(run))
+        return run
+
+
+def test_the_code_takes_the_way_it_took() -> None:
+    world = World()
+    run = world.attempt(stop_after=2)
+    before = list(world.paid)
+    assert len(before) == 2
+    again = world.attempt(resume=run.id)
+    assert again.id == run.id
+    assert world.paid[:2] == before
+    assert [amount for amount, _ in world.paid] == ["1", "2", "3", "4"], "each payment once, each model answer once"
+    assert len(world.asked) == 4
+    report = antiphon.replay(run.id, app=world.app, mode="strict", function=lambda: world.main(antiphon.current_run()))
+    assert report.passed, report.text()
+
+
+def test_an_attempt_that_stops_early_forgets_nothing_of_the_one_before() -> None:
+    world = World()
+    run = world.attempt(stop_after=3)
+    world.attempt(resume=run.id, stop_after=1)
+    last = world.attempt(resume=run.id)
+    assert [amount for amount, _ in world.paid] == ["1", "2", "3", "4"]
+    assert len({reference for _, reference in world.paid}) == 4
+    assert len(last.output) == 16
+
+
+def test_planted_bug_a_resume_that_asks_again_pays_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Earlier, "_read", lambda self, events: None)
+    with pytest.raises(AssertionError):
+        test_the_code_takes_the_way_it_took()
+
+
+def test_an_answer_that_was_redacted_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(lambda n: f"{n} {SECRET}")
+    run = world.attempt(stop_after=1)
+    world.attempt(resume=run.id, stop_after=1)
+    assert len(world.asked) == 2
+    assert all(SECRET in amount for amount, _ in world.paid), "no placeholder reaches a live tool"
+    assert "holds placeholders" in caplog.text
+
+
+def test_failures_are_asked_for_again_and_a_cache_stands_behind() -> None:
+    app = memory_app()
+    asked: list[str] = []
+    request = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
+
+    async def model(body: Any) -> Any:
+        asked.append("model")
+        if len(asked) == 1:
+            raise ConnectionResetError("gone")
+        return says("well")
+
+    async def main(resume: str | None) -> Any:
+        async with app.run("r", resume=resume, llm_cache=True) as run:
+            run.finish(await run.llm(request, model))
+        return run
+
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(main(None))
+    (failed,) = asyncio.run(_runs(app))
+    done = asyncio.run(main(failed))
+    assert done.output == says("well")
+    assert len(asked) == 2
+    other = asyncio.run(main(None))
+    assert other.output == says("well")
+    assert len(asked) == 2, "kept for other runs, too"
+
+
+async def _runs(app: antiphon.Antiphon) -> list[str]:
+    return [found.id for found in await app.journal.runs(tenant=app.tenant)]
