@@ -136,6 +136,22 @@ async def test_the_straight_way_is_taken_in_asyncio(make_store: MakeStore, monke
         assert len(await gateway.core.journal().list(tenant="default")) == 11
 
 
+class Around:
+    """A journal with some of its steps changed; the ways without a coroutine lead to the changed ones."""
+
+    def __init__(self, journal: Any) -> None:
+        self._journal = journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
+
+    def begin_now(self, *arguments: Any) -> Any:
+        return drive(self.begin(*arguments))
+
+    def settle_now(self, *arguments: Any) -> Any:
+        return drive(self.settle(*arguments))
+
+
 def test_a_store_that_fails_before_the_call_fails_closed(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,17 +166,10 @@ def test_a_store_that_fails_before_the_call_fails_closed(
 
         work(1)
 
-        async def begin(ask: Any, events: Any = ()) -> Any:
-            asked.append(ask.key)
-            raise StoreUnavailable("gone")
-
-        class Failing:
-            def __init__(self, journal: Any) -> None:
-                self._journal = journal
-                self.begin = begin
-
-            def __getattr__(self, name: str) -> Any:
-                return getattr(self._journal, name)
+        class Failing(Around):
+            async def begin(self, ask: Any, events: Any = ()) -> Any:
+                asked.append(ask.key)
+                raise StoreUnavailable("gone")
 
         failing = Failing(gateway.core.journal())
         monkeypatch.setattr(gateway.core, "journal", lambda: failing)
@@ -183,17 +192,14 @@ def test_a_store_that_fails_after_the_call_is_tried_again(
         journal = gateway.core.journal()
         failures = iter([StoreUnavailable("a"), StoreUnavailable("b")])
 
-        class Failing:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(journal, name)
-
+        class Failing(Around):
             async def settle(self, *arguments: Any) -> Any:
                 error = next(failures, None)
                 if error is not None:
                     raise error
                 return await journal.settle(*arguments)
 
-        failing = Failing()
+        failing = Failing(journal)
         monkeypatch.setattr(gateway.core, "journal", lambda: failing)
         assert work(2) == 2
         assert [record["state"] for record in _left_behind(gateway)] == ["done", "done"]
@@ -215,10 +221,7 @@ def test_a_worker_that_was_away_since_it_asked_does_not_dispatch_on_an_old_claim
         journal = gateway.core.journal()
         slept: list[int] = []
 
-        class Sleepy:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(journal, name)
-
+        class Sleepy(Around):
             async def begin(self, ask: Any, events: Any = ()) -> Any:
                 got = await journal.begin(ask, events)
                 if not slept:
@@ -232,7 +235,7 @@ def test_a_worker_that_was_away_since_it_asked_does_not_dispatch_on_an_old_claim
                     assert await journal.settle(ask.key, taken.version, final) is not None
                 return got
 
-        sleepy = Sleepy()
+        sleepy = Sleepy(journal)
         monkeypatch.setattr(gateway.core, "journal", lambda: sleepy)
         assert work(2) == "theirs"
     assert ran == ["here"], "only the first call"
