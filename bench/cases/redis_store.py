@@ -68,7 +68,7 @@ def claim_words(key: str, identity: bytes = IDENTITY) -> tuple[Any, ...]:
     shard = NAMES.shard(key)
     names = (shard.record + key, shard.history + key, shard.expiries + key, shard.entries + "default")
     first = f" inflight {key} {DAY_MS} 0 {DAY_MS} 120000 "
-    return (4, *names, key, shard.channel, "", identity, DAY_MS, 2 * DAY_MS + 3_600_000, first, HEAD)
+    return (4, *names, key, shard.channel, "", identity, DAY_MS, -2 * DAY_MS - 3_600_000, first, HEAD)
 
 
 def settle_words(key: str, version: int) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """Listing, counting, flushing and sweeping claims in small steps: no command here holds the server up.
 
-Each shard has one sorted set of claims per tenant, ordered by claim time. A list is merged from the newest
+Each shard has one sorted set of claims per tenant, the newest first. A list is merged from the newest
 ends; the rest walks the sets in batches and lets a script look at the records of one batch.
 """
 
@@ -20,11 +20,11 @@ from antiphon.stores._redis_log import BreakerStates
 from antiphon.stores._redis_record import CLEARED, line_of, record_of, text_of
 
 BATCH = 128
-_EARLIEST = 1_000_000_000_000
-"""Entries have a time in ms as score; the set's own member '' has one below this."""
+_EARLIEST = -1_000_000_000_000
+"""Entries have minus their time in ms as score; the set's own mark has one above this."""
 _SAMPLE = 32
 _FIRST_RANK = 1
-"""The member '' comes first."""
+"""From the end: the set's own mark comes last."""
 _LEAST_SWEPT = 16
 
 Entry = tuple[int, int, str]
@@ -90,7 +90,7 @@ class ClaimAdmin:
             await self._breakers.sweep(tenant)
             calls = []
             for shard, members in zip(
-                self._names.shards, await self._over_shards("ZRANGE", tenant, first, last), strict=True
+                self._names.shards, await self._over_shards("ZREVRANGE", tenant, first, last), strict=True
             ):
                 keys = [member.decode() for member in members]
                 if keys:
@@ -124,11 +124,11 @@ class ClaimAdmin:
 
     async def _newest_entries(self, tenant: str, page: int) -> AsyncIterator[Entry | None]:
         """The entries of all shards, newest first; ``None`` where the next ones must be fetched."""
-        cursors: dict[int, tuple[int | str, int]] = dict.fromkeys(range(len(self._names.shards)), ("+inf", 0))
+        cursors: dict[int, tuple[int | str, int]] = dict.fromkeys(range(len(self._names.shards)), ("-inf", 0))
         heap: list[Entry] = []
         while cursors:
             horizon = await self._fetch(tenant, cursors, heap, page)
-            while heap and -heap[0][0] >= horizon:
+            while heap and heap[0][0] <= horizon:
                 yield heapq.heappop(heap)
             yield None
             page = min(page * 4, 1024)
@@ -140,25 +140,25 @@ class ClaimAdmin:
         for number, (newest, offset) in asked:
             shard = self._names.shards[number]
             words = (shard.entries + tenant, newest, _EARLIEST, "WITHSCORES", "LIMIT", offset, page)
-            calls.append((shard.slot, ("ZREVRANGEBYSCORE", *words)))
+            calls.append((shard.slot, ("ZRANGEBYSCORE", *words)))
         for (number, (newest, offset)), reply in zip(asked, await self._link.commands(calls), strict=True):
             scores = [int(score) for score in reply[1::2]]
             for member, score in zip(reply[::2], scores, strict=True):
-                heapq.heappush(heap, (-score, number, member.decode()))
+                heapq.heappush(heap, (score, number, member.decode()))
             if len(scores) < page:
                 del cursors[number]
             else:
                 last = scores[-1]
                 cursors[number] = (last, scores.count(last) + (offset if last == newest else 0))
-        return max((int(newest) for newest, _ in cursors.values()), default=0)
+        return min((int(newest) for newest, _ in cursors.values()), default=0)
 
     async def _batches(self, tenant: str) -> AsyncIterator[Batch]:
         """All keys of the tenant's indexes, shard by shard, oldest first."""
         for shard in self._names.shards:
             oldest, offset = _EARLIEST, 0
             while True:
-                words = (shard.entries + tenant, oldest, "+inf", "WITHSCORES", "LIMIT", offset, BATCH)
-                reply = await self._link.command(shard.slot, "ZRANGEBYSCORE", *words)
+                words = (shard.entries + tenant, oldest, "-inf", "WITHSCORES", "LIMIT", offset, BATCH)
+                reply = await self._link.command(shard.slot, "ZREVRANGEBYSCORE", *words)
                 if reply:
                     yield shard, [member.decode() for member in reply[::2]]
                 if len(reply) < 2 * BATCH:

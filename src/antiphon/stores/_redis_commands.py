@@ -138,7 +138,7 @@ def life_of(ttl_ms: int, lease_ms: int) -> int:
 def _durations(ttl_ms: int, lease_ms: int) -> tuple[bytes, bytes]:
     """Life and index time of a claim as words; and its durations as they stand in the record."""
     life = life_of(ttl_ms, lease_ms)
-    words = _word(str(life)) + _word(str(min(2 * life + _HOUR_MS, _LONGEST_MS)))
+    words = _word(str(life)) + _word(str(-min(2 * life + _HOUR_MS, _LONGEST_MS)))
     return words, b" %d 0 %d %d " % (ttl_ms, life, lease_ms)
 
 

@@ -233,7 +233,7 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
             held = claimed(await journal.begin(ask("live")))
             index = names.shard("live").entries + "default"
             old = int(time.time() * 1000) - 100 * 3_600_000
-            client.zadd(index, {f"old-{n}": old + n for n in range(500)})
+            client.zadd(index, {f"old-{n}": -old - n for n in range(500)})
             for n in range(2000):
                 if client.zcard(index) < 20:
                     break
@@ -243,7 +243,7 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
                 )
             assert client.zcard(index) < 20, "claims of the same shard have dropped what is older than any record"
             recent = int(time.time() * 1000) - 10_000
-            client.zadd(index, {f"gone-{n}": recent + n for n in range(50)})
+            client.zadd(index, {f"gone-{n}": -recent - n for n in range(50)})
             dropped = 0
             for _ in range(10):
                 dropped += await journal.sweep(limit=1000)

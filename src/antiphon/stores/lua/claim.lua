@@ -1,7 +1,7 @@
 -- Take the claim on one intent, or return what is there (begin and take of the port).
 -- KEYS: record, history, history expiries, index of the tenant
 -- ARGV: 1 index member  2 channel  3 version to replace ('' = only if there is none)  4 identity  5 life ms
---       6 the longest time an index entry of such a claim can be needed, ms
+--       6 minus the longest time an index entry of such a claim can be needed, ms
 --       7 the record's first line between version and time: ' inflight NONCE TTL 0 LIFE LEASE '
 --       8 the record's second line from its identity on, and all after it
 -- Returns the version if the claim is new, 'SECONDS MICROSECONDS OWN RECORD' of what is there, or, where that does
@@ -81,11 +81,14 @@ if version and tonumber(version) >= tonumber(micros) then
 end
 call('SET', KEYS[1], '1 ' .. fresh .. ARGV[7] .. micros .. ' 0\n' .. fresh .. ' ' .. micros .. ' ' .. ARGV[8], 'PX', ARGV[5])
 
--- The member '' keeps the longest time an entry can be needed; every 16th claim drops what is older.
-call('ZADD', KEYS[4], 'GT', now, ARGV[1], ARGV[6], '')
+-- Times stand below zero: a new entry is the first of the set, where it is put fastest. One member keeps the longest
+-- time an entry can be needed; its length keeps Redis from searching small sets from end to end. Every 16th claim drops
+-- what is older.
+local mark = 'the longest time that an entry of this index can be needed, in milliseconds'
+call('ZADD', KEYS[4], 'LT', '-' .. now, ARGV[1], ARGV[6], mark)
 if time[2] % 16 == 0 then
-  local horizon = call('ZSCORE', KEYS[4], '')
-  local over = call('ZRANGEBYSCORE', KEYS[4], 1e12, now - horizon, 'LIMIT', 0, 64)
+  local horizon = -call('ZSCORE', KEYS[4], mark)
+  local over = call('ZRANGEBYSCORE', KEYS[4], horizon - now, -1e12, 'LIMIT', 0, 64)
   if #over > 0 then
     call('ZREM', KEYS[4], unpack(over))
   end
