@@ -136,7 +136,11 @@ class KeyMaker:
 
     def keys(self, params: dict[str, Any]) -> CallKeys:
         """The computed key of a call, and what goes with it."""
-        canonical, exact = self._rule.canonical(params)
+        volatile = self._volatile
+        if volatile is not None and type(params) is dict and volatile.isdisjoint(params):
+            canonical = exact = canonical_json(params)
+        else:
+            canonical, exact = self._rule.canonical(params)
         store, key = self._hashed(canonical + self._after)
         digest = _sha256(canonical).hexdigest()
         same = exact is canonical

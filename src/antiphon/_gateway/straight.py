@@ -60,16 +60,13 @@ class Straight(Express):
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asker | None:
         """A call that may ask for its claim, or ``None``: it is one for the pipeline."""
-        core, tool = self._core, self._tool
+        tool = self._tool
         now = self._monotonic()
         if not self._usual(now):
             return None
-        permits: list[tuple[Any, Any]] = []
-        for _, breaker in core.breakers.path(tool, "tool"):
-            permit = breaker.pass_for_all
-            if permit is None:
-                return None
-            permits.append((breaker, permit))
+        permits = self._permits()
+        if permits is None:
+            return None
         turn = active_turn.get()
         session = active_session.get() if turn is None else turn.session
         place = _NOBODY if session is None else session.place
@@ -200,22 +197,20 @@ class Straight(Express):
 
     def _noted(self, ticket: Asker, final: Final, version: int | None) -> None:
         """Note the success everywhere."""
-        core, name = self._core, self._name
+        name = self._name
         now = self._monotonic()
         for breaker, permit in ticket.permits:
             breaker.success(permit, now)
         self._budget.success()
         if version is None:
-            core.telemetry.fenced(ticket.to_call())
+            self._core.telemetry.fenced(ticket.to_call())
         turn = ticket.turn
         if turn is not None:
             turn.identities.add(ticket.request_id)
             turn.succeeded.setdefault((name, ticket.key), ticket.request_id)
         if ticket.guard is not None:
             ticket.guard.loop.record(name, ticket.key, final.payload, poll=self._spec.poll)
-        metrics = core.telemetry.metrics
-        if metrics is not None:
-            metrics.call_ended(name, "success", self._spec.scope, (now - ticket.started) * 1000)
+        (self._tally or self._bind_tally())((now - ticket.started) * 1000)
 
     async def _finish(self, ticket: Asker, value: Any) -> Any:
         call = self._core.carry_on(ticket)

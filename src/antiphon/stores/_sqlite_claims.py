@@ -249,24 +249,25 @@ def _insert(
     connection: sqlite3.Connection, ask: Ask, now: int, version: int, sweep_at: int = 0, history: bool = False
 ) -> bool:
     """Add a claim, unless the key has one or *version* was already given."""
-    expires = now + max(ask.ttl_ms, ask.lease_ms)
+    key, identity, tool, idempotency_key, request, ttl_ms, lease_ms, owner, tenant, workspace, _ = ask
+    expires = now + max(ttl_ms, lease_ms)
     values = (
-        ask.key,
-        ask.tenant,
-        ask.workspace,
-        ask.tool,
-        ask.request.session_key,
-        ask.identity,
-        ask.idempotency_key,
+        key,
+        tenant,
+        workspace,
+        tool,
+        request.session_key,
+        identity,
+        idempotency_key,
         version,
-        ask.owner,
+        owner,
         now,
         expires,
-        now + ask.lease_ms,
-        ask.ttl_ms,
+        now + lease_ms,
+        ttl_ms,
         max(sweep_at, expires),
         history,
-        _encode(ask.request),
+        _encode(request),
         RECORD_VERSION,
     )
     return connection.execute(_INSERT_CLAIM, values).rowcount > 0

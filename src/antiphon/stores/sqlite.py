@@ -133,6 +133,10 @@ def _settle_with(
     return settled
 
 
+def _now_ms(time_ns: Callable[[], int] = time.time_ns) -> int:
+    return time_ns() // 1_000_000
+
+
 class SQLiteJournal:
     """One face's view of a database file; the faces differ only in which thread does the work and how they wait."""
 
@@ -143,7 +147,7 @@ class SQLiteJournal:
     def __init__(self, file: DatabaseFile, access: _Access, clock: Clock, new_waiter: NewWaiter) -> None:
         self._file = file
         self._access = access
-        self._now = clock.now_ms
+        self._now = _now_ms if type(clock) is Clock else clock.now_ms
         self._ends: dict[str, int] = {}
         """Where the runs end that were written to last."""
         self._won = 0
