@@ -90,6 +90,9 @@ def _away(url: str, spoil: Callable[[Gateway], None], order: str) -> list[str]:
                     assert await journal.settle(ask.key, taken.version, Final("done", 60_000, b'"theirs"')) is not None
                 return got
 
+            def begin_now(self, *arguments: Any) -> Any:
+                return drive(self.begin(*arguments))
+
         sleepy = Sleepy()
         gateway.core.journal = lambda: sleepy
         send(order)
