@@ -9,7 +9,16 @@ SMALL, LARGE = "params-100", "params-900"
 
 def run(ctx: Context) -> list[Row]:
     """All rows, cheapest first."""
-    return [*_memory(ctx), *_duplicates(ctx), *_switch(ctx), *_flat(ctx), *_breaker(ctx), *_outage(ctx), *_sqlite(ctx)]
+    return [
+        *_memory(ctx),
+        *_stages(ctx),
+        *_duplicates(ctx),
+        *_switch(ctx),
+        *_flat(ctx),
+        *_breaker(ctx),
+        *_outage(ctx),
+        *_sqlite(ctx),
+    ]
 
 
 def _against_tenacity(ctx: Context, payload: str) -> Race:
@@ -32,6 +41,21 @@ def _memory(ctx: Context) -> list[Row]:
         small.row("guarded call in asyncio, 100 B params", "async", "tenacity async", at_most=0.8),
         large.row("guarded call in asyncio, 0.9 KB params", "async", "tenacity async", at_most=1.3),
     ]
+
+
+def _stages(ctx: Context) -> list[Row]:
+    """Where the time of that call goes; what is left is the way between them, the lease and the tool."""
+    names = {
+        "key": "key: canonical JSON and hashes",
+        "claim": "claim: begin and settle",
+        "turn": "loop guard: check and record",
+        "breaker": "breaker and retry budget",
+        "metrics": "metrics",
+    }
+    file = {"file": ctx.payload(SMALL)}
+    cases = {name: Case("gateway", "stage", {**file, "name": name}) for name in names}
+    race = ctx.race(cases, rounds=5, seconds=0.1)
+    return [race.row(f"of it, {what}", name) for name, what in names.items()]
 
 
 def _duplicates(ctx: Context) -> list[Row]:

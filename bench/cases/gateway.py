@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import antiphon
+from antiphon._gateway.express import Express
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore, SQLiteStore
 
@@ -42,6 +43,57 @@ def sync_call(file: str) -> Callable[[int], None]:
             done += _TURN
 
     return run
+
+
+def stage(file: str, name: str) -> Callable[[], Any]:
+    """One stage of that call by itself, as the straight way makes it."""
+    gateway = antiphon.Gateway(store=MemoryStore())
+    params = _params(file)
+
+    @gateway.tool(idempotent=True)
+    def send(params: dict[str, Any], n: int) -> int:
+        return n
+
+    session = gateway.session("bench", actor="bench")
+    with session.turn():
+        for _ in range(2):  # the first call prepares what the others share
+            send(params, next(_serial))
+    way = Express(gateway.core, send.tool)  # type: ignore[attr-defined]
+    form = way._form(session.state.place)
+    assert form is not None
+    maker, breakers, guard = form.maker, way._permits() or [], session.state.known_guard
+    assert guard is not None
+    loop, count = guard.loop, way._bind_tally()
+
+    def key() -> None:
+        maker.quick({"params": params, "n": next(_serial)})
+
+    def claim() -> None:
+        key = str(next(_serial))
+        way._succeed(key, way._begin(key, key, form, b"1"), b"1", 0.1)
+
+    def turn() -> None:
+        call = ("tools/send", str(next(_serial)))
+        if loop.is_new(call):
+            loop.succeeded(call, b"1")
+
+    def breaker() -> None:
+        way._permits()
+        for one, permit in breakers:
+            one.success(permit, 1.0)
+        way._budget.success()
+
+    def metrics() -> None:
+        count(0.1)
+
+    stages: dict[str, Callable[[], None]] = {
+        "key": key,
+        "claim": claim,
+        "turn": turn,
+        "breaker": breaker,
+        "metrics": metrics,
+    }
+    return stages[name]
 
 
 def async_call(file: str) -> Callable[[int], Awaitable[None]]:

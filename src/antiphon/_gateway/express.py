@@ -171,7 +171,7 @@ class Express:
         self._forms: dict[Any, Form] = {}
         if core.in_process:  # asked without waiting, so that one view of it does for all threads and event loops
             store: Any = core.store.open_sync()
-            self._begin, self._succeed, self._done = store.begin_now, store.succeed_now, store.done_now
+            self._begin, self._succeed, self._done = store.claim_now, store.succeed_now, store.done_now
         self._prepare()
 
     def _prepare(self) -> None:

@@ -67,10 +67,10 @@ class ClaimTable:
     # -- for callers in this process -----------------------------------------------------------------------------------
 
     def quick_steps(self, lock: Lock, time_ns: Callable[[], int]) -> QuickSteps:
-        """``begin_now``, ``succeed_now`` and ``done_now`` of a journal, each in one frame."""
+        """``claim_now``, ``succeed_now`` and ``done_now`` of a journal, each in one frame."""
         current, history, waiters, waiting = self._current, self._history, self.waiters, self._waiting
 
-        def begin_now(key: str, identity: str, form: Form, material: Any) -> int:
+        def claim_now(key: str, identity: str, form: Form, material: Any) -> int:
             with lock:
                 if key in current or key in history:
                     return 0
@@ -120,7 +120,7 @@ class ClaimTable:
                 current.move_to_end(key)
                 return node.answer
 
-        return begin_now, succeed_now, done_now
+        return claim_now, succeed_now, done_now
 
     # -- the steps of a journal --------------------------------------------------------------------------------------
 

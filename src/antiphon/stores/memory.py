@@ -37,7 +37,7 @@ class MemoryStore:
         self._clock = clock or Clock()
 
     in_process = True
-    """Its journals also have ``begin_now``, ``succeed_now`` and ``done_now``, for callers in a hurry.
+    """Its journals also have ``claim_now``, ``succeed_now`` and ``done_now``, for callers in a hurry.
 
     The first inserts at once if the intent is new: the version, or 0 where ``begin`` has more to say. The second is
     ``settle`` for a success at the first attempt whose result is kept as it is. The third gives the result that a
@@ -73,7 +73,7 @@ class MemoryJournal:
 
     durable = False
 
-    __slots__ = ("_claims", "_data", "_lock", "_log", "_new_waiter", "_time_ns", "begin_now", "done_now", "succeed_now")
+    __slots__ = ("_claims", "_data", "_lock", "_log", "_new_waiter", "_time_ns", "claim_now", "done_now", "succeed_now")
 
     def __init__(self, data: _Data, clock: Clock, new_waiter: NewWaiter) -> None:
         self._data = data
@@ -82,7 +82,7 @@ class MemoryJournal:
         self._log = data.log
         self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
         self._new_waiter = new_waiter
-        self.begin_now, self.succeed_now, self.done_now = data.claims.quick_steps(data.lock, self._time_ns)
+        self.claim_now, self.succeed_now, self.done_now = data.claims.quick_steps(data.lock, self._time_ns)
 
     async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
         with self._lock:
