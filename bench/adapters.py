@@ -26,28 +26,29 @@ def run(ctx: Context) -> list[Row]:
         cases = {"antiphon": Case("adapters", f"{name}_recorded"), "alone": Case("adapters", name)}
         if hooked:
             cases["empty hook"] = Case("adapters", f"{name}_hooked")
-        if goal is not None:
-            cases["SQLite"] = Case("adapters", f"{name}_recorded", {"store": "NORMAL"})
-        race = ctx.race(cases, rounds=9, seconds=0.5)
+        race = ctx.race(cases, rounds=9, seconds=0.4)
         bare = f"; no hook at all: {race['alone'].us():.0f} µs" if hooked else ""
         note = f"adds {race['antiphon'].us() - race[floor].us():.0f} µs{bare}"
         rows.append(race.row(f"{title} recorded", "antiphon", floor, at_most=goal, note=note))
-        if goal is None:
-            continue
-        note = f"adds {race['SQLite'].us() - race[floor].us():.0f} µs; SQLite, synchronous = NORMAL"
-        rows.append(race.row("… into a file", "SQLite", floor, note=note))
-        rows.append(_loaded(ctx, name, hooked, floor))
+        if goal is not None:
+            rows += _more(ctx, name, floor, f"{name}_hooked" if hooked else name)
     return rows
 
 
-def _loaded(ctx: Context, name: str, hooked: bool, floor: str) -> Row:
-    """The same with a history and tools."""
+def _more(ctx: Context, name: str, floor: str, floor_case: str) -> list[Row]:
+    """The same with a history and tools, in memory and in a file."""
     race = ctx.race(
         {
             "antiphon": Case("adapters", f"{name}_recorded", LOADED),
-            floor: Case("adapters", f"{name}_hooked" if hooked else name, LOADED),
+            "SQLite": Case("adapters", f"{name}_recorded", {**LOADED, "store": "NORMAL"}),
+            floor: Case("adapters", floor_case, LOADED),
         },
+        rounds=5,
         seconds=0.3,
     )
-    note = f"adds {race['antiphon'].us() - race[floor].us():.0f} µs"
-    return race.row(f"… with {LOADED['messages']} messages and {LOADED['tools']} tools", "antiphon", floor, note=note)
+    memory, file = (f"adds {race[ours].us() - race[floor].us():.0f} µs" for ours in ("antiphon", "SQLite"))
+    title = f"… with {LOADED['messages']} messages and {LOADED['tools']} tools"
+    return [
+        race.row(title, "antiphon", floor, note=memory),
+        race.row("… and into a file", "SQLite", floor, note=f"{file}; SQLite, synchronous = NORMAL"),
+    ]

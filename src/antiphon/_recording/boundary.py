@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphon._drive import AFTER, until_cancelled, was_given_up
-from antiphon._scope import RunScope, Site, is_orphan
+from antiphon._scope import ORPHAN_LANE, RunScope, Site
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, StoreError
 from antiphon.ports import Answer, Invocation, Row
@@ -65,9 +65,9 @@ class Boundary:
         raw = digest if digest is not None else canonical_digest(arguments)
         self.arguments, shown, redacted = scope.present(arguments, raw)
         self.meta = {} if meta is None else meta
-        if is_orphan(scope):
-            self.meta = {**self.meta, "orphan": True}
         self.site: Site = scope.enter(name, shown)
+        if self.site.lane == ORPHAN_LANE:
+            self.meta = {**self.meta, "orphan": True}
         self.started = scope.clock_ms()
         self.payload = {"kind": kind, "name": name, "digest": shown, "nth": self.site.nth, **payload}
         if redacted:
@@ -77,11 +77,6 @@ class Boundary:
         self._reused = False
         self._pieces: Any = None
         self._live: Invocation | None = None
-
-    @property
-    def may_be_answered(self) -> bool:
-        """Whether there is somebody to ask for an answer before the call is made."""
-        return self.scope.invoker is not None or self.scope.llm_cache is not None
 
     async def answer(self) -> Answer | None:
         """The answer of the replay or of the cache, or ``None`` when the call is to be made."""

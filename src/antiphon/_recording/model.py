@@ -11,7 +11,7 @@ from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
-from antiphon.llm.key import Conversation, Recipe, llm_cache_key, variant_digest
+from antiphon.llm.key import NO_VARIANT, Conversation, Recipe, llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.request import keyed_request
 from antiphon.llm.response import told
@@ -25,6 +25,8 @@ TALK = 8
 """Conversations of at least this many messages are hashed message by message."""
 TALKS = "llm-conversations"
 KEPT_TALKS = 4
+_BARE = 4
+"""Model, provider, messages and tools: what every mapped request has."""
 
 
 def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def open_llm(
             mapped, digest = keyed_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
             if digest is None:
                 digest = _key(scope, mapped)
-            payload["variant"] = variant_digest(mapped)
+            payload["variant"] = NO_VARIANT if len(mapped) == _BARE else variant_digest(mapped)
             payload["request"] = canonical = mapped
         except (InvalidInput, ValueError) as error:
             payload["unmapped"] = str(error)

@@ -32,7 +32,8 @@ _SETTINGS = ("temperature", "seed", "top_p", "max_tokens", "max_completion_token
 
 def vendor_of(model: Any) -> str:
     """Who serves a chat model, by the package it comes from: ``langchain_openai`` gives ``openai``."""
-    return type(model).__module__.partition(".")[0].removeprefix("langchain_") or type(model).__name__
+    kind = type(model)
+    return kind.__module__.partition(".")[0].removeprefix("langchain_") or kind.__name__
 
 
 def name_of(model: Any) -> str:
@@ -59,7 +60,14 @@ def request_body(
     model: Any, messages: Sequence[BaseMessage], tools: Sequence[Any] = (), settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The request in OpenAI's chat dialect, whoever serves the model. Message ids are left out: they are random."""
-    body: dict[str, Any] = {"model": name_of(model), "messages": [_spoken(message) for message in messages]}
+    spoken = []
+    for message in messages:
+        role, content = _ROLES.get(type(message)), message.content
+        if role is not None and type(content) is str and not message.name:
+            spoken.append({"role": role, "content": content})
+        else:
+            spoken.append(_spoken(message))
+    body: dict[str, Any] = {"model": name_of(model), "messages": spoken}
     fields = vars(model)  # a chat model keeps its settings as fields; to ask for one it lacks is slow
     for name in _SETTINGS:
         value = fields.get(name)
@@ -67,30 +75,32 @@ def request_body(
             body[name] = value
     if tools:
         body["tools"] = [convert_to_openai_tool(tool) for tool in tools]
-    body.update({name: value for name, value in (settings or {}).items() if value is not None})
+    if settings:
+        body.update({name: value for name, value in settings.items() if value is not None})
     return body
 
 
-_ROLES = {HumanMessage: "user", SystemMessage: "system", AIMessage: "assistant"}
+_ROLES = {HumanMessage: "user", SystemMessage: "system"}
 
 
 def _spoken(message: BaseMessage) -> dict[str, Any]:
-    """A message in OpenAI's dialect; one that is plain text takes the short way."""
-    role = _ROLES.get(type(message))
-    if role is not None and isinstance(message.content, str) and not message.name and not _calls(message):
-        return {"role": role, "content": message.content}
+    """A message in OpenAI's dialect; an answer that is plain text takes the short way."""
+    if type(message) is AIMessage and isinstance(message.content, str):
+        if not (message.tool_calls or message.invalid_tool_calls or message.name):
+            return {"role": "assistant", "content": message.content}
     spoken: Any = convert_to_openai_messages(message)
     return dict(spoken)
 
 
-def _calls(message: BaseMessage) -> bool:
-    return isinstance(message, AIMessage) and bool(message.tool_calls or message.invalid_tool_calls)
-
-
 def _dumped(message: BaseMessage) -> dict[str, Any]:
     """A message as data, without the fields that say nothing."""
-    found = message_to_dict(message)
-    return {**found, "data": {name: value for name, value in found["data"].items() if value not in (None, [], {})}}
+    data = message.model_dump()
+    for name in [name for name, value in data.items() if not value and value in _NOTHING]:
+        del data[name]
+    return {"type": message.type, "data": data}
+
+
+_NOTHING: tuple[Any, ...] = (None, [], {})
 
 
 def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
@@ -98,16 +108,24 @@ def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
     return Asking(body, pack, unpack, vendor_of(model), framework="langchain")
 
 
-def pack_messages(messages: Sequence[BaseMessage], **more: Any) -> dict[str, Any]:
+def pack_messages(messages: Sequence[BaseMessage], structured: Any = None) -> dict[str, Any]:
     """The answer of a model: in OpenAI's dialect for whoever reads the recording, and as it was for the replay."""
-    said = next((message for message in messages if isinstance(message, AIMessage)), None) or AIMessage("")
+    said = None
+    native: dict[str, Any] = {"messages": []}
+    for message in messages:
+        if said is None and isinstance(message, AIMessage):
+            said = message
+        native["messages"].append(_dumped(message))
+    if structured is not None:
+        native["structured"] = structured
+    said = said or AIMessage("")
     spoken = _spoken(said)
     about = said.response_metadata
     usage = said.usage_metadata
     return chat_response(
         text=spoken.get("content"),
-        calls=list(spoken.get("tool_calls") or ()),
-        native={"messages": [_dumped(message) for message in messages], **more},
+        calls=spoken.get("tool_calls") or [],
+        native=native,
         model_name=about.get("model_name") or about.get("model"),
         refusal=said.additional_kwargs.get("refusal") or _refused(about),
         stop=about.get("finish_reason") or about.get("stop_reason"),

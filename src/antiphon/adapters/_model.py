@@ -39,7 +39,9 @@ def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
 
 async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool = True) -> Any:
     boundary = open_asking(scope, asking, asynchronous=asynchronous, send=send)
-    answer = await boundary.answer() if boundary.may_be_answered else None
+    answer = None
+    if scope.invoker is not None or scope.llm_cache is not None:
+        answer = await boundary.answer()
     await boundary.start()
     if answer is not None:
         error = None if answer.error is None else dict(answer.error)

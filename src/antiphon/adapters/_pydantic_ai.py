@@ -24,7 +24,7 @@ from antiphon.adapters._model import NATIVE, chat_response
 
 _RESPONSE: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
 _CONTENT: TypeAdapter[Any] = TypeAdapter(Any)
-_SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_tokens": "max_tokens", "seed": "seed"}
+_SETTINGS = frozenset({"temperature", "top_p", "max_tokens", "seed"})
 
 
 def request_body(
@@ -38,16 +38,21 @@ def request_body(
             spoken.append(_response(message))
         else:
             instructions = message.instructions or instructions
-            spoken += [said for part in message.parts for said in _part(part)]
+            for part in message.parts:
+                if type(part) is UserPromptPart and type(part.content) is str:
+                    spoken.append({"role": "user", "content": part.content})
+                else:
+                    spoken.append(_part(part))
     if instructions:
         spoken.insert(0, {"role": "system", "content": instructions})
     body: dict[str, Any] = {"model": model, "messages": spoken}
     tools = [*parameters.function_tools, *parameters.output_tools]
     if tools:
         body["tools"] = [_tool(tool) for tool in tools]
-    for name, value in (settings or {}).items():
-        if name in _SETTINGS and value is not None:
-            body[_SETTINGS[name]] = value
+    if settings:
+        for name, value in settings.items():
+            if name in _SETTINGS and value is not None:
+                body[name] = value
     if parameters.output_object is not None:
         found = parameters.output_object
         schema = {"name": found.name or "output", "schema": found.json_schema}
@@ -60,18 +65,18 @@ def _tool(tool: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _part(part: Any) -> list[dict[str, Any]]:
+def _part(part: Any) -> dict[str, Any]:
     if isinstance(part, SystemPromptPart):
-        return [{"role": "system", "content": part.content}]
+        return {"role": "system", "content": part.content}
     if isinstance(part, UserPromptPart):
-        return [{"role": "user", "content": _content(part.content)}]
+        return {"role": "user", "content": _content(part.content)}
     if isinstance(part, ToolReturnPart):
-        return [{"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response_str()}]
+        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response_str()}
     if isinstance(part, RetryPromptPart):
         if part.tool_name is None:
-            return [{"role": "user", "content": part.model_response()}]
-        return [{"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response()}]
-    return [{"role": "user", "content": json.dumps(_data(part))}]
+            return {"role": "user", "content": part.model_response()}
+        return {"role": "tool", "tool_call_id": part.tool_call_id, "content": part.model_response()}
+    return {"role": "user", "content": json.dumps(_data(part))}
 
 
 def _content(content: Any) -> Any:
@@ -98,7 +103,7 @@ def _response(message: ModelResponse) -> dict[str, Any]:
 
 
 def _text(message: ModelResponse) -> str:
-    return "".join(part.content for part in message.parts if isinstance(part, TextPart))
+    return "".join([part.content for part in message.parts if isinstance(part, TextPart)])
 
 
 def _calls(message: ModelResponse) -> list[dict[str, Any]]:
@@ -120,7 +125,7 @@ def pack(message: ModelResponse) -> dict[str, Any]:
     return chat_response(
         text=_text(message),
         calls=_calls(message),
-        native=_RESPONSE.dump_python(message, mode="json"),
+        native=_RESPONSE.serializer.to_python(message, mode="json"),
         model_name=message.model_name,
         refusal=str(details.get("refusal") or details.get("finish_reason") or "content_filter") if refused else None,
         stop=message.finish_reason,

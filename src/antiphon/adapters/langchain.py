@@ -180,8 +180,7 @@ def _asking(request: ModelRequest[Any]) -> Any:
     def pack(response: Any) -> dict[str, Any]:
         if isinstance(response, AIMessage):
             return plain.pack_messages([response])
-        structured = response.structured_response
-        return plain.pack_messages(response.result, **({} if structured is None else {"structured": structured}))
+        return plain.pack_messages(response.result, response.structured_response)
 
     def unpack(value: dict[str, Any]) -> Any:
         structured = value[NATIVE].get("structured")

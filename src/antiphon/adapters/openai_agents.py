@@ -93,7 +93,7 @@ class RecordedModel(Model):
         **options: Any,
     ) -> Asking:
         name = getattr(self._inner, "model", None)
-        offered = [_tool(tool) for tool in tools]
+        offered = [_tool(tool) for tool in tools] if tools else []
         if handoffs:
             offered += [_handoff(handoff) for handoff in handoffs]
         body: dict[str, Any] = {
@@ -233,7 +233,10 @@ def _made(union: Any, data: Any) -> Any:
 
 
 def _dumped(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_unset=True, warnings=False)
+    serializer = getattr(value, "__pydantic_serializer__", None)  # what model_dump() calls with many words
+    if serializer is None:
+        return value.model_dump(mode="json", exclude_unset=True, warnings=False)
+    return serializer.to_python(value, mode="json", exclude_unset=True, warnings=False)
 
 
 def _pack(response: ModelResponse) -> dict[str, Any]:

@@ -56,18 +56,8 @@ class _Other(Exception):
     """Something that only the reader of the dialect knows."""
 
 
-class _Reading:
-    """What is to be remembered while a request is read."""
-
-    __slots__ = ("calls", "proved")
-
-    def __init__(self) -> None:
-        self.calls: dict[str, str] = {}
-        """Ids of calls -> names of their tools."""
-        self.proved = True
-        """Whether orjson is known to print all of it canonically."""
-
-
+Doubts = list[str]
+"""Arguments of which it is not known that orjson prints them canonically."""
 Plain = tuple[dict[str, Any], str | None]
 """A canonical request, and its key by the first recipe if that needs no further proof."""
 
@@ -77,10 +67,18 @@ def plain_chat(body: dict[str, Any], vendor: str) -> Plain | None:
     messages = body.get("messages")
     if type(messages) is not list:
         return None
-    reading = _Reading()
+    calls: dict[str, str] = {}
+    doubts: Doubts = []
     try:
-        spoken = [_spoken(message, reading) for message in messages]
-        return _request(body, vendor, spoken, reading, nested=True)
+        spoken = []
+        for message in messages:
+            if type(message) is dict and len(message) == 2:
+                role, content = message.get("role"), message.get("content")
+                if type(role) is str and role in _ROLES and type(content) is str:
+                    spoken.append({"role": role, "content": content})
+                    continue
+            spoken.append(_spoken(message, calls, doubts))
+        return _request(body, vendor, spoken, doubts, nested=True)
     except _Other:
         return None
 
@@ -89,17 +87,20 @@ def plain_responses(body: dict[str, Any], vendor: str) -> Plain | None:
     """The same for a request of the Responses API."""
     given, instructions = body.get("input"), body.get("instructions")
     spoken: list[dict[str, Any]] = []
-    reading = _Reading()
+    doubts: Doubts = []
     try:
-        if instructions:
-            spoken.append({"role": "system", "content": _text(instructions)})
+        if type(instructions) is str:
+            if instructions:
+                spoken.append({"role": "system", "content": instructions})
+        elif instructions:
+            return None
         if type(given) is str:
             spoken.append({"role": "user", "content": given})
         elif type(given) is list:
-            _items(given, spoken, reading)
+            _items(given, spoken, doubts)
         else:
             return None
-        return _request(body, vendor, spoken, reading, nested=False)
+        return _request(body, vendor, spoken, doubts, nested=False)
     except _Other:
         return None
 
@@ -107,14 +108,12 @@ def plain_responses(body: dict[str, Any], vendor: str) -> Plain | None:
 # -- messages ----------------------------------------------------------------------------------------------------
 
 
-def _spoken(message: Any, reading: _Reading) -> dict[str, Any]:
+def _spoken(message: Any, calls: dict[str, str], doubts: Doubts) -> dict[str, Any]:
     if type(message) is not dict:
         raise _Other
     role, content = message.get("role"), message.get("content")
     if type(role) is not str:
         raise _Other
-    if len(message) == 2 and type(content) is str and role in _ROLES:
-        return {"role": role, "content": content}
     if not _MESSAGE.issuperset(message) or not (role in _ROLES or role == "tool"):
         raise _Other
     blocks = _blocks(content)
@@ -122,29 +121,29 @@ def _spoken(message: Any, reading: _Reading) -> dict[str, Any]:
     if asked is not None:
         if type(asked) is not list:
             raise _Other
-        blocks += [_call(call, reading) for call in asked]
+        blocks += [_call(call, calls, doubts) for call in asked]
     spoken = _said(role, blocks)
     name, answers = message.get("name"), message.get("tool_call_id")
-    if name is not None and not (role == "tool" and reading.calls.get(_text(answers or "")) == name) and _text(name):
+    if name is not None and not (role == "tool" and calls.get(_text(answers or "")) == name) and _text(name):
         spoken["name"] = name
     if answers is not None and _text(answers):
         spoken["toolCallId"] = answers
     return spoken
 
 
-def _call(call: Any, reading: _Reading) -> dict[str, Any]:
+def _call(call: Any, calls: dict[str, str], doubts: Doubts) -> dict[str, Any]:
     if type(call) is not dict or not _CALL.issuperset(call) or call.get("type", "function") != "function":
         raise _Other
     function, call_id = call.get("function"), call.get("id")
     if type(function) is not dict or not _FUNCTION.issuperset(function):
         raise _Other
-    block = _asked(function.get("name"), call_id, function.get("arguments"), reading)
+    block = _asked(function.get("name"), call_id, function.get("arguments"), doubts)
     if call_id is not None:
-        reading.calls[call_id] = block["name"]
+        calls[call_id] = block["name"]
     return block
 
 
-def _items(items: list[Any], spoken: list[dict[str, Any]], reading: _Reading) -> None:
+def _items(items: list[Any], spoken: list[dict[str, Any]], doubts: Doubts) -> None:
     """Items of one answer become one assistant message, as the reader of the dialect joins them."""
     blocks: list[dict[str, Any]] = []
     is_open = has_text = has_call = False
@@ -170,7 +169,7 @@ def _items(items: list[Any], spoken: list[dict[str, Any]], reading: _Reading) ->
             blocks += _blocks(content)
             is_open = has_text = True
         elif is_answer and _CALL_ITEM.issuperset(item):
-            blocks.append(_asked(item.get("name"), _word(item.get("call_id")), item.get("arguments"), reading))
+            blocks.append(_asked(item.get("name"), _word(item.get("call_id")), item.get("arguments"), doubts))
             is_open = has_call = True
         elif kind == "function_call_output" and _OUTPUT_ITEM.issuperset(item) and item.get("output") is not None:
             answer = _said("tool", _blocks(item["output"]))
@@ -208,7 +207,7 @@ def _part(part: Any) -> dict[str, Any]:
     return {"type": "text", "text": "" if text is None else _text(text)}
 
 
-def _asked(name: Any, call_id: Any, arguments: Any, reading: _Reading) -> dict[str, Any]:
+def _asked(name: Any, call_id: Any, arguments: Any, doubts: Doubts) -> dict[str, Any]:
     """A call the model asked for."""
     block: dict[str, Any] = {"type": "toolCall", "name": _word(name)}
     if call_id is not None:
@@ -219,7 +218,7 @@ def _asked(name: Any, call_id: Any, arguments: Any, reading: _Reading) -> dict[s
         return block
     is_strict, is_plain = _look(text) if len(text) <= _LONGEST else (False, False)
     if not is_plain:
-        reading.proved = False
+        doubts.append(text)
     if is_strict:
         block["arguments"] = orjson.loads(text)
         return block
@@ -297,18 +296,17 @@ def _key(request: dict[str, Any]) -> str | None:
 # -- tools and settings ------------------------------------------------------------------------------------------
 
 
-def _request(
-    body: dict[str, Any], vendor: str, spoken: list[dict[str, Any]], reading: _Reading, *, nested: bool
-) -> Plain:
-    tools = body.get("tools")
-    request: dict[str, Any] = {
-        "model": _word(body.get("model")),
-        "provider": vendor,
-        "messages": spoken,
-        "tools": [] if tools is None else _tools(tools, nested=nested),
-    }
+def _request(body: dict[str, Any], vendor: str, spoken: list[dict[str, Any]], doubts: Doubts, *, nested: bool) -> Plain:
+    model, tools = body.get("model"), body.get("tools")
+    if type(model) is not str or not model:
+        raise _Other
+    if tools is None or tools == []:
+        tools = []
+    else:
+        tools = _tools(tools, nested=nested)
+    request: dict[str, Any] = {"model": model, "provider": vendor, "messages": spoken, "tools": tools}
     ours = _CHAT_OURS if nested else _RESPONSES_OURS
-    proved = reading.proved and type(vendor) is str and (not request["tools"] or _is_proved(request["tools"]))
+    proved = not doubts and type(vendor) is str and (not tools or _is_proved(tools))
     if not ours.issuperset(body):
         _settings(request, body, vendor, ours, nested=nested)
         proved = proved and _is_proved_number(request.get("temperature"))

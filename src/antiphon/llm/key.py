@@ -74,11 +74,12 @@ def llm_cache_key_parts(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041
 def variant_digest(request: Mapping[str, Any]) -> str:
     """Digest of what else shapes the answer (D14); a live cache hit needs an equal key and an equal variant."""
     if type(request) is dict and VARIANT_FIELDS.keys().isdisjoint(request):
-        return _NO_VARIANT
+        return NO_VARIANT
     return canonical_digest(variant_parts(request))
 
 
-_NO_VARIANT: Final = canonical_digest({})
+NO_VARIANT: Final = canonical_digest({})
+"""The variant of a request that is nothing but model, provider, messages and tools."""
 
 
 def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:

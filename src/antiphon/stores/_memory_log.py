@@ -43,8 +43,9 @@ class LogTable:
             self._total += 1
 
     def append(self, run: str, rows: Sequence[Row]) -> int:
-        first = len(self._run(run).rows)
-        self._run(run).rows.extend(rows)
+        kept = self._run(run).rows
+        first = len(kept)
+        kept.extend(rows)
         self._total += len(rows)
         return first
 
