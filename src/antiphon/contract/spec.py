@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
+from msgspec.structs import force_setattr
 
 from antiphon.contract._base import Millis, Name, Value
+from antiphon.errors import ContractError
 
 Effect = Literal["read", "write"]
 Reuse = Literal["turn", "session", "never"]
@@ -55,6 +57,19 @@ class Ttls(Value, frozen=True):
     lease_ms: Millis = 120_000
 
 
+def _policy(kind: type[Value], name: str, fields: Mapping[str, Any]) -> Value:
+    known = kind.__struct_fields__
+    for field in fields:
+        if field not in known:
+            raise ContractError(
+                f"{name} has no field {field!r} (it has: {', '.join(known)}).", path=f"$.{name}.{field}"
+            )
+    return kind(**fields)
+
+
+_POLICIES: tuple[tuple[str, type[Value]], ...] = (("retry", RetryPolicy), ("breaker", BreakerPolicy), ("ttl", Ttls))
+
+
 class Happened(NamedTuple):
     """What a ``reconcile`` function returns when the earlier call took effect."""
 
@@ -96,6 +111,13 @@ class ToolSpec(Value, frozen=True):
     breaker: BreakerPolicy | None = None
     ttl: Ttls = Ttls()
     reconcile: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        """``retry={"max_attempts": 2}`` stands for the policy with that field."""
+        for name, kind in _POLICIES:
+            given: Any = getattr(self, name)
+            if isinstance(given, Mapping):
+                force_setattr(self, name, _policy(kind, name, given))
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form; ``reconcile`` is code and stays behind."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.contract.spec import ToolSpec
+from antiphon.contract.spec import RetryPolicy, ToolSpec
 from antiphon.errors import CallFailed, InvalidInput, RetryExhausted, StoreUnavailable
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig
 from tests.unit.gateway.test_outage import Faulty
@@ -243,3 +243,21 @@ def test_close_lets_go_of_the_store_and_opens_it_again() -> None:
     with rig.gateway:
         rig.execute(call_id="c1")
     assert rig.execute(call_id="c1").from_cache
+
+
+def test_policies_may_be_written_as_mappings() -> None:
+    rig = Rig()
+    script = rig.tool(
+        ConnectionResetError("gone"), "well", idempotent=True, retry={"max_attempts": 2}, ttl={"done_ms": 7}
+    )
+    assert rig.execute().ok
+    assert len(script) == 2
+    spec = rig.gateway.tools["tools/send"]
+    assert (spec.retry, spec.ttl.done_ms) == (RetryPolicy(max_attempts=2), 7)
+    for wrong, says in (
+        ({"attempts": 2}, "retry has no field 'attempts'"),
+        ({"max_attempts": 0}, ">= 1"),
+        (5, "object"),
+    ):
+        with pytest.raises(InvalidInput, match=says):
+            rig.tool(name="other", idempotent=True, retry=wrong)
