@@ -77,7 +77,7 @@ def exception_of(call: Call, outcome: Outcome) -> BaseException:
     """The tool's own exception where it raised one and the outcome is certain, else one of ours."""
     kind = _BY_CODE.get(outcome.code)
     own = outcome.exception
-    if kind is None and isinstance(own, TimedOut):
+    if kind is None and _timed_out(own):
         kind = errors.RetryExhausted if outcome.status == "retry_exhausted" else errors.CallTimeout
     if kind is None and own is not None and outcome.status in ("error", "retriable_error"):
         note = f"antiphon: {call.tool.full_name} failed with {outcome.code} after {outcome.attempts} attempt(s)"
@@ -90,6 +90,14 @@ def exception_of(call: Call, outcome: Outcome) -> BaseException:
     if kind is errors.InvalidInput:
         return kind(outcome.message, **data)
     return kind(outcome.message, code=outcome.code, **data)
+
+
+def _timed_out(error: BaseException | None) -> bool:
+    """Whether an attempt ran out of time, here or in the recording that a replay answers from."""
+    if isinstance(error, errors.AntiphonError):
+        recorded = error.data.get("recorded")
+        return isinstance(recorded, Mapping) and recorded.get("class") == f"{TimedOut.__module__}.{TimedOut.__name__}"
+    return isinstance(error, TimedOut)
 
 
 def invalid(envelope: Any, message: str, core: Core, *, code: str = "validation_error") -> ToolResultEnvelope:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from antiphon._recording.manifest import entry_of
@@ -12,6 +13,8 @@ from antiphon._scope import RunScope
 from antiphon.errors import InvalidInput
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import AGENT_MARK, load_entry
+
+_LOOK_EVERY_S = 1.0
 
 
 def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) -> Run:
@@ -51,8 +54,18 @@ def _check_arguments(target: str, function: Callable[..., Any], args: list[Any],
         ) from None
 
 
-def call_entry(scope: RunScope, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call an entry point, and wait for it if it is asynchronous; its own calls stand in the run's root lane."""
+def call_entry(
+    scope: RunScope,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    stuck: Callable[[], Exception | None] | None = None,
+) -> Any:
+    """Call an entry point, and wait for it if it is asynchronous; its own calls stand in the run's root lane.
+
+    *stuck* is asked every second whether there is any sense in waiting longer.
+    """
     value = function(*args, **kwargs)
     if not inspect.isawaitable(value):
         return value
@@ -60,9 +73,43 @@ def call_entry(scope: RunScope, function: Callable[..., Any], args: Sequence[Any
 
     async def finish() -> Any:
         scope.adopt()
-        return await value
+        if stuck is None:
+            return await value
+        with _watching(stuck) as given_up:
+            try:
+                return await value
+            except asyncio.CancelledError:
+                if given_up:
+                    raise given_up[0] from None
+                raise
 
     return asyncio.run(finish())
+
+
+@contextmanager
+def _watching(stuck: Callable[[], Exception | None]) -> Iterator[list[Exception]]:
+    """Cancel the current task when there is no sense in waiting longer; why stands in the list then."""
+    import asyncio
+
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    given_up: list[Exception] = []
+
+    watching = True
+
+    def look() -> None:
+        error = stuck() if watching else None
+        if error is None:
+            if watching:
+                loop.call_later(_LOOK_EVERY_S, look)
+        elif task is not None:
+            given_up.append(error)
+            task.cancel()
+
+    loop.call_later(_LOOK_EVERY_S, look)
+    try:
+        yield given_up
+    finally:
+        watching = False
 
 
 def is_arguments(given: Any) -> bool:

@@ -19,10 +19,12 @@ from antiphon._replay.strict import StrictInvoker, VerifyInvoker
 from antiphon._replay.tape import Tape
 from antiphon._scope import Site
 from antiphon.contract.events import RunManifest
-from antiphon.errors import Divergence
+from antiphon.errors import Divergence, ReplayMiss
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.fence import Fence, fenced, lifted
 from antiphon.ops.start import arguments_of, call_entry
+
+QUIET_S = 10
 
 
 class StrictResult:
@@ -58,7 +60,7 @@ def execute_strictly(
     try:
         with run.attached(), using(app), fenced(fence) as escapes:
             result.escapes = escapes
-            result.output = call_entry(run.scope, function, args, kwargs)
+            result.output = call_entry(run.scope, function, args, kwargs, stuck=_Patience(result))
     except Exception as error:
         result.error = error
     observer = result.observer
@@ -80,6 +82,30 @@ def execute_strictly(
         observer.add(DivergenceFound("error", "0", place, seq, "run.finished", note=result.error.message))
     observer.finish()
     return result
+
+
+class _Patience:
+    """Code that lost a task to a call without an answer may wait for that task for ever."""
+
+    def __init__(self, result: StrictResult) -> None:
+        self._result = result
+        self._seen = -1
+        self._quiet = 0
+
+    def __call__(self) -> ReplayMiss | None:
+        """Asked every second."""
+        invoker = self._result.invoker
+        if not invoker.missed:
+            return None
+        seen = invoker.hits + len(invoker.missed)
+        self._quiet = self._quiet + 1 if seen == self._seen else 0
+        self._seen = seen
+        if self._quiet < QUIET_S:
+            return None
+        return ReplayMiss(
+            f"The code makes no more calls since one had no answer, {QUIET_S} s ago, and does not end.",
+            hint="It probably waits for a task that failed.",
+        )
 
 
 def watched(

@@ -122,3 +122,81 @@ def test_a_caller_that_no_longer_gives_up_is_told(monkeypatch: pytest.MonkeyPatc
         report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
         assert not report.passed
         assert "now nobody cancels it" in report.text()
+
+
+def test_code_that_waits_for_a_task_that_failed_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.ops.start._LOOK_EVERY_S", 0.01)
+    app = memory_app()
+    question = "x"
+
+    @app.async_gateway.tool(idempotent=True)
+    async def look(q: str) -> str:
+        return q
+
+    async def main() -> Any:
+        work: asyncio.Queue[str] = asyncio.Queue()
+
+        async def worker() -> None:
+            while True:
+                await look(await work.get())
+                work.task_done()
+
+        task = asyncio.create_task(worker())
+        work.put_nowait(question)
+        await work.join()
+        task.cancel()
+
+    run = app.record(main)
+    question = "y"
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert not report.passed
+    assert "no answer for tool tools/look" in report.text()
+
+
+def test_workers_of_a_queue_with_a_name_for_each_item() -> None:
+    app = memory_app()
+    order = [0, 1, 2, 3]
+
+    @app.async_gateway.tool(idempotent=True)
+    async def look(n: int) -> int:
+        await asyncio.sleep(0)
+        return n
+
+    async def main() -> list[int]:
+        left, found = list(order), []
+
+        async def worker() -> None:
+            while left:
+                item = left.pop()
+                with antiphon.branch(f"item {item}"):
+                    found.append(await look(item) + await look(item + 10))
+
+        await asyncio.gather(worker(), worker())
+        return sorted(found)
+
+    run = app.record(main)
+    order = [2, 0, 3, 1]
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert report.passed, report.text()
+
+
+def test_an_attempt_that_ran_out_of_time_does_so_again() -> None:
+    app = memory_app()
+
+    @app.async_gateway.tool(idempotent=True, timeout=0.01, retry={"max_attempts": 2, "base_ms": 0})
+    async def look(n: int) -> int:
+        return int(await never(n))
+
+    async def main() -> list[str]:
+        told = []
+        for n in range(6):  # until the breaker opens within a call
+            try:
+                await look(n)
+            except Exception as error:
+                told.append(f"{type(error).__name__} {error}")
+        return told
+
+    run = app.record(main)
+    assert {text.partition(" ")[0] for text in run.output} >= {"RetryExhausted", "CallTimeout", "CircuitOpen"}
+    report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
+    assert report.passed, report.text()
