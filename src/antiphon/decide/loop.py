@@ -209,8 +209,8 @@ class LoopGuard:
         return True
 
     def succeeded(self, call: tuple[str, str], outcome: bytes) -> None:
-        """:meth:`record` at its cheapest, for a call that succeeded and is no poll, right after it :meth:`is_new`."""
-        if call in self._recent or not self._simple:
+        """:meth:`record` at its cheapest, for a call that succeeded and is no poll."""
+        if call in self._recent or call in self._older or not self._simple:
             self.record(call[0], call[1], outcome)
         else:
             self._first(call, outcome, True)

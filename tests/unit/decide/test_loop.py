@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from antiphon.decide import loop as module
@@ -391,6 +391,7 @@ def test_what_means_something_stays(one: str, other: str) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["x", "y"])), max_size=60))
+@example([*zip("abced", "xxxxy", strict=True), *zip("addd", "xyyx", strict=True)])  # a was nearly forgotten
 def test_the_cheap_way_says_and_remembers_the_same(steps: list[Step]) -> None:
     """``is_new`` and ``succeeded`` stand for ``check`` and ``record``: two guards that see the same stay equal."""
     one, other = (guard(max_calls=None, remember=4) for _ in range(2))
