@@ -29,6 +29,7 @@ pack = cast("Callable[[tuple[Any, ...]], bytes]", pack_command)
 """A command as bytes; words are ``str``, ``bytes`` or numbers."""
 
 SLOTS: Final = 16384
+_NO_ANSWER: Final = "no answer in time"
 
 TRANSIENT: Final = ("LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY ", "READONLY", "NOREPLICAS")
 """Replies that a fail-over, a start or a moved slot makes go away: tried again within the patience."""
@@ -190,12 +191,15 @@ class Wire:
             reply = reader.gets()
             return self.receive() if reply is False else reply
         except BlockingIOError:
-            raise TimeoutError("no answer in time") from None
+            raise TimeoutError(_NO_ANSWER) from None
 
     def ask_many(self, data: bytes, number: int) -> list[Any]:
         """*number* commands in one go, and their replies."""
-        self._send(data)
-        return [self.receive() for _ in range(number)]
+        try:
+            self._send(data)
+            return [self.receive() for _ in range(number)]
+        except BlockingIOError:
+            raise TimeoutError(_NO_ANSWER) from None
 
     def listen(self) -> None:
         """From now on only receive, without a limit of time."""
