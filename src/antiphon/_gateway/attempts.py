@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from antiphon._gateway import record, streams
 from antiphon._gateway.breakers import Path
 from antiphon._gateway.call import Call, Outcome, failed
-from antiphon._gateway.context import CallContext, Held, held, running
+from antiphon._gateway.context import CallContext, held, running
 from antiphon._gateway.hooks import HookCall, refused_by_hook
 from antiphon._gateway.late import settle_late
 from antiphon._gateway.settling import UNKNOWN_HINT
@@ -73,7 +73,7 @@ class Attempts:
                 if raised is not None:
                     raise raised
                 if plain and call.scope is None:
-                    token = held.set(Held(call.key, held.get()))
+                    token = held.set((call.key, held.get()))
                     try:
                         value = tool.function(**call.params)
                     finally:
@@ -200,7 +200,7 @@ class Attempts:
         if tool.streams:
             return await streams.first_piece(call, context, limit, self.core.clock)
         outer = held.get()
-        token = held.set(Held(call.key, outer))
+        token = held.set((call.key, outer))
         token_running = running.set(context)
         nested = call.scope.inside(call.site.call) if call.scope is not None and call.site is not None else None
         try:

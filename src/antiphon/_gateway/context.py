@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class CallContext(NamedTuple):
@@ -26,12 +26,8 @@ class CallContext(NamedTuple):
     actor: str
 
 
-class Held(NamedTuple):
-    """The claims held by the calls around this one, innermost first."""
-
-    key: str
-    outer: Held | None
-
+Held = tuple[str, Any]
+"""The claims held by the calls around this one, innermost first: a key, and what is held further out (or ``None``)."""
 
 held: ContextVar[Held | None] = ContextVar("antiphon_held", default=None)
 running: ContextVar[CallContext | None] = ContextVar("antiphon_call", default=None)
@@ -41,9 +37,9 @@ def is_held(key: str) -> bool:
     """Whether a call around this one holds the claim on *key* (D33)."""
     link = held.get()
     while link is not None:
-        if link.key == key:
+        if link[0] == key:
             return True
-        link = link.outer
+        link = link[1]
     return False
 
 

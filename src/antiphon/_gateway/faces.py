@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, overload
 from antiphon._drive import Suspended, drive
 from antiphon._gateway import direct, edge
 from antiphon._gateway.call import Call, Outcome, from_envelope, to_envelope
-from antiphon._gateway.context import Held, held
+from antiphon._gateway.context import held
 from antiphon._gateway.core import Core
 from antiphon._gateway.express import Express
 from antiphon._gateway.hooks import After, Before
@@ -31,7 +31,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__antiphon_tool__"
 _WRITE = "Write @gateway.tool(idempotent=False) above the function, or idempotent=True if repeating it is harmless"
-_new_held = tuple.__new__  # half the price of the constructor
 
 
 class _Face:
@@ -266,7 +265,7 @@ class Gateway(_Face):
             if ticket.version <= 0:
                 return ticket.answer if ticket.version else self._follow(ticket.to_call())
             hold(ticket)
-            token = held.set(_new_held(Held, (ticket.key, None)))
+            token = held.set((ticket.key, None))
             try:
                 value = function(**ticket.params)
             except BaseException as error:
@@ -435,7 +434,7 @@ class AsyncGateway(_Face):
                 call = ticket.to_call()
                 return edge.unwrap(call, await core.run(call))
             hold(ticket)
-            token = held.set(_new_held(Held, (ticket.key, None)))
+            token = held.set((ticket.key, None))
             try:
                 value = await function(**ticket.params)
             except BaseException as error:

@@ -14,7 +14,7 @@ import orjson
 from antiphon import _scope
 from antiphon._gateway import edge, record
 from antiphon._gateway.call import Call, Outcome
-from antiphon._gateway.context import Held, held
+from antiphon._gateway.context import held
 from antiphon._gateway.guards import Guard
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
@@ -172,7 +172,7 @@ class Recorded(Straight):
         if self._monotonic() - ticket.started > self._tool.renew_every:
             return await self._start_over(ticket)
         core.renewer.hold(ticket)
-        token = held.set(_new(Held, (ticket.key, None)))
+        token = held.set((ticket.key, None))
         outside = scope.go_inside(ticket.site[3])
         try:
             value = self._function(**ticket.params)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon._gateway import codec, edge, settling
 from antiphon._gateway.call import Call, Outcome
-from antiphon._gateway.context import Held, held
+from antiphon._gateway.context import held
 from antiphon._gateway.express import Express, Ticket
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
@@ -114,7 +114,7 @@ class Straight(Express):
         if self._monotonic() - ticket.started > self._tool.renew_every:
             return await self._start_over(ticket)
         core.renewer.hold(ticket)
-        token = held.set(_new(Held, (ticket.key, None)))
+        token = held.set((ticket.key, None))
         try:
             value = self._function(**ticket.params)
             if self._asynchronous:

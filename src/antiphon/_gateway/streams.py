@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from antiphon._drive import drive
 from antiphon._gateway import edge, settling
 from antiphon._gateway.call import Call, Outcome, failed
-from antiphon._gateway.context import CallContext, Held, held, running
+from antiphon._gateway.context import CallContext, held, running
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.threads import TimedOut
 from antiphon.contract.result import Status
@@ -72,7 +72,7 @@ class Source:
 
 def _start(call: Call, context: CallContext | None) -> Any:
     """Set the scene inside the generator's context."""
-    held.set(Held(call.key, held.get()))
+    held.set((call.key, held.get()))
     running.set(context)
     if call.scope is not None and call.site is not None:
         call.scope.go_inside(call.site.call)
