@@ -7,15 +7,14 @@ prints them canonically; calls and tools are proved once and known again, so mos
 
 from __future__ import annotations
 
-import hashlib
-from functools import lru_cache
 from typing import Any, Final
 
 import orjson
 
-from antiphon.canonical import MAX_SAFE_INTEGER, canonical_json, parse_json
+from antiphon.canonical import parse_json
 from antiphon.errors import CanonicalError
 from antiphon.llm._draft import FIELD_ORDER, TRANSPORT
+from antiphon.llm._proof import is_proved, is_proved_number, key_of_proved, look
 from antiphon.llm.key import tool_order
 
 _ROLES: Final = frozenset({"system", "user", "assistant"})
@@ -39,17 +38,6 @@ _RESPONSES_OURS: Final = frozenset({"model", "tools", "input", "instructions"})
 _ELSE: Final = frozenset({"functions", "function_call", "stop"})
 _TRANSPORT: Final = frozenset(TRANSPORT)
 _CHOICES: Final = ("none", "auto", "required")
-_LONGEST: Final = 4096
-"""Arguments of a call up to this many characters are remembered as proved."""
-_TOOLBOXES: Final = 64
-_AS_GIVEN: Final = (
-    orjson.OPT_STRICT_INTEGER
-    | orjson.OPT_PASSTHROUGH_SUBCLASS
-    | orjson.OPT_PASSTHROUGH_DATACLASS
-    | orjson.OPT_PASSTHROUGH_DATETIME
-)
-_SORTED: Final = _AS_GIVEN | orjson.OPT_SORT_KEYS
-_new_hash = hashlib.sha256().copy  # a copy starts quicker than a new one
 
 
 class _Other(Exception):
@@ -216,7 +204,7 @@ def _asked(name: Any, call_id: Any, arguments: Any, doubts: Doubts) -> dict[str,
     if not text:
         block["arguments"] = {}
         return block
-    is_strict, is_plain = _look(text) if len(text) <= _LONGEST else (False, False)
+    is_strict, is_plain = look(text)
     if not is_plain:
         doubts.append(text)
     if is_strict:
@@ -227,70 +215,6 @@ def _asked(name: Any, call_id: Any, arguments: Any, doubts: Doubts) -> dict[str,
     except CanonicalError:
         block["argumentsText"] = text
     return block
-
-
-# -- proofs ------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=512)
-def _look(text: str) -> tuple[bool, bool]:
-    """Whether a quick parser reads *text* like the strict one, and whether orjson prints what it says canonically.
-
-    A conversation repeats its calls with each request: they are proved once, and read anew each time.
-    """
-    try:
-        value = parse_json(text)
-        is_strict = orjson.dumps(value) == orjson.dumps(orjson.loads(text))
-    except (CanonicalError, orjson.JSONDecodeError, TypeError):
-        return False, False
-    return is_strict, is_strict and _prints_canonically(value)
-
-
-def _prints_canonically(value: Any) -> bool:
-    """Whether orjson's sorted output is canonical, also some levels down in a request."""
-    try:
-        return canonical_json([[[[[[value]]]]]])[6:-6] == orjson.dumps(value, None, _SORTED)
-    except (CanonicalError, TypeError):
-        return False
-
-
-_proved: dict[bytes, None] = {}
-"""JSON of tools and schemas that were proved; an agent sends the same ones again and again."""
-
-
-def _is_proved(value: Any) -> bool:
-    try:
-        data = orjson.dumps(value, None, _AS_GIVEN)
-    except TypeError:
-        return False
-    if data in _proved:
-        return True
-    if not _prints_canonically(value):
-        return False
-    if b"null" not in data:  # orjson prints what is not a number like that, too
-        if len(_proved) >= _TOOLBOXES:
-            _proved.clear()
-        _proved[data] = None
-    return True
-
-
-def _key(request: dict[str, Any]) -> str | None:
-    """The key of a request that is proved; a text that is not Unicode has none."""
-    parts = {
-        "messages": request["messages"],
-        "model": request["model"],
-        "provider": request["provider"],
-        "responseSchema": request.get("responseSchema"),
-        "temperature": request.get("temperature"),
-        "tools": request["tools"],
-    }
-    try:
-        data = orjson.dumps(parts, None, _SORTED)
-    except TypeError:
-        return None
-    state = _new_hash()
-    state.update(data)
-    return state.hexdigest()
 
 
 # -- tools and settings ------------------------------------------------------------------------------------------
@@ -306,19 +230,13 @@ def _request(body: dict[str, Any], vendor: str, spoken: list[dict[str, Any]], do
         tools = _tools(tools, nested=nested)
     request: dict[str, Any] = {"model": model, "provider": vendor, "messages": spoken, "tools": tools}
     ours = _CHAT_OURS if nested else _RESPONSES_OURS
-    proved = not doubts and type(vendor) is str and (not tools or _is_proved(tools))
+    proved = not doubts and type(vendor) is str and (not tools or is_proved(tools))
     if not ours.issuperset(body):
         _settings(request, body, vendor, ours, nested=nested)
-        proved = proved and _is_proved_number(request.get("temperature"))
+        proved = proved and is_proved_number(request.get("temperature"))
         if "responseSchema" in request:
-            proved = proved and _is_proved(request["responseSchema"])
-    return request, _key(request) if proved else None
-
-
-def _is_proved_number(value: Any) -> bool:
-    if type(value) is float:
-        return 1e-3 <= abs(value) < 1e15 and not value.is_integer()
-    return value is None or -MAX_SAFE_INTEGER <= value <= MAX_SAFE_INTEGER
+            proved = proved and is_proved(request["responseSchema"])
+    return request, key_of_proved(request) if proved else None
 
 
 def _settings(
