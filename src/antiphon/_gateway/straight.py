@@ -8,7 +8,7 @@ is unusual: a record that is there, a store that fails, a tool that raises, a re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon._gateway import codec, edge, settling
@@ -24,7 +24,7 @@ from antiphon.contract.record import RecordedAttempt, RecordedRequest
 from antiphon.decide.claim import Claimant, Reuse, decide
 from antiphon.errors import InvalidInput, StoreError
 from antiphon.keys import CallKeys
-from antiphon.ports import Ask, Claimed, Existing, Final
+from antiphon.ports import Ask, Claimed, Existing, Final, Row
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
@@ -36,14 +36,17 @@ _NOBODY = ("default", "default", None)
 class Asker(Ticket):
     """A ticket with all keys of its call, and what the store answered first."""
 
-    __slots__ = ("first", "keys")
+    __slots__ = ("begun", "first", "identity", "keys")
 
+    begun: bool
+    """Whether it has had its claim, and its start is written."""
     first: Any
+    identity: str
     keys: CallKeys
 
     def to_call(self) -> Call:
         call = super().to_call()
-        call.first = self.first
+        call.first, call.identity = self.first, self.identity
         call.digest, call.exact, call.fingerprint = self.keys[2:]
         return call
 
@@ -60,48 +63,50 @@ class Straight(Express):
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Asker | None:
         """A call that may ask for its claim, or ``None``: it is one for the pipeline."""
-        tool = self._tool
         now = self._monotonic()
         if not self._usual(now):
             return None
+        ticket = Asker()
+        return ticket if self._fill(ticket, now, args, kwargs) else None
+
+    def _fill(self, ticket: Asker, now: float, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Write down all that is known of a call before the store is asked; ``False``: it is one for the pipeline."""
         permits = self._permits()
         if permits is None:
-            return None
+            return False
         turn = active_turn.get()
         session = active_session.get() if turn is None else turn.session
         place = _NOBODY if session is None else session.place
-        maker = tool.makers.get(place)
+        maker = self._tool.makers.get(place)
         if maker is None:
-            return None
-        params = self._bind(*args, **kwargs)
+            return False
+        ticket.params = params = self._bind(*args, **kwargs)
         try:
-            keys = maker.keys(params)
+            ticket.keys = keys = maker.keys(params)
         except InvalidInput:
-            return None
-        ticket = Asker()
-        ticket.tool = tool
-        ticket.params = params
+            return False
+        ticket.tool = self._tool
         ticket.place = place
         ticket.started = now
-        ticket.request_id = uuid7()
-        ticket.keys = keys
+        ticket.request_id = ticket.identity = uuid7()
         ticket.key, ticket.idem_key = keys[0], keys[1]
         ticket.permits = permits
         ticket.turn = turn
         ticket.guard = ticket.verdict = ticket.first = None
         ticket.version = 0
-        return ticket
+        ticket.begun = False
+        return True
 
-    async def call(self, ticket: Asker) -> Any:
+    async def call(self, ticket: Any) -> Any:
         """Claim, call and settle; what a decorated function returns or raises."""
         core = self._core
-        if ticket.turn is not None and not self._admitted(ticket, ticket.turn, ticket.started):
+        if not self._admits(ticket):
             return await self._hand_over(ticket, None)
         journal: Any = core.journal()
         at_once = not self._asynchronous and hasattr(journal, "settle_now")
-        ask = self._ask(ticket)
+        ask, events = self._ask(ticket), self._started(ticket)
         try:
-            got = journal.begin_now(ask) if at_once else await journal.begin(ask)
+            got = journal.begin_now(ask, events) if at_once else await journal.begin(ask, events)
         except StoreError as error:
             return await self._hand_over(ticket, error)
         except BaseException as interrupt:
@@ -111,18 +116,21 @@ class Straight(Express):
             kept = self._kept_answer(ticket, got) if self._reuses and ticket.turn is None else None
             return await self._hand_over(ticket, got) if kept is None else kept[0]
         ticket.version = got[0]
+        ticket.begun = True
         if self._monotonic() - ticket.started > self._tool.renew_every:
             return await self._start_over(ticket)
         core.renewer.hold(ticket)
-        token = held.set((ticket.key, None))
+        token, outside = held.set((ticket.key, None)), self._go_inside(ticket)
         try:
             value = self._function(**ticket.params)
             if self._asynchronous:
                 value = await value
         except BaseException as error:
+            self._come_back(outside)
             held.reset(token)
             call = core.carry_on(ticket)
             return edge.unwrap(call, await core.resume(call, error))
+        self._come_back(outside)
         held.reset(token)
         core.renewer.release(ticket)
         now = self._monotonic()
@@ -130,7 +138,7 @@ class Straight(Express):
         try:
             if final is None:
                 return await self._finish(ticket, value)
-            end = (ticket.key, ticket.version, final)
+            end = (ticket.key, ticket.version, final, self._ended(ticket, value, final, now))
             self._noted(ticket, final, journal.settle_now(*end) if at_once else await journal.settle(*end))
         except StoreError:
             return await self._finish(ticket, value)
@@ -142,19 +150,41 @@ class Straight(Express):
             raise
         return value
 
+    # -- what a run adds -----------------------------------------------------------------------------------------
+
+    def _admits(self, ticket: Any) -> bool:
+        return ticket.turn is None or self._admitted(ticket, ticket.turn, ticket.started)
+
+    def _started(self, ticket: Any) -> Sequence[Row]:
+        """What is written with the claim."""
+        return ()
+
+    def _go_inside(self, ticket: Any) -> Any:
+        """Calls that the tool makes are made inside this one; what undoes that."""
+        return None
+
+    def _come_back(self, outside: Any) -> None:
+        """Undo :meth:`_go_inside`."""
+
+    def _ended(self, ticket: Any, value: Any, final: Final, now: float) -> Sequence[Row]:
+        """What is written with the outcome."""
+        return ()
+
+    # -- the parts -----------------------------------------------------------------------------------------------
+
     def _ask(self, ticket: Asker) -> Ask:
         session, actor, _ = ticket.place
-        keys, request_id = ticket.keys, ticket.request_id
+        keys, identity = ticket.keys, ticket.identity
         request = RecordedRequest(
             session_key=session,
             actor_id=actor,
-            request_id=request_id,
+            request_id=ticket.request_id,
             params_digest=keys[2],
-            identity=request_id,
+            identity=identity,
             params_digest_exact=keys[3],
             tool_call_id=UNSET,
         )
-        who = (keys[0], request_id, self._name, keys[1], request)
+        who = (keys[0], identity, self._name, keys[1], request)
         ask: Ask = _new(Ask, (*who, self._ttl_ms, self._lease_ms, owner_token(), *self._tail))
         return ask
 
