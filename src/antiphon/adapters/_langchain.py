@@ -16,6 +16,7 @@ from langchain_core.messages import (
     messages_from_dict,
 )
 from langchain_core.messages.utils import convert_to_openai_messages
+from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphInterrupt
 from langgraph.types import Command, Interrupt
@@ -74,10 +75,29 @@ def request_body(
         if value is not None and isinstance(value, (bool, int, float, str, list)):
             body[name] = value
     if tools:
-        body["tools"] = [convert_to_openai_tool(tool) for tool in tools]
+        body["tools"] = [tool_body(tool) for tool in tools]
     if settings:
         body.update({name: value for name, value in settings.items() if value is not None})
     return body
+
+
+_TOOLS_KEPT = 256
+_tools: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+"""Tools by the identity of their objects, what they said of themselves, and that in OpenAI's dialect."""
+
+
+def tool_body(tool: Any) -> dict[str, Any]:
+    """A tool in OpenAI's dialect. To make its schema is slow, so it is made again only if the tool has changed."""
+    schema = getattr(tool, "args_schema", None)
+    if not isinstance(tool, BaseTool) or not isinstance(schema, type) or tool.metadata or getattr(tool, "extras", None):
+        return convert_to_openai_tool(tool)
+    said = (tool.name, tool.description, schema)
+    known = _tools.get(id(tool))
+    if known is None or known[0] is not tool or known[1] != said:
+        if len(_tools) >= _TOOLS_KEPT:
+            _tools.clear()
+        known = _tools[id(tool)] = (tool, said, convert_to_openai_tool(tool))
+    return known[2]
 
 
 _ROLES = {HumanMessage: "user", SystemMessage: "system"}
