@@ -18,11 +18,11 @@ _LONGEST_PIECE_MEAN = 3.0
 _LONGEST_NAME_PART = 12
 
 _ID_PREFIXES = (
-    "toolu srvtoolu call fc ctc msg resp req request run step thread asst assistant file batch msgbatch vs rs ws ig ci"
-    " item conv conversation chatcmpl cmpl gen evt event cus pi ch py in inv ii sub si prod price acct seti pm src card"
-    " ba po tr txn re dp cs user usr org proj project team task job trace span lane turn node skill container model"
-    " embd modr ft ftjob ftckpt snap img image doc chunk page block comment issue pr rev build dpl app artifact"
-    " checkpoint dataset example experiment feedback session"
+    "toolu srvtoolu call fc ctc msg resp req request run lc_run step thread asst assistant file batch msgbatch vs"
+    " rs ws ig ci item conv conversation chatcmpl cmpl gen evt event cus pi ch py in inv ii sub si prod price acct"
+    " seti pm src card ba po tr txn re dp cs user usr org proj project team task job trace span lane turn node skill"
+    " container model embd modr ft ftjob ftckpt snap img image doc chunk page block comment issue pr rev build dpl"
+    " app artifact checkpoint dataset example experiment feedback session"
 ).split()
 
 _ID = deferred(
@@ -54,7 +54,7 @@ def looks_random(token: str) -> bool:
 
 
 def _random(token: str) -> bool:
-    digits = sum(1 for c in token if c.isdigit())
+    digits = sum(map(str.isdigit, token))
     if digits < 2 or max(map(len, _SEPARATORS().split(token))) < _LONGEST_NAME_PART:
         return False
     lower, upper = token != token.upper(), token != token.lower()

@@ -86,6 +86,9 @@ _RUN = re.compile(_LONG_RUN + b"x*")
 _DOT_TOKEN = re.compile(rb"\.[A-Za-z0-9_-]")
 _HEX = re.compile(r"[0-9a-f-]+")
 _SCHEMES = (b"earer ", b"asic ", b"\\")
+_NAMES_KEPT = 1024
+_names: set[bytes] = set()
+"""Long names of fields that were looked at and found harmless: ``cache_read_input_tokens`` comes with each answer."""
 
 
 WORDS, AT, TILDE, NUMBERS, RUNS, USER = 1, 2, 4, 8, 16, 32
@@ -180,9 +183,16 @@ def _suspicious(document: bytes, runs: bytes) -> bool:
             return True
         if _DOT_TOKEN.match(document, end):
             return True
-        token = document[start:end].decode()
+        raw = document[start:end]
+        if raw in _names:
+            continue
+        token = raw.decode()
         if _HEX.fullmatch(token):
             continue
         if "%" in token or TOKEN_STARTS().search(token) or (end - start <= LONGEST and looks_random(token)):
             return True
+        if raw.islower() and raw.replace(b"_", b"").isalpha():
+            if len(_names) >= _NAMES_KEPT:
+                _names.clear()
+            _names.add(raw)
     return False
