@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from antiphon._recording.late import LateBody, late_row
 from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site
@@ -60,6 +61,8 @@ class Recorder:
         self.redactor = redactor
         self.blobs = blobs
         self.tenant = tenant
+        self._in_process = hasattr(store, "in_process")
+        """Events of a store in this process are written out when somebody reads them: most are never read."""
         self._presented: tuple[Any, bytes] = (None, b"")
         """The arguments looked at last: their start event comes right after."""
         self._async: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
@@ -96,6 +99,20 @@ class Recorder:
 
     def encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         """One event, ready to be written."""
+        if self._in_process:
+            taken = dump({"payload": self._taken(payload), "meta": meta})
+            if len(taken) <= SPILL_BYTES:
+                return late_row(self.run_id, kind, self.clock.now_ms(), LateBody(self._body, kind, site, taken))
+        return Row(self.run_id, kind, self.clock.now_ms(), self._body(kind, site, payload, meta))
+
+    def _taken(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """The payload with what is JSON already as such."""
+        known, part = self._presented
+        if known is None:
+            return payload
+        return {name: orjson.Fragment(part) if value is known else value for name, value in payload.items()}
+
+    def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         if kind != "draw":  # times, numbers and ids of our own making
             payload = self._clean_payload(payload)
         if not OUR_META.issuperset(meta):
@@ -106,7 +123,7 @@ class Recorder:
             lane, index, _, call, parent = site
             head = {"lane": lane, "index": index, "call": call, "parent": parent}
             body = {**head, "payload": payload, "v": 1, "meta": meta}
-        return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, dump(body)))
+        return with_sum(kind, dump(body))
 
     def compose(self, kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
         """One event whose parts are written already; byte for byte what :meth:`encode` makes of them."""
@@ -191,7 +208,7 @@ class Recorder:
 
     def journal_for(self, asynchronous: bool) -> Journal:
         """The journal to write with: each event loop has its own."""
-        if not asynchronous:
+        if not asynchronous or self._in_process:
             return self.journal
         import asyncio
 
