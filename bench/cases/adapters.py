@@ -4,6 +4,9 @@
 the number of function tools the agent has; *store* says where the run is recorded.
 """
 
+import inspect
+import time
+
 TEXT = "The invoice of the fourth quarter was paid on time, and the report about it went out the day after. "
 
 
@@ -34,6 +37,40 @@ def _functions(tools):
         return look
 
     return [made(number) for number in range(tools)]
+
+
+def in_turns(framework, floor="hooked", store="memory", **load):
+    """A recorded call and one of the floor, in turns: what disturbs the machine disturbs both. Quartiles in µs."""
+    recorded = globals()[f"{framework}_recorded"]
+    ours = recorded(**load, **({} if store == "memory" else {"store": store}))
+    theirs = globals()[f"{framework}_{floor}" if floor else framework](**load)
+    clock = time.process_time
+
+    def told(times):
+        first, second = (sorted(found)[len(found) // 4] * 1e6 for found in zip(*times, strict=True))
+        return {"ours": first, "theirs": second, "ratio": first / second}
+
+    async def run_async(n):
+        times = []
+        for _ in range(n):
+            start = clock()
+            await ours()
+            middle = clock()
+            await theirs()
+            times.append((middle - start, clock() - middle))
+        return told(times)
+
+    def run(n):
+        times = []
+        for _ in range(n):
+            start = clock()
+            ours()
+            middle = clock()
+            theirs()
+            times.append((middle - start, clock() - middle))
+        return told(times)
+
+    return run_async if inspect.iscoroutinefunction(ours) else run
 
 
 # -- Pydantic AI -------------------------------------------------------------------------------------------------
@@ -139,6 +176,23 @@ def _agents_case(protect, messages, tools):
 
 def openai_agents(messages=0, tools=0):
     return _agents_case(lambda agent: agent, messages, tools)
+
+
+def openai_agents_hooked(messages=0, tools=0):
+    """The same agent with a model that hands on to its own."""
+    from agents import Model
+
+    class Nothing(Model):
+        def __init__(self, inner):
+            self._inner = inner
+
+        async def get_response(self, *args, **options):
+            return await self._inner.get_response(*args, **options)
+
+        def stream_response(self, *args, **options):
+            return self._inner.stream_response(*args, **options)
+
+    return _agents_case(lambda agent: agent.clone(model=Nothing(agent.model)), messages, tools)
 
 
 def openai_agents_recorded(messages=0, tools=0, store="memory"):

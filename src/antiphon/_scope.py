@@ -104,6 +104,7 @@ class RunScope:
         "invoker",
         "llm_cache",
         "lock",
+        "note",
         "pieces",
         "present",
         "root",
@@ -127,6 +128,7 @@ class RunScope:
         compose: Callable[[str, Site, bytes, bytes], Row],
         shown: Callable[[Any, str], tuple[bytes, str, bool]],
         present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
+        note: Callable[[str, Sequence[Row]], None] | None = None,
         store: object | None = None,
         invoker: Invoker | None = None,
         tenant: str = "default",
@@ -147,6 +149,8 @@ class RunScope:
         ``rest()``."""
         self.sink = sink
         """Writes rows at once (the flag says whether an event loop runs); ``None`` switches recording off."""
+        self.note = note
+        """(run, rows): the same without a coroutine, where the log is in this process."""
         self.store = store
         """The store description whose journal *sink* writes to: claims on the same store share its transaction."""
         self.invoker = invoker

@@ -121,8 +121,12 @@ class Boundary:
     async def _write_or_report(self, rows: Sequence[Row]) -> None:
         """Write what came of a call that has been made: its answer is worth more than its event."""
         try:
-            if self.scope.sink is not None and rows:
-                await self.scope.sink(rows, self.asynchronous)
+            scope = self.scope
+            if scope.sink is not None and rows:
+                if scope.note is not None:
+                    scope.note(scope.run_id, rows)
+                else:
+                    await scope.sink(rows, self.asynchronous)
         except StoreError as error:
             log.error("the run log misses %d events of a call of %s: %s", len(rows), self.name, error)
 
@@ -131,7 +135,10 @@ class Boundary:
         scope = self.scope
         if scope.sink is not None:
             row = scope.encode("call.started", self.site, self.payload, self.meta)
-            await scope.sink((row,), self.asynchronous)
+            if scope.note is not None:
+                scope.note(scope.run_id, (row,))
+            else:
+                await scope.sink((row,), self.asynchronous)
 
     def chunk(self, data: Any, gap_ms: float) -> None:
         """Note a piece of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""

@@ -17,39 +17,18 @@ from antiphon.ports import Row
 Write = Callable[[str, Site | None, dict[str, Any], dict[str, Any]], bytes]
 
 
-class LateBody:
-    """What has to be known to write an event, until it is written."""
-
-    __slots__ = ("_body", "_late")
-
-    def __init__(self, write: Write, kind: str, site: Site | None, taken: bytes) -> None:
-        self._late: tuple[Write, str, Site | None, bytes] | None = (write, kind, site, taken)
-        self._body = b""
-
-    def body(self) -> bytes:
-        """The event as it is stored; written once."""
-        late = self._late
-        if late is not None:
-            write, kind, site, taken = late
-            parts = orjson.loads(taken)
-            self._body = write(kind, site, parts["payload"], parts["meta"])
-            self._late = None
-        return self._body
-
-
 class LateRow(Row):
-    """A row whose body is still to be written."""
+    """A row whose body is still to be written: in its place is a list of what that takes, or, later, of the body."""
 
     __slots__ = ()
 
     @property
     def body(self) -> bytes:
         late: Any = self[3]
-        body: bytes = late.body()
+        found: bytes | tuple[Write, str, Site | None, bytes] = late[0]
+        if isinstance(found, bytes):
+            return found
+        write, kind, site, taken = found
+        parts = orjson.loads(taken)
+        body = late[0] = write(kind, site, parts["payload"], parts["meta"])
         return body
-
-
-def late_row(run: str, kind: str, at_ms: int, late: LateBody) -> Row:
-    """The row of an event that is written when somebody reads it."""
-    row: Row = tuple.__new__(LateRow, (run, kind, at_ms, late))
-    return row

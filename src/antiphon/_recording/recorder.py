@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from antiphon._recording.late import LateBody, late_row
+from antiphon._recording.late import LateRow
 from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site
@@ -25,6 +25,7 @@ SPILL_BYTES = 65_536
 """Parts of an event larger than this go to the blob store."""
 
 _quoted = orjson.dumps
+_new: Any = tuple.__new__  # half the price of a named tuple's own constructor
 
 OUR_FIELDS = frozenset(
     "kind name namespace digest nth key keyOf recipe variant outcome n what status provider entry".split()
@@ -71,6 +72,7 @@ class Recorder:
             clock_ms=clock.now_ms,
             encode=self.encode,
             sink=sink or self.write,
+            note=journal.append_now if self._in_process and sink is None else None,  # type: ignore[attr-defined]
             present=self.present,
             shown=self.shown,
             compose=self.compose,
@@ -102,7 +104,8 @@ class Recorder:
         if self._in_process:
             taken = dump({"payload": self._taken(payload), "meta": meta})
             if len(taken) <= SPILL_BYTES:
-                return late_row(self.run_id, kind, self.clock.now_ms(), LateBody(self._body, kind, site, taken))
+                late = [(self._body, kind, site, taken)]
+                return _new(LateRow, (self.run_id, kind, self.clock.now_ms(), late))  # type: ignore[no-any-return]
         return Row(self.run_id, kind, self.clock.now_ms(), self._body(kind, site, payload, meta))
 
     def _taken(self, payload: dict[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class LogTable:
             self._total += 1
 
     def append(self, run: str, rows: Sequence[Row]) -> int:
-        kept = self._run(run).rows
+        kept = (self._runs.get(run) or self._run(run)).rows
         first = len(kept)
         kept.extend(rows)
         self._total += len(rows)

@@ -182,6 +182,11 @@ class MemoryJournal:
         with self._lock:
             return self._log.append(run, rows)
 
+    def append_now(self, run: str, rows: Sequence[Row]) -> None:
+        """The same without a coroutine."""
+        with self._lock:
+            self._log.append(run, rows)
+
     async def manifest(self, run: str) -> RunManifest | None:
         with self._lock:
             found = self._log.manifest(run)

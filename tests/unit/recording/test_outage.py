@@ -22,7 +22,7 @@ class Trouble:
     def __init__(self, run: Any, good: int) -> None:
         self.good = good
         self._write = run.scope.sink
-        run.scope.sink = self
+        run.scope.sink, run.scope.note = self, None
 
     async def __call__(self, rows: Sequence[Row], asynchronous: bool) -> None:
         self.good -= 1
