@@ -197,21 +197,6 @@ def sqlite_call(file: str, synchronous: str) -> Iterator[Callable[[], Any]]:
         gateway.close()
 
 
-def sqlite_recorded(file: str, synchronous: str) -> Iterator[Callable[[], Any]]:
-    """The same inside a run: claim and events in one transaction."""
-    with tempfile.TemporaryDirectory() as folder:
-        app = antiphon.Antiphon(store=SQLiteStore(Path(folder) / "bench.db", synchronous))
-        params = _params(file)
-
-        @app.gateway.tool(idempotent=False)
-        def send(params: dict[str, Any], n: int) -> dict[str, Any]:
-            return {"sent": True, "id": "m-1"}
-
-        with app.run("bench"):
-            yield lambda: send(params, next(_serial))
-        app.gateway.close()
-
-
 def outage(calls: int = 2000) -> Callable[[int], dict[str, float]]:
     """Attempts per call while a dependency is down, with the default retry budget and no breaker."""
     clock = _Clock()
