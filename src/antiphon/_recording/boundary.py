@@ -121,12 +121,8 @@ class Boundary:
     async def _write_or_report(self, rows: Sequence[Row]) -> None:
         """Write what came of a call that has been made: its answer is worth more than its event."""
         try:
-            scope = self.scope
-            if scope.sink is not None and rows:
-                if scope.note is not None:
-                    scope.note(scope.run_id, rows)
-                else:
-                    await scope.sink(rows, self.asynchronous)
+            if self.scope.sink is not None and rows:
+                await self.scope.sink(rows, self.asynchronous)
         except StoreError as error:
             log.error("the run log misses %d events of a call of %s: %s", len(rows), self.name, error)
 
@@ -171,7 +167,10 @@ class Boundary:
             told.update(meta)
         rows = [] if self._pieces is None else self._pieces.rest()
         rows.append(scope.encode("call.finished", self.site, payload, told))
-        await self._write_or_report(rows)
+        if scope.note is not None and scope.sink is not None:
+            scope.note(scope.run_id, rows)
+        else:
+            await self._write_or_report(rows)
         if scope.llm_cache is not None:
             fresh = outcome == "ok" and scope.invoker is None and not self._reused
             if fresh and self._cacheable:

@@ -9,7 +9,7 @@ from antiphon._drive import drive
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
-from antiphon.adapters._seam import recorded_here
+from antiphon.adapters._seam import inside
 from antiphon.errors import InvalidInput
 
 NATIVE = "native"
@@ -49,11 +49,14 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
         if answer.outcome == "error":
             raise model.failure_of(answer)
         return asking.unpack(answer.value)
+    token = inside.set(True)
     try:
-        with recorded_here():
+        try:
             response = send()
             if asynchronous:
                 response = await response
+        finally:
+            inside.reset(token)
     except BaseException as error:
         await boundary.finish("error", error=error_payload(error))
         raise

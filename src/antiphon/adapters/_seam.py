@@ -6,12 +6,13 @@ from contextvars import ContextVar
 
 from antiphon._scope import RunScope, current_scope
 
-_inside: ContextVar[bool] = ContextVar("antiphon_inside_model_call", default=False)
+inside: ContextVar[bool] = ContextVar("antiphon_inside_model_call", default=False)
+"""Set around the live call of a seam that records it (see :class:`recorded_here`)."""
 
 
 def recording_scope() -> RunScope | None:
     """The run that is to see this model call; ``None`` outside a run, and inside a call that is recorded already."""
-    return None if _inside.get() else current_scope()
+    return None if inside.get() else current_scope()
 
 
 class recorded_here:  # noqa: N801 (used like a function)
@@ -20,7 +21,7 @@ class recorded_here:  # noqa: N801 (used like a function)
     __slots__ = ("_token",)
 
     def __enter__(self) -> None:
-        self._token = _inside.set(True)
+        self._token = inside.set(True)
 
     def __exit__(self, *_: object) -> None:
-        _inside.reset(self._token)
+        inside.reset(self._token)
