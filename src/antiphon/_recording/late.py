@@ -22,6 +22,9 @@ class LateRow(Row):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:  # what is not redacted yet is shown to nobody
+        return f"LateRow({self.run!r}, {self.type!r}, {self.at_ms})"
+
     @property
     def body(self) -> bytes:
         late: Any = self[3]

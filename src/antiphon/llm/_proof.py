@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import orjson
 
-from antiphon.canonical import MAX_SAFE_INTEGER, canonical_json, parse_json
+from antiphon.canonical import _AS_GIVEN, _SORTED, MAX_SAFE_INTEGER, canonical_json, parse_json
 from antiphon.errors import CanonicalError
 
 _LONGEST: Final = 4096
@@ -20,13 +20,6 @@ _LONGEST: Final = 4096
 _LARGEST: Final = 65_536
 """Tools or schemas up to this many bytes are remembered."""
 _TOOLBOXES: Final = 64
-_AS_GIVEN: Final = (
-    orjson.OPT_STRICT_INTEGER
-    | orjson.OPT_PASSTHROUGH_SUBCLASS
-    | orjson.OPT_PASSTHROUGH_DATACLASS
-    | orjson.OPT_PASSTHROUGH_DATETIME
-)
-_SORTED: Final = _AS_GIVEN | orjson.OPT_SORT_KEYS
 _new_hash = hashlib.sha256().copy  # a copy starts quicker than a new one
 
 

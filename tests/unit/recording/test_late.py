@@ -55,6 +55,15 @@ def test_no_secret_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert SECRET not in str(told(record(Antiphon(QUIET, store=MemoryStore()))))
 
 
+def test_a_row_shows_nothing_that_is_not_redacted() -> None:
+    app = Antiphon(QUIET, store=MemoryStore())
+    with app.run("r") as run:
+        run.llm({"model": "m", "messages": [{"role": "user", "content": SECRET}]}, lambda _: {"answer": SECRET})
+    rows = [row for _, row in app.journal._log.rows(run.id, 0, None, 100)]  # type: ignore[attr-defined]
+    assert any(isinstance(row, LateRow) for row in rows)
+    assert SECRET not in repr(rows)
+
+
 def test_many_readers_find_the_same_bytes() -> None:
     app = Antiphon(QUIET, store=MemoryStore())
     with app.run("r") as run:
