@@ -191,12 +191,16 @@ class Express:
         """Counts a success, once there has been one."""
 
     def _usual(self, now: float) -> bool:
-        """Whether nothing stands in the way that the pipeline would have to look at."""
+        """Whether no run is open, and nothing stands in the way that the pipeline would have to look at."""
+        return not _active_runs and _cursor() is None and self._unhindered(now)
+
+    def _unhindered(self, now: float) -> bool:
+        """No hook, no shadow, no call around this one, nothing switched off, nobody listening, nothing due."""
         core = self._core
         switches = core.switches
         if core.hooks.active or switches.any_shadow or not (switches.derive_keys and switches.open_mode):
             return False
-        if _active_runs or _cursor() is not None or _held() is not None:
+        if _held() is not None:
             return False
         if core.settings is not self._settings:
             self._prepare()

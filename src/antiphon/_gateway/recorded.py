@@ -14,7 +14,6 @@ import orjson
 from antiphon import _scope
 from antiphon._gateway import record
 from antiphon._gateway.call import Call
-from antiphon._gateway.context import held
 from antiphon._gateway.guards import Guard
 from antiphon._gateway.straight import Asker, Straight
 from antiphon._scope import RunScope, Site
@@ -64,17 +63,10 @@ class Recorded(Straight):
         cursor = _cursor.get()
         if cursor is None:
             return None
-        scope, core = cursor[0], self._core
-        switches = core.switches
-        if scope.invoker is not None or scope.sink is None or core.hooks.active or switches.any_shadow:
+        scope = cursor[0]
+        if scope.invoker is not None or scope.sink is None or not self._unhindered(now):
             return None
-        if not (switches.derive_keys and switches.open_mode) or held.get() is not None:
-            return None
-        if core.settings is not self._settings:
-            self._prepare()
-        if now >= core.next_refresh or not core.quiet or not record.same_store(core, scope):
-            return None
-        return scope
+        return scope if record.same_store(self._core, scope) else None
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunAsker | None:
         """A call that may ask for its claim, or ``None``: it is one for the pipeline."""
