@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -27,6 +27,11 @@ from antiphon.errors import AntiphonError
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
 """The run of this context."""
 
+EXIT_CODE = "exit_code"
+"""The code of the error of a run that was left with an exit code."""
+EXIT_TAG = "exitCode"
+"""Where a run's manifest tells that exit code."""
+
 Caller = Callable[[str, Mapping[str, Any], str | None], Any]
 
 
@@ -37,8 +42,32 @@ def _digest(scope: RunScope, payload: dict[str, Any]) -> str:
     return digest if not redacted else hashlib.sha256(dump(shown)).hexdigest()
 
 
+def exit_code(error: BaseException | None) -> int | None:
+    """The exit code that ``sys.exit`` asks for; ``None`` for anything else that ends a run."""
+    if not isinstance(error, SystemExit):
+        return None
+    return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+
+
+def exit_error(code: int, words: str = "") -> dict[str, Any]:
+    """How a run says that it was left with an exit code."""
+    message = f"The program ended with exit code {code}" + (f": {words}" if words else ".")
+    return {"class": "builtins.SystemExit", "code": EXIT_CODE, "message": message}
+
+
+def status_of(error: BaseException | None) -> Literal["completed", "failed", "interrupted"]:
+    """What a run is that *error* ended: to leave with exit code 0 is no failure."""
+    if error is None or exit_code(error) == 0:
+        return "completed"
+    return "failed" if isinstance(error, (Exception, SystemExit)) else "interrupted"
+
+
 def run_error(error: BaseException) -> dict[str, Any]:
     """What ended a run, as it is recorded."""
+    left = exit_code(error)
+    if left is not None:
+        code = error.code if isinstance(error, SystemExit) else None
+        return exit_error(left, code if isinstance(code, str) else "")
     recorded = error_payload(error)
     code = getattr(error, "code", None)
     return {
@@ -130,11 +159,9 @@ class Run:
             self._token = None
             active_run.set(None)
         self.error = error
-        status = "completed" if error is None else "failed"
-        if error is not None and not isinstance(error, Exception):
-            status = "interrupted"
+        status = status_of(error)
         payload: dict[str, Any] = {"status": status}
-        if error is None:
+        if error is None or status == "completed":
             payload["output"] = self.output
         else:
             payload["error"] = run_error(error)
@@ -142,7 +169,11 @@ class Run:
         rows = [recorder.encode("decision", None, found, {}) for found in ambiguous(self.scope.twins, self.events)]
         rows.append(recorder.encode("run.finished", None, payload, {}))
         first = drive(recorder.journal.append(self.id, rows))
-        facts = {**self._facts, "tags": {**self._manifest.tags, **self._facts.get("tags", {})}}
+        tags = {**self._manifest.tags, **self._facts.get("tags", {})}
+        tags.pop(EXIT_TAG, None)  # of an earlier attempt
+        if status == "failed" and isinstance(error, SystemExit):
+            tags[EXIT_TAG] = str(exit_code(error))
+        facts = {**self._facts, "tags": tags}
         self._manifest = recorder.clean_manifest(
             msgspec.structs.replace(
                 self._manifest,

@@ -16,7 +16,7 @@ from typing import Any
 
 from antiphon.cli import EXIT
 from antiphon.cli._base import add_config, application, dim
-from antiphon.errors import InvalidInput
+from antiphon.errors import AntiphonError, InvalidInput
 
 DESCRIPTION = (
     "Run a Python program and record its model and MCP calls, with no code change.\n\n"
@@ -59,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
             "replay": replay,
             "fence": not arguments.no_fence,
         }
-        code = _start(command, order)
+        ended = _start(command, order)
+        code = 128 - ended if ended < 0 else ended  # as a shell tells of a signal
         found = _read(report)
     if found is None:
         print(
@@ -71,6 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     if "error" in found:
         print(f"antiphon: {found['message']}\n          {found['hint']}".rstrip(), file=sys.stderr)
         return EXIT["not_found"] if found["error"] == "not_found" else EXIT["usage"]
+    if replay is None and ended > 0:  # who is killed by a signal has not failed, but was interrupted
+        _note_exit(arguments, found["run"], code)
+        found["status"] = "failed"
     if "begun" in found:
         return _cut_off(found["run"], code, replay is not None)
     if replay is not None:
@@ -78,6 +82,17 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         print(dim(_summary(found, code)), file=sys.stderr)
     return code
+
+
+def _note_exit(arguments: argparse.Namespace, run: str, code: int) -> None:
+    """A program cannot tell how it ends; whoever started it can."""
+    from antiphon.ops.start import note_exit
+
+    try:
+        with application(arguments) as app:
+            note_exit(app, run, code)
+    except AntiphonError as error:
+        print(f"antiphon: the exit code was not recorded: {error.message}", file=sys.stderr)
 
 
 def _cut_off(run: str, code: int, replay: bool) -> int:
@@ -118,11 +133,10 @@ def _start(command: Sequence[str], order: Mapping[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the program itself
     signal.signal(signal.SIGTERM, lambda number, frame: child.send_signal(number))
     try:
-        code = child.wait()
+        return child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 128 - code if code < 0 else code
 
 
 def _read(report: Path) -> dict[str, Any] | None:

@@ -30,7 +30,8 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the entry point; 1 if the agent failed."""
+    """Run the entry point; 1 if the agent failed, its exit code if it left with one."""
+    from antiphon._recording.run import exit_code
     from antiphon.ops.runs import find_run
     from antiphon.ops.start import start
 
@@ -38,20 +39,27 @@ def run(arguments: argparse.Namespace) -> int:
     with application(arguments) as app:
         resume = None if arguments.resume is None else find_run(app, arguments.resume).id
         result = start(app, arguments.target, given, resume=resume)
+    code = exit_code(result.error)
     if arguments.json:
-        print_json({"run": result.id, "name": result.name, "status": result.status, "output": result.output})
+        left = {} if code is None else {"exitCode": code}
+        print_json({"run": result.id, "name": result.name, "status": result.status, **left, "output": result.output})
     else:
         if result.output is not None:
             print(result.output if isinstance(result.output, str) else _pretty(result.output))
-        note = f"run {result.id} {result.status} · show it: antiphon show {result.id[:13]}"
+        status = result.status if code is None else f"{result.status} with exit code {code}"
+        note = f"run {result.id} {status} · show it: antiphon show {result.id[:13]}"
         print(dim(note), file=sys.stderr)
         if result.error is not None:
             _explain(result.error)
-    return 0 if result.error is None else 1
+    return code or (0 if result.error is None else 1)
 
 
 def _explain(error: BaseException) -> None:
     """The failure; where it is the agent's own, with the lines of its code that led there."""
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):  # Python would say it now
+            print(error.code, file=sys.stderr)
+        return
     if not isinstance(error, AntiphonError):
         import traceback
 

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         (
             row["id"],
             safe(row["name"]),
-            row["status"],
+            f"{row['status']}, exit {row['exitCode']}" if "exitCode" in row else row["status"],
             when(row["startedAtMs"]),
             duration(row["durationMs"]),
             "" if row["finishedAtMs"] is None else row["events"],  # counted when a run ends

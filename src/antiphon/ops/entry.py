@@ -78,7 +78,7 @@ def _script(path: Path) -> Any:
         spec.loader.exec_module(module)
     except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, Exception):
+        if isinstance(error, (Exception, SystemExit)):
             raise NotFound(
                 f"{path} cannot be imported: {type(error).__name__}: {error}.", code="entry_missing"
             ) from error
@@ -91,7 +91,7 @@ def _module(name: str) -> Any:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise NotFound(
             f"The module {name} cannot be imported: {type(error).__name__}: {error}.", code="entry_missing"
         ) from error

@@ -125,7 +125,7 @@ def execute_exploring(
     try:
         with run, using(app):
             run.output = call_entry(run.scope, function, args, kwargs)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         run.error = error
     fresh = drive(app.journal.manifest(run.id))
     return Explored(run, load_tape(app, fresh if fresh is not None else run.manifest), invoker)

@@ -12,7 +12,7 @@ from antiphon._differ import diff_values
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.recorder import dump
-from antiphon._recording.run import Run, run_error
+from antiphon._recording.run import Run, exit_code, run_error
 from antiphon._replay.current import Setup
 from antiphon._replay.observe import DivergenceFound, Observer, Seen
 from antiphon._replay.strict import StrictInvoker, VerifyInvoker
@@ -61,6 +61,8 @@ def execute_strictly(
         with run.attached(), using(app), fenced(fence) as escapes:
             result.escapes = escapes
             result.output = call_entry(run.scope, function, args, kwargs, stuck=_Patience(result))
+    except SystemExit as leaving:
+        result.error = leaving if exit_code(leaving) else None
     except Exception as error:
         result.error = error
     observer = result.observer

@@ -7,6 +7,7 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon._gateway.owner import certainly_dead
+from antiphon._recording.run import EXIT_TAG
 from antiphon._recording.spill import whole
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
@@ -72,10 +73,12 @@ def event_count(app: Antiphon, manifest: RunManifest) -> int:
 def summary(manifest: RunManifest) -> dict[str, Any]:
     """A run in one line."""
     end = manifest.finished_at_ms
+    left = manifest.tags.get(EXIT_TAG, "")
     return {
         "id": manifest.id,
         "name": manifest.name,
         "status": real_status(manifest),
+        **({"exitCode": int(left)} if left.isdecimal() else {}),
         "startedAtMs": manifest.started_at_ms,
         "finishedAtMs": end,
         "durationMs": None if end is None else end - manifest.started_at_ms,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -105,6 +106,41 @@ def test_a_failing_program_is_a_failed_run(program: Program) -> None:
     assert found.returncode == 1
     assert "ValueError" in found.stderr
     assert " failed " in found.stderr
+
+
+def _listed(program: Program, *words: str) -> str:
+    command = [str(Path(sys.executable).parent / "antiphon"), *words]
+    env = {**os.environ, "ANTIPHON_HOME": str(program.folder / ".antiphon")}
+    return subprocess.run(command, cwd=program.folder, env=env, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize("end", ["sys.exit(7)", "raise SystemExit(7)", "os._exit(7)"])
+def test_a_program_that_leaves_with_an_exit_code_is_a_failed_run(program: Program, end: str) -> None:
+    code = f"import os, sys\nprint('bye', flush=True)\n{end}\n"
+    found = program.run("--", code=code)
+    assert (found.returncode, found.stdout) == (7, "bye\n")
+    run = json.loads(_listed(program, "runs", "--json"))["runs"][0]
+    assert (run["status"], run["exitCode"]) == ("failed", 7)
+    assert "failed, exit 7" in _listed(program, "runs")
+    assert "The program ended with exit code 7." in _listed(program, "show")
+    if end != "os._exit(7)":
+        assert "failed with exit code 7" in found.stderr
+        again = program.run("--replay", "latest", "--", code=code)
+        assert (again.returncode, again.stdout) == (7, "bye\n")
+
+
+def test_a_program_that_says_it_is_well_has_completed(program: Program) -> None:
+    assert program.run("--", code="import sys\nsys.exit(0)\n").returncode == 0
+    run = json.loads(_listed(program, "runs", "--json"))["runs"][0]
+    assert (run["status"], "exitCode" in run) == ("completed", False)
+
+
+def test_the_exit_code_of_an_exception_is_kept_beside_it(program: Program) -> None:
+    found = program.run("--", code="raise ValueError('no such order')\n")
+    assert found.returncode == 1
+    run = json.loads(_listed(program, "runs", "--json"))["runs"][0]
+    assert (run["status"], run["exitCode"]) == ("failed", 1)
+    assert "builtins.ValueError: no such order" in _listed(program, "show")
 
 
 @pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", 137), ("os._exit(0)", 0)])

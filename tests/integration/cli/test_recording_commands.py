@@ -62,6 +62,60 @@ def test_run_of_an_agent_that_fails(antiphon: Command) -> None:
     assert antiphon("runs", "--status", "failed", "--json").json["runs"][0]["name"] == "fail"
 
 
+@pytest.mark.parametrize("entry", ["leave", "leave_later"])
+def test_run_of_an_agent_that_leaves_with_an_exit_code(antiphon: Command, entry: str) -> None:
+    done = antiphon("run", f"agent.py:{entry}", "--input", "7")
+    assert done.code == 7
+    assert "failed with exit code 7" in done.err
+    assert "Traceback" not in done.err
+    run = antiphon("runs", "--json").json["runs"][0]
+    assert (run["status"], run["exitCode"]) == ("failed", 7)
+    assert "failed, exit 7" in antiphon("runs").out
+    shown = antiphon("show", "--json").json
+    assert shown["error"] == {
+        "class": "builtins.SystemExit",
+        "code": "exit_code",
+        "message": "The program ended with exit code 7.",
+    }
+    assert "The program ended with exit code 7." in antiphon("show").out
+    again = antiphon("replay", "latest", "--strict", "--json")
+    assert (again.code, again.json["verdict"]) == (0, "pass"), again
+    assert antiphon("run", f"agent.py:{entry}", "--input", "7", "--json").json["exitCode"] == 7
+
+
+@pytest.mark.parametrize("given", ["0", "null"])
+def test_an_agent_that_leaves_without_a_complaint_has_completed(antiphon: Command, given: str) -> None:
+    done = antiphon("run", "agent.py:leave", "--input", f'{{"args": [{given}]}}', "--json")
+    assert (done.code, done.json["status"]) == (0, "completed")
+    assert "exitCode" not in antiphon("runs", "--json").json["runs"][0]
+    assert antiphon("replay", "latest", "--strict").code == 0
+
+
+def test_an_agent_that_leaves_with_words_says_them_and_fails(antiphon: Command) -> None:
+    done = antiphon("run", "agent.py:leave", "--input", '"no such order"')
+    assert done.code == 1
+    assert "no such order" in done.err
+    assert antiphon("show", "--json").json["error"]["message"] == "The program ended with exit code 1: no such order"
+
+
+@pytest.mark.parametrize("now", ["8", "0"])
+def test_an_exit_code_that_changed_is_a_divergence(
+    antiphon: Command, monkeypatch: pytest.MonkeyPatch, now: str
+) -> None:
+    antiphon("run", "agent.py:leave", "--input", "7")
+    monkeypatch.setenv("LEAVE", now)
+    again = antiphon("replay", "latest", "--strict")
+    assert again.code == 1
+    assert "'failed' -> 'completed'" in again.out if now == "0" else "exit code 8" in again.out
+
+
+def test_a_file_that_leaves_when_it_is_imported_is_no_run(antiphon: Command) -> None:
+    Path("script.py").write_text("import sys\n\ndef main():\n    return 1\n\nsys.exit(main())\n")
+    done = antiphon("run", "script.py:main")
+    assert done.code == 5
+    assert "script.py cannot be imported: SystemExit: 1" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
