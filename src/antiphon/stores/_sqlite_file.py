@@ -30,6 +30,8 @@ T = TypeVar("T")
 Run = Callable[[sqlite3.Connection], T]
 
 _BATCH = 128
+_LOOK_EVERY_S = 0.002
+"""How often a writer looks whether its file is still the one under its name."""
 
 
 class Operation:
@@ -73,6 +75,7 @@ class DatabaseFile:
         self.busy_s = busy_s
         self.schema = 0
         self._polite_until = 0.0
+        self._look_at = 0.0
         self.reset()
         _files.add(self)
 
@@ -145,7 +148,8 @@ class DatabaseFile:
             return None
         try:
             connection = self._writer or self._writing()
-            self._before_commit(connection)
+            if self._room is not None or time.monotonic() >= self._look_at:
+                self._before_commit(connection)
             if whole:
                 return step(connection, *arguments)
             connection.execute("BEGIN IMMEDIATE")
@@ -322,17 +326,21 @@ class DatabaseFile:
         if self._writer is None:
             self._writer = self.open()
             self._inode = self.path.stat().st_ino
+            self._look_at = 0.0
         return self._writer
 
     def _before_commit(self, connection: sqlite3.Connection) -> None:
-        self._check_still_there()
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._check_still_there()
+            self._look_at = now + _LOOK_EVERY_S
         if self._room is not None:
             self._room.keep(connection)
 
     def _check_still_there(self) -> None:
         """A file that was removed takes writes as before and keeps none of them: refuse instead."""
         try:
-            if os.stat(self._name).st_ino == self._inode:  # noqa: PTH116 - half the price, at every commit
+            if os.stat(self._name).st_ino == self._inode:  # noqa: PTH116 - half the price
                 return
         except OSError:
             pass

@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -207,6 +208,7 @@ def test_a_file_removed_while_in_use_is_noticed(path: Path) -> None:
     held = claimed(drive(journal.begin(bench.ask("k"))))
     for name in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         name.unlink()
+    time.sleep(0.005)  # writers look every few milliseconds
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         drive(journal.settle("k", held.version, done()))
     assert drive(journal.settle("k", held.version, done())) is None, "the new file knows nothing of it"
