@@ -64,8 +64,8 @@ format: setup ## format and sort imports
 bench: setup ## measure ourselves and our peers side by side (ONLY=canonical,imports)
 	$(PY) -m bench $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-bench-pins: setup ## pin the peers of the benchmarks again
-	@for peer in bench/peers/*.in; do \
+bench-pins: setup ## pin the peers of the benchmarks and tests again
+	@for peer in bench/peers/*.in tests/peers/*.in; do \
 	  $(UV) pip compile --quiet --universal --no-annotate --no-header --python-version 3.11 --generate-hashes $$peer -o $${peer%.in}.txt || exit 1; \
 	done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -17,11 +18,21 @@ class PeerUnavailable(RuntimeError):
     """The peer's environment could not be made; the reason is in the message."""
 
 
-def python_of(peer: str) -> Path:
-    """The interpreter of the peer's own environment, made from ``bench/peers/PEER.txt`` when it is not there."""
-    pins = HERE / "peers" / f"{peer}.txt"
+def python_of(peer: str, pinned: Path = HERE / "peers") -> Path:
+    """The interpreter of the peer's own environment, made from ``bench/peers/PEER.txt`` when it is not there.
+
+    *pinned* is another folder of pins. Processes that want the same environment at once make it once.
+    """
+    pins = pinned / f"{peer}.txt"
     if not pins.exists():
-        raise PeerUnavailable(f"bench/peers/{peer}.txt does not exist")
+        raise PeerUnavailable(f"{pins.relative_to(HERE.parent)} does not exist")
+    ENVS.mkdir(parents=True, exist_ok=True)
+    with (ENVS / f"{peer}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _made(peer, pins)
+
+
+def _made(peer: str, pins: Path) -> Path:
     home = ENVS / peer
     python = home / "bin" / "python"
     stamp = home / ".stamp"
@@ -30,7 +41,6 @@ def python_of(peer: str) -> Path:
         return python
     print(f"[bench] making the environment of {peer} …", file=sys.stderr, flush=True)
     shutil.rmtree(home, ignore_errors=True)
-    home.parent.mkdir(parents=True, exist_ok=True)
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
     if uv:
         _run(peer, [uv, "venv", "--quiet", "--python", sys.executable, str(home)])

@@ -112,6 +112,7 @@ class RunScope:
         "shown",
         "sink",
         "store",
+        "streams",
         "tenant",
         "twins",
         "workspace",
@@ -164,6 +165,8 @@ class RunScope:
         """Loop guard and caps of this run, kept by the gateways."""
         self.twins: dict[str, int] = {}
         """Lanes that only their order of arrival tells apart: common part of their paths -> how many."""
+        self.streams: dict[int, Callable[[], None]] = {}
+        """Streams of models that nobody has read to their end or closed yet: how each is ended with the run."""
 
     def activate(self) -> Token[Cursor | None]:
         """Make this run current in this context; :meth:`deactivate` ends it."""
@@ -177,6 +180,8 @@ class RunScope:
         _cursor.set(Cursor(self, self.root, self.root.counter))
 
     def deactivate(self, token: Token[Cursor | None]) -> None:
+        for leave in tuple(self.streams.values()):
+            leave()
         _active.pop(id(self), None)
         try:
             _cursor.reset(token)

@@ -11,7 +11,7 @@ from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.adapters import _mcp_http, _wire
-from antiphon.adapters._seam import recorded_here, recording_scope
+from antiphon.adapters._seam import read_on, recorded_here, recording_scope
 from antiphon.adapters._streams import stream_types
 from antiphon.adapters._tape import Tape
 
@@ -162,10 +162,12 @@ def _again(module: ModuleType, request: Any, response: Any, **body: Any) -> Any:
 
 
 def _given(module: ModuleType, request: Any, found: _wire.Replayed, asynchronous: bool) -> Any:
-    failure = None if found.raises is None else _exception(module, request, *found.raises)
+    failure: Exception | None = None if found.raises is None else _exception(module, request, *found.raises)
     if failure is not None and not found.pieces:
         raise failure
-    stream = stream_types(module, asynchronous).recorded(found.pieces, failure, found.gaps)
+    if found.left:
+        failure = read_on(len(found.pieces))
+    stream = stream_types(module, asynchronous).recorded(found.pieces, failure, found.gaps, found.given_up)
     return module.Response(found.status, headers=found.headers, stream=stream, request=request)
 
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from antiphon._drive import drive
+from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.adapters._model import Asking, open_asking, outcome_of
-from antiphon.adapters._seam import recorded_here
+from antiphon.adapters._seam import read_on, recorded_here
 from antiphon.ports import Answer
 
 Codec = tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[list[Any]], Any]]
@@ -28,6 +28,13 @@ class _Taken:
         self._pieces: list[Any] = []
         self._last = time.monotonic()
         self._gap = 0.0
+        self._ended = False
+        boundary.scope.streams[id(self)] = self._leave
+
+    def _leave(self) -> None:
+        """The run is over, and the framework has neither read on nor closed its stream."""
+        self._boundary.asynchronous = False
+        drive(self.end(GeneratorExit()))
 
     def took(self, piece: Any) -> None:
         now = time.monotonic()
@@ -35,10 +42,16 @@ class _Taken:
         self._pieces.append(piece)
 
     async def flush(self) -> None:
+        if self._ended:
+            return
         self._boundary.chunk(self._codec[0](self._pieces[-1]), self._gap)
         await self._boundary.pulled()
 
     async def end(self, error: BaseException | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._boundary.scope.streams.pop(id(self), None)
         if error is None:
             value = self._asking.pack(self._codec[2](self._pieces))
             outcome, meta = outcome_of(value, self._asking.dialect)
@@ -60,7 +73,8 @@ def stream(scope: RunScope, asking: Asking, send: Callable[[], Iterator[Any]], c
     drive(boundary.start())
     if answer is not None:
         drive(_note(boundary, answer))
-        yield from _again(asking, answer, codec)
+        yield from _pieces(answer, codec)
+        _end(answer)
         return
     taken = _Taken(boundary, asking, codec)
     try:
@@ -89,8 +103,11 @@ async def stream_async(
     await boundary.start()
     if answer is not None:
         await _note(boundary, answer)
-        for piece in _again(asking, answer, codec):
+        for piece in _pieces(answer, codec):
             yield piece
+        if was_given_up(answer.error):
+            await until_cancelled("llm", answer.meta.get(AFTER))
+        _end(answer)
         return
     taken = _Taken(boundary, asking, codec)
     try:
@@ -117,8 +134,14 @@ async def _note(boundary: Boundary, answer: Answer) -> None:
     await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
 
 
-def _again(asking: Asking, answer: Answer, codec: Codec) -> Iterator[Any]:
+def _pieces(answer: Answer, codec: Codec) -> Iterator[Any]:
     for data in answer.chunks or ():
         yield codec[1](data)
-    if answer.outcome == "error" and (answer.error or {}).get("code") != model.BROKEN_OFF:
+
+
+def _end(answer: Answer) -> None:
+    """What ended the stream."""
+    if (answer.error or {}).get("code") == model.BROKEN_OFF:
+        raise read_on(len(answer.chunks or ()))
+    if answer.outcome == "error":
         raise model.failure_of(answer)

@@ -1,4 +1,4 @@
-"""Wraps the public transport methods of httpx and httpx2, and the public entry points of MCP, when they are imported.
+"""Wraps public methods when their modules are imported: transports of httpx, httpx2 and LiteLLM, entry points of MCP.
 
 The methods of the classes are replaced, so clients that were made earlier are covered too.
 """
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from antiphon.adapters._aiohttp import tell_unseen
 from antiphon.adapters._http import handle, handle_async
 from antiphon.adapters._mcp_stdio import wrap_stdio
 
@@ -27,6 +28,15 @@ def wrap_transports(module: ModuleType) -> None:
         "handle_async_request",
         lambda send, request: handle_async(module, request, send),
     )
+
+
+def wrap_litellm(module: ModuleType) -> None:
+    """The same for the transport that LiteLLM gives its asynchronous clients of httpx: aiohttp is underneath."""
+    import httpx
+
+    transport = getattr(module, "LiteLLMAiohttpTransport", None)
+    if transport is not None:
+        _replace(transport, "handle_async_request", lambda send, request: handle_async(httpx, request, send))
 
 
 def _replace(kind: Any, name: str, around: Callable[[Callable[[Any], Any], Any], Any]) -> None:
@@ -45,6 +55,8 @@ def _replace(kind: Any, name: str, around: Callable[[Callable[[Any], Any], Any],
 WRAPPERS: dict[str, Callable[[ModuleType], None]] = {
     "httpx": wrap_transports,
     "httpx2": wrap_transports,
+    "litellm.llms.custom_httpx.aiohttp_transport": wrap_litellm,
+    "aiohttp": tell_unseen,
     "mcp.client.stdio": wrap_stdio,
 }
 """What is done to a module after its own code has run."""

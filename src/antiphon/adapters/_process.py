@@ -124,6 +124,7 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
     stack.enter_context(using(app))
     stack.enter_context(run.attached())
     platform.platform()  # SDKs tell it in a header, and Python asks a program for it once
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network for prices
     if order.fence and app.store.url.startswith("sqlite"):  # other stores are reached over the network
         leave_network()
     escapes = fence_process() if order.fence else []

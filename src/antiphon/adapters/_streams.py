@@ -9,7 +9,7 @@ from itertools import zip_longest
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
-from antiphon._drive import drive
+from antiphon._drive import drive, until_cancelled
 
 
 class Tape(Protocol):
@@ -58,9 +58,7 @@ class _LiveAsync:
                 self._tape.took(data)
                 yield data
                 await self._tape.flush()
-        except GeneratorExit:
-            raise  # a generator that is being closed may not wait: aclose() writes the end
-        except BaseException as error:
+        except BaseException as error:  # GeneratorExit: nobody reads on, and perhaps nobody closes
             await self._tape.end(error)
             raise
         await self._tape.end(None)
@@ -71,11 +69,17 @@ class _LiveAsync:
 
 
 class _Recorded:
-    """The pieces as they were, with their pauses if they are kept, then the exception that ended them, if one did."""
+    """The pieces as they were, with their pauses if they are kept, then the exception that ended them, if one did.
 
-    def __init__(self, pieces: list[bytes], failure: Exception | None, gaps: Sequence[float]) -> None:
+    A stream that its reader's task was cancelled in (after *given_up* milliseconds) waits for that at its end.
+    """
+
+    def __init__(
+        self, pieces: list[bytes], failure: Exception | None, gaps: Sequence[float], given_up: float | None
+    ) -> None:
         self._pieces: list[Any] = list(zip_longest(pieces, gaps[: len(pieces)], fillvalue=0))
         self._failure = failure
+        self._given_up = given_up
 
     def __iter__(self) -> Iterator[bytes]:
         for data, pause in self._pieces:
@@ -94,6 +98,8 @@ class _RecordedAsync(_Recorded):
 
                 await asyncio.sleep(pause / 1000)
             yield data
+        if self._given_up is not None:
+            await until_cancelled("llm", self._given_up)
         if self._failure is not None:
             raise self._failure
 

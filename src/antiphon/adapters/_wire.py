@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from antiphon._drive import AFTER, was_given_up
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
@@ -150,6 +151,10 @@ class Replayed(NamedTuple):
     """Name and message of the exception the transport raised."""
     gaps: tuple[float, ...] = ()
     """Milliseconds before each piece, where the replay keeps them."""
+    left: bool = False
+    """Whether the reader left the stream after these pieces."""
+    given_up: float | None = None
+    """After how many milliseconds the reader's task was cancelled, if it was."""
 
 
 def replayed(answer: Answer, call: ModelCall) -> Replayed:
@@ -157,7 +162,10 @@ def replayed(answer: Answer, call: ModelCall) -> Replayed:
     error = answer.error or {}
     if answer.chunks is not None:
         pieces = [piece_bytes(chunk) for chunk in answer.chunks]
-        return Replayed(200, _EVENTS, pieces, _raised(error), tuple(answer.meta.get("gapsMs", ())))
+        found = Replayed(200, _EVENTS, pieces, _raised(error), tuple(answer.meta.get("gapsMs", ())))
+        if was_given_up(answer.error):
+            return found._replace(given_up=answer.meta.get(AFTER, 0))
+        return found._replace(left=error.get("code") == model.BROKEN_OFF)
     if answer.outcome == "error":
         status = error.get("status")
         if isinstance(status, int):

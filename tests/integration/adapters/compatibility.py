@@ -8,6 +8,7 @@ from pathlib import Path
 from antiphon.adapters._need import NEEDS
 from tests.integration.adapters.speakers import SPEAKERS
 from tests.integration.adapters.subjects import SUBJECTS
+from tests.integration.adapters.test_litellm import PINS, VARIANTS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "compatibility.md"
 GUIDES = {
@@ -40,7 +41,8 @@ providers, refusals and cut streams as they were. Each variant of a framework is
 write once across a resume, runs parallel calls once each, and records a refusal as one. A package that is missing or
 outside its range is one line that names the extra and the range.
 
-LiteLLM pins an older OpenAI SDK and cannot be installed beside the others: see [its page](../how-to/litellm.md).
+LiteLLM pins an older OpenAI SDK and cannot be installed beside the others: its tests run in an environment of their
+own, locked in `tests/peers/litellm.txt`. Nothing of ours looks at its version.
 """
 
 
@@ -53,6 +55,14 @@ def variants(name: str) -> str:
     return ", ".join(found for found in mine if not any(found.startswith(prefix) for prefix in other))
 
 
+def locked(peer: str) -> str:
+    """The version of a peer that has an environment of its own."""
+    for line in (PINS / f"{peer}.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith(f"{peer}=="):
+            return line.removeprefix(f"{peer}==").rstrip(" \\")
+    raise LookupError(peer)
+
+
 def render() -> str:
     """The page as it has to be."""
     rows = []
@@ -60,6 +70,9 @@ def render() -> str:
         link = f"[{name}](../how-to/{GUIDES[name]}.md)"
         supported = need.range.removeprefix(f"{need.package} ")
         rows.append(f"| {link} | `{need.package}` | {supported} | {version(need.package)} | {variants(name)} |")
+    rows.append(
+        f"| [litellm](../how-to/litellm.md) | `litellm` | as run | {locked('litellm')} | {', '.join(VARIANTS)} |"
+    )
     return HEAD + "\n".join(rows) + "\n" + TAIL
 
 
