@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from antiphon import _scope
 from antiphon._gateway import codec
 from antiphon._gateway.call import Call
@@ -51,12 +53,24 @@ Digests = tuple[str, str, str]
 class Form:
     """What the claims of one tool, session and actor have in common; a record is made of it when somebody asks."""
 
-    __slots__ = ("lease_ms", "maker", "owner", "session", "tenant", "tool", "ttl_ms", "workspace")
+    __slots__ = (
+        "actor_json",
+        "lease_ms",
+        "maker",
+        "owner",
+        "session",
+        "session_json",
+        "tenant",
+        "tool",
+        "ttl_ms",
+        "workspace",
+    )
 
     def __init__(self, tool: Tool, maker: KeyMaker, settings: Settings, owner: str) -> None:
         self.tool = tool.full_name
         self.maker = maker
-        self.session = maker.place[0]
+        self.session, actor = maker.place
+        self.session_json, self.actor_json = orjson.dumps(self.session), orjson.dumps(actor)
         self.ttl_ms, self.lease_ms = tool.ttl.done_ms, tool.ttl.lease_ms
         self.tenant, self.workspace = settings.tenant, settings.workspace
         self.owner = owner
@@ -258,9 +272,8 @@ class Express:
         if turn is not None and not self._admitted(ticket, turn, now):
             ticket.version = 0
             return ticket
-        if form.owner is not owner_token():  # this is a forked child
-            self._forms.clear()
-            form = self._form(place) or form
+        if form.owner is not owner_token():
+            form = self._own_form(place)
         if exact is None and len(material) <= _KEEP_BYTES:
             ticket.version = self._begin(key, request_id, form, material)
         else:
@@ -275,6 +288,16 @@ class Express:
         if len(self._forms) >= _FORMS_KEPT:
             self._forms.clear()
         form = self._forms[place] = Form(self._tool, maker, self._settings, owner_token())
+        return form
+
+    def _own_form(self, place: tuple[str, str, None]) -> Form:
+        """The form of a place whose keys are prepared, in the name of this process: a forked child makes its own."""
+        form = self._forms.get(place)
+        if form is None or form.owner is not owner_token():
+            if form is not None:
+                self._forms.clear()
+            form = self._form(place)
+            assert form is not None
         return form
 
     def _admitted(self, ticket: Ticket, turn: Any, now: float) -> bool:

@@ -15,12 +15,11 @@ from antiphon._gateway.express import Express
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.parts import Parts
-from antiphon._gateway.recorded import Recorded
+from antiphon._gateway.recorded import ways
 from antiphon._gateway.settings import Settings
-from antiphon._gateway.straight import Straight
 from antiphon._gateway.tool import Tool, kind_of, name_of
 from antiphon._gateway.turns import AsyncSession, Session, TurnState, active_session, active_turn
-from antiphon._scope import current_scope
+from antiphon._scope import _cursor, current_scope
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
@@ -250,9 +249,9 @@ class Gateway(_Face):
 
         if not (tool.inline and tool.timeout is None):
             return guarded
-        guarded = self._wrap_straight(Recorded(core, tool), guarded)
+        guarded = self._wrap_straight(tool, guarded)
         if not core.in_process:
-            return self._wrap_straight(Straight(core, tool), guarded)
+            return guarded
         express, function = Express(core, tool), tool.function
         hold, release = core.renewer.hold, core.renewer.release
 
@@ -281,15 +280,16 @@ class Gateway(_Face):
 
         return swift
 
-    def _wrap_straight(self, way: Straight, guarded: Callable[..., Any]) -> Callable[..., Any]:
-        switches = self.core.switches
+    def _wrap_straight(self, tool: Tool, guarded: Callable[..., Any]) -> Callable[..., Any]:
+        switches, (outside, inside) = self.core.switches, ways(self.core, tool)
 
         def straight(*args: Any, **kwargs: Any) -> Any:
+            way = outside if _cursor.get() is None else inside
             ticket = way.enter(args, kwargs) if switches.enabled and not switches.tools_off else None
             if ticket is None:
                 return guarded(*args, **kwargs)
             try:
-                return drive(way.call(ticket))
+                return way.run(ticket)
             except Suspended as error:
                 call = ticket.to_call()
                 return edge.unwrap(call, edge.suspended(call, error))
@@ -418,9 +418,9 @@ class AsyncGateway(_Face):
         plain = tool.kind == "async" and tool.context_param is None and tool.quick_bind is not None
         if not (plain and tool.timeout is None):
             return guarded
-        guarded = self._wrap_straight(Recorded(core, tool), guarded)
+        guarded = self._wrap_straight(tool, guarded)
         if not core.in_process:
-            return self._wrap_straight(Straight(core, tool), guarded)
+            return guarded
         express, function = Express(core, tool), tool.function
         hold, release = core.renewer.hold, core.renewer.release
 
@@ -450,10 +450,11 @@ class AsyncGateway(_Face):
 
         return swift
 
-    def _wrap_straight(self, way: Straight, guarded: Callable[..., Any]) -> Callable[..., Any]:
-        switches = self.core.switches
+    def _wrap_straight(self, tool: Tool, guarded: Callable[..., Any]) -> Callable[..., Any]:
+        switches, (outside, inside) = self.core.switches, ways(self.core, tool)
 
         async def straight(*args: Any, **kwargs: Any) -> Any:
+            way = outside if _cursor.get() is None else inside
             ticket = way.enter(args, kwargs) if switches.enabled and not switches.tools_off else None
             return await (guarded(*args, **kwargs) if ticket is None else way.call(ticket))
 

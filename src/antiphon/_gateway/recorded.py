@@ -7,7 +7,7 @@ byte for byte apart from times and ids (by test); anything unusual is handed ove
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -16,9 +16,13 @@ from antiphon._gateway import record
 from antiphon._gateway.call import Call
 from antiphon._gateway.guards import Guard
 from antiphon._gateway.straight import Asker, Straight
+from antiphon._gateway.tool import Tool
 from antiphon._scope import RunScope, Site
 from antiphon.decide.loop import ALLOW
-from antiphon.ports import Existing, Final, Row
+from antiphon.ports import Existing, Row
+
+if TYPE_CHECKING:
+    from antiphon._gateway.core import Core
 
 _cursor = _scope._cursor
 _SMALL = 16_384
@@ -119,13 +123,19 @@ class Recorded(Straight):
         meta = b'{"requestId":"%b","keyFingerprint":"%b",%b' % ids
         return (ticket.scope.compose("call.started", ticket.site, payload, meta),)
 
-    def _ended(self, ticket: RunAsker, value: Any, final: Final, now: float) -> Sequence[Row]:
+    def _ended(self, ticket: RunAsker, value: Any, payload: bytes, now: float) -> Sequence[Row]:
         """The outcome event of a success; what the record keeps of it has been looked at for secrets already."""
         took = round((now - ticket.started) * 1000, 3)
-        scope, kept = ticket.scope, final.payload
-        if self._core.keeper.redactor is None or kept is None or len(kept) > _SMALL:
+        scope = ticket.scope
+        if self._core.keeper.redactor is None or len(payload) > _SMALL:
             meta = {"status": "success", "attempts": 1, "durationMs": took}
-            return (scope.encode("call.finished", ticket.site, {"outcome": "ok", "value": value}, meta),)
-        payload = b'{"outcome":"ok","value":%b}' % kept
+            kept = {"outcome": "ok", "value": orjson.Fragment(payload)}
+            return (scope.encode("call.finished", ticket.site, kept, meta),)
         ended = b'{"status":"success","attempts":1,"durationMs":%b}' % orjson.dumps(took)
-        return (scope.compose("call.finished", ticket.site, payload, ended),)
+        return (scope.compose("call.finished", ticket.site, b'{"outcome":"ok","value":%b}' % payload, ended),)
+
+
+def ways(core: Core, tool: Tool) -> tuple[Straight, Straight]:
+    """The straight ways of a call outside of runs and inside; outside, a store of this process has ``express``."""
+    inside = Recorded(core, tool)
+    return inside if core.in_process else Straight(core, tool), inside

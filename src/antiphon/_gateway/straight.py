@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from antiphon._drive import drive
 from antiphon._gateway import codec, edge, settling
 from antiphon._gateway.call import Call, Outcome
 from antiphon._gateway.context import held
@@ -97,16 +98,71 @@ class Straight(Express):
         ticket.begun = False
         return True
 
+    def run(self, ticket: Any) -> Any:
+        """:meth:`call` for a store that a blocking caller asks without a coroutine, as long as nothing is unusual."""
+        core = self._core
+        journal: Any = core.journal()
+        if not hasattr(journal, "start_now"):
+            return drive(self.call(ticket))
+        if not self._admits(ticket):
+            return drive(self._hand_over(ticket, None))
+        form = self._own_form(ticket.place)
+        events = self._started(ticket)
+        try:
+            version = journal.start_now(form, ticket.keys, ticket.identity, ticket.request_id, events)
+        except StoreError as error:
+            return drive(self._hand_over(ticket, error))
+        except BaseException as interrupt:
+            drive(core.interrupted(ticket.to_call(), None, interrupt))
+            raise
+        if not version:
+            return drive(self._claim(ticket, journal, events))
+        ticket.version = version
+        ticket.begun = True
+        if self._monotonic() - ticket.started > self._tool.renew_every:
+            return drive(self._start_over(ticket))
+        core.renewer.hold(ticket)
+        token, outside = held.set((ticket.key, None)), self._go_inside(ticket)
+        try:
+            value = self._function(**ticket.params)
+        except BaseException as error:
+            self._come_back(outside)
+            held.reset(token)
+            return drive(self._raised(ticket, error))
+        self._come_back(outside)
+        held.reset(token)
+        core.renewer.release(ticket)
+        now = self._monotonic()
+        payload = self._payload(value)
+        if payload is None:
+            return drive(self._finish(ticket, value))
+        times = self._times(ticket, now)
+        try:
+            events = self._ended(ticket, value, payload, now)
+            settled = journal.finish_now(ticket.key, version, self._ttl_ms, payload, times, events)
+        except StoreError:
+            return drive(self._finish(ticket, value))
+        except BaseException as interrupt:
+            drive(self._interrupted(ticket, value, now, interrupt))
+            raise
+        if settled is None:
+            return drive(self._settle(ticket, value, payload, now, journal, events))
+        self._noted(ticket, payload, settled)
+        return value
+
     async def call(self, ticket: Any) -> Any:
         """Claim, call and settle; what a decorated function returns or raises."""
-        core = self._core
         if not self._admits(ticket):
             return await self._hand_over(ticket, None)
-        journal: Any = core.journal()
-        at_once = not self._asynchronous and hasattr(journal, "settle_now")
-        ask, events = self._ask(ticket), self._started(ticket)
+        return await self._claim(ticket, self._core.journal(), self._started(ticket))
+
+    async def _claim(self, ticket: Any, journal: Any, events: Sequence[Row]) -> Any:
+        core, ask = self._core, self._ask(ticket)
         try:
-            got = journal.begin_now(ask, events) if at_once else await journal.begin(ask, events)
+            if not self._asynchronous and hasattr(journal, "begin_now"):
+                got = journal.begin_now(ask, events)
+            else:
+                got = await journal.begin(ask, events)
         except StoreError as error:
             return await self._hand_over(ticket, error)
         except BaseException as interrupt:
@@ -128,26 +184,34 @@ class Straight(Express):
         except BaseException as error:
             self._come_back(outside)
             held.reset(token)
-            call = core.carry_on(ticket)
-            return edge.unwrap(call, await core.resume(call, error))
+            return await self._raised(ticket, error)
         self._come_back(outside)
         held.reset(token)
         core.renewer.release(ticket)
         now = self._monotonic()
-        final = self._final(ticket, value, now)
+        payload = self._payload(value)
+        if payload is None:
+            return await self._finish(ticket, value)
+        return await self._settle(ticket, value, payload, now, journal, self._ended(ticket, value, payload, now))
+
+    async def _settle(
+        self, ticket: Any, value: Any, payload: bytes, now: float, journal: Any, events: Sequence[Row]
+    ) -> Any:
+        began, ended = self._times(ticket, now)
+        attempt = RecordedAttempt(started_at_ms=began, finished_at_ms=ended, status="success", retriable=False)
+        final: Final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, (attempt,), 1, True))
+        end = (ticket.key, ticket.version, final, events)
         try:
-            if final is None:
-                return await self._finish(ticket, value)
-            end = (ticket.key, ticket.version, final, self._ended(ticket, value, final, now))
-            self._noted(ticket, final, journal.settle_now(*end) if at_once else await journal.settle(*end))
+            if not self._asynchronous and hasattr(journal, "settle_now"):
+                settled = journal.settle_now(*end)
+            else:
+                settled = await journal.settle(*end)
         except StoreError:
             return await self._finish(ticket, value)
         except BaseException as interrupt:
-            call = ticket.to_call()
-            core.attempts.note(call, call.started, now)
-            call.outcome = Outcome("success", value, 1)
-            await core.interrupted(call, None, interrupt)
+            await self._interrupted(ticket, value, now, interrupt)
             raise
+        self._noted(ticket, payload, settled)
         return value
 
     # -- what a run adds -----------------------------------------------------------------------------------------
@@ -166,7 +230,7 @@ class Straight(Express):
     def _come_back(self, outside: Any) -> None:
         """Undo :meth:`_go_inside`."""
 
-    def _ended(self, ticket: Any, value: Any, final: Final, now: float) -> Sequence[Row]:
+    def _ended(self, ticket: Any, value: Any, payload: bytes, now: float) -> Sequence[Row]:
         """What is written with the outcome."""
         return ()
 
@@ -208,8 +272,8 @@ class Straight(Express):
             metrics.call_ended(self._name, "success", self._spec.scope, took)
         return (value,)
 
-    def _final(self, ticket: Asker, value: Any, now: float) -> Final | None:
-        """The record of a success, unless its result is large, secret or not serialisable."""
+    def _payload(self, value: Any) -> bytes | None:
+        """The result as the record keeps it, unless it is large, secret or not serialisable."""
         keeper = self._core.keeper
         try:
             payload = codec.encode(value)
@@ -219,13 +283,14 @@ class Straight(Express):
             return None
         if keeper.redactor is not None and keeper.redactor.redact_bytes(payload)[1]:
             return None
-        ended = time.time_ns() // 1_000_000
-        began = ended - int((now - ticket.started) * 1000)
-        attempt = RecordedAttempt(started_at_ms=began, finished_at_ms=ended, status="success", retriable=False)
-        final: Final = _new(Final, ("done", self._ttl_ms, payload, None, None, False, None, (attempt,), 1, True))
-        return final
+        return payload
 
-    def _noted(self, ticket: Asker, final: Final, version: int | None) -> None:
+    def _times(self, ticket: Asker, now: float) -> tuple[int, int]:
+        """When a call that has just ended began, and when it ended."""
+        ended = time.time_ns() // 1_000_000
+        return ended - int((now - ticket.started) * 1000), ended
+
+    def _noted(self, ticket: Asker, payload: bytes, version: int | None) -> None:
         """Note the success everywhere."""
         name = self._name
         now = self._monotonic()
@@ -239,8 +304,20 @@ class Straight(Express):
             turn.identities.add(ticket.request_id)
             turn.succeeded.setdefault((name, ticket.key), ticket.request_id)
         if ticket.guard is not None:
-            ticket.guard.loop.record(name, ticket.key, final.payload, poll=self._spec.poll)
+            ticket.guard.loop.record(name, ticket.key, payload, poll=self._spec.poll)
         (self._tally or self._bind_tally())((now - ticket.started) * 1000)
+
+    async def _raised(self, ticket: Asker, error: BaseException) -> Any:
+        """Go on in the pipeline, which decides whether to try again."""
+        call = self._core.carry_on(ticket)
+        return edge.unwrap(call, await self._core.resume(call, error))
+
+    async def _interrupted(self, ticket: Asker, value: Any, now: float, interrupt: BaseException) -> None:
+        """The call has succeeded, and the writing of it was interrupted."""
+        call = ticket.to_call()
+        self._core.attempts.note(call, call.started, now)
+        call.outcome = Outcome("success", value, 1)
+        await self._core.interrupted(call, None, interrupt)
 
     async def _finish(self, ticket: Asker, value: Any) -> Any:
         call = self._core.carry_on(ticket)

@@ -66,6 +66,9 @@ class Recorder:
         """Events of a store in this process are written out when somebody reads them: most are never read."""
         self._presented: tuple[Any, bytes] = (None, b"")
         """The arguments looked at last: their start event comes right after."""
+        self._placed: tuple[Site | None, bytes] = (None, b"")
+        """The site written last and the beginning of its events: an end mostly follows its start."""
+        self._now_ms = clock.now_ms
         self._async: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
         self.scope = RunScope(
             run_id,
@@ -105,8 +108,8 @@ class Recorder:
             taken = dump({"payload": self._taken(payload), "meta": meta})
             if len(taken) <= SPILL_BYTES:
                 late = [(self._body, kind, site, taken)]
-                return _new(LateRow, (self.run_id, kind, self.clock.now_ms(), late))  # type: ignore[no-any-return]
-        return Row(self.run_id, kind, self.clock.now_ms(), self._body(kind, site, payload, meta))
+                return _new(LateRow, (self.run_id, kind, self._now_ms(), late))  # type: ignore[no-any-return]
+        return Row(self.run_id, kind, self._now_ms(), self._body(kind, site, payload, meta))
 
     def _taken(self, payload: dict[str, Any]) -> dict[str, Any]:
         """The payload with what is JSON already as such."""
@@ -130,10 +133,14 @@ class Recorder:
 
     def compose(self, kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
         """One event whose parts are written already; byte for byte what :meth:`encode` makes of them."""
-        lane, index, _, call, parent = site
-        place = (_quoted(lane), index, _quoted(call), b"null" if parent is None else _quoted(parent))
-        body = b'{"lane":%b,"index":%d,"call":%b,"parent":%b,"payload":%b,"v":1,"meta":%b}' % (*place, payload, meta)
-        return Row(self.run_id, kind, self.clock.now_ms(), with_sum(kind, body))
+        known, head = self._placed
+        if known is not site:
+            lane, index, _, call, parent = site
+            place = (_quoted(lane), index, _quoted(call), _quoted(parent))
+            head = b'{"lane":%b,"index":%d,"call":%b,"parent":%b,"payload":' % place
+            self._placed = site, head
+        body = b'%b%b,"v":1,"meta":%b}' % (head, payload, meta)
+        return _new(Row, (self.run_id, kind, self._now_ms(), with_sum(kind, body)))  # type: ignore[no-any-return]
 
     def _clean_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
         """The payload without secrets; large parts of it become references to blobs."""

@@ -31,8 +31,20 @@ import orjson
 
 from antiphon.contract._base import UNSET, Millis, UnsetType, Value
 
+_sha256 = hashlib.sha256
 EVENT_VERSION = 1
+UNSERIALISABLE = "$unserialisable"
+"""The name that stands in place of a value that has no form in a recording, with the name of its type."""
 RunStatus = Literal["running", "completed", "failed", "interrupted", "cancelled"]
+
+
+def type_not_kept(value: Any) -> str | None:
+    """The type of a recorded result that could not be written; ``None`` for any that was."""
+    if type(value) is not dict:
+        return None
+    if UNSERIALISABLE in value and len(value) <= 2:
+        return str(value[UNSERIALISABLE])
+    return str(value.get("type")) if value.get("antiphon") == "not serialisable" else None  # the first spelling
 
 
 class Event(Value, frozen=True):
@@ -99,10 +111,10 @@ class RunManifest(Value, frozen=True):
 
 def with_sum(kind: str, body: bytes) -> bytes:
     """The bytes of an event with their check sum as the last entry of ``meta``; *body* ends with its ``meta``."""
-    if not body.endswith(b"}}"):
+    if body[-2:] != b"}}":
         return body
-    comma = b"" if body.endswith(b"{}}") else b","
-    return b'%b%b"sum":"%b"}}' % (body[:-2], comma, _sum(kind, body))
+    total = _sha256(kind.encode() + body).hexdigest()[:16]
+    return b'%b%b"sum":"%b"}}' % (body[:-2], b"" if body[-3:-2] == b"{" else b",", total.encode())
 
 
 def sum_holds(event: Event) -> bool | None:
@@ -115,14 +127,14 @@ def sum_holds(event: Event) -> bool | None:
         data = _bytes(msgspec.structs.replace(event, meta=meta))
     except TypeError:  # a number that no recorder writes
         return False
-    return bool(given == _sum(event.type, data).decode())
+    return bool(given == _sum(event.type, data))
 
 
 def summed(event: Event) -> Event:
     """The event with a new check sum, for one whose payload is kept in another way than it was written."""
     meta = {name: value for name, value in event.meta.items() if name != "sum"}
     bare = msgspec.structs.replace(event, meta=meta)
-    return msgspec.structs.replace(bare, meta={**meta, "sum": _sum(event.type, _bytes(bare)).decode()})
+    return msgspec.structs.replace(bare, meta={**meta, "sum": _sum(event.type, _bytes(bare))})
 
 
 def _bytes(event: Event) -> bytes:
@@ -133,5 +145,5 @@ def _bytes(event: Event) -> bytes:
     return orjson.dumps({**body, "payload": event.payload, "v": event.v, "meta": event.meta})
 
 
-def _sum(kind: str, body: bytes) -> bytes:
-    return hashlib.sha256(kind.encode() + body).hexdigest()[:16].encode()
+def _sum(kind: str, body: bytes) -> str:
+    return _sha256(kind.encode() + body).hexdigest()[:16]

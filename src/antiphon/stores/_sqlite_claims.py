@@ -22,7 +22,7 @@ from antiphon.stores._common import (
 )
 
 SQL = named_queries(SQL_FOLDER / "sqlite" / "queries.sql")
-_CLAIM, _EXECUTION, _INSERT_CLAIM, _SETTLE = SQL["claim"], SQL["execution"], SQL["insert_claim"], SQL["settle"]
+_CLAIM, _EXECUTION, INSERT_CLAIM, SETTLE = SQL["claim"], SQL["execution"], SQL["insert_claim"], SQL["settle"]
 COLUMNS = "SELECT c." + ", c.".join(_CLAIM[len("SELECT ") : _CLAIM.index("FROM")].replace("\n", " ").split(","))
 """The columns of a claim, for queries that call its table ``c``."""
 
@@ -153,7 +153,7 @@ def settle_only(connection: sqlite3.Connection, key: str, version: int, final: F
     new_version = next_version(version, now)
     outcome = _encode(outcome_of(final))
     values = (final.state, new_version, now, now + final.ttl_ms, final.ttl_ms, final.dispatched, outcome, final.payload)
-    changed = connection.execute(_SETTLE, (*values, key, version)).rowcount
+    changed = connection.execute(SETTLE, (*values, key, version)).rowcount
     return new_version if changed else None
 
 
@@ -270,7 +270,7 @@ def _insert(
         _encode(request),
         RECORD_VERSION,
     )
-    return connection.execute(_INSERT_CLAIM, values).rowcount > 0
+    return connection.execute(INSERT_CLAIM, values).rowcount > 0
 
 
 def _replace(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed:

@@ -139,30 +139,34 @@ class DatabaseFile:
             raise
         return operation.answer()
 
-    def write_now(self, step: Callable[..., T | None], arguments: tuple[Any, ...], *, whole: bool) -> T | None:
-        """Run a step at once, if nobody else writes; ``None`` means that nothing was changed and the queue knows why.
+    def execute_now(
+        self, statement: str, values: tuple[Any, ...], second: str = "", more: tuple[Any, ...] = ()
+    ) -> bool:
+        """Run and commit one or two statements at once, if nobody else writes and each of them changes something.
 
-        A *whole* step is a single statement, which commits itself.
+        ``False`` means that nothing was changed; the long way knows why.
         """
-        if self._queue or self._polite_until or not self._writer_lock.acquire(blocking=False):
-            return None
+        now = time.monotonic()
+        if self._queue or now < self._polite_until or not self._writer_lock.acquire(False):
+            return False
         try:
             connection = self._writer or self._writing()
-            if self._room is not None or time.monotonic() >= self._look_at:
+            if now >= self._look_at or self._room is not None:
                 self._before_commit(connection)
-            if whole:
-                return step(connection, *arguments)
-            connection.execute("BEGIN IMMEDIATE")
+            execute = connection.execute
+            if not second:
+                return execute(statement, values).rowcount > 0
+            execute("BEGIN IMMEDIATE")
             try:
-                result = step(connection, *arguments)
-                connection.execute("COMMIT")
+                done = execute(statement, values).rowcount > 0 and execute(second, more).rowcount > 0
+                execute("COMMIT" if done else "ROLLBACK")
             except BaseException:
                 if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+                    execute("ROLLBACK")
                 raise
-            return result
-        except sqlite3.OperationalError:  # busy, full, locked: the long way knows what to do
-            return None
+            return done
+        except (sqlite3.OperationalError, sqlite3.IntegrityError):  # busy, full, locked; a number that is taken
+            return False
         except sqlite3.Error as error:
             self._give_up_writer()
             raise unavailable(self._name, error) from error
@@ -220,7 +224,7 @@ class DatabaseFile:
     def _write_alone(self, operation: Operation) -> Any:
         try:
             connection = self._writer or self._writing()
-            if operation.quick is not None and not self._polite_until:
+            if operation.quick is not None and time.monotonic() >= self._polite_until:
                 result = self._write_at_once(connection, operation.quick)
                 if result is not None:
                     if operation.changed:
@@ -308,7 +312,7 @@ class DatabaseFile:
 
     def _begin(self, connection: sqlite3.Connection) -> None:
         self._before_commit(connection)
-        if self._polite_until and time.monotonic() < self._polite_until:
+        if time.monotonic() < self._polite_until:
             time.sleep(0.0002)  # other processes try in intervals: leave them a moment
         try:
             connection.execute("BEGIN IMMEDIATE")

@@ -13,9 +13,9 @@ from antiphon.stores._common import BREAKER_KEPT_MS
 from antiphon.stores._sqlite_claims import SQL
 
 _END_OF_RUN, _INSERT_EVENT = SQL["end_of_run"], SQL["insert_event"]
-_INSERT_NEXT = SQL["insert_next_event"]
+INSERT_NEXT = SQL["insert_next_event"]
+"""Adds an event, if its run is there and its number is free."""
 _PER_RUN = 2**32
-_ENDS = 256
 
 _encode = msgspec.json.Encoder().encode
 
@@ -39,27 +39,10 @@ def append(connection: sqlite3.Connection, run: str, rows: Sequence[Row]) -> int
     return int(first - number * _PER_RUN)
 
 
-def append_next(connection: sqlite3.Connection, rows: Sequence[Row], ends: dict[str, int]) -> None:
-    """:func:`write` with a guess: *ends* says where the runs ended when we wrote to them last.
-
-    A number that somebody else has taken since is a conflict, and a run that is gone takes no event; both are looked
-    up. The caller drops *ends* when the transaction does not come to its end: its numbers were never used then.
-    """
-    for row in rows:
-        place = ends.get(row.run)
-        if place is not None:
-            try:
-                if connection.execute(_INSERT_NEXT, (place, row.type, row.at_ms, row.body)).rowcount:
-                    ends[row.run] = place + 1
-                    continue
-            except sqlite3.IntegrityError:
-                pass
-        first = append(connection, row.run, (row,))
-        if len(ends) >= _ENDS:
-            ends.clear()
-        found = _first_id(connection, row.run)
-        assert found is not None
-        ends[row.run] = found + first + 1
+def next_place(connection: sqlite3.Connection, run: str) -> int:
+    """The id that the next event of a run will have; 0 for a run that nothing was written to."""
+    number, last = connection.execute(_END_OF_RUN, (run,)).fetchone() or (0, 0)
+    return number * _PER_RUN if last is None else last + 1 if number else 0
 
 
 def open_run(connection: sqlite3.Connection, manifest: RunManifest) -> None:

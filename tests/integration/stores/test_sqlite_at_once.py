@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from antiphon._drive import drive
+from antiphon.contract.record import DedupeRecord, RecordedAttempt, RecordedRequest
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Claimed, Existing
-from antiphon.stores import SQLiteStore, _sqlite_log
+from antiphon.stores import SQLiteStore
 from antiphon.stores import sqlite as sqlite_module
-from antiphon.testing._bench import Bench, done, existing
+from antiphon.testing._bench import Bench, claimed, done, existing
 
 
 @pytest.fixture
@@ -33,13 +33,68 @@ def numbers(journal: Any, run: str = "run") -> list[int]:
     return [event.seq for event in drive(journal.events(run))]
 
 
-def step(journal: Any, bench: Bench, key: str, run: str = "run") -> int | None:
-    got = journal.begin_now(bench.ask(key), bench.rows(run, f"{key} started"))
-    assert isinstance(got, Claimed)
-    settled: int | None = journal.settle_now(
-        key, got.version, done()._replace(ttl_ms=3_600_000), bench.rows(run, f"{key} finished")
-    )
+class Form:
+    """A tool, session and actor."""
+
+    tool, session, session_json, actor_json = "tools/send", "s", b'"s"', b'"a"'
+    ttl_ms, lease_ms, owner, tenant, workspace = 3_600_000, 30_000, "me", "default", "default"
+
+
+def start(journal: Any, key: str, events: Any, identity: str = "call-1") -> int:
+    version: int = journal.start_now(Form, (key, f"idem-{key}", "d" * 64, "e" * 64), identity, "r-1", events)
+    return version
+
+
+def finish(journal: Any, key: str, version: int, events: Any) -> int | None:
+    settled: int | None = journal.finish_now(key, version, 3_600_000, b'"sent"', (5, 7), events)
     return settled
+
+
+def step(journal: Any, bench: Bench, key: str, run: str = "run") -> int | None:
+    """As a caller does it: what cannot be done at once is done the long way."""
+    events = bench.rows(run, f"{key} started")
+    version = start(journal, key, events) or claimed(drive(journal.begin(bench.ask(key), events))).version
+    events = bench.rows(run, f"{key} finished")
+    return finish(journal, key, version, events) or drive(journal.settle(key, version, done(), events))
+
+
+def test_the_record_is_the_one_of_the_long_way(journal: Any, bench: Bench) -> None:
+    """What is written as text here is what the contract says, byte for byte."""
+    journal.start_now(Form, ("quick", "idem", "d" * 64, "e" * 64), 'é "1"', "r-1", ())
+    ask = bench.ask("long")._replace(
+        identity='é "1"',
+        tool=Form.tool,
+        tenant=Form.tenant,
+        workspace=Form.workspace,
+        idempotency_key="idem",
+        ttl_ms=Form.ttl_ms,
+        lease_ms=Form.lease_ms,
+        owner=Form.owner,
+        request=RecordedRequest(
+            session_key="s",
+            actor_id="a",
+            request_id="r-1",
+            params_digest="d" * 64,
+            identity='é "1"',
+            params_digest_exact="e" * 64,
+        ),
+    )
+    drive(journal.begin(ask))
+    attempt = RecordedAttempt(started_at_ms=5, finished_at_ms=7, status="success", retriable=False)
+    final = done()._replace(ttl_ms=Form.ttl_ms, payload=b'"sent"', attempts=(attempt,), attempt_count=1)
+    for _ in range(2):
+        both = [existing(drive(journal.read(key))).current for key in ("quick", "long")]
+        assert _timeless(both[0]) == _timeless(both[1])
+        assert finish(journal, "quick", both[0].version, ())
+        assert drive(journal.settle("long", both[1].version, final))
+
+
+def _timeless(record: DedupeRecord) -> dict[str, Any]:
+    wire = record.to_wire()
+    for name in ("key", "version", "fence", "createdAtMs", "updatedAtMs", "expiresAtMs"):
+        wire.pop(name)
+    wire.pop("lockUntilMs", None)
+    return wire
 
 
 def test_claim_and_events_are_there_together(journal: Any, bench: Bench) -> None:
@@ -48,9 +103,9 @@ def test_claim_and_events_are_there_together(journal: Any, bench: Bench) -> None
     assert existing(drive(journal.read("k3"))).current.state == "done"
 
 
-def test_a_key_that_is_there_is_answered_and_leaves_no_event(journal: Any, bench: Bench) -> None:
+def test_a_key_that_is_there_is_for_the_long_way_and_leaves_no_event(journal: Any, bench: Bench) -> None:
     step(journal, bench, "k")
-    assert isinstance(journal.begin_now(bench.ask("k", "call-2"), bench.rows("run", "never")), Existing)
+    assert start(journal, "k", bench.rows("run", "never"), "call-2") == 0
     assert numbers(journal) == [0, 1]
 
 
@@ -66,19 +121,10 @@ def test_events_of_others_in_between_make_no_gap(journal: Any, bench: Bench, tmp
     assert numbers(journal, "second") == list(range(8))
 
 
-def test_a_step_that_was_undone_used_no_number(journal: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_was_undone_used_no_number(journal: Any, bench: Bench) -> None:
     step(journal, bench, "before")
-    appended = _sqlite_log.append_next
-
-    def interrupted(*arguments: Any) -> None:
-        appended(*arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_sqlite_log, "append_next", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        journal.begin_now(bench.ask("k"), bench.rows("run", "lost"))
-    monkeypatch.undo()
-    assert drive(journal.read("k")) is None
+    assert start(journal, "before", bench.rows("run", "lost")) == 0
+    assert finish(journal, "before", 1, bench.rows("run", "lost")) is None
     step(journal, bench, "after")
     assert numbers(journal) == [0, 1, 2, 3]
 
@@ -100,8 +146,11 @@ def test_a_run_that_was_removed_begins_anew(journal: Any, bench: Bench) -> None:
 
 def test_a_claim_that_is_somebody_elses_is_not_settled_but_told(journal: Any, bench: Bench) -> None:
     """A fenced finalise changes no record; what was seen of the call is in the log all the same (D7)."""
-    got = journal.begin_now(bench.ask("k"), bench.rows("run", "started"))
-    assert journal.settle_now("k", got.version - 1, done(), bench.rows("run", "finished")) is None
+    version = start(journal, "k", ()) or 0
+    drive(journal.append("run", bench.rows("run", "started")))
+    assert finish(journal, "k", version - 1, bench.rows("run", "finished")) is None
+    assert numbers(journal) == [0]
+    assert drive(journal.settle("k", version - 1, done(), bench.rows("run", "finished"))) is None
     assert existing(drive(journal.read("k"))).current.state == "inflight"
     assert numbers(journal) == [0, 1]
 
@@ -112,8 +161,9 @@ def test_a_locked_file_is_waited_for_or_reported(bench: Bench, tmp_path: Path) -
         step(journal, bench, f"warm-{n}")
     other = sqlite3.connect(tmp_path / "antiphon.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
+    assert start(journal, "k", bench.rows("run", "started")) == 0
     with pytest.raises(StoreUnavailable):
-        journal.begin_now(bench.ask("k"), bench.rows("run", "started"))
+        drive(journal.begin(bench.ask("k"), bench.rows("run", "started")))
     other.execute("ROLLBACK")
     other.close()
     step(journal, bench, "k")
