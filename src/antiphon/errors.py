@@ -17,6 +17,7 @@
     │   ├── OutcomeUnknown      it may have happened; verify, do not try again
     │   ├── RetryExhausted      attempts, seconds or budget are used up
     │   └── CallTimeout         an attempt ran out of time
+    ├── ResultNotKept           the call took effect earlier; what it returned cannot be given again
     ├── StoreError              the store could not do its part
     │   ├── StoreUnavailable    it cannot be reached, is locked, full or read-only
     │   ├── StoreVersionError   a record was written by a newer release
@@ -150,6 +151,12 @@ class CallTimeout(CallFailed):
     """An attempt ran out of time."""
 
     code = "timeout"
+
+
+class ResultNotKept(AntiphonError):
+    """An equal call took effect earlier; what it returned cannot be given again."""
+
+    code = "result_not_kept"
 
 
 class StoreError(AntiphonError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections.abc
 import enum
+import logging
 import sys
 import types
 import typing
@@ -12,7 +13,10 @@ from typing import Any
 
 import orjson
 
-_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS
+log = logging.getLogger("antiphon.gateway")
+
+_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_NULL, _TAG = b"null", b'{"$'
 
 
 class NotSerialisable(Exception):
@@ -20,77 +24,117 @@ class NotSerialisable(Exception):
 
 
 def _default(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)
-    if callable(dump):
-        return dump(mode="json")
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    wire = getattr(value, "to_wire", None)
-    if callable(wire):
-        return wire()
-    msgspec = sys.modules.get("msgspec")
-    if msgspec is not None and isinstance(value, msgspec.Struct):
-        return msgspec.to_builtins(value)
     if isinstance(value, str):
         return str.__str__(value)
-    if type(value).__module__ == "decimal":
-        return str(value)
     if isinstance(value, dict):
         return dict(value)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return list(value)
-    if isinstance(value, float):
-        return float(value)
     if isinstance(value, int):
         return int(value)
-    raise TypeError(type(value).__name__)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, tuple):  # with names
+        return list(value)
+    from antiphon._gateway.tagged import fields
+
+    return fields(value)
 
 
 def encode(value: Any) -> bytes:
-    """JSON bytes of a tool's result (dataclasses, datetimes, UUIDs, pydantic and msgspec models included)."""
+    """JSON bytes of a tool's result, from which :func:`plain` or a declared type makes an equal one.
+
+    Plain data costs one call. Where that call would lose something, the result is written with tags: a tuple, a UUID,
+    rows of a database; a ``null`` may have been NaN, an object with a ``$`` name may look like a tag.
+    """
+    kind = type(value)
+    if kind is not tuple and kind.__name__ != "UUID" and not (kind is list and value and type(value[0]) is tuple):
+        try:
+            data = orjson.dumps(value, _default, _OPTIONS)
+        except (TypeError, ValueError, RecursionError):
+            pass
+        else:
+            if _TAG not in data and (_NULL not in data or orjson.loads(data) == value):
+                return data
+    from antiphon._gateway.tagged import tagged
+
     try:
-        return orjson.dumps(value, _default, _OPTIONS)
+        return orjson.dumps(tagged(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise NotSerialisable(f"{type(value).__name__}: {error}") from None
 
 
-plain = orjson.loads
-"""How a kept result comes back where nothing better is declared."""
+def plain(data: bytes) -> Any:
+    """How a kept result comes back where nothing better is declared."""
+    return revived(orjson.loads(data)) if _TAG in data else orjson.loads(data)
 
 
-def decoder(returns: Any) -> Callable[[bytes], Any]:
+def revived(value: Any) -> Any:
+    """A kept result that was read as JSON, as it was."""
+    from antiphon._gateway.tagged import untagged
+
+    return untagged(value)
+
+
+def written(value: Any) -> Any:
+    """A result as it is recorded, in JSON's own types where it has a form there; else :class:`NotSerialisable`."""
+    data = encode(value)
+    return orjson.loads(data) if _TAG in data else value
+
+
+def as_declared(decode: Callable[[bytes], Any], value: Any) -> Any:
+    """A recorded result as the code knows it: what it was, of the type that the tool says it returns."""
+    if decode is plain:
+        return revived(value)
+    try:
+        return decode(orjson.dumps(value, _default, _OPTIONS))
+    except TypeError:  # a static answer of the caller's own, already as it should be
+        return value
+
+
+def decoder(returns: Any, name: str = "") -> Callable[[bytes], Any]:
     """How a kept result becomes the declared return type again; plain data where nothing is declared.
 
-    A result that does not fit its declaration (any more) comes back as plain data, too.
+    A result that does not fit its declaration (any more) comes back as plain data, too, and the log says so.
     """
     if not _has_types(returns):
         return plain
-    made: list[Callable[[bytes], Any]] = []
+    made: list[tuple[Callable[[bytes], Any], Callable[[Any], Any]]] = []
 
     def decode(data: bytes) -> Any:
         try:
             if not made:
-                made.append(_typed_decoder(returns))
-            return made[0](data)
-        except Exception:  # whatever the user's own types raise
+                made.append(_typed(returns))
+            read, convert = made[0]
+            return convert(plain(data)) if _TAG in data else read(data)
+        except Exception as error:  # whatever the user's own types raise
+            log.warning(
+                "a kept result of %s is given as plain data: it does not fit the declared type (%s)",
+                name,
+                type(error).__name__,
+            )
             return plain(data)
 
     return decode
 
 
-def _typed_decoder(returns: Any) -> Callable[[bytes], Any]:
+def _typed(returns: Any) -> tuple[Callable[[bytes], Any], Callable[[Any], Any]]:
+    """How JSON, and how values that were read back, become the declared type."""
     if _has_types(returns, _is_pydantic):
-        return _pydantic_decoder(returns)
+        adapter = sys.modules["pydantic"].TypeAdapter(returns)  # loaded: the annotation has one of its classes
+        return _by_name(adapter.validate_json), _by_name(adapter.validate_python)
     import msgspec
 
-    return msgspec.json.Decoder(returns).decode
+    def convert(value: Any) -> Any:
+        from antiphon._gateway.tagged import BUILT_IN
+
+        return msgspec.convert(value, returns, builtin_types=BUILT_IN)
+
+    return msgspec.json.Decoder(returns).decode, convert
 
 
-def _pydantic_decoder(returns: Any) -> Callable[[bytes], Any]:
-    adapter = sys.modules["pydantic"].TypeAdapter  # it is loaded: the annotation has one of its classes
-    validate = adapter(returns).validate_json
-
-    def decode(data: bytes) -> Any:
+def _by_name(validate: Callable[..., Any]) -> Callable[[Any], Any]:
+    def decode(data: Any) -> Any:
         try:
             return validate(data, by_alias=True, by_name=True)  # kept by name, whatever the fields are called outside
         except TypeError:  # before 2.11
@@ -131,7 +175,7 @@ def _is_pydantic(kind: type) -> bool:
 
 def _is_lost_in_json(kind: type) -> bool:
     if kind.__module__ == "builtins":
-        return kind in (set, frozenset, tuple)
+        return kind in (set, frozenset, tuple, bytes, bytearray)
     if (
         hasattr(kind, "__dataclass_fields__")
         or _is_pydantic(kind)

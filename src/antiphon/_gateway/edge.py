@@ -42,11 +42,25 @@ def unwrap(call: Call, outcome: Outcome) -> Any:
         return outcome.stream
     if outcome.status == "success":
         if call.tool.streams and outcome.from_cache:
+            _check_kept(call, outcome)
             return reused_async(outcome) if call.tool.kind == "async_generator" else reused(outcome)
+        if outcome.from_cache and outcome.payload is None:
+            _check_kept(call, outcome)
         return outcome.value
     if outcome.code == "denied":
         return denied(call, outcome)
     return raise_for(call, outcome)
+
+
+def _check_kept(call: Call, outcome: Outcome) -> None:
+    """``None`` would be taken for the result of a call whose result is not there."""
+    note = (outcome.metadata or {}).get("payload")
+    if note is not None:
+        raise errors.ResultNotKept(
+            f"{call.tool.full_name} was called before with the same intent, and is not called again. {note}",
+            hint="Return what can be kept: JSON, bytes, times, numbers, a class that is declared as the return type.",
+            tool=call.tool.full_name,
+        )
 
 
 def denied(call: Call, outcome: Outcome) -> ToolDenied:

@@ -142,11 +142,11 @@ def _clean_pieces(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
     from antiphon.redact import StreamRedactor
 
     stream = StreamRedactor(getattr(redactor, "made", redactor))  # one that is built late
-    pieces = orjson.loads(data)
+    pieces = codec.plain(data)
     if not isinstance(pieces, list):
         return redactor.redact_bytes(data)
     clean = [final for piece in pieces for final in stream.feed(piece)] + stream.finish()
-    return (data, False) if clean == pieces else (orjson.dumps(clean), True)
+    return (data, False) if clean == pieces else (codec.encode(clean), True)
 
 
 def _decoded(call: Call, data: bytes) -> Any:

@@ -13,13 +13,12 @@ from antiphon._gateway import codec, edge
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._scope import RunScope, Site, is_orphan
 from antiphon.canonical import canonical_digest
+from antiphon.contract.events import UNSERIALISABLE
 from antiphon.errors import AntiphonError, ReplayMiss, StoreError, raised_again
 from antiphon.ports import Answer, Invocation, Row
 
 if TYPE_CHECKING:
     from antiphon._gateway.core import Core
-    from antiphon._gateway.tool import Tool
-
 log = logging.getLogger("antiphon.gateway")
 READER_STOPPED = "its reader stopped"
 
@@ -83,7 +82,7 @@ def _ended(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> list[Ro
         assert call.site is not None
         pieces = scope.pieces(call.site)
         for data in outcome.value:
-            pieces.add(data, 0.0)
+            pieces.add(data if isinstance(data, (str, bytes)) else recordable(data), 0.0)
         rows += pieces.rest()
     return [*rows, _finished(core, call, outcome, scope)]
 
@@ -96,7 +95,7 @@ def _finished(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> Row:
     payload: dict[str, Any] = {"outcome": "ok"}
     if outcome.status == "success":
         streamed = _streams(call) and isinstance(outcome.value, list)
-        payload["value"] = {"chunks": len(outcome.value)} if streamed else _recordable(outcome)
+        payload["value"] = {"chunks": len(outcome.value)} if streamed else _result(outcome)
     elif outcome.code == "denied":
         payload["outcome"] = "denied"
         payload["error"] = {"code": outcome.code, "message": outcome.message, "reason": outcome.reason}
@@ -121,14 +120,19 @@ def _finished(core: Core, call: Call, outcome: Outcome, scope: RunScope) -> Row:
     return scope.encode("call.finished", call.site, payload, meta)
 
 
-def _recordable(outcome: Outcome) -> Any:
+def _result(outcome: Outcome) -> Any:
     if outcome.metadata is not None and "answeredBy" in outcome.metadata:  # it comes from a recording
         return outcome.value
+    return recordable(outcome.value)
+
+
+def recordable(value: Any) -> Any:
+    """A result, or a piece of a stream, as it is recorded; the name of its type where it has no such form."""
     try:
-        codec.encode(outcome.value)
+        return codec.written(value)
     except codec.NotSerialisable as error:
-        return {"antiphon": "not serialisable", "type": type(outcome.value).__name__, "detail": str(error)}
-    return outcome.value
+        kind = type(value)
+        return {UNSERIALISABLE: f"{kind.__module__}.{kind.__qualname__}", "detail": str(error)}
 
 
 def error_of(outcome: Outcome) -> dict[str, Any]:
@@ -221,26 +225,16 @@ async def ask_invoker(core: Core, call: Call, scope: RunScope) -> Outcome | None
     if not streaming or (answer.chunks is None and answer.outcome != "ok"):
         await finish(core, call, outcome, core.asynchronous)
         if outcome.status == "success":
-            outcome.value = _as_declared(tool, outcome.value)
+            outcome.value = codec.as_declared(tool.decode, outcome.value)
         return outcome
     await start(core, call)
-    pieces = list(answer.chunks if answer.chunks is not None else outcome.value or ())
+    pieces = codec.revived(list(answer.chunks if answer.chunks is not None else outcome.value or ()))
     pauses = answer.meta.get("gapsMs", ())
     if tool.kind == "async_generator":
         outcome.stream = _given_async(core, call, outcome, pieces, pauses, answer.meta.get(AFTER))
     else:
         outcome.stream = _given(core, call, outcome, pieces, pauses)
     return outcome
-
-
-def _as_declared(tool: Tool, value: Any) -> Any:
-    """A recorded result as the code knows it: of the type that the tool says it returns."""
-    if tool.decode is codec.plain:
-        return value
-    try:
-        return tool.decode(codec.encode(value))
-    except codec.NotSerialisable:  # a static answer of the caller's own, already as it should be
-        return value
 
 
 def _given(core: Core, call: Call, outcome: Outcome, pieces: list[Any], pauses: Sequence[float]) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from antiphon._drive import drive
-from antiphon._gateway import edge, settling
+from antiphon._gateway import edge, record, settling
 from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._gateway.context import CallContext, held, running
 from antiphon._gateway.hooks import HookCall
@@ -181,7 +181,7 @@ class StreamState:
         if scope is not None and scope.sink is not None and site is not None:
             if self._pieces is None:
                 self._pieces = scope.pieces(site)
-            self._pieces.add(data, gap)
+            self._pieces.add(data if isinstance(data, (str, bytes)) else record.recordable(data), gap)
         return data
 
     def failure(self) -> BaseException:

@@ -91,7 +91,7 @@ class Tool:
         """Whether a call is nothing but ``function(**params)``."""
         self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
         self.reconcile_wants_context = spec.reconcile is not None and _takes_two(spec.reconcile)
-        self.decode = codec.decoder(_return_type(function, self.signature))
+        self.decode = codec.decoder(_return_type(function, self.signature), self.full_name)
         self.configure(spec, settings)
 
     def configure(self, spec: ToolSpec, settings: Settings) -> None:

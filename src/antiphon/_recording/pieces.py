@@ -22,7 +22,7 @@ GROUP = 64
 LONGEST_S = 0.1
 """A piece that could be written waits no longer than this for others, as long as the reader reads."""
 
-_PLAIN = (str, int, float, bool, type(None))
+_FIXED = (str, int, float, bool, type(None), bytes)
 Encode = Callable[[int, Any, float], Row]
 
 
@@ -35,7 +35,8 @@ class Pieces:
         self._redactor = redactor
         self._encode = encode
         """(number, data, pause before it in ms) -> row."""
-        self._fresh: list[tuple[Any, float]] = []
+        self._fresh: list[tuple[Any, bool, float]] = []
+        """(data, whether it is JSON of what the reader may change, pause)."""
         self._gaps: deque[float] = deque()
         self._ready: list[Row] = []
         self._stream: Any = None
@@ -46,8 +47,8 @@ class Pieces:
         """Note a piece on its way to the reader; quick, because the reader is waiting."""
         if not self._fresh and not self._ready:
             self._since = time.monotonic()
-        # What can be changed by its reader is kept as it is now.
-        self._fresh.append((data if data.__class__ in _PLAIN else dump(data), gap_ms))
+        changes = data.__class__ not in _FIXED  # what can be changed by its reader is kept as it is now
+        self._fresh.append((dump(data) if changes else data, changes, gap_ms))
 
     def due(self) -> list[Row]:
         """The rows to be written now, if it is time for that; called when the reader asks for more."""
@@ -71,9 +72,9 @@ class Pieces:
         fresh, self._fresh = self._fresh, []
         if fresh and self._stream is None:
             self._stream = _redacting(self._redactor, fresh[0][0])
-        for data, gap_ms in fresh:
+        for data, changes, gap_ms in fresh:
             self._gaps.append(gap_ms)
-            self._add_ready(self._stream.feed(orjson.loads(data) if isinstance(data, bytes) else data))
+            self._add_ready(self._stream.feed(orjson.loads(data) if changes else data))
 
     def _add_ready(self, pieces: list[Any]) -> None:
         for data in pieces:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from antiphon._replay.refusal import RefusalFound, refusal_divergence
-from antiphon._replay.tape import RecordedCall, Tape
+from antiphon._replay.tape import RecordedCall, Tape, not_kept
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
@@ -196,14 +196,14 @@ class ExploreInvoker:
             self.new.append((call.name, call.arguments))
             return None
         if exact is not None:
-            return self._recorded(exact)
+            return _given(call.name, self._recorded(exact))
         alike = self._alike(call, short) if self._may_match(spec, reviewed) else None
         if alike is not None:
-            return self._recorded(alike, "semantic")
+            return _given(call.name, self._recorded(alike, "semantic"))
         kept = self._fresh.get((call.name, call.digest))
         if kept is not None and (spec is None or idempotent):
             self.reused += 1
-            return kept
+            return _given(call.name, kept)
         if verdict.allowed:
             self.new.append((call.name, call.arguments))
             return None
@@ -257,6 +257,13 @@ class ExploreInvoker:
             arguments = self._tape.arguments(recorded)
             self._index.add(name, arguments, recorded)
             self._loose.setdefault((name, _normal_digest(arguments)), []).append(recorded)
+
+
+def _given(name: str, answer: Answer) -> Answer:
+    why = not_kept(answer)
+    if why is not None:
+        raise ReplayMiss(f"The recording has no answer for {name}: {why}.", hint=f"Let it run: --live {name}")
+    return answer
 
 
 def _normal_digest(arguments: Any) -> str:

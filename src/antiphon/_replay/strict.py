@@ -13,7 +13,7 @@ from typing import Any
 
 from antiphon._replay.observe import DivergenceFound, Observer
 from antiphon._replay.refusal import RefusalFound, refusal_divergence
-from antiphon._replay.tape import RecordedCall, Tape
+from antiphon._replay.tape import RecordedCall, Tape, not_kept
 from antiphon.errors import InvalidInput, ReplayMiss
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.stream import assemble_response
@@ -60,7 +60,13 @@ class StrictInvoker:
         else:
             self.tool_hits += 1
         self._observer.answered(call.site, found)
-        return self._tape.answer(found, realtime=self._realtime)
+        answer = self._tape.answer(found, realtime=self._realtime)
+        why = None if call.kind == "llm" else not_kept(answer)
+        if why is not None:
+            lost = DivergenceFound("miss", call.site.lane, call.site.index, found.finished, call.name, note=why)
+            self._observer.add(lost)
+            raise self._miss(lost)
+        return answer
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         place = (site.lane, what, site.nth)

@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from antiphon._drive import AFTER, drive, was_given_up
-from antiphon.contract.events import Event, RunManifest, sum_holds
+from antiphon.contract.events import Event, RunManifest, sum_holds, type_not_kept
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ports import Answer
 
@@ -287,6 +287,8 @@ class Tape:
                 meta["gapsMs"] = [piece.meta.get("gapMs", 0) for piece in pieces]
         if was_given_up(payload.get("error")):
             meta[AFTER] = finished.meta.get("durationMs")
+        if "headers" in finished.meta:
+            meta["headers"] = finished.meta["headers"]
         outcome = str(payload.get("outcome", "ok"))
         if outcome not in _OUTCOMES:
             raise ArtifactError(
@@ -306,6 +308,13 @@ class Tape:
     def output(self) -> Any:
         """The output of the run."""
         return None if self.last is None else self.event(self.last.seq).payload.get("output")
+
+
+def not_kept(answer: Answer) -> str | None:
+    """Why a result cannot be given again: it was recorded as the name of its type. ``None`` if it can."""
+    pieces = (answer.value, *(answer.chunks or ()))
+    found = next((kind for kind in map(type_not_kept, pieces) if kind is not None), None)
+    return None if found is None else f"it returned a {found}, which a recording cannot hold"
 
 
 def set_at(document: Any, path: str, value: Any, where: str) -> Any:
