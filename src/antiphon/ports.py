@@ -99,10 +99,11 @@ class Claims(Protocol):
     async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
         """Insert an in-flight record if there is no live one, else return what is there.
 
-        A record lives until ``expires_at_ms``: the longer of TTL and lease while in flight, whatever became of
-        its lease. If the current one has expired but the asking identity has a live execution of its own, that
-        one is returned, as both. The new version is ``max(previous + 1, server microseconds)``, so it grows even
-        after a record expired. *events* are written only if the claim was won.
+        A settled record lives until ``expires_at_ms``. One in flight lives until it is settled, replaced, cleared or
+        swept, whatever the clock says: what its lease means is decided elsewhere. If the current one has expired but
+        the asking identity has a live execution of its own, that one is returned, as both. The new version is
+        ``max(previous + 1, server microseconds)``, so it grows even after a record expired. *events* are
+        written only if the claim was won.
         """
         ...
 
@@ -110,14 +111,16 @@ class Claims(Protocol):
         """Replace the current record if its version is still *version* (takeover, or a new execution).
 
         The replaced record stays findable by its own identity until it would have expired. If nothing lives
-        there any more (cleared, expired), this is a plain claim.
+        there any more (cleared, expired), this is a plain claim. If the asking identity has a live ``done`` record of
+        its own, that is the answer: nobody runs a call that he knows to be done, so it came about since he looked.
         """
         ...
 
     async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        """End the claim if its version is still *version*: the new version, or ``None`` if fenced or expired.
+        """End the claim if its version is still *version*: the new version, or ``None`` if it is fenced.
 
-        *events* are written in either case: history does not depend on who won.
+        A settled record that has expired is fenced, too. *events* are written in either case: history does
+        not depend on who won.
         """
         ...
 
@@ -125,12 +128,16 @@ class Claims(Protocol):
         """Note that the tool may have been touched (only used by stores that need a second mark)."""
         ...
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
-        """Let *identity* find the settled record *version* as its own (a waiter that shared a result)."""
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        """Let *identity* find the settled record *version* as its own (a waiter that shared a result).
+
+        Whether it does now. It does not if it already has the current record, or a live ``done`` one, for its own;
+        nor if *version* is in flight or gone.
+        """
         ...
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        """Extend the lease if *version* still holds it in flight and has not expired."""
+        """Extend the lease if *version* still holds it in flight."""
         ...
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
@@ -160,7 +167,11 @@ class Claims(Protocol):
         ...
 
     async def sweep(self, limit: int = 1000) -> int:
-        """Drop expired records; in-flight and unknown ones only after their whole TTL."""
+        """Drop expired records. One in flight is first given its TTL once more, and dropped if that ends as well.
+
+        So a clock that is set forward does not end a call that goes on, and a claim whose holder is gone does not stay
+        for ever. A store whose records go by themselves keeps one in flight for a TTL longer than it says.
+        """
         ...
 
 

@@ -81,32 +81,31 @@ async def claim(core: Core, call: Call) -> Outcome | None:
         decision = rules.decide(got, claimant_of(call))
         if isinstance(decision, (rules.Wait, rules.Busy)) and certainly_dead(got.current.owner):
             decision = rules.decide(got, claimant_of(call)._replace(owner_gone=True))
+        answer: Outcome | None = None
         match decision:
             case rules.Run(version):
                 got = await journal.take(ask, version, events)
                 continue
             case rules.Reuse(found, matched_on, shared):
-                return await _reuse(core, call, found, matched_on, shared, got.now_ms)
+                answer = await _reuse(core, call, found, matched_on, shared, got.now_ms)
             case rules.Wait(version, left_ms):
-                refused = await _wait(core, call, version, min(left_ms / 1000, look))
-                if refused is not None:
-                    return refused
+                answer = await _wait(core, call, version, min(left_ms / 1000, look))
                 look = min(look * 2, _LONGEST_LOOK_S)
             case rules.Busy():
-                return _in_flight(call, "the call asked not to wait")
-            case rules.Conflict(found):
-                if call.tool.spec.on_conflict != "independent":
-                    return _conflict(core, call, found)
+                answer = _in_flight(call, "the call asked not to wait")
+            case rules.Conflict(found) if call.tool.spec.on_conflict != "independent":
+                answer = _conflict(core, call, found)
+            case rules.Conflict():
                 call.key = f"{call.key}.{call.digest[:32]}"
                 ask = ask._replace(key=call.key)
             case rules.Unknown(found, mark):
                 call.waited = call.waited or found.version  # what it turns out to be is this call's answer, too
                 current = found.version == got.current.version
                 answer = await _unknown(core, call, found, mark) if current else _still_unknown(call)
-                if answer is not None:
-                    return answer
             case _:
                 assert_never(decision)
+        if answer is not None:
+            return answer
         got = await journal.read(call.key, call.identity) or await journal.begin(ask, events)
     call.version = got.version
     if events:
@@ -160,20 +159,21 @@ async def answer_if_done(core: Core, call: Call) -> Outcome | None:
         return None
     decision = rules.decide(got, claimant_of(call))
     if isinstance(decision, rules.Reuse):
-        return await _reuse(core, call, decision.record, decision.matched_on, decision.shared, got.now_ms, write=False)
+        return await _reused(core, call, decision.record, decision.matched_on, decision.shared, got.now_ms)
     return None
 
 
 async def _reuse(
-    core: Core,
-    call: Call,
-    found: DedupeRecord,
-    matched_on: Any,
-    shared: bool,
-    now_ms: int,
-    *,
-    write: bool = True,
-) -> Outcome:
+    core: Core, call: Call, found: DedupeRecord, matched_on: Any, shared: bool, now_ms: int
+) -> Outcome | None:
+    """The answer of *found*. ``None``: this call has got a record of its own meanwhile, look again."""
+    remembers = shared and found.state == "done" and (matched_on == "inflight" or call.reuse != "session")
+    if remembers and not await _remember(core, call, found.version):
+        return None
+    return await _reused(core, call, found, matched_on, shared, now_ms)
+
+
+async def _reused(core: Core, call: Call, found: DedupeRecord, matched_on: Any, shared: bool, now_ms: int) -> Outcome:
     outcome = await core.keeper.restore(call, found, core.asynchronous)
     outcome.from_cache = True
     outcome.matched_on = matched_on
@@ -181,20 +181,26 @@ async def _reuse(
     if shared:
         label = {"reused": True, "from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, outcome.age_ms)}
         outcome.metadata = {**(outcome.metadata or {}), **label}
-        if write and found.state == "done" and (matched_on == "inflight" or call.reuse != "session"):
-            await _remember(core, call, found.version)
     if call.scope is not None:
         record.decision(call, "reused", {"state": found.state}, {"matchedOn": matched_on, "ageMs": outcome.age_ms})
     core.telemetry.hit(call, "inflight" if matched_on == "inflight" else found.state)
     return outcome
 
 
-async def _remember(core: Core, call: Call, version: int) -> None:
-    """Let a redelivery of this very call find the answer it was given (D2), whatever runs in between."""
+async def _remember(core: Core, call: Call, version: int) -> bool:
+    """Let a redelivery of this very call find the answer it was given (D2), whatever runs in between.
+
+    Not if another delivery of it was faster, and runs or was given something else: then that is its answer.
+    """
+    journal = core.journal()
     try:
-        await core.journal().alias(call.key, call.identity, version)
+        if await journal.alias(call.key, call.identity, version):
+            return True
+        got = await journal.read(call.key, call.identity)
+        return got is None or got.own is None or got.own.version == version
     except StoreError as error:  # the answer stands; only its redelivery may be answered anew
         log.warning("the shared answer of %s was not remembered: %s", call.tool.full_name, error)
+        return True
 
 
 # -- unknown outcomes --------------------------------------------------------------------------------------------
@@ -221,11 +227,11 @@ async def _unknown(core: Core, call: Call, found: DedupeRecord, mark: bool) -> O
     settled = await journal.settle(call.key, version, final._replace(attempts=(), attempt_count=1))
     if settled is None:
         return None
+    if found.request.identity != call.identity and not await _remember(core, call, settled):
+        return None
     outcome = Outcome("success", verdict.value)
     outcome.from_cache = True
     outcome.metadata = {"reconciled": True}
-    if found.request.identity != call.identity:
-        await _remember(core, call, settled)
     return outcome
 
 

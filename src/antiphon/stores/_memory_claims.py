@@ -92,7 +92,7 @@ class ClaimTable:
             with lock:
                 now = time_ns() // 1_000_000
                 node = current.get(key)
-                if node is None or node.version != version or node.expires <= now:
+                if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
                     return None
                 version = now * 1000
                 if version <= self._last:
@@ -126,7 +126,7 @@ class ClaimTable:
 
     def begin(self, ask: Ask, now: int) -> Claimed | Existing:
         node = self._current.get(ask[0])
-        if node is not None and node.expires > now:
+        if node is not None and (node.expires > now or node.state == "inflight"):
             return self._existing(node, ask[1], now)
         if self._history:
             own = self._earlier(ask.key, ask.identity, now)
@@ -137,20 +137,20 @@ class ClaimTable:
         return _new(Claimed, (self._insert(ask, now), now))
 
     def take(self, ask: Ask, version: int, now: int) -> Claimed | Existing:
-        key = ask.key
-        node = self._current.get(key)
-        own = self._earlier(key, ask.identity, now)
-        live = node if node is not None and node.expires > now else own
-        if live is not None and live.version != version:
-            return self._existing(live, ask.identity, now)
+        key, identity = ask.key, ask.identity
+        node = self._living(key, now)
+        own = node if node is not None and node.identity == identity else self._earlier(key, identity, now)
+        live = node or own
+        if live is not None and (live.version != version or (own is not None and own.state == "done")):
+            return self._existing(live, identity, now)
         self._make_room(now)
         node = self._current.get(key)  # making room may have dropped it
         if node is not None:
-            if node.expires > now and node.identity != ask.identity:
+            if node.expires > now and node.identity != identity:
                 self._keep_as_history(node)
             else:
                 self._drop(node)
-        own = self._earlier(key, ask.identity, 0)
+        own = self._earlier(key, identity, 0)
         if own is not None:
             self._drop(own)
         self.waiters.wake(key)
@@ -158,7 +158,7 @@ class ClaimTable:
 
     def settle(self, key: str, version: int, final: Final, now: int) -> int | None:
         node = self._current.get(key)
-        if node is None or node.version != version or node.expires <= now:
+        if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
             return None
         self._last = node.version = next_version(self._last, now)
         node.final = final
@@ -173,14 +173,17 @@ class ClaimTable:
             self.waiters.wake(key)
         return node.version
 
-    def alias(self, key: str, identity: str, version: int, now: int) -> None:
-        node = self._current.get(key)
-        if node is not None and node.identity == identity and node.expires > now:
-            return
+    def alias(self, key: str, identity: str, version: int, now: int) -> bool:
+        node = self._living(key, now)
+        if node is not None and node.identity == identity:
+            return node.version == version and node.state != "inflight"
+        own = self._earlier(key, identity, now)
+        if own is not None and (own.state == "done" or own.version == version):
+            return own.version == version
         if node is None or node.version != version:
             node = next((past for past in self._history.get(key, {}).values() if past.version == version), None)
-        if node is None or node.state == "inflight" or node.identity == identity or node.expires <= now:
-            return
+        if node is None or node.state == "inflight" or node.expires <= now:
+            return False
         older = self._earlier(key, identity, 0)
         if older is not None:
             self._drop(older)
@@ -188,10 +191,11 @@ class ClaimTable:
         self._last = next_version(self._last, now)
         node.to_record()
         self._remember(key, node.alias(identity, self._last))
+        return True
 
     def renew(self, key: str, version: int, lease_ms: int, now: int) -> bool:
         node = self._current.get(key)
-        if node is None or node.version != version or node.state != "inflight" or node.expires <= now:
+        if node is None or node.version != version or node.state != "inflight":
             return False
         node.renewed_until = now + lease_ms
         node.updated = now
@@ -200,9 +204,7 @@ class ClaimTable:
         return True
 
     def read(self, key: str, identity: str, now: int) -> Existing | None:
-        node = self._current.get(key)
-        if node is None or node.expires <= now:
-            node = self._earlier(key, identity, now)
+        node = self._living(key, now) or self._earlier(key, identity, now)
         return None if node is None else self._existing(node, identity, now)
 
     def waiting_for(self, key: str, version: int) -> bool:
@@ -234,9 +236,13 @@ class ClaimTable:
         dropped, soonest = 0, math.inf
         for node in tuple(self.all_nodes()):
             if node.expires <= now and dropped < limit:
-                self._drop(node)
-                dropped += 1
-            elif node.expires < soonest:
+                if node.state != "inflight" or node.spared or self._current.get(node.key) is not node:
+                    self._drop(node)
+                    dropped += 1
+                    continue
+                node.expires = now + max(1, node.form.ttl_ms)
+                node.record = None
+            if node.expires < soonest:
                 soonest = node.expires
         self._soonest = soonest
         return dropped
@@ -260,6 +266,11 @@ class ClaimTable:
             self._past.move_to_end(node.serial)
         else:
             self._current.move_to_end(node.key)
+
+    def _living(self, key: str, now: int) -> Node | None:
+        """The current node, unless it is settled and has expired."""
+        node = self._current.get(key)
+        return node if node is not None and node.lives(now) else None
 
     def _earlier(self, key: str, identity: str, now: int) -> Node | None:
         past = self._history.get(key)

@@ -91,6 +91,15 @@ class Node:
         form = self.form
         return form.request.session_key if isinstance(form, Ask) else form.session
 
+    def lives(self, now: int) -> bool:
+        """Whether it counts; one in flight always does."""
+        return self.expires > now or self.state == "inflight"
+
+    @property
+    def spared(self) -> bool:
+        """In flight, and a sweep has seen it past its life before: only that lets it expire so late."""
+        return self.expires > max(self.created + self.form.ttl_ms, self.lock_until)
+
     def alias(self, identity: str, serial: int) -> Node:
         """The same execution, found by another identity."""
         copy = Node()

@@ -69,9 +69,9 @@ class PostgresClaims:
         """Nothing to do: an in-flight claim whose holder is gone counts as dispatched."""
         return True
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
+    async def alias(self, key: str, identity: str, version: int) -> bool:
         params = {"key": to_text(key), "identity": to_text(identity), "version": version}
-        await self._engine.run("alias", params)
+        return bool(await self._engine.run("alias", params))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         rows = await self._engine.run("renew", {"key": to_text(key), "version": version, "lease_ms": lease_ms})

@@ -150,10 +150,10 @@ class ClaimSteps:
         shard = self._names.shard(key)
         return bool(await self._link.run(scripts.DISPATCHED, shard.slot, (1, shard.record + key, version)))
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
+    async def alias(self, key: str, identity: str, version: int) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        await self._link.run(scripts.ALIAS, shard.slot, (3, *keys, line_of(identity), version))
+        return bool(await self._link.run(scripts.ALIAS, shard.slot, (3, *keys, line_of(identity), version)))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         shard = self._names.shard(key)

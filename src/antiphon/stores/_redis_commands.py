@@ -130,15 +130,20 @@ class Commands:
 
 
 def life_of(ttl_ms: int, lease_ms: int) -> int:
-    """How long a claim in flight is kept: also past its lease, so that an unknown outcome is seen (D3)."""
+    """How long a claim in flight lives: also past its lease, so that an unknown outcome is seen (D3)."""
     return max(ttl_ms, lease_ms, 1)
+
+
+def kept_for(ttl_ms: int, lease_ms: int) -> int:
+    """How long its key is kept: a TTL longer, as a clock that is set forward does not end its call."""
+    return life_of(ttl_ms, lease_ms) + ttl_ms
 
 
 @lru_cache(maxsize=1024)
 def _durations(ttl_ms: int, lease_ms: int) -> tuple[bytes, bytes]:
-    """Life and index time of a claim as words; and its durations as they stand in the record."""
-    life = life_of(ttl_ms, lease_ms)
-    words = _word(str(life)) + _word(str(-min(2 * life + _HOUR_MS, _LONGEST_MS)))
+    """Time of the key and of the index entry of a claim as words; and its durations as they stand in the record."""
+    life, kept = life_of(ttl_ms, lease_ms), kept_for(ttl_ms, lease_ms)
+    words = _word(str(kept)) + _word(str(-min(kept + life + _HOUR_MS, _LONGEST_MS)))
     return words, b" %d 0 %d %d " % (ttl_ms, life, lease_ms)
 
 

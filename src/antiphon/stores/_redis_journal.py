@@ -78,8 +78,8 @@ class RedisJournal:
     async def mark_dispatched(self, key: str, version: int) -> bool:
         return await self._steps.dispatched(key, version)
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
-        await self._steps.alias(key, identity, version)
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await self._steps.alias(key, identity, version)
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         return await self._steps.renew(key, version, lease_ms)

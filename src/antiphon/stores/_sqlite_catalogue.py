@@ -73,7 +73,7 @@ def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int) ->
     rows = []
     for part in which.each(connection):
         source, values = part.source()
-        query = f"{COLUMNS} FROM {source} AND c.expires_at_ms > ? ORDER BY c.id DESC LIMIT ?"
+        query = f"{COLUMNS} FROM {source} AND (c.expires_at_ms > ? OR c.state = 'inflight') ORDER BY c.id DESC LIMIT ?"
         rows += connection.execute(query, (*values, now, limit)).fetchall()
     rows.sort(key=itemgetter(ID), reverse=True)
     return [to_record(row) for row in rows[:limit]]
@@ -110,20 +110,30 @@ def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[
 
 
 def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
-    """Delete what has expired; what lives on is looked at again when its time comes."""
+    """Delete what has expired; what lives on is looked at again when its time comes.
+
+    A claim in flight is spared the first time: a clock that was set forward may have ended its life, and not its call.
+    """
     swept = connection.execute(SQL["sweep_executions"], (now, limit)).rowcount
     connection.execute(SQL["close_open"])
     due = connection.execute(SQL["due"], (now, limit)).fetchall()
     gone: dict[int, Gone] = {}
-    for at_ms, number, key, version, history, tenant, tool, session, state, sweep_at in due:
+    for at_ms, number, *about, state, sweep_at, expires, ttl_ms, spared in due:
         connection.execute(SQL["delete_expiry"], (at_ms, number))
-        if key is None:
+        if state is None:
             continue
-        if sweep_at <= now:
-            gone[number] = Gone(number, key, version, history, tenant, tool, session)
-        else:
-            again = min(sweep_at, now + LOOK_AGAIN_MS) if state == "inflight" else sweep_at
-            connection.execute(SQL["insert_expiry"], (again, number))
+        again = sweep_at
+        if state == "inflight" and not (spared and expires <= now):
+            if expires <= now:
+                expires = now + max(1, ttl_ms)
+                connection.execute(SQL["spare"], (expires, number))
+            again = min(expires, now + LOOK_AGAIN_MS)
+        elif sweep_at <= now:
+            gone[number] = Gone(number, *about)
+            continue
+        elif state == "inflight":
+            connection.execute(SQL["abandon"], (number,))
+        connection.execute(SQL["insert_expiry"], (again, number))
     forget(connection, list(gone.values()))
     return swept + len(gone)
 

@@ -92,6 +92,10 @@ class _Claim(NamedTuple):
             v=self.v,
         )
 
+    def lives(self, now: int) -> bool:
+        """Whether it counts; one in flight always does."""
+        return self.expires_at_ms > now or self.state == "inflight"
+
     def gone(self) -> Gone:
         return Gone(self.id, self.key, self.version, self.history, self.tenant, self.tool, self.session)
 
@@ -101,7 +105,7 @@ def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -
     claim = _find(connection, key)
     if claim is None:
         return None
-    if claim.expires_at_ms > now:
+    if claim.lives(now):
         record = claim.to_record()
         own = record if claim.identity == identity else _earlier(connection, claim, identity, now)
         return Existing(record, own, now)
@@ -126,8 +130,10 @@ def begin_new(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed | N
 def take(connection: sqlite3.Connection, ask: Ask, version: int, now: int) -> Claimed | Existing:
     """Replace *version*, or answer with what is there instead."""
     existing = look_up(connection, ask.key, ask.identity, now)
-    if existing is not None and existing.current.version != version:
-        return existing
+    if existing is not None:
+        current, own, _ = existing
+        if current.version != version or (own is not None and own.state == "done"):
+            return existing
     return _replace(connection, ask, now)
 
 
@@ -157,21 +163,28 @@ def settle_only(connection: sqlite3.Connection, key: str, version: int, final: F
     return new_version if changed else None
 
 
-def alias(connection: sqlite3.Connection, key: str, identity: str, version: int, now: int) -> None:
-    """Let another identity find a settled execution as its own."""
+def alias(connection: sqlite3.Connection, key: str, identity: str, version: int, now: int) -> bool:
+    """Let another identity find a settled execution as its own, unless it has one."""
     claim = _find(connection, key)
-    if claim is None or (claim.identity == identity and claim.expires_at_ms > now):
-        return
+    if claim is None:
+        return False
+    if claim.identity == identity and claim.lives(now):
+        return claim.version == version and claim.state != "inflight"
+    own = _earlier(connection, claim, identity, now)
+    if own is not None and (own.state == "done" or own.version == version):
+        return own.version == version
     if claim.version == version:
         record = claim.to_record()
     else:
         found = connection.execute(SQL["execution_of_version"], (key, version, now)).fetchone()
         if found is None:
-            return
+            return False
         record = _known(claim.key, *found)
-    if record.state != "inflight" and record.expires_at_ms > now:
-        _keep(connection, record, identity)
-        connection.execute(SQL["mark_history"], (record.expires_at_ms, key))
+    if record.state == "inflight" or record.expires_at_ms <= now:
+        return False
+    _keep(connection, record, identity)
+    connection.execute(SQL["mark_history"], (record.expires_at_ms, key))
+    return True
 
 
 def renew(connection: sqlite3.Connection, key: str, version: int, lease_ms: int, now: int) -> bool:

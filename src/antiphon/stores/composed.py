@@ -146,8 +146,8 @@ class ComposedJournal:
     async def mark_dispatched(self, key: str, version: int) -> bool:
         return await self._claims.mark_dispatched(key, version)
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
-        await self._claims.alias(key, identity, version)
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await self._claims.alias(key, identity, version)
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         return await self._claims.renew(key, version, lease_ms)

@@ -108,9 +108,9 @@ class MemoryJournal:
         """Nothing to do: an in-flight claim whose holder is gone counts as dispatched."""
         return True
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
+    async def alias(self, key: str, identity: str, version: int) -> bool:
         with self._lock:
-            self._claims.alias(key, identity, version, self._time_ns() // 1_000_000)
+            return self._claims.alias(key, identity, version, self._time_ns() // 1_000_000)
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         with self._lock:
@@ -152,7 +152,7 @@ class MemoryJournal:
         for node in sorted(self._nodes(), key=_serial, reverse=True):
             if len(found) >= limit:
                 break
-            if node.expires > now and _fits(node, tenant, tool, session, prefix) and state in ("", node.state):
+            if node.lives(now) and _fits(node, tenant, tool, session, prefix) and state in ("", node.state):
                 found.append(node.to_record())
         return found
 
@@ -160,7 +160,7 @@ class MemoryJournal:
         now = self._time_ns() // 1_000_000
         found: dict[tuple[str, str], int] = {}
         for node in self._nodes():
-            if node.expires <= now or node.form.tenant != tenant:
+            if not node.lives(now) or node.form.tenant != tenant:
                 continue
             state = "stale" if node.state == "inflight" and node.lock_until <= now else node.state
             found[node.form.tool, state] = found.get((node.form.tool, state), 0) + 1

@@ -261,8 +261,8 @@ class SQLiteJournal:
         """Nothing to do: an in-flight claim whose holder is gone counts as dispatched."""
         return True
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
-        await self._write(lambda connection: claims.alias(connection, key, identity, version, self._now()))
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await self._write(lambda connection: claims.alias(connection, key, identity, version, self._now()))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         return await self._write(lambda connection: claims.renew(connection, key, version, lease_ms, self._now()))

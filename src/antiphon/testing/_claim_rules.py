@@ -9,6 +9,7 @@ from antiphon.ports import Claimed, Existing, Journal
 from antiphon.testing._bench import SHORT_MS, TTL_MS, Bench, claimed, done, existing, failed, must
 
 RACERS = 12
+ROUNDS = 20
 
 
 class ClaimRules(Bench):
@@ -65,13 +66,15 @@ class ClaimRules(Bench):
         key = self.key()
         seen = [claimed(await j.begin(self.ask(key))).version]
         seen.append(await j.settle(key, seen[-1], done()) or 0)
-        seen.append(claimed(await j.take(self.ask(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), seen[-1])).version)
+        seen.append(claimed(await j.take(self.ask(key, "call-2"), seen[-1])).version)
+        seen.append(await j.settle(key, seen[-1], done(ttl_ms=SHORT_MS)) or 0)
         await self.pass_ms(SHORT_MS + 50)
         seen.append(claimed(await j.begin(self.ask(key, "call-3"))).version)
         await j.clear(key)
         seen.append(claimed(await j.begin(self.ask(key, "call-4"))).version)
         await j.flush(tenant=self.tenant)
-        seen.append(claimed(await j.begin(self.ask(key, "call-5", ttl_ms=SHORT_MS, lease_ms=1))).version)
+        seen.append(claimed(await j.begin(self.ask(key, "call-5"))).version)
+        seen.append(await j.settle(key, seen[-1], done(ttl_ms=SHORT_MS)) or 0)
         await self.pass_ms(SHORT_MS + 50)
         await j.sweep()
         seen.append(claimed(await j.begin(self.ask(key, "call-6"))).version)
@@ -97,7 +100,7 @@ class ClaimRules(Bench):
         """When the current record has expired, an identity with a live execution is shown that, and may replace it."""
         key = self.key()
         version = claimed(await j.begin(self.ask(key, "call-1"))).version
-        first = await j.settle(key, version, done(b'"first"'))
+        first = await j.settle(key, version, failed("first"))
         version = claimed(await j.take(self.ask(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first or 0)).version
         second = await j.settle(key, version, failed(ttl_ms=SHORT_MS))
         await self.pass_ms(SHORT_MS + 50)
@@ -124,20 +127,64 @@ class ClaimRules(Bench):
         """A waiter that shared a result finds it as its own later, also after others ran."""
         key = self.key()
         version = claimed(await j.begin(self.ask(key, "call-1"))).version
-        await j.alias(key, "call-2", version)
-        must(existing(await j.read(key, "call-2")).own is None, "a claim in flight has nothing to share")
+        must(not await j.alias(key, "call-2", version), "a claim in flight has nothing to share")
+        must(existing(await j.read(key, "call-2")).own is None, "and shares nothing")
         settled = await j.settle(key, version, done(b'"shared"')) or 0
-        await j.alias(key, "call-2", settled)
+        must(await j.alias(key, "call-2", settled), "a settled one is shared")
+        must(await j.alias(key, "call-2", settled) and await j.alias(key, "call-1", settled), "however often")
         own = existing(await j.begin(self.ask(key, "call-2"))).own
         must(own is not None and own.version == settled, "the alias finds the settled record")
         third = claimed(await j.take(self.ask(key, "call-3"), settled))
-        await j.alias(key, "call-4", settled)
+        must(await j.alias(key, "call-4", settled), "also when it is history")
         for identity in ("call-1", "call-2", "call-4"):
             own = existing(await j.begin(self.ask(key, identity))).own
             must(own is not None and own.version == settled, f"{identity} still finds it")
         must(existing(await j.read(key)).current.version == third.version, "the current record is untouched")
-        await j.alias(key, "call-9", settled + 999_999_999)
-        must(existing(await j.read(key, "call-9")).own is None, "an unknown version aliases nothing")
+        must(not await j.alias(key, "call-9", settled + 999_999_999), "an unknown version is not shared")
+        must(existing(await j.read(key, "call-9")).own is None, "and aliases nothing")
+        claimed(await j.take(self.ask(key, "call-5"), third.version))
+        must(not await j.alias(key, "call-9", third.version), "what was taken over has nothing to share")
+
+    async def rule_an_identity_has_one_answer(self, j: Journal) -> None:
+        """What a call identity found first is its answer: it neither runs nor shares anything else beside it."""
+        key = self.key()
+        version = claimed(await j.begin(self.ask(key, "call-1"))).version
+        first = await j.settle(key, version, done(b'"first"')) or 0
+        must(await j.alias(key, "sharer", first), "the sharer has its answer")
+        seen = existing(await j.take(self.ask(key, "sharer"), first))
+        must(seen.own is not None and seen.own.version == first, "and does not run any more, but is shown it")
+        version = claimed(await j.take(self.ask(key, "runner"), first)).version
+        must(not await j.alias(key, "runner", first), "who runs does not share")
+        must(existing(await j.read(key, "runner")).current.version == version, "its claim is untouched")
+        second = await j.settle(key, version, done(b'"second"')) or 0
+        must(not await j.alias(key, "runner", first), "nor does who is done")
+        must(not await j.alias(key, "sharer", second), "who shared one result does not share another")
+        for identity, answer in (("sharer", first), ("runner", second)):
+            own = existing(await j.begin(self.ask(key, identity))).own
+            must(own is not None and own.version == answer, f"the {identity} keeps its answer")
+        version = claimed(await j.take(self.ask(key, "failure"), second)).version
+        lost = await j.settle(key, version, failed()) or 0
+        version = claimed(await j.take(self.ask(key, "call-3"), lost)).version
+        third = await j.settle(key, version, done(b'"third"')) or 0
+        must(await j.alias(key, "failure", third), "a failure does not stand in the way of a result")
+        own = existing(await j.begin(self.ask(key, "failure"))).own
+        must(own is not None and own.version == third, "which is its answer from then on")
+
+    async def rule_sharing_and_running_exclude_each_other(self, j: Journal) -> None:
+        """Of two deliveries of one call, one that shares a result and one that runs, only the faster one does."""
+        for n in range(ROUNDS):
+            key = self.key(f"round-{n}")
+            version = claimed(await j.begin(self.ask(key, "call-1"))).version
+            settled = await j.settle(key, version, done()) or 0
+
+            async def share(journal: Journal, key: str = key, settled: int = settled) -> bool:
+                return await journal.alias(key, "call-2", settled)
+
+            async def run(journal: Journal, key: str = key, settled: int = settled) -> bool:
+                return isinstance(await journal.take(self.ask(key, "call-2"), settled), Claimed)
+
+            did = await self.together(j, (share, run) if n % 2 else (run, share))
+            must(sum(did) == 1, f"exactly one of both: {did}")
 
     async def rule_settle_is_fenced_after_takeover(self, j: Journal) -> None:
         """A worker that was replaced cannot end its successor's claim; its events are history all the same."""
@@ -211,16 +258,66 @@ class ClaimRules(Bench):
             must(await j.read(self.key(state)) is None, f"an expired {state} record is not shown")
             claimed(await j.begin(self.ask(self.key(state), "call-2")))
 
-    async def rule_an_expired_claim_is_fenced(self, j: Journal) -> None:
-        """Past its whole life a claim can be neither settled nor renewed, swept or not; renewing keeps it alive."""
-        key, kept = self.key(), self.key("kept")
-        held = claimed(await j.begin(self.ask(key, ttl_ms=SHORT_MS, lease_ms=1)))
-        other = claimed(await j.begin(self.ask(kept, ttl_ms=SHORT_MS, lease_ms=1)))
-        must(await j.renew(kept, other.version, TTL_MS), "renewed in time")
+    async def rule_a_claim_in_flight_does_not_expire(self, j: Journal) -> None:
+        """Past its whole life a claim in flight is shown, and can be settled, renewed or taken, as within it.
+
+        A life ends by a clock, and clocks are set forward. If that made a claim free, a call that goes on would be made
+        a second time. So the lease alone says what a claim in flight is worth, and who looks at it decides.
+        """
+        keys = [self.key(name) for name in ("seen", "settled", "renewed", "taken")]
+        ask = self.ask(keys[0], ttl_ms=SHORT_MS, lease_ms=1)
+        seen, settled, renewed, taken = [claimed(await j.begin(ask._replace(key=key))).version for key in keys]
         await self.pass_ms(SHORT_MS + 50)
-        must(not await j.renew(key, held.version, TTL_MS), "too late to renew")
-        must(await j.settle(key, held.version, done()) is None, "too late to settle")
-        must(await j.settle(kept, other.version, done()) is not None, "the renewed one is alive")
+        other = self.ask(keys[0], "call-2")
+        for answer in (await j.begin(other), await j.take(other, 7), await j.read(keys[0])):
+            found = existing(answer)
+            must((found.current.version, found.current.state) == (seen, "inflight"), "it is still in flight")
+            must(found.current.expires_at_ms <= found.now_ms, "and says that its life is over")
+        must(await j.settle(keys[1], settled, done()) is not None, "its holder settles it")
+        must(await j.renew(keys[2], renewed, TTL_MS), "or renews it")
+        must(await j.settle(keys[2], renewed, done()) is not None, "and settles it then")
+        must(claimed(await j.take(self.ask(keys[3], "call-2"), taken)).version > taken, "or another takes it")
+        must(await j.settle(keys[3], taken, done()) is None, "which fences its holder")
+        must(len(await j.list(tenant=self.tenant, state="inflight")) == 2, "operators see it")
+        must((await j.counts(self.tenant)).get((ask.tool, "stale")) == 1, "as one whose lease is over")
+
+    async def rule_an_abandoned_claim_is_forgotten(self, j: Journal) -> None:
+        """A sweep gives a claim in flight its life once more, in case the clock was set forward; then it goes."""
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key, ttl_ms=SHORT_MS, lease_ms=1)))
+        await self.pass_ms(SHORT_MS + 50)
+        must(await j.sweep() == 0, "the first sweep drops nothing")
+        must(existing(await j.read(key)).current.version == held.version, "it is still there")
+        await self.pass_ms(SHORT_MS + 50)
+        await j.sweep()
+        must(await j.read(key) is None, "it is gone")
+        must(not await j.renew(key, held.version, TTL_MS), "and can no longer be renewed")
+        must(await j.settle(key, held.version, done()) is None, "or settled")
+        must(claimed(await j.begin(self.ask(key, "call-2"))).version > held.version, "the intent is free")
+
+    async def rule_an_abandoned_claim_leaves_its_history(self, j: Journal) -> None:
+        """When a claim in flight is forgotten, earlier executions of its intent live on."""
+        key = self.key()
+        first = await j.settle(key, claimed(await j.begin(self.ask(key))).version, done()) or 0
+        held = claimed(await j.take(self.ask(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first))
+        for _ in range(2):
+            await self.pass_ms(SHORT_MS + 50)
+            await j.sweep()
+        must(await j.settle(key, held.version, done()) is None, "the abandoned one is gone")
+        must(await j.read(key, "call-2") is None, "and not shown")
+        must(existing(await j.read(key, "call-1")).current.version == first, "the earlier one is")
+        must(claimed(await j.begin(self.ask(key, "call-2"))).version > held.version, "the intent is free")
+        own = existing(await j.begin(self.ask(key, "call-1"))).own
+        must(own is not None and own.version == first, "and the earlier one is still found")
+
+    async def rule_an_expired_outcome_is_fenced(self, j: Journal) -> None:
+        """Past its life an unknown outcome can no longer be settled, swept or not."""
+        key = self.key()
+        held = claimed(await j.begin(self.ask(key)))
+        unknown = await j.settle(key, held.version, failed("outcome_unknown", ttl_ms=SHORT_MS)) or 0
+        await self.pass_ms(SHORT_MS + 50)
+        must(await j.settle(key, unknown, done()) is None, "too late to settle")
+        must(await j.read(key) is None, "it is as if it never was")
 
     async def rule_take_of_what_is_gone_begins(self, j: Journal) -> None:
         """Taking a record that was cleared or expired meanwhile is a plain claim."""

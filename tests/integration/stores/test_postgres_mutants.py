@@ -31,13 +31,16 @@ MUTANTS = [
         "begin replaces a live record",
         ("begin_bare",),
         "one_of_many_begins",
-        {"WHERE c.expires_at_ms <= excluded.updated_at_ms": ""},
+        {"WHERE c.expires_at_ms <= excluded.updated_at_ms AND c.state <> 'inflight'": ""},
     ),
     Mutant(
         "take ignores the version",
         ("take_bare",),
         "one_of_many_takes",
-        {"AS mine": "OR true AS mine", "OR c.expires_at_ms <= excluded": "OR 0 < excluded"},
+        {
+            "AS mine": "OR true AS mine",
+            "OR (c.expires_at_ms <= excluded.updated_at_ms AND": "OR (0 < excluded.version OR",
+        },
     ),
     Mutant("settle ignores the version", ("settle", "settle_bare"), "settle_is_fenced_after_takeover", ANY_VERSION),
     Mutant(
@@ -51,9 +54,51 @@ MUTANTS = [
     ),
     Mutant("anyone may renew", ("renew",), "only_the_holder_renews", ANY_VERSION),
     Mutant("a settled claim is renewed", ("renew",), "only_the_holder_renews", {"AND c.state = 'inflight'": ""}),
-    Mutant("a replaced execution is forgotten", ("take_bare",), "alias", {"c.live AND due.mine": "false"}),
+    Mutant("a replaced execution is forgotten", ("take_bare",), "alias", {"c.live AND allowed.mine": "false"}),
     Mutant("an alias points nowhere", ("alias",), "alias", {"c.workspace, c.fence,": "c.workspace, c.fence + 1,"}),
     Mutant("a claim in flight is shared", ("alias",), "alias", {"AND state <> 'inflight'": ""}),
+    Mutant(
+        "who shared a result runs all the same",
+        ("take_bare",),
+        "an_identity_has_one_answer",
+        {"SELECT due.mine AND (": "SELECT due.mine AND (true OR "},
+    ),
+    Mutant(
+        "sharing and running do not wait for each other",
+        ("alias",),
+        "sharing_and_running_exclude_each_other",
+        {"WHERE i.fence = excluded.fence OR (": "WHERE true OR ("},
+    ),
+    Mutant(
+        "a result makes room for another",
+        ("alias",),
+        "an_identity_has_one_answer",
+        {"i.fence < excluded.fence AND NOT (": "i.fence < excluded.fence OR NOT ("},
+    ),
+    Mutant(
+        "a claim in flight expires",
+        ("settle_bare",),
+        "a_claim_in_flight_does_not_expire",
+        {"OR c.state = 'inflight'": ""},
+    ),
+    Mutant(
+        "a claim in flight that expired is replaced",
+        ("begin_bare",),
+        "a_claim_in_flight_does_not_expire",
+        {"OR c.state = 'inflight'": "", "updated_at_ms AND c.state <> 'inflight'": "updated_at_ms"},
+    ),
+    Mutant(
+        "a claim in flight is swept at first sight",
+        ("sweep_claims",),
+        "an_abandoned_claim_is_forgotten",
+        {"c.state = 'inflight' AND c.expires_at_ms <=": "false AND c.expires_at_ms <="},
+    ),
+    Mutant(
+        "a claim in flight is never swept",
+        ("sweep_claims",),
+        "an_abandoned_claim_is_forgotten",
+        {"c.state = 'inflight' AND c.expires_at_ms <= greatest": "c.state = 'inflight' OR 0 > greatest"},
+    ),
     Mutant("nobody is told", ("settle_bare",), "settle_wakes_all_waiters", {"WHEN c.waited": "WHEN false"}),
     Mutant(
         "nobody asks to be told", ("watch",), "settle_wakes_all_waiters", {"SET waited = true": "SET waited = false"}

@@ -41,7 +41,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
 @pytest.mark.parametrize(
     ("rule", "script", "old", "new"),
     [
-        ("begin_inserts_or_returns", "claim", "if not (state and version == ARGV[3]) then", "if false then"),
+        ("begin_inserts_or_returns", "claim", "local seen = state and version == ARGV[3]", "local seen = true"),
         ("one_of_many_takes", "claim", "state and version == ARGV[3]", "state and ARGV[3] ~= ''"),
         ("versions_only_grow", "claim", "local fresh = micros\n", "local fresh = '1'\n"),
         ("versions_only_grow", "settle", "local fresh = micros\n", "local fresh = ARGV[4]\n"),
@@ -53,7 +53,10 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         ("final_state_sets_the_ttl", "settle", "'PX', ARGV[6]).err", "'KEEPTTL').err"),
         ("only_the_holder_renews", "renew", "if version ~= ARGV[1] then", "if false then"),
         ("only_the_holder_renews", "renew", "math.max(left, ARGV[2], 1)", "math.max(left, 1)"),
-        ("alias", "alias", "state == 'inflight' or", "false or"),
+        ("alias", "alias", "if state == 'inflight' then", "if false then"),
+        ("an_identity_has_one_answer", "alias", "if result == 'done' then", "if false then"),
+        ("an_identity_has_one_answer", "alias", "if identity == ARGV[1] then", "if false then"),
+        ("sharing_and_running_exclude_each_other", "claim", "done ') then", "nothing ') then"),
         (
             "clear_forgets_record_and_history",
             "clear",
@@ -76,12 +79,17 @@ def test_the_conformance_rules_notice(
 
 @pytest.mark.parametrize(
     ("rule", "life"),
-    [("lapsed_lease_is_still_seen", lambda ttl, lease: lease), ("lease_longer_than_ttl", lambda ttl, lease: ttl)],
+    [
+        ("lapsed_lease_is_still_seen", lambda ttl, lease: lease),
+        ("lease_longer_than_ttl", lambda ttl, lease: ttl),
+        ("a_claim_in_flight_does_not_expire", max),
+        ("an_abandoned_claim_is_forgotten", lambda ttl, lease: 10 * ttl),
+    ],
 )
 def test_a_claim_in_flight_that_is_kept_too_briefly(
     rule: str, life: Callable[[int, int], int], valkey_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_redis_commands, "life_of", life)
+    monkeypatch.setattr(_redis_commands, "kept_for", life)
     _redis_commands._durations.cache_clear()
     try:
         with pytest.raises(AssertionError):

@@ -7,7 +7,7 @@ import pytest
 from antiphon.testing.sim import BUGS, explore, tell
 from antiphon.testing.sim.__main__ import main
 
-FIRST_SEED = {"zombie-retries": 650}
+FIRST_SEED = {"zombie-retries": 650, "two-answers": 1300}
 """Where to begin looking for a bug that few seeds show."""
 
 
@@ -16,6 +16,12 @@ def test_the_laws_hold(start: int) -> None:
     explored = explore(range(start, start + 50))
     assert [(story.seed, story.broken) for story in explored.broken] == []
     assert explored.seeds == 50
+
+
+@pytest.mark.parametrize("seed", [1360, 2951, 4888, 5421, 5676, 6047, 6113, 11106])
+def test_two_deliveries_of_one_call_while_an_equal_one_ends_get_one_answer(seed: int) -> None:
+    """In these stories one delivery shares the answer of the equal call while another is about to run."""
+    assert tell(seed).broken == ""
 
 
 def test_the_seeds_reach_what_matters() -> None:

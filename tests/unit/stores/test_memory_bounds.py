@@ -74,8 +74,13 @@ def test_what_must_be_kept_goes_when_its_whole_time_is_over() -> None:
     kit.claim("a")
     kit.finish("b", final=failed("outcome_unknown"))
     kit.clock.advance(60_001)
-    kit.claim("c")
+    kit.claim("c")  # in the place of the unknown one
+    with pytest.raises(StoreUnavailable):
+        kit.claim("d")  # a claim in flight is given its time once more: the clock may have been set forward
+    assert kit.known("a")
+    kit.clock.advance(60_001)
     kit.claim("d")
+    assert not kit.known("a")
     assert kit.size() == 2
 
 

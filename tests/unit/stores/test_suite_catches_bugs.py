@@ -49,8 +49,57 @@ class IdentityOverwritten(MemoryJournal):
 
 
 class AliasForgotten(MemoryJournal):
-    async def alias(self, key: str, identity: str, version: int) -> None:
-        return None
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return True
+
+
+class SharesWhatRuns(MemoryJournal):
+    """Sharing does not look whether the call has begun to run."""
+
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await super().alias(key, identity, version) or version > 0
+
+
+class RunsWhatWasShared(MemoryJournal):
+    """Taking compares the current version alone."""
+
+    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        answer = await super().take(ask, version, events)
+        if isinstance(answer, Existing) and answer.current.version == version:
+            return await super().take(ask._replace(identity=f"{ask.identity}, again"), version, events)
+        return answer
+
+
+class LifeFreesTheClaim(MemoryJournal):
+    """A claim in flight expires like a settled one."""
+
+    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
+        seen = await self.read(ask.key)
+        if seen is not None and seen.current.expires_at_ms <= seen.now_ms:
+            await self.clear(ask.key)
+        return await super().begin(ask, events)
+
+
+class LifeFencesTheHolder(MemoryJournal):
+    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
+        seen = await self.read(key)
+        if seen is not None and seen.current.expires_at_ms <= seen.now_ms:
+            return None
+        return await super().settle(key, version, final, events)
+
+
+class SweepsAtFirstSight(MemoryJournal):
+    async def sweep(self, limit: int = 1000) -> int:
+        dropped = await super().sweep(limit)
+        return dropped + sum([await self.clear(node.key) for node in self._nodes() if node.spared])
+
+
+class NeverForgets(MemoryJournal):
+    async def sweep(self, limit: int = 1000) -> int:
+        for node in self._nodes():
+            if node.state == "inflight":
+                await self.renew(node.key, node.version, 1_000)
+        return await super().sweep(limit)
 
 
 class LeaseFreesTheClaim(MemoryJournal):
@@ -135,6 +184,14 @@ CAUGHT_BY: list[tuple[type[MemoryJournal], str, Face]] = [
     (SettleWithoutFence, "settle_is_fenced_after_takeover", "sync"),
     (IdentityOverwritten, "replaced_executions_are_kept", "sync"),
     (AliasForgotten, "alias", "sync"),
+    (SharesWhatRuns, "an_identity_has_one_answer", "sync"),
+    (SharesWhatRuns, "sharing_and_running_exclude_each_other", "async"),
+    (RunsWhatWasShared, "an_identity_has_one_answer", "sync"),
+    (RunsWhatWasShared, "sharing_and_running_exclude_each_other", "async"),
+    (LifeFreesTheClaim, "a_claim_in_flight_does_not_expire", "sync"),
+    (LifeFencesTheHolder, "a_claim_in_flight_does_not_expire", "sync"),
+    (SweepsAtFirstSight, "an_abandoned_claim_is_forgotten", "sync"),
+    (NeverForgets, "an_abandoned_claim_is_forgotten", "sync"),
     (LeaseFreesTheClaim, "lapsed_lease_is_still_seen", "sync"),
     (AnybodyRenews, "only_the_holder_renews", "sync"),
     (LosersWriteEvents, "events_come_with_the_claim", "sync"),
@@ -163,7 +220,9 @@ class _Buggy(MemoryStore):
         return self._kind(journal._data, self._clock, journal._new_waiter)
 
 
-@pytest.mark.parametrize(("bug", "rule", "face"), CAUGHT_BY, ids=[bug.__name__ for bug, _, _ in CAUGHT_BY])
+@pytest.mark.parametrize(
+    ("bug", "rule", "face"), CAUGHT_BY, ids=[f"{bug.__name__}-{rule}" for bug, rule, _ in CAUGHT_BY]
+)
 def test_planted_bug_is_found(bug: type[MemoryJournal], rule: str, face: Face) -> None:
     clock = ManualClock()
     with pytest.raises(AssertionError):

@@ -1,6 +1,6 @@
 -- Take the claim on one intent, or return what is there (begin and take of the port).
 -- KEYS: record, history, history expiries, index of the tenant
--- ARGV: 1 index member  2 channel  3 version to replace ('' = only if there is none)  4 identity  5 life ms
+-- ARGV: 1 index member  2 channel  3 version to replace ('' = only if there is none)  4 identity  5 how long to keep it, ms
 --       6 minus the longest time an index entry of such a claim can be needed, ms
 --       7 the record's first line between version and time: ' inflight NONCE TTL 0 LIFE LEASE '
 --       8 the record's second line from its identity on, and all after it
@@ -24,22 +24,20 @@ if flat then
   end
 end
 
-if not (state and version == ARGV[3]) then
-  local own = state and identity == ARGV[4] and 1
-  if not own then
-    local place = call('HGET', KEYS[2], 'i:' .. ARGV[4])
-    if place then
-      local fence, over = string.match(place, '^(%d+) (%d+)$')
-      if state and fence == string.match(flat, '\n(%d+)') then
-        own = 1
-      elseif tonumber(over) > time[1] * 1000 + math.floor(time[2] / 1000) then
-        own = call('HGET', KEYS[2], 'e:' .. fence)
-        if own and not state and ARGV[3] ~= '' and call('HGET', KEYS[2], 'v:' .. ARGV[3]) == place then
-          own = false  -- the caller has seen it and replaces it
-        end
-      end
-    end
+local seen = state and version == ARGV[3]
+local own = state and identity == ARGV[4] and 1
+local place = not own and call('HGET', KEYS[2], 'i:' .. ARGV[4])
+if place then
+  local fence, over = string.match(place, '^(%d+) (%d+)$')
+  if state and fence == string.match(flat, '\n(%d+)') then
+    own = 1
+  elseif tonumber(over) > time[1] * 1000 + math.floor(time[2] / 1000) then
+    own = call('HGET', KEYS[2], 'e:' .. fence)
+    seen = seen or own and not state and ARGV[3] ~= '' and call('HGET', KEYS[2], 'v:' .. ARGV[3]) == place
   end
+end
+-- Who takes replaces what he has seen, unless his identity has a result by now.
+if not seen or string.find(own == 1 and flat or own or '', '^%d+ %d+ done ') then
   if state and (not own or own == 1) then
     return time[1] .. ' ' .. time[2] .. (own and ' 1 ' or ' 0 ') .. flat
   elseif state or own then  -- or a later execution expired before the asking call's own one
@@ -56,12 +54,14 @@ if ARGV[3] ~= '' then
     local life, updated, current, head =
       string.match(flat, '^%d+ %d+ %a+ %S+ %d+ %d (%d+) %d+ (%d+) %d\n(%d+) [^\n]*\n([^\n]*\n[^\n]*\n[^\n]*)')
     local ends = string.format('%.0f', math.floor(updated / 1000) + life)
-    local execution, settled, place = 'e:' .. current, 'v:' .. version, current .. ' ' .. ends
-    call('HSET', KEYS[2], execution, flat, settled, place, 'h', head)
-    call('ZADD', KEYS[3], ends, execution, ends, settled)
-    if identity ~= ARGV[4] then
-      call('HSET', KEYS[2], 'i:' .. identity, place)
-      call('ZADD', KEYS[3], ends, 'i:' .. identity)
+    if tonumber(ends) > tonumber(now) then
+      local execution, settled, place = 'e:' .. current, 'v:' .. version, current .. ' ' .. ends
+      call('HSET', KEYS[2], execution, flat, settled, place, 'h', head)
+      call('ZADD', KEYS[3], ends, execution, ends, settled)
+      if identity ~= ARGV[4] then
+        call('HSET', KEYS[2], 'i:' .. identity, place)
+        call('ZADD', KEYS[3], ends, 'i:' .. identity)
+      end
     end
     local over = call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 16)
     if #over > 0 then

@@ -51,6 +51,27 @@ async def _look_then_insert(self: Shared, ask: Ask, events: Sequence[Row]) -> Cl
     return await self.inner.begin(ask, events)
 
 
+async def _share_though_it_runs(self: Shared, key: str, identity: str, version: int) -> bool:
+    await self.inner.alias(key, identity, version)
+    return True
+
+
+async def _run_though_it_shares(self: Shared, ask: Ask, version: int, events: Sequence[Row]) -> Claimed | Existing:
+    answer = await self.inner.take(ask, version, events)
+    if isinstance(answer, Existing) and answer.current.version == version:
+        return await self.inner.take(ask._replace(identity=f"{ask.identity}, again"), version, events)
+    return answer
+
+
+@contextmanager
+def _two_answers() -> Iterator[None]:
+    with (
+        patched(Shared, "alias", _share_though_it_runs),
+        patched(Shared, "take", _run_though_it_shares),
+    ):
+        yield
+
+
 def _without_history(answer: Any) -> Any:
     """One row per intent, overwritten by each new call identity."""
     if isinstance(answer, Existing) and answer.own is not None and answer.own.version != answer.current.version:
@@ -108,6 +129,11 @@ BUGS: dict[str, Bug] = {
         "a record knows only its last call identity",
         ("identity",),
         _identity_overwritten,
+    ),
+    "two-answers": Bug(
+        "one delivery of a call shares an answer while another one runs",
+        ("identity",),
+        _two_answers,
     ),
     "release-on-cancel": Bug(
         "a cancelled call frees its claim although the tool was reached",

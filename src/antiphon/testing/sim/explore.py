@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -98,15 +97,9 @@ class _Teller:
     async def _call(self, worker: Worker, delivery: Delivery, number: int) -> Any:
         asked_at = self.world.now
         identity = delivery.key or delivery.identity
-        self.laws.asked(identity, 1)
-        try:
-            outcome = await worker.call(self.plan.envelope(delivery, number, worker.core.clock.now_ms()))
-        except CancelledError:
-            self.laws.asked(identity, -1)
-            raise
+        outcome = await worker.call(self.plan.envelope(delivery, number, worker.core.clock.now_ms()))
         self.world.say(f"{worker.name}: {identity} gets {outcome.code or outcome.value} {outcome.metadata or ''}")
         self.laws.answered(identity, delivery.intent, asked_at, outcome)
-        self.laws.asked(identity, -1)
         return outcome
 
     async def _once_more(self) -> None:

@@ -8,7 +8,8 @@
 | fencing        | a record's result was produced under the record's own fence; an older fence is not dispatched  |
 |                | after a newer one, except by a worker that had no way to know                                  |
 | leases         | a worker that was neither paused nor killed nor cut off never loses its claim                  |
-| identity       | a call that was answered for good gets the same answer again, whatever ran since               |
+| identity       | a call that was answered for good gets the same answer again, whatever ran since; so does      |
+|                | another delivery of it that was under way at that moment                                       |
 | intent         | nobody is given the result of another intent                                                   |
 | epochs         | a breaker closes only after good probes that were sent in its half-open period                 |
 | an end         | every call of a living worker is answered                                                      |
@@ -82,8 +83,6 @@ class Laws:
         """The fence behind every later version of a record."""
         self._verified: dict[int, float] = {}
         """When the store last said that a fence holds its claim."""
-        self._asking: Counter[str] = Counter()
-        """Deliveries of a call identity that are under way."""
         self._answers: dict[str, tuple[float, Any]] = {}
         """By identity: when it was first answered for good, and with what."""
         self._half_open: dict[str, float] = {}
@@ -181,10 +180,6 @@ class Laws:
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def asked(self, identity: str, by: int) -> None:
-        """A call is delivered (1), or its caller is gone again (-1)."""
-        self._asking[identity] += by
-
     def answered(self, identity: str, intent: str, asked_at: float, outcome: Outcome) -> None:
         """A caller got its answer."""
         self.seen[outcome.code or ("reused" if outcome.from_cache else "answered")] += 1
@@ -196,12 +191,11 @@ class Laws:
         if value["what"] != intent:
             self.breaks("intent", f"{identity} asked for {intent} and got a result of {value['what']}")
         first = self._answers.get(identity)
-        if first is not None and first[0] <= asked_at and first[1] != value:
-            self.breaks("identity", f"{identity} was answered {first[1]}, and later {value}")
         uncertain = "fenced" in metadata or "notRecorded" in metadata
-        shared = metadata.get("reused") or metadata.get("reconciled")
-        if shared and (self.plan.loss or self._asking[identity] > 1):
-            uncertain = True  # that this caller shared an answer may be unknown to another delivery of the same call
+        if first is not None and first[1] != value and (first[0] <= asked_at or not uncertain):
+            self.breaks("identity", f"{identity} was answered {first[1]}, and another delivery of it {value}")
+        if self.plan.loss and (metadata.get("reused") or metadata.get("reconciled")):
+            uncertain = True  # the store may not have learned that this caller shared an answer
         if first is None and not uncertain:
             self._answers[identity] = (self.world.now, value)
 

@@ -46,6 +46,9 @@ class Shared:
     async def settle(self, key: str, version: int, final: Final, events: Sequence[Row]) -> int | None:
         return await self.inner.settle(key, version, final, events)
 
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await self.inner.alias(key, identity, version)
+
     async def read(self, key: str, identity: str) -> Existing | None:
         return await self.inner.read(key, identity)
 
@@ -117,8 +120,8 @@ class SimJournal:
 
         return await self._step("settle", run)  # type: ignore[no-any-return]
 
-    async def alias(self, key: str, identity: str, version: int) -> None:
-        await self._step("alias", lambda: self._shared.inner.alias(key, identity, version))
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await self._step("alias", lambda: self._shared.alias(key, identity, version))  # type: ignore[no-any-return]
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         async def run() -> bool:

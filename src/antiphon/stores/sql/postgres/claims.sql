@@ -11,6 +11,10 @@ clock AS MATERIALIZED (
 c.key, c.tenant, c.workspace, c.tool, c.idempotency_key, c.owner, c.state, c.version, c.fence, c.op, c.created_at_ms,
 c.updated_at_ms, c.expires_at_ms, c.ttl_ms, c.lock_until_ms, c.dispatched, c.v, c.request, c.outcome, c.payload
 
+-- name: _lives
+-- A claim in flight always counts: clocks are set forward, and its call goes on.
+(c.expires_at_ms > (SELECT ms FROM clock) OR c.state = 'inflight')
+
 -- name: _found
 -- The live record of an intent, and the earlier execution that an identity made or shared.
 current AS MATERIALIZED (
@@ -19,7 +23,7 @@ current AS MATERIALIZED (
             WHERE i.key = c.key AND i.identity = %(identity)s AND i.fence = c.fence
         ) AS own
     FROM antiphon.claims AS c
-    WHERE c.key = %(key)s AND c.expires_at_ms > (SELECT ms FROM clock)
+    WHERE c.key = %(key)s AND {_lives}
 ),
 earlier AS MATERIALIZED (
     SELECT e.*
@@ -76,7 +80,7 @@ won AS (
     {_claim}
     WHERE NOT EXISTS (SELECT FROM found)
     {_replace}
-    WHERE c.expires_at_ms <= excluded.updated_at_ms
+    WHERE c.expires_at_ms <= excluded.updated_at_ms AND c.state <> 'inflight'
     RETURNING c.version
 )
 {_log_if_won}
@@ -92,7 +96,7 @@ named AS MATERIALIZED (
 )
 SELECT clock.ms, NULL::text, (SELECT array_agg(n.identity) FROM named AS n WHERE n.fence = c.fence), {_record}
 FROM antiphon.claims AS c, clock
-WHERE c.key = %(key)s AND c.expires_at_ms > clock.ms
+WHERE c.key = %(key)s AND {_lives}
 UNION ALL
 SELECT clock.ms, n.identity, NULL, {_record}
 FROM named AS n JOIN antiphon.executions AS c ON c.key = %(key)s AND c.fence = n.fence, clock
@@ -101,9 +105,11 @@ WHERE c.expires_at_ms > clock.ms
 -- name: take
 -- The replaced record moves to where its own identity, and those who shared it, still find it.
 -- A row that this very operation wrote counts as won: the answer to its first try was lost.
+-- Whoever takes and whoever shares writes the row of his identity first: of two deliveries of one call, the faster one
+-- has it, also where the statement of the other one began before. Its fence is the replaced version, which leads nowhere.
 WITH {_clock},
 held AS MATERIALIZED (
-    SELECT c.*, c.expires_at_ms > (SELECT ms FROM clock) AS live FROM antiphon.claims AS c WHERE c.key = %(key)s FOR UPDATE
+    SELECT c.*, {_lives} AS live FROM antiphon.claims AS c WHERE c.key = %(key)s FOR UPDATE
 ),
 due AS MATERIALIZED (
     SELECT coalesce(
@@ -114,27 +120,43 @@ due AS MATERIALIZED (
             WHERE i.key = %(key)s AND i.identity = %(identity)s AND e.expires_at_ms > (SELECT ms FROM clock)
         ),
         %(version)s
-    ) = %(version)s AND NOT EXISTS (SELECT FROM held AS c WHERE c.live AND c.v > %(v)s) AS mine
+    ) = %(version)s AND NOT EXISTS (SELECT FROM held AS c WHERE c.live AND c.v > %(v)s)
+        AND NOT EXISTS (SELECT FROM held AS c WHERE c.live AND c.state = 'done' AND c.identity = %(identity)s) AS mine
+),
+ours AS (
+    INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
+    SELECT %(key)s, %(identity)s, %(tenant)s, %(workspace)s, %(version)s, clock.ms + greatest(%(ttl_ms)s, %(lease_ms)s)
+    FROM due, clock
+    WHERE due.mine AND NOT EXISTS (SELECT FROM held AS c WHERE c.live AND c.identity = %(identity)s)
+    ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
+    WHERE NOT ({_done_at})
+    RETURNING true
+),
+allowed AS MATERIALIZED (
+    SELECT due.mine AND (
+            EXISTS (SELECT FROM ours) OR EXISTS (SELECT FROM held AS c WHERE c.live AND c.identity = %(identity)s)
+        ) AS mine
+    FROM due
 ),
 kept AS (
     INSERT INTO antiphon.executions (
         key, tenant, workspace, tool, idempotency_key, owner, state, version, fence, op, created_at_ms,
         updated_at_ms, expires_at_ms, ttl_ms, lock_until_ms, dispatched, v, request, outcome, payload, session, identity
     )
-    SELECT {_record}, c.session, c.identity FROM held AS c, due WHERE c.live AND due.mine
+    SELECT {_record}, c.session, c.identity FROM held AS c, allowed WHERE c.live AND allowed.mine
 ),
 named AS (
     INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
     SELECT c.key, c.identity, c.tenant, c.workspace, c.fence, c.expires_at_ms
-    FROM held AS c, due WHERE c.live AND due.mine
+    FROM held AS c, allowed WHERE c.live AND allowed.mine
     ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
     WHERE i.fence < excluded.fence
 ),
 won AS (
     {_claim}
-    WHERE (SELECT mine FROM due)
+    WHERE (SELECT mine FROM allowed)
     {_replace}
-    WHERE c.version = %(version)s OR c.expires_at_ms <= excluded.updated_at_ms
+    WHERE c.version = %(version)s OR (c.expires_at_ms <= excluded.updated_at_ms AND c.state <> 'inflight')
     RETURNING c.version
 )
 {_log_if_won}
@@ -151,7 +173,7 @@ ended AS (
         expires_at_ms = ms + %(ttl_ms)s, ttl_ms = %(ttl_ms)s, lock_until_ms = NULL, dispatched = %(dispatched)s,
         outcome = %(outcome)s, payload = %(payload)s
     FROM clock
-    WHERE c.key = %(key)s AND c.version = %(version)s AND c.expires_at_ms > ms
+    WHERE c.key = %(key)s AND c.version = %(version)s AND {_lives}
     RETURNING c.key, c.version, c.waited
 )
 {_log_anyway}
@@ -168,7 +190,19 @@ SELECT
         LIMIT 1
     )
 
+-- name: _done_at
+-- Whether a row of identities leads to a result.
+EXISTS (
+        SELECT FROM antiphon.claims AS c
+        WHERE c.key = i.key AND c.fence = i.fence AND c.state = 'done' AND c.expires_at_ms > (SELECT ms FROM clock)
+    ) OR EXISTS (
+        SELECT FROM antiphon.executions AS e
+        WHERE e.key = i.key AND e.fence = i.fence AND e.state = 'done' AND e.expires_at_ms > (SELECT ms FROM clock)
+    )
+
 -- name: alias
+-- An identity that runs, or that has a result, shares nothing else.
+WITH {_clock}
 INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
 SELECT c.key, %(identity)s, c.tenant, c.workspace, c.fence, c.expires_at_ms
 FROM (
@@ -176,10 +210,14 @@ FROM (
     WHERE key = %(key)s AND version = %(version)s AND state <> 'inflight'
     UNION ALL
     SELECT key, tenant, workspace, fence, expires_at_ms FROM antiphon.executions
-    WHERE key = %(key)s AND version = %(version)s
+    WHERE key = %(key)s AND version = %(version)s AND state <> 'inflight' AND NOT EXISTS (
+            SELECT FROM antiphon.claims AS c WHERE c.key = %(key)s AND c.identity = %(identity)s AND {_lives}
+        )
 ) AS c
+WHERE c.expires_at_ms > (SELECT ms FROM clock)
 ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
-WHERE i.fence < excluded.fence
+WHERE i.fence = excluded.fence OR (i.fence < excluded.fence AND NOT ({_done_at}))
+RETURNING true
 
 -- name: renew
 WITH {_clock}
@@ -187,7 +225,7 @@ UPDATE antiphon.claims AS c SET
     updated_at_ms = ms, lock_until_ms = ms + %(lease_ms)s,
     expires_at_ms = greatest(c.expires_at_ms, ms + %(lease_ms)s)
 FROM clock
-WHERE c.key = %(key)s AND c.version = %(version)s AND c.state = 'inflight' AND c.expires_at_ms > ms
+WHERE c.key = %(key)s AND c.version = %(version)s AND c.state = 'inflight'
 RETURNING true
 
 -- name: watch
@@ -245,7 +283,7 @@ SELECT CASE WHEN c.waited THEN {_wake} END FROM gone AS c
 WITH {_clock}
 SELECT {_record}
 FROM antiphon.claims AS c, clock
-WHERE c.tenant = %(tenant)s AND c.expires_at_ms > clock.ms
+WHERE c.tenant = %(tenant)s AND {_lives}
     AND (%(tool)s = '' OR c.tool = %(tool)s) AND (%(session)s = '' OR c.session = %(session)s)
     AND (%(state)s = '' OR c.state = %(state)s) AND (%(prefix)s = '' OR starts_with(c.key, %(prefix)s))
 ORDER BY c.fence DESC
@@ -255,19 +293,27 @@ LIMIT %(limit)s
 WITH {_clock}
 SELECT c.tool, CASE WHEN c.state = 'inflight' AND c.lock_until_ms <= clock.ms THEN 'stale' ELSE c.state END, count(*)
 FROM antiphon.claims AS c, clock
-WHERE c.tenant = %(tenant)s AND c.expires_at_ms > clock.ms
+WHERE c.tenant = %(tenant)s AND {_lives}
 GROUP BY 1, 2
 
 -- name: sweep_claims
+-- A claim in flight is spared the first time. Nothing else lets one expire later than both its TTL and its lease: that
+-- marks it.
 WITH {_clock},
 doomed AS MATERIALIZED (
-    SELECT c.key FROM antiphon.claims AS c
+    SELECT c.key,
+        c.state = 'inflight' AND c.expires_at_ms <= greatest(c.created_at_ms + c.ttl_ms, c.lock_until_ms) AS spare
+    FROM antiphon.claims AS c
     WHERE c.expires_minute <= (SELECT ms / 60000 FROM clock) AND c.expires_at_ms <= (SELECT ms FROM clock)
     LIMIT %(limit)s
     FOR UPDATE SKIP LOCKED
 ),
+spared AS (
+    UPDATE antiphon.claims AS c SET expires_at_ms = clock.ms + greatest(1, c.ttl_ms)
+    FROM doomed, clock WHERE c.key = doomed.key AND doomed.spare
+),
 gone AS (
-    DELETE FROM antiphon.claims AS c USING doomed WHERE c.key = doomed.key
+    DELETE FROM antiphon.claims AS c USING doomed WHERE c.key = doomed.key AND NOT doomed.spare
     RETURNING c.key, c.waited, c.tenant, c.workspace, c.version
 ),
 {_raise_floor}

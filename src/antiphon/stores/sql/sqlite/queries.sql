@@ -26,12 +26,12 @@ DELETE FROM claims WHERE id = ?;
 UPDATE claims
 SET state = ?1, version = ?2, updated_at_ms = ?3, expires_at_ms = ?4, ttl_ms = ?5, dispatched = ?6, outcome = ?7, payload = ?8,
     lock_until_ms = 0, sweep_at_ms = CASE WHEN history THEN max(sweep_at_ms, ?4) ELSE ?4 END
-WHERE key = ?9 AND version = ?10 AND expires_at_ms > ?3;
+WHERE key = ?9 AND version = ?10 AND (expires_at_ms > ?3 OR state = 'inflight');
 
 -- name: renew
 UPDATE claims
 SET lock_until_ms = ?1, updated_at_ms = ?2, expires_at_ms = max(expires_at_ms, ?1), sweep_at_ms = max(sweep_at_ms, ?1)
-WHERE key = ?3 AND version = ?4 AND state = 'inflight' AND expires_at_ms > ?2;
+WHERE key = ?3 AND version = ?4 AND state = 'inflight';
 
 -- name: insert_execution
 INSERT INTO executions (key, identity, tenant, workspace, version, expires_at_ms, record, v)
@@ -86,7 +86,7 @@ INSERT OR IGNORE INTO claim_open (id) SELECT id FROM claims WHERE id > ? AND id 
 
 -- name: catalogue_expiry
 INSERT OR IGNORE INTO claim_expiry (at_ms, id)
-SELECT CASE WHEN state = 'inflight' THEN min(sweep_at_ms, ?3) ELSE sweep_at_ms END, id
+SELECT CASE WHEN state = 'inflight' THEN min(expires_at_ms, ?3) ELSE sweep_at_ms END, id
 FROM claims WHERE id > ?1 AND id <= ?2;
 
 -- name: delete_place
@@ -101,8 +101,17 @@ DELETE FROM claim_open WHERE id IN (
 );
 
 -- name: due
-SELECT e.at_ms, e.id, c.key, c.version, c.history, c.tenant, c.tool, c.session, c.state, c.sweep_at_ms
+SELECT e.at_ms, e.id, c.key, c.version, c.history, c.tenant, c.tool, c.session, c.state, c.sweep_at_ms,
+       c.expires_at_ms, c.ttl_ms, c.expires_at_ms > max(c.created_at_ms + c.ttl_ms, c.lock_until_ms)
 FROM claim_expiry AS e LEFT JOIN claims AS c ON c.id = e.id WHERE e.at_ms <= ? ORDER BY e.at_ms LIMIT ?;
+
+-- name: spare
+-- Nothing else lets a claim in flight expire later than both its TTL and its lease: that marks it.
+UPDATE claims SET expires_at_ms = ?1, sweep_at_ms = max(sweep_at_ms, ?1) WHERE id = ?2;
+
+-- name: abandon
+-- The row stays, as its history lives on; it counts as little as if it were gone.
+UPDATE claims SET state = 'cancelled', expires_at_ms = 0, lock_until_ms = 0 WHERE id = ?;
 
 -- name: insert_expiry
 INSERT OR IGNORE INTO claim_expiry (at_ms, id) VALUES (?, ?);
@@ -126,7 +135,7 @@ SELECT tool FROM tools WHERE tool IS NOT NULL;
 SELECT value, count(*) FROM claim_places WHERE tenant = ? AND kind = 'tool' GROUP BY value;
 
 -- name: count_not_done
-SELECT c.tool, c.state, c.state = 'inflight' AND c.lock_until_ms <= ?2, c.expires_at_ms <= ?2, count(*)
+SELECT c.tool, c.state, c.state = 'inflight' AND c.lock_until_ms <= ?2, c.expires_at_ms <= ?2 AND c.state <> 'inflight', count(*)
 FROM claim_open AS o CROSS JOIN claims AS c ON c.id = o.id
 WHERE c.tenant = ?1 AND c.state <> 'done' AND c.id <= ?3 GROUP BY 1, 2, 3, 4;
 
