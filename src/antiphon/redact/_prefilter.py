@@ -56,7 +56,7 @@ _SECRET_WORDS = (
     # Each way on begins with a character, so that a mark costs a glance and not a look back.
     f"{_M}(?:"
     f"en(?<=to{_M}en)(?:(?!s(?!tring)|i[sz])"  # token, and not the tokens of a model
-    f"|s(?:(?<=(?:{_TOKENS})to{_M}ens)|(?<=(?:{_TOKENS}) to{_M}ens)|(?<=(?:{_TOKENS})  to{_M}ens)))"  # access_tokens
+    f"|s(?:(?<=(?:{_TOKENS})to{_M}ens)|(?<=(?:{_TOKENS}) to{_M}ens)|(?<=(?:{_TOKENS})  to{_M}ens)))"  # tokens
     f"|ie(?<=oo{_M}ie)"  # cookie
     f"|ey(?:(?<=(?:{_KEYS}){_M}ey)|(?<=(?:{_KEYS}) {_M}ey)|(?<=(?:{_KEYS})  {_M}ey))"  # api_key …
     f"|ass(?:[w{_M}]|code|{_NAMED}|(?<=  {_M}ass) )"  # password, passphrase, passcode, pass, --pass
@@ -70,6 +70,8 @@ _SECRET_WORDS = (
     r"u(?:th(?<=auth)(?:ori[sz]a|[^a-z])|rl (?<=curl ))",
     r"ss(?:n(?![a-z])|(?:ion)? ?id *=)",  # ssn, session cookies
 )
+_PARTS = ((_M, 0), ("cre", 1), ("auth", 2), ("curl ", 2), ("ssn", 3), ("=", 3))
+"""What must be there for a pattern to be found, and which one that is: in a short document it mostly is not."""
 _PERSONAL_WORD = f"{_M}hone"
 _NUMBERS = re.compile(rb"0000(?:(?<=000 0000)|000000)")
 _GROUPED = re.compile(rb"000 0000(?:(?<=000 000 0000)|(?<=0000 0000)|(?<=\) 000 0000)|(?<=\)000 0000))")
@@ -81,10 +83,12 @@ _AZURE = re.compile(rb"~(?<=[0-9]Q~)")
 _DIALLED = re.compile(rb"\+[0-9]")
 
 _RUNS = bytes(ord("x") if chr(code) in RUN_CHARS + "%" else ord(" ") for code in range(256))
-_LONG_RUN = b"x" * MIN_RUN
-_RUN = re.compile(_LONG_RUN + b"x*")
+_LONG_RUN = "x" * MIN_RUN
+_RUN = re.compile(_LONG_RUN.encode() + b"x*")
 _DOT_TOKEN = re.compile(rb"\.[A-Za-z0-9_-]")
 _HEX = re.compile(r"[0-9a-f-]+")
+_LARGE = 4096
+"""Documents longer than this have a bit of everything."""
 _SCHEMES = (b"earer ", b"asic ", b"\\")
 _NAMES_KEPT = 1024
 _names: set[bytes] = set()
@@ -99,7 +103,7 @@ ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER
 class Prefilter:
     """``causes(document)`` is 0 only for documents that the rules leave as they are."""
 
-    __slots__ = ("_at", "_numbers", "_runs", "_tilde", "_user_fields", "_user_texts", "_words")
+    __slots__ = ("_at", "_numbers", "_parts", "_runs", "_tilde", "_user_fields", "_user_texts", "_words")
 
     def __init__(self, rules: Rules) -> None:
         patterns: list[str] = []
@@ -109,6 +113,7 @@ class Prefilter:
             patterns.append(_PERSONAL_WORD)
         user = [rule for rule in rules.user if rules.personal or not rule.personal]
         self._words = tuple(_search(pattern) for pattern in patterns)
+        self._parts = tuple((part, self._words[which]) for part, which in _PARTS if which < len(patterns))
         self._user_fields = tuple(_search(_name_pattern(rule.field)) for rule in user if rule.field)
         self._user_texts = tuple(rule.compile().search for rule in user if rule.pattern)
         self._at = rules.secrets or rules.personal
@@ -118,29 +123,34 @@ class Prefilter:
 
     def causes(self, document: bytes, within: int = ALL) -> int:
         """Why *document* (JSON or text, UTF-8) has to be looked at by the rules, as far as *within* asks."""
-        if b"\\" in document and (self._user_texts or b"\\u" in document):
+        folded = document.translate(_FOLD)
+        text = folded.decode("latin-1")  # a look into a text costs a third of a look into bytes
+        if "\\" in text and (self._user_texts or "\\u" in text):
             return ALL
         found = 0
-        if within & (WORDS | NUMBERS | USER):
-            folded = document.translate(_FOLD)
-            if within & WORDS:
-                for search in self._words:
-                    if search(folded) is not None:
-                        found = WORDS
-                        break
-            if within & NUMBERS and self._numbers and _has_number(document, folded):
-                found |= NUMBERS
-            if within & USER and (self._user_fields or self._user_texts) and self._has_users(document, folded):
-                found |= USER
-        if within & AT and b"@" in document and self._at and _USER_AT.search(document):
+        if within & WORDS and self._has_words(text, folded):
+            found = WORDS
+        if within & NUMBERS and self._numbers and ("0000" in text or "+" in text) and _has_number(document, folded):
+            found |= NUMBERS
+        if within & USER and (self._user_fields or self._user_texts) and self._has_users(document, folded):
+            found |= USER
+        if "@" in text and within & AT and self._at and _USER_AT.search(document):
             found |= AT
-        if within & TILDE and b"~" in document and self._tilde and _AZURE.search(document):
+        if "~" in text and within & TILDE and self._tilde and _AZURE.search(document):
             found |= TILDE
         if within & RUNS and self._runs:
             runs = document.translate(_RUNS)
-            if _LONG_RUN in runs and _suspicious(document, runs):
+            if _LONG_RUN in runs.decode("latin-1") and _suspicious(document, runs):
                 found |= RUNS
         return found
+
+    def _has_words(self, text: str, folded: bytes) -> bool:
+        if len(text) > _LARGE:
+            return any(search(folded) is not None for search in self._words)
+        for part, search in self._parts:  # noqa: SIM110 - a generator costs more than the look
+            if part in text and search(folded) is not None:
+                return True
+        return False
 
     def _has_users(self, document: bytes, folded: bytes) -> bool:
         if any(search(folded) is not None for search in self._user_fields):
