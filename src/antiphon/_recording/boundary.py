@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphon._drive import AFTER, until_cancelled, was_given_up
+from antiphon._recording.resumed import EARLIER
 from antiphon._scope import ORPHAN_LANE, RunScope, Site
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, StoreError
@@ -82,9 +83,13 @@ class Boundary:
         """The answer of the replay or of the cache, or ``None`` when the call is to be made."""
         scope = self.scope
         if scope.invoker is None:
-            if scope.llm_cache is None or not self._cacheable:
+            if scope.llm_cache is None or not self._keyed:
                 return None
-            kept: Answer | None = await scope.llm_cache.find(*self._place)
+            kept: Answer | None = None
+            if not self.stream:
+                kept = await scope.llm_cache.find(*self._place)
+            elif EARLIER in scope.gateway_state:
+                kept = scope.gateway_state[EARLIER].given(*self._place[:2])
             self._reused = kept is not None
             return kept
         call = Invocation(
@@ -110,8 +115,8 @@ class Boundary:
         return answer
 
     @property
-    def _cacheable(self) -> bool:
-        return self.kind == "llm" and not self.stream and "variant" in self.payload
+    def _keyed(self) -> bool:
+        return self.kind == "llm" and "variant" in self.payload
 
     @property
     def _place(self) -> tuple[str, str, bool]:
@@ -126,15 +131,19 @@ class Boundary:
         except StoreError as error:
             log.error("the run log misses %d events of a call of %s: %s", len(rows), self.name, error)
 
+    def start_now(self) -> bool:
+        """:meth:`start` without a coroutine, where the log is in this process; whether it is."""
+        scope = self.scope
+        if scope.note is None or scope.sink is None:
+            return False
+        scope.note(scope.run_id, (scope.encode("call.started", self.site, self.payload, self.meta),))
+        return True
+
     async def start(self) -> None:
         """Write the start event; the call may be made after this."""
-        scope = self.scope
-        if scope.sink is not None:
-            row = scope.encode("call.started", self.site, self.payload, self.meta)
-            if scope.note is not None:
-                scope.note(scope.run_id, (row,))
-            else:
-                await scope.sink((row,), self.asynchronous)
+        if not self.start_now() and self.scope.sink is not None:
+            row = self.scope.encode("call.started", self.site, self.payload, self.meta)
+            await self.scope.sink((row,), self.asynchronous)
 
     def chunk(self, data: Any, gap_ms: float) -> None:
         """Note a piece of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
@@ -146,6 +155,16 @@ class Boundary:
         """The reader asks for the next piece: write those it has."""
         if self._pieces is not None:
             await self._write_or_report(self._pieces.due())
+
+    def finish_now(self, outcome: str, value: Any, meta: dict[str, Any]) -> bool:
+        """:meth:`finish` for an answer that nobody waits for but the log of this process; whether that was all."""
+        scope = self.scope
+        if scope.note is None or scope.sink is None or scope.llm_cache is not None or self._live is not None:
+            return False
+        told = {"durationMs": scope.clock_ms() - self.started, **meta}
+        row = scope.encode("call.finished", self.site, {"outcome": outcome, "value": value}, told)
+        scope.note(scope.run_id, (row,))
+        return True
 
     async def finish(
         self,
@@ -163,6 +182,8 @@ class Boundary:
             payload["value"] = value
         scope = self.scope
         told: dict[str, Any] = {"durationMs": scope.clock_ms() - self.started}
+        if self._reused:
+            told["fromCache"] = True
         if meta:
             told.update(meta)
         rows = [] if self._pieces is None else self._pieces.rest()
@@ -173,7 +194,7 @@ class Boundary:
             await self._write_or_report(rows)
         if scope.llm_cache is not None:
             fresh = outcome == "ok" and scope.invoker is None and not self._reused
-            if fresh and self._cacheable:
+            if fresh and self._keyed and not self.stream:
                 await scope.llm_cache.keep(*self._place, value)
         if self._live is not None and self.kind == "llm":
             await self._judged(outcome, meta or {})

@@ -9,6 +9,7 @@ from typing import Any
 
 from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._recording.plain import piece_of
 from antiphon._scope import RunScope
 from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
 from antiphon.llm.key import NO_VARIANT, Conversation, Recipe, llm_cache_key, variant_digest
@@ -252,7 +253,7 @@ def _pieces(answer: Answer) -> Iterator[Any]:
     for data, pause in zip_longest(answer.chunks or (), answer.meta.get("gapsMs", ())):
         if pause:
             time.sleep(pause / 1000)
-        yield data
+        yield piece_of(data)
     _end(answer)
 
 
@@ -262,7 +263,7 @@ async def _pieces_async(answer: Answer) -> AsyncIterator[Any]:
             import asyncio
 
             await asyncio.sleep(pause / 1000)
-        yield data
+        yield piece_of(data)
     if was_given_up(answer.error):
         await until_cancelled("llm", answer.meta.get(AFTER))
     _end(answer)

@@ -41,6 +41,13 @@ def _default(value: Any) -> Any:
     return unserialisable(value)
 
 
+def piece_of(data: Any) -> Any:
+    """A recorded piece of a model's stream as it was: bytes are bytes again."""
+    if type(data) is dict and len(data) == 1 and isinstance(data.get("$bytes"), str):
+        return data["$bytes"].encode("latin-1", "replace")
+    return data
+
+
 def unserialisable(value: Any) -> dict[str, str]:
     """What stands for a value that cannot be written: the name of its type."""
     return {UNSERIALISABLE: f"{type(value).__module__}.{type(value).__qualname__}"}

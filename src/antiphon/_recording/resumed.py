@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -27,13 +27,20 @@ _SECRET = b"[secret:"
 _Place = tuple[str, str]
 
 
+class _Heard(NamedTuple):
+    """An answer of a model in the log; one that came in pieces is there with them."""
+
+    end: Event
+    pieces: list[Event] | None
+
+
 class Earlier:
-    """Stands before the cache of model answers; streams and failures are asked for again."""
+    """Stands before the cache of model answers; failures and streams that broke off are asked for again."""
 
     def __init__(self, events: Iterable[Event], whole: Callable[[Event], Event], cache: Any = None) -> None:
         self._cache = cache
         self._draws: dict[tuple[str, str, int], Any] = {}
-        self._answers: dict[_Place, list[Event]] = {}
+        self._answers: dict[_Place, list[_Heard]] = {}
         self._whole = whole
         self._asked: dict[_Place, int] = {}
         self._lock = threading.Lock()
@@ -41,13 +48,14 @@ class Earlier:
 
     def _read(self, events: Iterable[Event]) -> None:
         """One attempt after the other: what an earlier one had, a later one was given again."""
-        attempt: dict[_Place, list[Event | None]] = {}
+        attempt: dict[_Place, list[_Heard | None]] = {}
         calls: dict[str, tuple[_Place, int]] = {}
+        pieces: dict[str, list[Event]] = {}
         for event in events:
             payload = event.payload
             if event.type == "run.started":
                 self._merge(attempt)
-                attempt, calls = {}, {}
+                attempt, calls, pieces = {}, {}, {}
             elif event.type == "draw":
                 drawn = (event.lane, str(payload.get("what")), payload.get("nth", 0))
                 self._draws.setdefault(drawn, payload.get("value"))
@@ -55,19 +63,22 @@ class Earlier:
                 place = (str(payload.get("key")), str(payload.get("variant")))
                 attempt.setdefault(place, []).append(None)
                 calls[event.call or ""] = (place, len(attempt[place]) - 1)
+            elif event.type == "call.chunk" and event.call in calls:
+                pieces.setdefault(event.call, []).append(event)
             elif event.type == "call.finished" and event.call in calls:
-                if payload.get("outcome") in ("ok", "refusal") and not event.meta.get("stream"):
+                streamed = pieces.pop(event.call, []) if event.meta.get("stream") else None
+                if payload.get("outcome") in ("ok", "refusal") and _complete(event, streamed):
                     place, nth = calls[event.call]
-                    attempt[place][nth] = event
+                    attempt[place][nth] = _Heard(event, streamed)
         self._merge(attempt)
 
-    def _merge(self, attempt: dict[_Place, list[Event | None]]) -> None:
+    def _merge(self, attempt: dict[_Place, list[_Heard | None]]) -> None:
         for place, found in attempt.items():
             known = self._answers.setdefault(place, [])
-            for event in found[len(known) :]:
-                if event is None:
+            for heard in found[len(known) :]:
+                if heard is None:
                     break
-                known.append(event)
+                known.append(heard)
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         """What was drawn at this place, or something new."""
@@ -76,21 +87,38 @@ class Earlier:
 
     async def find(self, key: str, variant: str, asynchronous: bool) -> Answer | None:
         """What the model had answered to this request, the first time, the second time, and so on."""
+        answer = self.given(key, variant)
+        if answer is not None or self._cache is None:
+            return answer
+        found: Answer | None = await self._cache.find(key, variant, asynchronous)
+        return found
+
+    def given(self, key: str, variant: str) -> Answer | None:
+        """The same without the cache behind it, which keeps no streams."""
         place = (key, variant)
         with self._lock:
             nth = self._asked[place] = self._asked.get(place, -1) + 1
         known = self._answers.get(place, ())
-        if nth < len(known):
-            payload = self._whole(known[nth]).payload
-            if _SECRET not in orjson.dumps(payload.get("value")):
-                return Answer(str(payload["outcome"]), payload.get("value"), source="cache", meta={"fromCache": True})
-            log.warning("a model is asked again: event %d holds placeholders for secrets", known[nth].seq)
-        if self._cache is None:
+        if nth >= len(known):
             return None
-        found: Answer | None = await self._cache.find(key, variant, asynchronous)
-        return found
+        end, pieces = known[nth]
+        payload = self._whole(end).payload
+        chunks = None if pieces is None else [self._whole(piece).payload.get("data") for piece in pieces]
+        if _SECRET in orjson.dumps([payload.get("value"), chunks]):
+            log.warning("a model is asked again: event %d holds placeholders for secrets", end.seq)
+            return None
+        outcome = str(payload["outcome"])
+        return Answer(outcome, payload.get("value"), chunks=chunks, source="cache", meta={"fromCache": True})
 
     async def keep(self, key: str, variant: str, asynchronous: bool, value: Any) -> None:
         """For the cache behind it."""
         if self._cache is not None:
             await self._cache.keep(key, variant, asynchronous, value)
+
+
+def _complete(end: Event, pieces: list[Event] | None) -> bool:
+    """Whether all pieces of a stream are there; what is no stream has none."""
+    if pieces is None:
+        return True
+    value = end.payload.get("value")
+    return isinstance(value, dict) and value.get("chunks") == len(pieces)

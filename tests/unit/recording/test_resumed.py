@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -123,6 +123,88 @@ def test_failures_are_asked_for_again_and_a_cache_stands_behind() -> None:
     other = asyncio.run(main(None))
     assert other.output == says("well")
     assert len(asked) == 2, "kept for other runs, too"
+
+
+class Streams:
+    """A model that answers in pieces, never the same twice, and code that stops after some answers."""
+
+    def __init__(self, text: Callable[[int], list[Any]] = lambda n: ["a", str(n)], *, flagged: bool = True) -> None:
+        self.app = memory_app()
+        self.asked = 0
+        self.text = text
+        self.request: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "q"}]}
+        if flagged:
+            self.request["stream"] = True
+
+    def model(self, body: Any) -> Iterator[Any]:
+        self.asked += 1
+        yield from self.text(self.asked)
+
+    async def model_async(self, body: Any) -> AsyncIterator[Any]:
+        for piece in self.model(body):
+            yield piece
+
+    def attempt(self, resume: str | None = None, answers: int = 3) -> Any:
+        run = self.app.run("r", resume=resume)
+        with suppress(Stop), run:
+            run.finish([list(run.llm(self.request, self.model)) for _ in range(answers)])
+            if resume is None:
+                raise Stop
+        return run
+
+    async def attempt_async(self, resume: str | None = None, answers: int = 3) -> Any:
+        run = self.app.run("r", resume=resume)
+        with suppress(Stop):
+            async with run:
+                found = []
+                for _ in range(answers):
+                    stream = await run.llm(self.request, self.model_async)
+                    found.append([piece async for piece in stream])
+                run.finish(found)
+                if resume is None:
+                    raise Stop
+        return run
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+def test_streams_that_were_read_to_their_end_are_given_again(flagged: bool) -> None:
+    world = Streams(flagged=flagged)
+    run = world.attempt(answers=2)
+    again = world.attempt(resume=run.id)
+    assert again.output == [["a", "1"], ["a", "2"], ["a", "3"]]
+    assert world.asked == 3
+    ends = [event for event in again.events() if event.type == "call.finished"]
+    assert [bool(event.meta.get("fromCache")) for event in ends] == [False, False, True, True, False]
+
+
+async def test_streams_are_given_again_to_asynchronous_code() -> None:
+    world = Streams()
+    run = await world.attempt_async(answers=2)
+    again = await world.attempt_async(resume=run.id)
+    assert (again.output, world.asked) == ([["a", "1"], ["a", "2"], ["a", "3"]], 3)
+
+
+def test_bytes_of_a_stream_are_given_again_as_bytes() -> None:
+    world = Streams(lambda n: [b"\xffa", str(n).encode()])
+    run = world.attempt(answers=1)
+    again = world.attempt(resume=run.id, answers=1)
+    assert (again.output, world.asked) == ([[b"\xffa", b"1"]], 1)
+
+
+def test_a_stream_that_broke_off_or_was_redacted_is_asked_for_again() -> None:
+    def text(n: int) -> Any:
+        yield "a"
+        if n == 1:
+            raise ConnectionResetError("gone")
+        yield f" {SECRET} " if n == 2 else str(n)
+
+    world = Streams(text)
+    run = world.app.run("r")
+    with pytest.raises(ConnectionResetError), run:
+        list(run.llm(world.request, world.model))
+    assert world.attempt(resume=run.id, answers=1).output == [["a", f" {SECRET} "]]
+    assert world.attempt(resume=run.id, answers=1).output == [["a", "3"]]
+    assert world.asked == 3
 
 
 async def _runs(app: antiphon.Antiphon) -> list[str]:
