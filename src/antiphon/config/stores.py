@@ -25,7 +25,7 @@ def open_store(url: str, *, setting: str = "[store]") -> Store:
     if scheme.startswith(("redis", "valkey", "unix")):
         from antiphon.stores.redis import RedisStore
 
-        return RedisStore(url)
+        return RedisStore(url, setting=setting)
     if scheme.startswith("postgres"):
         from antiphon.stores.postgres import PostgresStore
 

@@ -77,8 +77,10 @@ def store_of(config: Config) -> Store:
     section = config.store
     default = f"sqlite:///{home() / 'antiphon.db'}?synchronous={section.synchronous}"
     if section.claims or section.log:
-        claims = open_store(section.claims or section.url or default, setting="[store] claims")
-        log = open_store(section.log or section.url or default, setting="[store] log")
+        claims = open_store(
+            section.claims or section.url or default, setting="[store] claims" if section.claims else "[store] url"
+        )
+        log = open_store(section.log or section.url or default, setting="[store] log" if section.log else "[store] url")
         return compose(claims, log)
     if section.url:
         return open_store(section.url, setting="[store] url")

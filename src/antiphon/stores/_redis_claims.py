@@ -101,7 +101,7 @@ class ClaimSteps:
         await self.release(key, nonce)
         raise StoreUnavailable(
             f"Only {confirmed} of {wanted} replicas confirmed the claim in {self._wait_ms} ms; nothing was dispatched.",
-            hint="Look at the replicas of the Redis in [store] claims, or ask for fewer (wait_replicas).",
+            hint="Look at the replicas of this Redis, or ask for fewer (wait_replicas).",
             store="redis",
         )
 

@@ -18,7 +18,6 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from antiphon.errors import ConfigError
 
-SETTING = "[store] claims"
 DEFAULT_PORT = 6379
 SENTINEL_PORT = 26379
 
@@ -65,30 +64,43 @@ class Target(NamedTuple):
     tls: ssl.SSLContext | None = None
     own: Mapping[str, Any] = {}
     """Options of the store itself."""
+    setting: str = "its URL"
+    """Where the URL was configured, for messages."""
 
     def __repr__(self) -> str:
         return f"Target({self.safe_url!r})"
 
 
-def parse(url: str) -> Target:
-    """Read *url*; anything unusable is a :class:`~antiphon.errors.ConfigError` that names the setting."""
+class _Unusable(ValueError):
+    """What is wrong with a URL; never a piece of it."""
+
+
+def parse(url: str, setting: str = "") -> Target:
+    """Read *url*; anything unusable is a :class:`~antiphon.errors.ConfigError` that names the *setting*, if any."""
     try:
-        return _parse(url)
-    except ConfigError:
-        raise
+        target = _parse(url)
+        return target._replace(setting=setting) if setting else target
+    except _Unusable as error:
+        what = str(error)
     except ValueError:  # its text could hold a piece of a password
-        raise _wrong("it cannot be read; special characters of a password are written as %XX") from None
+        what = "it cannot be read; special characters of a password are written as %XX"
     except OSError as error:  # a certificate or key that cannot be read; ssl.SSLError is one too
-        raise _wrong(f"TLS: {error}") from None
+        what = f"TLS: {error}"
+    check = f"Check the setting {setting}; a usual one" if setting else "A usual one"
+    raise ConfigError(
+        f"The URL of the Redis store cannot be used: {what}.",
+        path=setting or "url",
+        hint=f"{check} is redis://host:6379/0.",
+    )
 
 
 def _parse(url: str) -> Target:
     scheme, mark, rest = url.partition("://")
     base, _, mode = scheme.replace("valkey", "redis", 1).partition("+")
     if not mark or base not in ("redis", "rediss", "unix") or mode not in ("", "sentinel", "cluster"):
-        raise _wrong(f"{scheme if mark else 'a text without ://'} is not a scheme of Redis")
+        raise _Unusable(f"{scheme if mark else 'a text without ://'} is not a scheme of Redis")
     if mode and base == "unix":
-        raise _wrong("a socket cannot be a Sentinel or a Cluster")
+        raise _Unusable("a socket cannot be a Sentinel or a Cluster")
     parts = urlsplit(f"{base}://{rest}")
     login, _, hosts = parts.netloc.rpartition("@")
     options = _options(parts.query)
@@ -99,20 +111,20 @@ def _parse(url: str) -> Target:
         options["password"] = unquote(password)
     if base == "unix":
         if not parts.path:
-            raise _wrong("the path of the socket is missing")
+            raise _Unusable("the path of the socket is missing")
         return _target("single", (unquote(parts.path),), options, _safe(scheme, rest), secure=False)
     port = SENTINEL_PORT if mode == "sentinel" else DEFAULT_PORT
     addresses = tuple(_address(host, port) for host in (hosts.split(",") if mode else [hosts]))
     path = [unquote(part) for part in parts.path.split("/") if part]
     service = path.pop(0) if mode == "sentinel" and path else ""
     if mode == "sentinel" and not service:
-        raise _wrong("the name of the service is missing: redis+sentinel://host:port/SERVICE")
+        raise _Unusable("the name of the service is missing: redis+sentinel://host:port/SERVICE")
     if path and "db" not in options:
         if not path[0].isdecimal():
-            raise _wrong("the part after the host is the number of the database")
+            raise _Unusable("the part after the host is the number of the database")
         options["db"] = int(path[0])
     if mode == "cluster" and options.get("db", 0):
-        raise _wrong("a Cluster has database 0 only")
+        raise _Unusable("a Cluster has database 0 only")
     kind: Mode = "sentinel" if mode == "sentinel" else "cluster" if mode else "single"
     return _target(kind, addresses, options, _safe(scheme, rest), service, secure=base == "rediss")
 
@@ -124,9 +136,9 @@ def _options(query: str) -> dict[str, Any]:
             try:
                 options[name] = _TYPES[name](text)
             except ValueError:
-                raise _wrong(f"the option {name} is not a number") from None
+                raise _Unusable(f"the option {name} is not a number") from None
         elif name not in _WITHOUT_MEANING:
-            raise _wrong(f"the option {name} is not known")
+            raise _Unusable(f"the option {name} is not known")
     return options
 
 
@@ -169,7 +181,7 @@ def _tls(options: dict[str, Any]) -> ssl.SSLContext:
     asked = str(options.get("ssl_cert_reqs", "required")).lower()
     modes = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
     if asked not in modes:
-        raise _wrong(f"ssl_cert_reqs={asked} is not one of {', '.join(modes)}")
+        raise _Unusable(f"ssl_cert_reqs={asked} is not one of {', '.join(modes)}")
     context.check_hostname = asked != "none" and bool(options.get("ssl_check_hostname", True))
     context.verify_mode = modes[asked]
     if "ssl_min_version" in options:
@@ -188,11 +200,3 @@ def _safe(scheme: str, rest: str) -> str:
     user = login.partition(":")[0]
     database = dict(parse_qsl(query)).get("db")
     return f"{scheme}://{user}{mark if user else ''}{place}" + (f"?db={quote(database)}" if database else "")
-
-
-def _wrong(what: str) -> ConfigError:
-    return ConfigError(
-        f"The URL of the Redis store cannot be used: {what}.",
-        path=SETTING,
-        hint=f"Check the setting {SETTING}; a usual one is redis://host:6379/0.",
-    )

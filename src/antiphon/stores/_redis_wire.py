@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from antiphon.errors import StoreError, StoreUnavailable, missing_extra
-from antiphon.stores._redis_url import SETTING, Target
+from antiphon.stores._redis_url import Target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -125,14 +125,14 @@ def refused(target: Target, reply: Exception) -> StoreUnavailable:
     text = str(reply)
     for start, (meaning, hint) in _MEANING.items():
         if text.startswith(start) or f" -{start}" in text:  # inside a script, older servers put words before it
-            return unavailable(target, meaning, f"{hint} The setting is {SETTING}.", reply=text[:200])
-    return unavailable(target, f"answered: {text[:200]}", f"The setting is {SETTING}.", reply=text[:200])
+            return unavailable(target, meaning, f"{hint} Look at {target.setting}.", reply=text[:200])
+    return unavailable(target, f"answered: {text[:200]}", f"Look at {target.setting}.", reply=text[:200])
 
 
 def unreachable(target: Target, error: BaseException | None) -> StoreUnavailable:
     """The network's error in words."""
     why = f"{error.__class__.__name__}: {error}" if error is not None else "no answer"
-    return unavailable(target, f"cannot be reached ({why})", f"Is it running, and is {SETTING} right?")
+    return unavailable(target, f"cannot be reached ({why})", f"Is it running, and is {target.setting} right?")
 
 
 def unavailable(target: Target, what: str, hint: str, **data: Any) -> StoreUnavailable:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from antiphon.errors import ConfigError
 from antiphon.stores._redis_journal import Options, RedisJournal
 from antiphon.stores._redis_keys import Names
-from antiphon.stores._redis_url import SETTING, parse
+from antiphon.stores._redis_url import parse
 
 _PREFIX = "antiphon"
 
@@ -21,7 +21,8 @@ class RedisStore:
 
     *wait_replicas* is the least number of replicas that must have every claim before it counts; a single
     claim can ask for more; they have *wait_ms* to confirm it. *patience_s* is how long a server that cannot be
-    reached is tried again. In the URL, options are ``antiphon_NAME`` and win over the arguments.
+    reached is tried again. In the URL, options are ``antiphon_NAME`` and win over the arguments. *setting* is where the
+    URL was configured, for messages.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class RedisStore:
         wait_replicas: int = 0,
         wait_ms: int = 250,
         patience_s: float = 1.0,
+        setting: str = "",
     ) -> None:
-        self._target = parse(url)
+        self._target = parse(url, setting)
         given: dict[str, Any] = {
             "prefix": prefix,
             "wait_replicas": wait_replicas,
@@ -46,7 +48,7 @@ class RedisStore:
         self._names = Names(self.prefix)
         self._options = Options(**given)
         if self._options.wait_replicas < 0 or self._options.wait_ms <= 0 or self._options.patience_s < 0:
-            raise ConfigError("wait_replicas, wait_ms and patience_s cannot be negative.", path=SETTING)
+            raise ConfigError("wait_replicas, wait_ms and patience_s cannot be negative.", path=setting or "url")
         self.seal_key = seal_key
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ def error_of(face: Face, store: RedisStore, key: str = "k") -> StoreUnavailable:
 
     with pytest.raises(StoreUnavailable) as caught:
         in_face(face, store, begin)
-    assert "[store] claims" in str(caught.value), "the setting to look at is named"
+    assert "its URL" in str(caught.value), "it is named where to look"
     return caught.value
 
 

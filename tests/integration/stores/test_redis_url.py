@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import parse_url
 
+from antiphon.config.load import load
+from antiphon.config.wiring import store_of
 from antiphon.errors import ConfigError
 from antiphon.stores import RedisStore
 from antiphon.stores._redis_keys import SHARDS, Names, key_slot
 from antiphon.stores._redis_url import parse
-from antiphon.stores._redis_wire import slot_of
+from antiphon.stores._redis_wire import slot_of, unreachable
 
 SAME_AS_REDIS_PY = [
     "redis://localhost",
@@ -119,12 +121,37 @@ def test_options_of_the_store_may_stand_in_the_url() -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(url: str, words: str) -> None:
+    for setting, path in (("", "url"), ("[store] claims", "[store] claims")):
+        with pytest.raises(ConfigError) as caught:
+            RedisStore(url, setting=setting)
+        assert words in str(caught.value)
+        assert setting in str(caught.value)
+        assert "cret" not in str(caught.value)
+        assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("section", "setting"),
+    [
+        ({"url": "redis://127.0.0.1:1"}, "[store] url"),
+        ({"claims": "redis://127.0.0.1:1"}, "[store] claims"),
+        ({"url": "redis://127.0.0.1:1", "log": "memory:"}, "[store] url"),
+        ({"log": "redis://127.0.0.1:1", "claims": "memory:"}, "[store] log"),
+    ],
+)
+def test_the_setting_that_was_used_is_named(section: dict[str, str], setting: str) -> None:
+    store: Any = store_of(load({"store": section}, {}).config)
+    for part in (store, getattr(store, "claims", None), getattr(store, "log", None)):
+        target = getattr(part, "_target", None)
+        if target is not None:
+            assert setting in str(unreachable(target, OSError("refused")))
+            break
+    else:
+        raise AssertionError("no Redis store was made")
+    wrong = {name: url.replace(":1", ":x") for name, url in section.items()}
     with pytest.raises(ConfigError) as caught:
-        RedisStore(url)
-    assert words in str(caught.value)
-    assert "[store] claims" in str(caught.value)
-    assert "cret" not in str(caught.value)
-    assert caught.value.path == "[store] claims"
+        store_of(load({"store": wrong}, {}).config)
+    assert caught.value.path == setting
 
 
 @given(st.text(min_size=1, max_size=40), st.text(min_size=1, max_size=12))
