@@ -114,9 +114,11 @@ class Recorder:
     def _taken(self, payload: dict[str, Any]) -> dict[str, Any]:
         """The payload with what is JSON already as such."""
         known, part = self._presented
-        if known is None:
-            return payload
-        return {name: orjson.Fragment(part) if value is known else value for name, value in payload.items()}
+        if known is not None:
+            for name in ("request", "arguments"):
+                if payload.get(name) is known:
+                    return {**payload, name: orjson.Fragment(part)}
+        return payload
 
     def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         if kind != "draw":  # times, numbers and ids of our own making

@@ -114,10 +114,12 @@ def _spoken(message: BaseMessage) -> dict[str, Any]:
 
 def _dumped(message: BaseMessage) -> dict[str, Any]:
     """A message as data, without the fields that say nothing."""
-    data = message.model_dump()
-    for name in [name for name, value in data.items() if not value and value in _NOTHING]:
-        del data[name]
-    return {"type": message.type, "data": data}
+    if type(message) is AIMessage and not message.additional_kwargs:  # where objects of a provider's package may be
+        data = {**vars(message), **(message.model_extra or {})}
+    else:
+        data = message.model_dump()
+    kept = {name: value for name, value in data.items() if value or value not in _NOTHING}
+    return {"type": message.type, "data": kept}
 
 
 _NOTHING: tuple[Any, ...] = (None, [], {})

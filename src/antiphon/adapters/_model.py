@@ -42,7 +42,8 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
     answer = None
     if scope.invoker is not None or scope.llm_cache is not None:
         answer = await boundary.answer()
-    await boundary.start()
+    if not boundary.start_now():
+        await boundary.start()
     if answer is not None:
         error = None if answer.error is None else dict(answer.error)
         await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
@@ -62,7 +63,8 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
         raise
     value = asking.pack(response)
     outcome, meta = outcome_of(value, asking.dialect) if asking.outcome is None else asking.outcome(value)
-    await boundary.finish(outcome, value=value, meta=meta)
+    if not boundary.finish_now(outcome, value, meta):
+        await boundary.finish(outcome, value=value, meta=meta)
     return response
 
 
