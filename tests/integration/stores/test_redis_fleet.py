@@ -239,7 +239,7 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
                     break
                 await journal.settle("live", held.version, done())
                 held = claimed(
-                    await journal.take(ask("live", f"call-{n}"), existing(await journal.read("live")).current.version)
+                    await journal.take(ask("live", f"next-{n}"), existing(await journal.read("live")).current.version)
                 )
             assert client.zcard(index) < 20, "claims of the same shard have dropped what is older than any record"
             recent = int(time.time() * 1000) - 10_000
