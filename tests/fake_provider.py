@@ -136,6 +136,8 @@ def _pieces(handler: BaseHTTPRequestHandler, reply: Reply, pieces: Iterable[byte
     handler.send_response(200)
     handler.send_header("content-type", "text/event-stream")
     handler.send_header("transfer-encoding", "chunked")
+    for name, value in reply.headers:
+        handler.send_header(name, value)
     handler.end_headers()
     for number, piece in enumerate(pieces):
         if reply.break_after is not None and number >= reply.break_after:

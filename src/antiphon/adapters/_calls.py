@@ -18,12 +18,13 @@ from antiphon._gateway import edge
 from antiphon._gateway.call import Call, Outcome
 from antiphon._gateway.faces import AsyncGateway, Gateway
 from antiphon._gateway.ids import uuid7
+from antiphon._gateway.settling import UNKNOWN_HINT
 from antiphon._gateway.turns import SessionState, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.errors import AntiphonError, InvalidInput, raised_again
 from antiphon.ops.app import Antiphon, current
 
 Body = Callable[[dict[str, Any]], Any]
@@ -178,17 +179,29 @@ class _Failure:
         if outcome.code == "denied":
             return Given(None, False, outcome.code, edge.denied(call, outcome).details)
         if self._error is None and outcome.exception is not None and not _is_ours(outcome.exception):
-            self._error = outcome.exception
+            self._error = _in_its_words(call, outcome.exception)
         return self.given(gateway._answer(call, outcome))
 
     def given(self, result: ToolResultEnvelope) -> Given:
         if result.ok:
             return Given(result.content, True, reused=result.from_cache)
         if self._error is not None:
-            self._error.add_note(f"antiphon: {result.tool_name}: {result.code} after {result.attempts} attempt(s)")
+            self._error.add_note(f"antiphon: {result.tool_name}: {result.code}")
             raise self._error
         message = "" if not result.error else result.error.message
         return Given(None, False, result.code, message, result.from_cache)
+
+
+def _in_its_words(call: Call, error: BaseException) -> BaseException:
+    """A recorded exception with the message it had: where the outcome is unknown, the gateway's words are around it."""
+    before, after = f"{call.tool.full_name}: ", f". {UNKNOWN_HINT}"
+    text = str(error)
+    if not (text.startswith(before) and text.endswith(after)):
+        return error
+    kind = type(error)
+    recorded = error.data.get("recorded") if isinstance(error, AntiphonError) else None
+    found = recorded or {"class": f"{kind.__module__}.{kind.__qualname__}"}
+    return raised_again({**found, "message": text[len(before) : -len(after)]}) or error
 
 
 def _is_ours(error: BaseException) -> bool:

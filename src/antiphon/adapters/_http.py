@@ -81,7 +81,8 @@ async def _exchange(
         await boundary.finish("error", error=error_payload(error))
         raise
     await _wire.finish(boundary, call, response.status_code, response.headers, content)
-    return _again(module, request, response, content=content)
+    whole = stream_types(module, asynchronous).recorded([content], None, (), None)
+    return _again(module, request, response, stream=whole)
 
 
 def _verify(module: ModuleType, request: Any, send: Callable[[Any], Any], call: _wire.ModelCall, body: Any) -> Any:
@@ -149,7 +150,7 @@ def _streaming(
     source = response.stream
     if response.headers.get("content-encoding", "identity") != "identity":  # a server that compresses all the same
         source = response.aiter_bytes() if asynchronous else response.iter_bytes()
-    stream = stream_types(module, asynchronous).live(source, response, Tape(boundary, call))
+    stream = stream_types(module, asynchronous).live(source, response, Tape(boundary, call, response.headers))
     return _again(module, request, response, stream=stream)
 
 

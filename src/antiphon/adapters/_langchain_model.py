@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, BaseMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableBinding
 
@@ -61,7 +61,7 @@ class RecordedChatModel(BaseChatModel):
         from antiphon.adapters._model_stream import stream
 
         def send() -> Iterator[Any]:
-            return self.inner.stream(messages, stop=stop, **options)
+            return map(_chunk, self.inner.stream(messages, stop=stop, **options))
 
         scope = recording_scope()
         pieces = send() if scope is None else stream(scope, self._asking(messages, stop, options), send, _CODEC)
@@ -73,14 +73,22 @@ class RecordedChatModel(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         from antiphon.adapters._model_stream import stream_async
 
-        def send() -> AsyncIterator[Any]:
-            return self.inner.astream(messages, stop=stop, **options)
+        async def send() -> AsyncIterator[Any]:
+            async for piece in self.inner.astream(messages, stop=stop, **options):
+                yield _chunk(piece)
 
         scope = recording_scope()
         asked = self._asking(messages, stop, options)
         pieces = send() if scope is None else stream_async(scope, asked, send, _CODEC)
         async for piece in pieces:
             yield ChatGenerationChunk(message=piece)
+
+
+def _chunk(piece: Any) -> Any:
+    """A model that does not stream gives its whole message at once."""
+    if isinstance(piece, BaseMessageChunk):
+        return piece
+    return AIMessageChunk(**{**piece.model_dump(exclude={"type"}), "chunk_position": "last"})
 
 
 def _whole(pieces: Sequence[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from antiphon._drive import drive
 from antiphon._recording import model
@@ -14,8 +15,9 @@ from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 class Tape:
     """Keeps what came. No piece waits for the store: :meth:`took` only notes it, :meth:`flush` writes."""
 
-    def __init__(self, boundary: Boundary, call: _wire.ModelCall) -> None:
+    def __init__(self, boundary: Boundary, call: _wire.ModelCall, headers: Mapping[str, str]) -> None:
         self._boundary = boundary
+        self._meta = {**model.STREAM, **_wire.told_headers(headers)}
         self._provider = call.provider
         self._pieces: list[bytes] = []
         self._fresh: list[tuple[bytes, float]] = []
@@ -54,17 +56,17 @@ class Tape:
         self._boundary.scope.streams.pop(id(self), None)
         await self._write()
         if error is not None and not isinstance(error, GeneratorExit):
-            await self._boundary.finish("error", error=error_payload(error), meta=model.STREAM)
+            await self._boundary.finish("error", error=error_payload(error), meta=self._meta)
             return
         if error is not None and not self._answered():
             message = f"The stream was not read after piece {len(self._pieces)}."
             await self._boundary.finish(
-                "error", error={"class": "", "code": model.BROKEN_OFF, "message": message}, meta=model.STREAM
+                "error", error={"class": "", "code": model.BROKEN_OFF, "message": message}, meta=self._meta
             )
             return
         whole = assemble_response(sse_events(self._pieces), self._provider)
         outcome, meta = model.outcome_of(whole, self._provider)
-        await self._boundary.finish(outcome, value=whole, meta={**meta, **model.STREAM})
+        await self._boundary.finish(outcome, value=whole, meta={**meta, **self._meta})
 
     def _answered(self) -> bool:
         """Whether the model had said all it had to say: some readers do not wait for the words after its last one."""

@@ -20,10 +20,12 @@ _PATHS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"/chat/completions$"), "openai-chat"),
     (re.compile(r"/responses$"), "openai-responses"),
     (re.compile(r"/v1/messages$"), "anthropic"),
-    (re.compile(r"/models/(?P<model>[^/:]+):(?P<verb>generateContent|streamGenerateContent)$"), "gemini"),
+    (re.compile(r"/(?:models|tunedModels|endpoints)/(?P<model>[^/:]+):(?P<verb>g|streamG)enerateContent$"), "gemini"),
 )
-_KEPT_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
-"""The headers of an error that an SDK looks at; no others are recorded."""
+_ERROR_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
+"""The headers of an error that an SDK looks at."""
+_TOLD_HEADERS = re.compile(r"(x-)?request-id|(x|anthropic)-ratelimit-.+")
+"""The headers of every response that an SDK gives to its user; no others are recorded."""
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
 
@@ -52,7 +54,7 @@ def place_of(method: str, path: str) -> Place | None:
         found = pattern.search(path)
         if found is not None:
             named = found.groupdict()
-            return Place(provider, named.get("model"), named.get("verb") == "streamGenerateContent")
+            return Place(provider, named.get("model"), named.get("verb") == "streamG")
     return None
 
 
@@ -122,17 +124,24 @@ def whole(call: ModelCall, content: bytes) -> Any:
     return assemble_response(sse_events([content]), call.provider) if call.stream else body_of(content)
 
 
+def told_headers(headers: Mapping[str, str]) -> dict[str, Any]:
+    """What the metadata of a call say about the headers of its response, if there is something to say."""
+    found = {name: value for name, value in headers.items() if _TOLD_HEADERS.fullmatch(name.lower())}
+    return {"headers": found} if found else {}
+
+
 async def finish(boundary: Boundary, call: ModelCall, status: int, headers: Mapping[str, str], content: bytes) -> None:
     """Write the outcome of a response that came in one piece."""
     value = body_of(content)
     if status >= 400:
-        kept = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
+        kept = {name: headers[name] for name in _ERROR_HEADERS if name in headers}
+        kept |= told_headers(headers).get("headers", {})
         message = f"The provider answered {status}."
         error = {"class": "", "code": f"http_{status}", "message": message, "status": status, "headers": kept}
         await boundary.finish("error", error=error, value=value)
         return
     outcome, meta = model.outcome_of(value, call.provider)
-    await boundary.finish(outcome, value=value, meta=meta)
+    await boundary.finish(outcome, value=value, meta={**meta, **told_headers(headers)})
 
 
 async def finish_given(boundary: Boundary, answer: Answer) -> None:
@@ -160,9 +169,10 @@ class Replayed(NamedTuple):
 def replayed(answer: Answer, call: ModelCall) -> Replayed:
     """What the SDK is given in place of the provider's response."""
     error = answer.error or {}
+    told = dict(answer.meta.get("headers") or {})
     if answer.chunks is not None:
         pieces = [piece_bytes(chunk) for chunk in answer.chunks]
-        found = Replayed(200, _EVENTS, pieces, _raised(error), tuple(answer.meta.get("gapsMs", ())))
+        found = Replayed(200, {**_EVENTS, **told}, pieces, _raised(error), tuple(answer.meta.get("gapsMs", ())))
         if was_given_up(answer.error):
             return found._replace(given_up=answer.meta.get(AFTER, 0))
         return found._replace(left=error.get("code") == model.BROKEN_OFF)
@@ -173,7 +183,7 @@ def replayed(answer: Answer, call: ModelCall) -> Replayed:
             return Replayed(status, headers or _JSON, [content_of(answer.value)])
         raised = _raised(error) or ("ReadError", str(error.get("message", "")))
         return Replayed(0, {}, [], raised)
-    return Replayed(200, _EVENTS if call.stream else _JSON, [content_of(answer.value)])
+    return Replayed(200, {**(_EVENTS if call.stream else _JSON), **told}, [content_of(answer.value)])
 
 
 def _raised(error: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
@@ -37,8 +38,21 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_un
         return decode(document, cls)
 
 
+_known: set[type] = set()
+_learning = threading.Lock()
+
+
+def _learn(kind: type) -> None:
+    """Let msgspec look at a type, one thread at a time: it does so at first use, and two at once crash the process."""
+    with _learning:
+        msgspec.json.Decoder(kind)
+        _known.add(kind)
+
+
 def decode(document: Any, kind: type[T]) -> T:
     """Convert *document* to *kind*; every failure is one :class:`ContractError` with a path."""
+    if kind not in _known:
+        _learn(kind)
     try:
         if isinstance(document, (bytes, bytearray, str)):
             return msgspec.json.decode(document, type=kind)

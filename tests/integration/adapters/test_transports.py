@@ -185,6 +185,39 @@ def test_parallel_calls_find_their_own_answers(app: Antiphon) -> None:
     assert _strictly(app, run, lambda: asyncio.run(agent(provider.url))).divergences == []
 
 
+def test_what_an_sdk_tells_of_its_response_is_told_again(app: Antiphon) -> None:
+    def agent(url: str) -> list[Any]:
+        client = antiphon.wrap(openai.OpenAI(api_key="none", base_url=f"{url}/v1"))
+        raw = client.chat.completions.with_raw_response.create(model="m", messages=_CHAT)
+        assert raw.elapsed.total_seconds() >= 0
+        streamed = client.chat.completions.create(model="m", messages=_CHAT, stream=True)
+        try:
+            client.chat.completions.create(model="m", messages=_CHAT)
+        except openai.RateLimitError as error:
+            found = [raw.request_id, streamed.response.headers["x-request-id"], error.request_id]
+            for _ in streamed:
+                pass
+            return [*found, raw.headers["x-ratelimit-remaining-requests"], raw.headers.get("set-cookie")]
+        raise AssertionError("the provider has no limit")
+
+    told = [("x-request-id", "req_1"), ("x-ratelimit-remaining-requests", "9"), ("set-cookie", "a=b")]
+    replies = [Reply("hi", headers=tuple(told))] * 2 + [Reply(status=429, headers=(("x-request-id", "req_2"),))]
+    with FakeProvider(replies) as provider:
+        run = app.record(lambda: agent(provider.url)[:4])
+    assert run.output == ["req_1", "req_1", "req_2", "9"]
+    assert _strictly(app, run, lambda: agent(provider.url)[:4]).divergences == []
+    assert "set-cookie" not in str([event.meta for event in run.events()]), "no other header is recorded"
+
+
+def test_tuned_models_and_endpoints_are_models(app: Antiphon) -> None:
+    with FakeProvider([Reply("hi")] * 2) as provider, app.run("tuned") as run:
+        client = httpx.Client(transport=transport())
+        client.post(f"{provider.url}/v1beta/tunedModels/mine:generateContent", json={"contents": []})
+        client.post(f"{provider.url}/v1/projects/p/endpoints/7:streamGenerateContent", json={"contents": []})
+    started = [event.payload for event in run.events() if event.type == "call.started"]
+    assert [payload["request"]["model"] for payload in started] == ["mine", "7"]
+
+
 def test_outside_a_run_nothing_is_touched() -> None:
     with FakeProvider([Reply("hi")]) as provider:
         client = antiphon.wrap(openai.OpenAI(api_key="none", base_url=f"{provider.url}/v1"))

@@ -1,0 +1,34 @@
+"""``chat_model`` around a model that cannot stream is asked for a stream all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from antiphon import Antiphon
+from antiphon.adapters.langchain import chat_model
+from antiphon.ops.replay import replay
+from tests.integration.adapters.subjects_langchain import ProviderChat, tools_of
+from tests.integration.adapters.world import World
+
+
+def test_a_model_that_does_not_stream_gives_its_message_at_once(world: World, app: Antiphon) -> None:
+    def agent() -> list[Any]:
+        model = chat_model(ProviderChat(url=world.provider.url)).bind_tools(tools_of(world))
+        pieces: Any = list(model.stream("charge A"))
+        return [pieces[0].text, [call["name"] for call in pieces[0].tool_calls]]
+
+    run = app.record(agent)
+    world.provider.switch_off()
+    assert run.output == ["", ["charge"]]
+    assert replay(run, app=app, function=agent, mode="strict").divergences == []
+
+
+def test_nor_does_it_asynchronously(world: World, app: Antiphon) -> None:
+    async def main() -> list[str]:
+        return [piece.text async for piece in chat_model(ProviderChat(url=world.provider.url)).astream("hi")]
+
+    run = app.record(lambda: asyncio.run(main()))
+    world.provider.switch_off()
+    assert "".join(run.output) == "hello there, friend"
+    assert replay(run, app=app, function=lambda: asyncio.run(main()), mode="strict").divergences == []
