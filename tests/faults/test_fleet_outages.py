@@ -104,9 +104,9 @@ async def test_effects_fail_closed_in_asyncio(broken: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("redis://host:notaport/0", r"\[store\] claims"),
-        ("redis://host/zero", r"number of the database.*\[store\] claims"),
-        ("redis+sentinel://host", r"SERVICE.*\[store\] claims"),
+        ("redis://host:notaport/0", r"\[store\]"),
+        ("redis://host/zero", r"number of the database.*\[store\]"),
+        ("redis+sentinel://host", r"SERVICE.*\[store\]"),
         ("mongodb://host", r"unknown scheme"),
     ],
 )
