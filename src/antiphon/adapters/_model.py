@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from antiphon._drive import drive
 from antiphon._recording import model
-from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
+from antiphon.adapters._failures import failure_payload, raised_by_model
 from antiphon.adapters._seam import inside
 from antiphon.errors import InvalidInput
 
@@ -48,7 +49,7 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
         error = None if answer.error is None else dict(answer.error)
         await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
         if answer.outcome == "error":
-            raise model.failure_of(answer)
+            raise raised_by_model(answer)
         return asking.unpack(answer.value)
     token = inside.set(True)
     try:
@@ -59,7 +60,7 @@ async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asyn
         finally:
             inside.reset(token)
     except BaseException as error:
-        await boundary.finish("error", error=error_payload(error))
+        await boundary.finish("error", error=failure_payload(error))
         raise
     value = asking.pack(response)
     outcome, meta = outcome_of(value, asking.dialect) if asking.outcome is None else asking.outcome(value)

@@ -8,8 +8,9 @@ from typing import Any
 
 from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
 from antiphon._recording import model
-from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
+from antiphon.adapters._failures import failure_payload, raised_by_model
 from antiphon.adapters._model import Asking, open_asking, outcome_of
 from antiphon.adapters._seam import read_on, recorded_here
 from antiphon.ports import Answer
@@ -57,7 +58,7 @@ class _Taken:
             outcome, meta = outcome_of(value, self._asking.dialect)
             await self._boundary.finish(outcome, value=value, meta={**meta, **model.STREAM})
             return
-        failure = error_payload(error)
+        failure = failure_payload(error)
         if isinstance(error, GeneratorExit):
             if self._pieces:
                 self._boundary.chunk(self._codec[0](self._pieces[-1]), self._gap)
@@ -144,4 +145,4 @@ def _end(answer: Answer) -> None:
     if (answer.error or {}).get("code") == model.BROKEN_OFF:
         raise read_on(len(answer.chunks or ()))
     if answer.outcome == "error":
-        raise model.failure_of(answer)
+        raise raised_by_model(answer)

@@ -130,14 +130,19 @@ def told_headers(headers: Mapping[str, str]) -> dict[str, Any]:
     return {"headers": found} if found else {}
 
 
+def error_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """What is recorded of the headers of an error."""
+    kept = {name: headers[name] for name in _ERROR_HEADERS if name in headers}
+    return {**kept, **told_headers(headers).get("headers", {})}
+
+
 async def finish(boundary: Boundary, call: ModelCall, status: int, headers: Mapping[str, str], content: bytes) -> None:
     """Write the outcome of a response that came in one piece."""
     value = body_of(content)
     if status >= 400:
-        kept = {name: headers[name] for name in _ERROR_HEADERS if name in headers}
-        kept |= told_headers(headers).get("headers", {})
         message = f"The provider answered {status}."
-        error = {"class": "", "code": f"http_{status}", "message": message, "status": status, "headers": kept}
+        error = {"class": "", "code": f"http_{status}", "message": message, "status": status}
+        error["headers"] = error_headers(headers)
         await boundary.finish("error", error=error, value=value)
         return
     outcome, meta = model.outcome_of(value, call.provider)

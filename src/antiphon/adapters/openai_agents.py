@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_args
 
@@ -141,16 +143,33 @@ def protect(agent: A, tools: Tools = None, *, session: str | None = None, app: A
     done: dict[int, Any] = {}
 
     def one(found: Any) -> Any:
+        if isinstance(found, Handoff):
+            return _into(found, one)
         if not isinstance(found, Agent):
             return found
         if id(found) not in done:
             own = [guard_tool(tool, guard, session) if isinstance(tool, FunctionTool) else tool for tool in found.tools]
-            copy = done[id(found)] = found.clone(tools=own, model=_recorded(found.model))
-            copy.handoffs = [one(handoff) for handoff in found.handoffs]
+            own_copy = done[id(found)] = found.clone(tools=own, model=_recorded(found.model))
+            own_copy.handoffs = [one(handoff) for handoff in found.handoffs]
         return done[id(found)]
 
     protected: A = one(agent)
     return protected
+
+
+def _into(handoff: Handoff[Any, Any], one: Callable[[Any], Any]) -> Handoff[Any, Any]:
+    """The handoff with *one* around the agent that it gives."""
+    invoke = handoff.on_invoke_handoff
+
+    async def given(context: Any, arguments: str) -> Any:
+        return one(await invoke(context, arguments))
+
+    found = copy.copy(handoff)
+    found.on_invoke_handoff = given
+    target = getattr(found, "_agent_ref", None)  # where a run state looks for its agents
+    if target is not None and target() is not None:
+        found._agent_ref = weakref.ref(one(target()))
+    return found
 
 
 def _recorded(model: Any) -> Any:

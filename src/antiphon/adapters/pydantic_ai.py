@@ -18,7 +18,7 @@ need("pydantic-ai")
 
 from pydantic_ai import exceptions  # noqa: E402
 from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
-from pydantic_ai.messages import ModelResponse  # noqa: E402
+from pydantic_ai.messages import ModelResponse, ToolReturnPart  # noqa: E402
 
 from antiphon.adapters import _pydantic_ai as plain  # noqa: E402
 from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
@@ -31,8 +31,15 @@ from antiphon.ops.app import Antiphon  # noqa: E402
 __all__ = ["Reliable"]
 
 _DEFERRALS = {"CallDeferred": exceptions.CallDeferred, "ApprovalRequired": exceptions.ApprovalRequired}
-_RETRY = "$modelRetry"
-"""A tool that asks the model to try again has answered: its request is kept like a result."""
+_RETRY, _FAILED, _SKIPPED = _SIGNALS = ("$modelRetry", "$toolFailed", "$skipped")
+_ANSWERS = (
+    exceptions.ModelRetry,
+    exceptions.ToolRetryError,
+    exceptions.ToolFailed,
+    exceptions.ToolFailedError,
+    exceptions.SkipToolExecution,
+)
+"""A tool that asks the model to try again, or reports a failure to it, has answered: that is kept like a result."""
 
 
 @dataclass
@@ -70,12 +77,14 @@ class Reliable(AbstractCapability[Any]):
 
     async def wrap_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Any) -> Any:
         """Make the call at most once."""
+        signal: list[Exception] = []
 
         async def body(params: dict[str, Any]) -> Any:
             try:
                 return await handler(args)
-            except exceptions.ModelRetry as retry:
-                return {_RETRY: retry.message}
+            except _ANSWERS as answer:
+                signal.append(answer)
+                return _kept(answer)
             except (exceptions.CallDeferred, exceptions.ApprovalRequired) as deferral:
                 kept = {"kind": type(deferral).__name__, "metadata": deferral.metadata}
                 raise Paused(json.dumps(kept, default=str)) from deferral
@@ -90,9 +99,39 @@ class Reliable(AbstractCapability[Any]):
             raise _deferred(given.message)
         if not given.ok:
             return given.message
-        if isinstance(given.value, dict) and set(given.value) == {_RETRY}:
-            raise exceptions.ModelRetry(given.value[_RETRY])
+        if isinstance(given.value, dict) and given.value.keys() & _SIGNALS and len(given.value) == 1:
+            raise signal[0] if signal else _again(given.value, call)
         return given.value
+
+    async def on_model_request_error(self, ctx: Any, *, request_context: Any, error: Exception) -> ModelResponse:
+        """Recover nothing: where this hook is, :meth:`wrap_model_request` sees why a stream could not be opened."""
+        raise error
+
+
+def _kept(answer: Exception) -> dict[str, Any]:
+    """An answer in the form of an exception, as it is recorded."""
+    match answer:
+        case exceptions.ToolRetryError():
+            return {_RETRY: answer.tool_retry.content}
+        case exceptions.ModelRetry():
+            return {_RETRY: answer.message}
+        case exceptions.SkipToolExecution():
+            return {_SKIPPED: answer.result}
+        case exceptions.ToolFailedError():
+            return {_FAILED: answer.tool_failed.content}
+    return {_FAILED: str(answer)}
+
+
+def _again(kept: dict[str, Any], call: Any) -> Exception:
+    """… and back. Details of a failed validation travel in a part of their own; words count as a retry again."""
+    ((signal, content),) = kept.items()
+    if signal == _SKIPPED:
+        return exceptions.SkipToolExecution(content)
+    if isinstance(content, str):
+        return exceptions.ModelRetry(content) if signal == _RETRY else exceptions.ToolFailed(content)
+    outcome: Any = "retried" if signal == _RETRY else "failed"
+    part = ToolReturnPart(call.tool_name, content, call.tool_call_id, outcome=outcome)
+    return exceptions.ToolRetryError(part) if signal == _RETRY else exceptions.ToolFailedError(part)
 
 
 def _deferred(message: str) -> Exception:
