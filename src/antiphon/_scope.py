@@ -127,7 +127,7 @@ class RunScope:
         sink: Callable[[Sequence[Row], bool], Awaitable[None]] | None,
         pieces: Callable[[Site], Any],
         compose: Callable[[str, Site, bytes, bytes], Row],
-        shown: Callable[[Any, str], tuple[bytes, str, bool]],
+        shown: Callable[[Any, str, bytes | None], tuple[bytes, str, bool]],
         present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
         note: Callable[[str, Sequence[Row]], None] | None = None,
         store: object | None = None,
@@ -142,7 +142,7 @@ class RunScope:
         self.compose = compose
         """The same for a payload and a ``meta`` that are JSON already, hold no secret and are small."""
         self.shown = shown
-        """As *present*, with the arguments as JSON."""
+        """As *present*, with the arguments as JSON; quicker if it is given their canonical form."""
         self.present = present
         """(arguments, digest) -> what of them may be written, its digest, and whether something was redacted (D21)."""
         self.pieces = pieces

@@ -136,6 +136,10 @@ class KeyMaker:
 
     def keys(self, params: dict[str, Any]) -> CallKeys:
         """The computed key of a call, and what goes with it."""
+        return self.keys_and_text(params)[0]
+
+    def keys_and_text(self, params: dict[str, Any]) -> tuple[CallKeys, bytes]:
+        """The same with the canonical form of the parameters as they were given."""
         volatile = self._volatile
         if volatile is not None and type(params) is dict and volatile.isdisjoint(params):
             canonical = exact = canonical_json(params)
@@ -143,8 +147,8 @@ class KeyMaker:
             canonical, exact = self._rule.canonical(params)
         store, key = self._hashed(canonical + self._after)
         digest = _sha256(canonical).hexdigest()
-        same = exact is canonical
-        return _new(CallKeys, (store, key, digest, digest if same else _sha256(exact).hexdigest(), store[:16]))
+        given = digest if exact is canonical else _sha256(exact).hexdigest()
+        return _new(CallKeys, (store, key, digest, given, store[:16])), exact
 
     def _hashed(self, rest: bytes) -> tuple[str, str]:
         """Store key and idempotency key; hashes that were fed the beginning are cheaper than new ones."""

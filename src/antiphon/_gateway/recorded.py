@@ -81,7 +81,7 @@ class Recorded(Straight):
         ticket = RunAsker()
         if not self._fill(ticket, now, args, kwargs):
             return None
-        ticket.shown = shown = scope.shown(ticket.params, ticket.keys[3])
+        ticket.shown = shown = scope.shown(ticket.params, ticket.keys[3], ticket.text)
         if len(shown[0]) > _SMALL:
             return None
         ticket.scope = scope

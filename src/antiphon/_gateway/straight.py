@@ -37,13 +37,15 @@ _NOBODY = ("default", "default", None)
 class Asker(Ticket):
     """A ticket with all keys of its call, and what the store answered first."""
 
-    __slots__ = ("begun", "first", "identity", "keys")
+    __slots__ = ("begun", "first", "identity", "keys", "text")
 
     begun: bool
     """Whether it has had its claim, and its start is written."""
     first: Any
     identity: str
     keys: CallKeys
+    text: bytes
+    """The canonical form of the parameters."""
 
     def to_call(self) -> Call:
         call = super().to_call()
@@ -83,7 +85,7 @@ class Straight(Express):
             return False
         ticket.params = params = self._bind(*args, **kwargs)
         try:
-            ticket.keys = keys = maker.keys(params)
+            ticket.keys, ticket.text = keys, _ = maker.keys_and_text(params)
         except InvalidInput:
             return False
         ticket.tool = self._tool

@@ -86,9 +86,13 @@ class Recorder:
             workspace=workspace,
         )
 
-    def shown(self, arguments: Any, digest: str) -> tuple[bytes, str, bool]:
+    def shown(self, arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, bool]:
         """The arguments as they may be written. Digests of redacted arguments are made from the placeholders."""
         data = dump(arguments)
+        both = None if canonical is None else self.redactor.redact_both(data, canonical)
+        if both is not None:
+            clean, other = both
+            return (data, digest, False) if clean is data else (clean, hashlib.sha256(other).hexdigest(), True)
         clean, changed = self.redactor.redact_bytes(data)
         if not changed:
             return data, digest, False

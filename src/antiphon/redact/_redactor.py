@@ -29,6 +29,7 @@ _PAIR_NAME = deferred(
 )
 _SHORTEST = 6
 """No rule finds anything in less (``a@b.no``)."""
+_NAME_WITH_AT = re.compile(rb'@[^"]*":')
 _REMEMBERED, _REMEMBERED_BYTES, _CLEAN_BYTES = 512, 120, 64
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
@@ -122,6 +123,18 @@ class Redactor:
             replaced = self._plain(text, causes, entropy=True)
             return (document, False) if replaced is text else (replaced.encode("utf-8", "surrogateescape"), True)
         return (document, False) if redacted is value else (_dumps(redacted), True)
+
+    def redact_both(self, document: bytes, canonical: bytes) -> tuple[bytes, bytes] | None:
+        """The same for a document without escapes and its canonical form; ``None`` if more than values is to change.
+
+        What is replaced are texts as a whole, so one look does for both.
+        """
+        causes = self._prefilter.causes(document)
+        if not causes:
+            return document, canonical
+        if causes != AT or b"\\" in document or _NAME_WITH_AT.search(document):
+            return None
+        return self._addresses(document)[0], self._addresses(canonical)[0]
 
     def _addresses(self, document: bytes) -> tuple[bytes, bool]:
         """JSON in which only strings with an ``@`` have to be looked at: they are, and nothing else is touched."""
