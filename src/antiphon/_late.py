@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 class LateRedactor:
     """Stands for a :class:`antiphon.redact.Redactor` with a salt of its own."""
 
-    __slots__ = ("_made", "_rules")
+    __slots__ = ("_made", "_rules", "redact_bytes")
 
     def __init__(self, rules: Callable[[], Rules]) -> None:
         self._rules = rules
         self._made: Redactor | None = None
+        self.redact_bytes: Callable[[bytes], tuple[bytes, bool]] = self._redact_bytes
+        """Once there is a redactor, its own method: every result passes here."""
 
     @property
     def made(self) -> Redactor:
@@ -26,6 +28,7 @@ class LateRedactor:
             from antiphon.redact import Redactor
 
             self._made = Redactor(self._rules(), salt=os.urandom(16).hex())
+            self.redact_bytes = self._made.redact_bytes
         return self._made
 
     def redact(self, value: Any, field: str = "") -> Any:
@@ -34,5 +37,5 @@ class LateRedactor:
     def redact_text(self, text: str) -> str:
         return self.made.redact_text(text)
 
-    def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
+    def _redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
         return self.made.redact_bytes(document)

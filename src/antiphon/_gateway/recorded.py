@@ -52,6 +52,8 @@ class Recorded(Straight):
 
     __slots__ = ("_head", "_meta")
 
+    inside = True
+
     def _prepare(self) -> None:
         super()._prepare()
         spec = self._spec

@@ -15,7 +15,7 @@ from antiphon._drive import drive
 from antiphon._gateway import codec, edge, settling
 from antiphon._gateway.call import Call, Outcome
 from antiphon._gateway.context import held
-from antiphon._gateway.express import Express, Ticket
+from antiphon._gateway.express import Express, Form, Ticket
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.tool import Tool
@@ -37,11 +37,12 @@ _NOBODY = ("default", "default", None)
 class Asker(Ticket):
     """A ticket with all keys of its call, and what the store answered first."""
 
-    __slots__ = ("begun", "first", "identity", "keys", "text")
+    __slots__ = ("begun", "first", "form", "identity", "keys", "text")
 
     begun: bool
     """Whether it has had its claim, and its start is written."""
     first: Any
+    form: Form
     identity: str
     keys: CallKeys
     text: bytes
@@ -58,6 +59,9 @@ class Straight(Express):
     """The straight way of one tool of one gateway."""
 
     __slots__ = ("_asynchronous", "_function")
+
+    inside = False
+    """Whether calls are made inside a run, and what that adds has to be done."""
 
     def __init__(self, core: Core, tool: Tool) -> None:
         super().__init__(core, tool)
@@ -80,12 +84,13 @@ class Straight(Express):
         turn = active_turn.get()
         session = active_session.get() if turn is None else turn.session
         place = _NOBODY if session is None else session.place
-        maker = self._tool.makers.get(place)
-        if maker is None:
+        form = self._forms.get(place) or self._form(place)
+        if form is None:
             return False
+        ticket.form = form
         ticket.params = params = self._bind(*args, **kwargs)
         try:
-            ticket.keys, ticket.text = keys, _ = maker.keys_and_text(params)
+            ticket.keys, ticket.text = keys, _ = form.maker.keys_and_text(params)
         except InvalidInput:
             return False
         ticket.tool = self._tool
@@ -108,8 +113,10 @@ class Straight(Express):
             return drive(self.call(ticket))
         if not self._admits(ticket):
             return drive(self._hand_over(ticket, None))
-        form = self._own_form(ticket.place)
-        events = self._started(ticket)
+        form, inside = ticket.form, self.inside
+        if form.owner is not owner_token():
+            form = self._own_form(ticket.place)
+        events = self._started(ticket) if inside else ()
         try:
             version = journal.start_now(form, ticket.keys, ticket.identity, ticket.request_id, events)
         except StoreError as error:
@@ -124,14 +131,15 @@ class Straight(Express):
         if self._monotonic() - ticket.started > self._tool.renew_every:
             return drive(self._start_over(ticket))
         core.renewer.hold(ticket)
-        token, outside = held.set((ticket.key, None)), self._go_inside(ticket)
+        token, outside = held.set((ticket.key, None)), self._go_inside(ticket) if inside else None
         try:
             value = self._function(**ticket.params)
         except BaseException as error:
             self._come_back(outside)
             held.reset(token)
             return drive(self._raised(ticket, error))
-        self._come_back(outside)
+        if inside:
+            self._come_back(outside)
         held.reset(token)
         core.renewer.release(ticket)
         now = self._monotonic()
@@ -140,7 +148,7 @@ class Straight(Express):
             return drive(self._finish(ticket, value))
         times = self._times(ticket, now)
         try:
-            events = self._ended(ticket, value, payload, now)
+            events = self._ended(ticket, value, payload, now) if inside else ()
             settled = journal.finish_now(ticket.key, version, self._ttl_ms, payload, times, events)
         except StoreError:
             return drive(self._finish(ticket, value))

@@ -23,7 +23,7 @@ from antiphon.ports import Ask, BreakerRow, Claimed, Clock, Existing, Final, Jou
 from antiphon.stores import _sqlite_catalogue as catalogue
 from antiphon.stores import _sqlite_claims as claims
 from antiphon.stores import _sqlite_log as log
-from antiphon.stores._common import Records, event_of, manifest_of, next_version
+from antiphon.stores._common import Records, event_of, manifest_of
 from antiphon.stores._sqlite_claims import INSERT_CLAIM, SETTLE
 from antiphon.stores._sqlite_file import DatabaseFile, Operation, Run, shared_file
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
@@ -133,21 +133,17 @@ class Form(Protocol):
     workspace: str
 
 
-def _now_ms(time_ns: Callable[[], int] = time.time_ns) -> int:
-    return time_ns() // 1_000_000
-
-
 class SQLiteJournal:
     """One face's view of a database file; the faces differ only in which thread does the work and how they wait."""
 
     durable = True
 
-    __slots__ = ("_access", "_ends", "_file", "_new_waiter", "_now", "_won")
+    __slots__ = ("_access", "_ends", "_file", "_new_waiter", "_time_ns", "_won")
 
     def __init__(self, file: DatabaseFile, access: _Access, clock: Clock, new_waiter: NewWaiter) -> None:
         self._file = file
         self._access = access
-        self._now = _now_ms if type(clock) is Clock else clock.now_ms
+        self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
         self._ends: dict[str, int] = {}
         """Where the runs end that were written to last."""
         self._won = 0
@@ -173,6 +169,9 @@ class SQLiteJournal:
         self._won = self._won + 1 if answer.__class__ is Claimed else 0
         return answer
 
+    def _now(self) -> int:
+        return self._time_ns() // 1_000_000
+
     def start_now(
         self, form: Form, keys: Sequence[str], identity: str, request_id: str, events: Sequence[Row] = ()
     ) -> int:
@@ -183,7 +182,7 @@ class SQLiteJournal:
         """
         if self._won < _ALL_NEW:
             return 0
-        now = self._now()
+        now = self._time_ns() // 1_000_000
         version = now * 1000
         ttl_ms, lease_ms, session = form.ttl_ms, form.lease_ms, form.session
         expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
@@ -212,8 +211,8 @@ class SQLiteJournal:
         """
         if ttl_ms < claims.LOOK_AGAIN_MS:
             return None
-        now = self._now()
-        settled = next_version(version, now)
+        now = self._time_ns() // 1_000_000
+        settled = max(version + 1, now * 1000)
         values = ("done", settled, now, now + ttl_ms, ttl_ms, 1, _ONE_SUCCESS % times, payload, key, version)
         if not self._execute_now(SETTLE, values, events):
             return None
