@@ -107,7 +107,7 @@ async def _mcp_exchange(
     """One message to an MCP server. A notification is only passed on; a replay has nobody to tell it to."""
     if asked.id is None and scope.invoker is not None:
         return module.Response(202, request=request)
-    if asked.id is None:
+    if asked.id is None or _mcp_http.is_guarded(scope, asked):
         return await send(request) if asynchronous else send(request)
     boundary = _mcp_http.open_request(scope, asked, asynchronous=asynchronous)
     answer = await boundary.answer()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import orjson
 
 from antiphon._recording.boundary import Boundary, error_payload
-from antiphon._scope import RunScope
+from antiphon._scope import RunScope, current_scope
 from antiphon.llm.stream import sse_events
 from antiphon.ports import Answer
 
@@ -51,6 +53,39 @@ def read_request(content: bytes) -> Request | None:
         return None
     params = body.get("params")
     return Request(body.get("id"), body["method"], params if isinstance(params, dict) else {})
+
+
+_GUARDED = "mcp calls that a guard records"
+
+
+@contextmanager
+def guarded(name: str, arguments: dict[str, Any]) -> Iterator[None]:
+    """Around a tool call that is recorded already: the task that sends it has another context than the caller's."""
+    scope = current_scope()
+    if scope is None:
+        yield
+        return
+    counts: Counter[tuple[str, bytes]] = scope.gateway_state.setdefault(_GUARDED, Counter())
+    call = _known_by(name, arguments)
+    counts[call] += 1
+    try:
+        yield
+    finally:
+        counts[call] -= 1
+
+
+def is_guarded(scope: RunScope, request: Request) -> bool:
+    """Whether a guard records this request; a client may list the tools for the sake of a call, to check its result."""
+    counts = scope.gateway_state.get(_GUARDED)
+    if counts is None:
+        return False
+    if request.method != "tools/call":
+        return request.method == "tools/list" and any(counts.values())
+    return bool(counts[_known_by(str(request.params.get("name")), request.params.get("arguments") or {})])
+
+
+def _known_by(name: str, arguments: Any) -> tuple[str, bytes]:
+    return name, orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS, default=str)
 
 
 def open_request(scope: RunScope, request: Request, *, asynchronous: bool) -> Boundary:

@@ -1,4 +1,4 @@
-"""MCP over stdio under ``antiphon exec``: messages to a server process are recorded; a replay starts no process."""
+"""MCP over stdio: messages to a server process are recorded; a replay starts no process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from antiphon._recording.boundary import Boundary
 from antiphon._scope import RunScope
-from antiphon.adapters._mcp_http import Request, open_request
+from antiphon.adapters._mcp_http import Request, is_guarded, open_request
 from antiphon.adapters._seam import recording_scope
 
 _MARK = "__antiphon_original__"
@@ -18,9 +18,13 @@ _MARK = "__antiphon_original__"
 
 def wrap_stdio(module: ModuleType) -> None:
     """Replace the public ``stdio_client`` of *module* (``mcp.client.stdio``)."""
-    original = module.stdio_client
+    module.__dict__["stdio_client"] = recorded_stdio(module.stdio_client)
+
+
+def recorded_stdio(original: Any) -> Any:
+    """A ``stdio_client`` whose messages are recorded; a replay answers them without a process."""
     if hasattr(original, _MARK):
-        return
+        return original
 
     @asynccontextmanager
     @functools.wraps(original)
@@ -37,7 +41,7 @@ def wrap_stdio(module: ModuleType) -> None:
                 yield streams
 
     setattr(stdio_client, _MARK, original)
-    module.__dict__["stdio_client"] = stdio_client
+    return stdio_client
 
 
 @asynccontextmanager
@@ -107,6 +111,8 @@ class _Desk:
         if body.get("id") is None or "method" not in body:
             return None
         request = Request(body["id"], body["method"], body.get("params") or {})
+        if is_guarded(self.scope, request):
+            return None
         return request, open_request(self.scope, request, asynchronous=True)
 
 

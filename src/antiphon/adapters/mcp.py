@@ -11,21 +11,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from antiphon.adapters._need import need
 
 need("mcp")
 
-from mcp_types import CallToolResult  # noqa: E402
+from mcp import MCPError  # noqa: E402
+from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult  # noqa: E402
 
 from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
+from antiphon.adapters._mcp_http import guarded  # noqa: E402
+from antiphon.adapters._mcp_stdio import recorded_stdio  # noqa: E402
 from antiphon.adapters._seam import recorded_here  # noqa: E402
+from antiphon.adapters.httpx import client_options  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
+from antiphon.errors import CallFailed  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
 
-__all__ = ["GuardedClient", "guard", "suggested_spec"]
+__all__ = ["GuardedClient", "connect", "guard", "suggested_spec"]
 
 log = logging.getLogger("antiphon.mcp")
 
@@ -111,14 +117,25 @@ class GuardedClient:
             spec = self._specs[name] = ToolSpec(name=name, namespace=self._namespace, idempotent=False, reuse="turn")
 
         async def body(params: dict[str, Any]) -> Any:
-            with recorded_here():  # the gateway's event stands for the request underneath
+            with recorded_here(), guarded(name, params):  # the gateway's event stands for the request underneath
                 result = await self._client.call_tool(name, params, read_timeout_seconds, progress_callback, **options)
             return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
-        given = await self._guard.call_async(spec, arguments or {}, Place(self._session, call_id), body)
+        try:
+            given = await self._guard.call_async(spec, arguments or {}, Place(self._session, call_id), body)
+        except CallFailed as failure:
+            raise _of_the_protocol(failure) from None
         if given.ok:
             return CallToolResult.model_validate(given.value)
         return CallToolResult.model_validate({"content": [{"type": "text", "text": given.message}], "isError": True})
+
+
+def _of_the_protocol(failure: CallFailed) -> Exception:
+    """A recorded error of MCP as one again; of its code only a request's timeout is known."""
+    if not str(failure.data.get("recorded", {}).get("class", "")).endswith(".MCPError"):
+        return failure
+    code = REQUEST_TIMEOUT if failure.message.endswith("timed out") else INTERNAL_ERROR
+    return MCPError(code, failure.message)
 
 
 def _moved(spec: ToolSpec, namespace: str) -> ToolSpec:
@@ -134,3 +151,27 @@ def guard(client: Any, server: str, **options: Any) -> GuardedClient:
     (an id that is the same after a restart), ``app``.
     """
     return GuardedClient(client, server, **options)
+
+
+def connect(server: Any, **options: Any) -> Any:
+    """For ``mcp.Client(...)``, in place of *server* (a URL or ``StdioServerParameters``): a replay needs no server.
+
+    The messages that no guard stands for (the greeting, lists of tools) are recorded, and answered by a replay.
+    *options* are those of ``stdio_client`` or ``streamable_http_client``.
+    """
+    if not isinstance(server, str):
+        from mcp.client.stdio import stdio_client
+
+        return recorded_stdio(stdio_client)(server, **options)
+    return _over_http(server, options)
+
+
+@asynccontextmanager
+async def _over_http(url: str, options: dict[str, Any]) -> AsyncIterator[Any]:
+    from mcp.client.streamable_http import streamable_http_client
+
+    httpx2 = need("httpx2")
+    timeout = httpx2.Timeout(30, read=300)  # a server may keep an answer's stream open for a while
+    client = httpx2.AsyncClient(timeout=timeout, **client_options(module=httpx2, asynchronous=True))
+    async with client, streamable_http_client(url, **{"http_client": client, **options}) as streams:
+        yield streams
