@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 
-_SETTING = "`[store] log` (or `[store] claims`)"
+_SETTING = "`[store] url` (or `log`, `claims`)"
 _REDO = frozenset({"40001", "40P01"})
 _REFUSED = (
     "authentication failed",

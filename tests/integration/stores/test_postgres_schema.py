@@ -147,7 +147,7 @@ def test_a_role_without_rights_is_told_so(postgres_database: str, unique: str) -
     look(postgres_database, f"CREATE ROLE {unique} LOGIN")
     poor = postgres_database.replace("postgres@", f"{unique}@")
     try:
-        with pytest.raises(StoreUnavailable, match=r"denies access.*\[store\] log"):
+        with pytest.raises(StoreUnavailable, match=r"denies access.*\[store\] url"):
             drive(opened(PostgresStore(poor)).ping())
         PostgresStore(postgres_database).migrate()
         look(postgres_database, f"GRANT USAGE ON SCHEMA antiphon TO {unique}")
