@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import platform
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -123,7 +122,6 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
     stack = ExitStack()
     stack.enter_context(using(app))
     stack.enter_context(run.attached())
-    platform.platform()  # SDKs tell it in a header, and Python asks a program for it once
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network for prices
     if order.fence and app.store.url.startswith("sqlite"):  # other stores are reached over the network
         leave_network()

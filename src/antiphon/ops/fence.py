@@ -7,6 +7,7 @@ command line also enters an empty network namespace where the kernel allows it.
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -144,6 +145,7 @@ def _install() -> None:
     global _installed
     if not _installed:
         tempfile.gettempdir()  # its first call writes a file; the hook must not meet itself there
+        platform.platform()  # SDKs tell it in a header, and Python asks a program for it once
         sys.addaudithook(_hook)
         _installed = True
 
