@@ -6,6 +6,7 @@ import collections.abc
 import enum
 import logging
 import sys
+import threading
 import types
 import typing
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from typing import Any
 import orjson
 
 log = logging.getLogger("antiphon.gateway")
+_looking = threading.Lock()
+"""Two threads that let msgspec look at a type for the first time crash the process."""
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _dumps = orjson.dumps
@@ -113,7 +116,8 @@ def decoder(returns: Any, name: str = "") -> Callable[[bytes], Any]:
     def decode(data: bytes) -> Any:
         try:
             if not made:
-                made.append(_typed(returns))
+                with _looking:
+                    made.append(_typed(returns))
             read, convert = made[0]
             return convert(plain(data)) if _has_tag(data) else read(data)
         except Exception as error:  # whatever the user's own types raise
