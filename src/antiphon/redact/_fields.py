@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from antiphon.redact._placeholder import PLACEHOLDER
+
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _BLANKS = re.compile(r"[_.$ -]+")
 _NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.$ -]+")
 _LONGEST_NAME = 100
+_NO_NAME = re.compile(r"___|[_.$ -]{4}")
+"""What no name of a field has in it."""
 
 
 class Field(NamedTuple):
@@ -111,11 +115,13 @@ def words(name: str) -> tuple[str, ...]:
 
 def classify(name: str) -> Field | None:
     """What *name* says about its value, or ``None``."""
+    if "[secret:" in name and PLACEHOLDER.search(name):  # what stands under it was looked at when the name was
+        return KEEP
     name = next((part for part in reversed(_NOT_A_NAME.split(name[-_LONGEST_NAME:])) if part), "")
     parts = words(name)
     while len(parts) > 1 and parts[-1].isdigit():
         parts = parts[:-1]
-    if not parts or "___" in name:
+    if not parts or _NO_NAME.search(name):
         return None
     last = parts[-1]
     if len(parts) > 1 and last in _STATEMENT:

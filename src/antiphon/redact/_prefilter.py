@@ -40,30 +40,36 @@ def _folding() -> bytes:
 _FOLD = _folding()
 
 
-def _ending(word: str) -> str:
-    """The last four characters of *word* in the folded alphabet; a shorter word is filled with anything."""
-    folded = word.encode().translate(_FOLD).decode()[-4:]
-    return "." * (4 - len(folded)) + folded
+def _after(owners: frozenset[str], word: str) -> str:
+    """Looks back from the end of *word*: one of *owners* stands before it, with up to three blanks between.
+
+    Four characters of an owner do; each length has a look of its own, as a look back has one width.
+    """
+    endings = {owner.encode().translate(_FOLD).decode()[-4:] for owner in owners}
+    looks = [
+        f"(?<=(?:{'|'.join(sorted(end for end in endings if len(end) == size))}){' ' * blanks}{word})"
+        for size in sorted({len(end) for end in endings})
+        for blanks in range(4)
+    ]
+    return f"(?:{'|'.join(looks)})"
 
 
 _M = _MARK
-_KEYS = "|".join(sorted({_ending(word) for word in KEY_OF}))
-_TOKENS = "|".join(sorted({_ending(word) for word in TOKENS_OF}))
-_NAMED = r" *[\"'`:=\\]"
-"""What follows a short word that is used as a name."""
+_NAMED = rf"[^a-z{_M}\"'`:=\\]{{0,16}}[\"'`:=\\]"
+"""What follows a short word that ends a name: perhaps a number or a bracket, then a quote or what leads to a value."""
 
 _SECRET_WORDS = (
     # Each way on begins with a character, so that a mark costs a glance and not a look back.
     f"{_M}(?:"
     f"en(?<=to{_M}en)(?:(?!s(?!tring)|i[sz])"  # token, and not the tokens of a model
-    f"|s(?:(?<=(?:{_TOKENS})to{_M}ens)|(?<=(?:{_TOKENS}) to{_M}ens)|(?<=(?:{_TOKENS})  to{_M}ens)))"  # tokens
+    f"|s{_after(TOKENS_OF, f'to{_M}ens')})"  # access_tokens
     f"|ie(?<=oo{_M}ie)"  # cookie
-    f"|ey(?:(?<=(?:{_KEYS}){_M}ey)|(?<=(?:{_KEYS}) {_M}ey)|(?<=(?:{_KEYS})  {_M}ey))"  # api_key …
-    f"|ass(?:[w{_M}]|code|{_NAMED}|(?<=  {_M}ass) )"  # password, passphrase, passcode, pass, --pass
-    f"|w(?:[dt]|{_NAMED}|(?<=  {_M}w) )"  # pwd, jwt, pw, --pw
+    f"|ey{_after(KEY_OF, f'{_M}ey')}"  # api_key …
+    f"|ass(?:[w{_M}]|code|{_NAMED})"  # password, passphrase, passcode, pass
+    f"|w(?:[dt]|{_NAMED})"  # pwd, jwt, pw
     f"|[{_M}c](?<=c{_M}.)(?:(?![a-z{_M}])|code|number)"  # cvv, cvc
-    f"|in(?:(?: ?(?:code|number))?{_NAMED}|(?<=  {_M}in) )"  # pin, --pin
-    f"|[ \"'`:=\\\\c](?<=ot{_M}.)"  # otp
+    f"|in(?: {{0,3}}(?:code|number))?{_NAMED}"  # pin
+    f"|[^abd-mo-z{_M}](?<=ot{_M}.)"  # otp, otpCode, otpNumber
     f"|hone"  # phone
     f")",
     r"cre(?:t(?<=secret)(?<!\[secret)|d(?!it))",  # secret, credential
@@ -72,12 +78,20 @@ _SECRET_WORDS = (
 )
 _PARTS = ((_M, 0), ("cre", 1), ("auth", 2), ("curl ", 2), ("ssn", 3), ("=", 3))
 """What must be there for a pattern to be found, and which one that is: in a short document it mostly is not."""
+_FLAG = re.compile(
+    rb"--(?:[a-z][a-z0-9-]{0,38}[0-9-])?(?:pass|pw|pin|otp)(?:[0-9-]{0,3}(?:code|number))?[0-9-]*(?:[ \t]|\\t)"
+)
+"""``--db-pass VALUE``: these words are short, so they count as a flag only."""
+_BRACKETED = re.compile(rb"\[(?!secret:[a-z0-9_]{1,40}(?::[0-9a-f]{16})?\])(?i:secret)")
+"""``config[secret]``, and no placeholder."""
 _PERSONAL_WORD = f"{_M}hone"
 _NUMBERS = re.compile(rb"0000(?:(?<=000 0000)|000000)")
 _GROUPED = re.compile(rb"000 0000(?:(?<=000 000 0000)|(?<=0000 0000)|(?<=\) 000 0000)|(?<=\)000 0000))")
 _LONG_NUMBER = re.compile(rb"0000000000" + rb"0*")
 _ACCOUNT = re.compile(rb"[A-Z]{2}[0-9]{2}[A-Z0-9]{11}")
 _NOT_BEFORE_CARD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz.+_/-"
+_LOOKS_AROUND = re.compile(r"[\^$]|\\[AZ]|\(\?(?:[=!]|<[=!])")
+"""What a pattern of the user says about the places around it: in the whole document they are others."""
 _USER_AT = re.compile(rb"@(?<=[^\s\"]@)")
 _AZURE = re.compile(rb"~(?<=[0-9]Q~)")
 _DIALLED = re.compile(rb"\+[0-9]")
@@ -103,7 +117,17 @@ ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER
 class Prefilter:
     """``causes(document)`` is 0 only for documents that the rules leave as they are."""
 
-    __slots__ = ("_at", "_numbers", "_parts", "_runs", "_tilde", "_user_fields", "_user_texts", "_words")
+    __slots__ = (
+        "_at",
+        "_numbers",
+        "_parts",
+        "_runs",
+        "_tilde",
+        "_user_anywhere",
+        "_user_fields",
+        "_user_texts",
+        "_words",
+    )
 
     def __init__(self, rules: Rules) -> None:
         patterns: list[str] = []
@@ -116,6 +140,7 @@ class Prefilter:
         self._parts = tuple((part, self._words[which]) for part, which in _PARTS if which < len(patterns))
         self._user_fields = tuple(_search(_name_pattern(rule.field)) for rule in user if rule.field)
         self._user_texts = tuple(rule.compile().search for rule in user if rule.pattern)
+        self._user_anywhere = any(_LOOKS_AROUND.search(rule.pattern) for rule in user if rule.pattern)
         self._at = rules.secrets or rules.personal
         self._tilde = rules.secrets
         self._numbers = rules.personal
@@ -125,13 +150,11 @@ class Prefilter:
         """Why *document* (JSON or text, UTF-8) has to be looked at by the rules, as far as *within* asks."""
         folded = document.translate(_FOLD)
         text = folded.decode("latin-1")  # a look into a text costs a third of a look into bytes
-        if "\\" in text and (self._user_texts or "\\u" in text):
+        if "\\" in text and (self._user_texts or "\\u" in text or "\\/" in text):
             return ALL
         found = 0
-        if within & WORDS and self._has_words(text, folded):
+        if within & WORDS and self._has_words(text, folded, document):
             found = WORDS
-        if within & NUMBERS and self._numbers and ("0000" in text or "+" in text) and _has_number(document, folded):
-            found |= NUMBERS
         if within & USER and (self._user_fields or self._user_texts) and self._has_users(document, folded):
             found |= USER
         if "@" in text and within & AT and self._at and _USER_AT.search(document):
@@ -142,18 +165,25 @@ class Prefilter:
             runs = document.translate(_RUNS)
             if _LONG_RUN in runs.decode("latin-1") and _suspicious(document, runs):
                 found |= RUNS
+        if within & NUMBERS and self._numbers and ("0000" in text or "+" in text):
+            if _has_number(document, folded, beside=found != 0):
+                found |= NUMBERS
         return found
 
-    def _has_words(self, text: str, folded: bytes) -> bool:
+    def _has_words(self, text: str, folded: bytes, document: bytes) -> bool:
         if len(text) > _LARGE:
-            return any(search(folded) is not None for search in self._words)
-        for part, search in self._parts:  # noqa: SIM110 - a generator costs more than the look
-            if part in text and search(folded) is not None:
+            if any(search(folded) is not None for search in self._words):
                 return True
-        return False
+        else:
+            for part, search in self._parts:
+                if part in text and search(folded) is not None:
+                    return True
+        if "  " in text and b"--" in document and self._tilde and _FLAG.search(document) is not None:
+            return True
+        return "[secret" in text and self._tilde and _BRACKETED.search(document) is not None
 
     def _has_users(self, document: bytes, folded: bytes) -> bool:
-        if any(search(folded) is not None for search in self._user_fields):
+        if self._user_anywhere or any(search(folded) is not None for search in self._user_fields):
             return True
         text = document.decode("utf-8", "replace")
         return any(search(text) is not None for search in self._user_texts)
@@ -164,11 +194,16 @@ def _search(pattern: str) -> Search:
 
 
 def _name_pattern(field: str) -> str:
-    return r" {0,2}".join(word.encode().translate(_FOLD).decode() for word in words(field))
+    if not field.isascii():  # letters of other scripts have a case, too: any of them will do
+        return r"[\x80-\xff]"
+    return r"[ _.$-]{0,3}".join(word.encode().translate(_FOLD).decode() for word in words(field))
 
 
-def _has_number(document: bytes, folded: bytes) -> bool:
-    """Whether there is something like a telephone number, a card or a bank account."""
+def _has_number(document: bytes, folded: bytes, *, beside: bool) -> bool:
+    """Whether there is something like a telephone number, a card or a bank account.
+
+    Where there are other secrets *beside* it, what stands before a card may be gone when the card is looked for.
+    """
     if b"+" in document and _DIALLED.search(document) is not None:
         return True
     if _NUMBERS.search(folded) is None:
@@ -177,7 +212,11 @@ def _has_number(document: bytes, folded: bytes) -> bool:
         return True
     for match in _LONG_NUMBER.finditer(folded):
         start, end = match.span()
+        if beside and end - start >= 14:
+            return True
         before = document[start - 1 : start] if start else b" "
+        if document[start - 2 : start - 1] == b"\\":  # an escaped line break or tab, and no letter
+            before = b" "
         if 14 <= end - start <= 16 and before not in _NOT_BEFORE_CARD:
             return True  # a card in one piece; times in milliseconds are shorter
         if before.isalpha() and _ACCOUNT.search(document, max(0, start - 12), end + 24) is not None:

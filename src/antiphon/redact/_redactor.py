@@ -28,9 +28,10 @@ _PAIR_NAME = deferred(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
 )
 _SHORTEST = 6
-"""No rule finds anything in less (``a@b.no``)."""
+"""No rule of ours finds anything in less (``a@b.no``)."""
 _NAME_WITH_AT = re.compile(rb'@[^"]*":')
 _REMEMBERED, _REMEMBERED_BYTES, _CLEAN_BYTES = 512, 120, 64
+_GONE = object()
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
 
@@ -41,7 +42,17 @@ class Redactor:
     It is idempotent, and never touches the ids that runs, calls, providers and traces are held together with.
     """
 
-    __slots__ = ("_clean", "_constant", "_known", "_names", "_prefilter", "_salt", "_text")
+    __slots__ = (
+        "_clean",
+        "_constant",
+        "_known",
+        "_names",
+        "_prefilter",
+        "_salt",
+        "_shortest",
+        "_shortest_word",
+        "_text",
+    )
 
     def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
         rules = rules or Rules()
@@ -49,6 +60,8 @@ class Redactor:
         self._names = self._text.names
         self._prefilter = Prefilter(rules)
         self._constant = CONSTANT_KINDS.union(rule.name for rule in rules.user if rule.constant)
+        patterns = any(rule.pattern for rule in rules.user)  # they may find anything
+        self._shortest, self._shortest_word = (1, 1) if patterns else (_SHORTEST, _SHORTEST_WORD)
         self._salt = _salt(salt)
         self._clean: set[bytes] = set()
         """Short documents without a secret: ``null``, ``{"ok":true}`` and their like come back all the time."""
@@ -60,6 +73,7 @@ class Redactor:
         other = object.__new__(Redactor)
         other._text, other._names, other._prefilter = self._text, self._names, self._prefilter
         other._constant = self._constant
+        other._shortest, other._shortest_word = self._shortest, self._shortest_word
         other._clean = self._clean
         other._salt = _salt(salt)
         other._known = {}
@@ -143,6 +157,8 @@ class Redactor:
         at = document.find(b"@")
         while at >= 0:
             start, end = document.rfind(b'"', 0, at) + 1, document.find(b'"', at)
+            if end < 0:  # a text, and no JSON
+                end = len(document)
             text = document[start:end]
             clean = self._known.get(text) or self._address(text)
             if clean != text:
@@ -221,7 +237,7 @@ class Redactor:
                 else:
                     new = self._walk(item, causes)
                 if len(key) >= MIN_RUN or not key.isidentifier():
-                    new_key = self._string(key, causes, entropy=False)
+                    new_key = self._key(key, causes)
             else:
                 new = self._walk(item, causes)
             if new is not item or new_key is not key:
@@ -274,12 +290,21 @@ class Redactor:
 
     def _below(self, value: dict[Any, Any], field: Field, causes: int) -> dict[Any, Any]:
         """Everything under ``credentials`` or ``cookies`` is one, whatever it is called."""
-        own = {key: self._names[key] if type(key) is str else None for key in value}
-        new = {
-            key: self._under(item, field if (below := own[key]) is None or below.mode == "keep" else below, causes)
-            for key, item in value.items()
-        }
-        return value if all(new[key] is item for key, item in value.items()) else new
+        new: dict[Any, Any] = {}
+        for key, item in value.items():
+            own = self._names[key] if type(key) is str else None
+            clean = None if own is None or own.mode == "keep" else self._under(item, own, causes)
+            if own is None or own.mode != "secret":
+                whole = type(clean) is str and PLACEHOLDER.fullmatch(clean) is not None
+                clean = clean if whole else self._under(item, field, causes)
+            new[self._key(key, causes)] = clean
+        return value if all(new.get(key, _GONE) is item for key, item in value.items()) else new
+
+    def _key(self, key: Any, causes: int) -> Any:
+        """The name of a field, which may be a secret itself."""
+        if type(key) is str and (len(key) >= MIN_RUN or not key.isidentifier()):
+            return self._string(key, causes, entropy=False)
+        return key
 
     def _secret(self, value: str, field: Field, causes: int) -> str:
         if field.mode == "digits":
@@ -308,7 +333,7 @@ class Redactor:
 
     def _string(self, text: str, causes: int, *, entropy: bool = True) -> str:
         size = len(text)
-        if size < _SHORTEST or (size < _SHORTEST_WORD and text.isalnum()):
+        if size < self._shortest or (size < self._shortest_word and text.isalnum()):
             return text
         if causes == AT and "@" not in text:
             return text

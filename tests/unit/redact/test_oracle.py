@@ -1,0 +1,197 @@
+"""The quick look against the rules: a redactor that looks at everything must find nothing more (R14, D21)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.redact import Redactor, Rule, Rules
+from antiphon.redact._prefilter import ALL, Prefilter
+from tests.unit.redact.corpus import Forge, in_text, named, personal, tokens
+
+SECRET = "hunter2Hunter9zz"
+
+
+class _Everything(Prefilter):
+    """Sends each document to the rules."""
+
+    __slots__ = ()
+
+    def causes(self, document: bytes, within: int = ALL) -> int:
+        return ALL
+
+
+def both(rules: Rules | None = None) -> tuple[Redactor, Redactor]:
+    rules = rules or Rules()
+    quick, thorough = Redactor(rules, "unit"), Redactor(rules, "unit")
+    thorough._prefilter = _Everything(rules)
+    return quick, thorough
+
+
+QUICK, THOROUGH = both()
+
+
+def agree(value: Any, quick: Redactor = QUICK, thorough: Redactor = THOROUGH) -> None:
+    assert quick.redact(value) == thorough.redact(value)
+    document = orjson.dumps(value)
+    assert orjson.loads(quick.redact_bytes(document)[0]) == orjson.loads(thorough.redact_bytes(document)[0])
+
+
+NAMES = """db_pass2|pw1|pass_1|pass)|(pass)|pass?|pass]|pass/|passé|cfg[pass]|api---key|x.api..key|apiKey2|id_tokens
+id...tokens|api - key|Access  Tokens|SSH - Key""".replace("\n", "|").split("|")
+CODES = "pin2 otp2 otpNumber pin_code2 x2_Pincode2 pin/ otp? pin__code pin-number1".split()
+TEXTS = [
+    "config[secret]=",
+    "config[secret_key] = ",
+    "[SECRET:",
+    "$cfg[pass]=",
+    "--db-pass ",
+    "--smtp-pw\t",
+    "--pass2 ",
+    "--db2pass ",
+    "id_tokens=",
+    "api_key=",
+    "ssh_key: ",
+    "pass2=",
+]
+CODE_TEXTS = ["x[otp]=", "x[pin]=", "--card-pin ", "--pin-code ", "--pin-number\t", "--otp2 ", "--pin2 "]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_that_the_rules_know_is_seen(name: str) -> None:
+    for value in ({name: SECRET}, {"name": name, "value": SECRET}):
+        assert SECRET not in str(QUICK.redact(value))
+        agree(value)
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_a_short_code_under_its_name_is_seen(name: str) -> None:
+    for code in ("482193", 482193):
+        assert "482193" not in str(QUICK.redact({name: code}))
+        agree({name: code})
+
+
+@pytest.mark.parametrize("before", TEXTS)
+def test_a_secret_beside_its_name_in_a_text_is_seen(before: str) -> None:
+    for text in (before + SECRET, f"run {before}{SECRET} now", f'{before}"{SECRET}"'):
+        assert SECRET not in QUICK.redact_text(text)
+        agree({"note": text})
+    assert SECRET.encode() not in QUICK.redact_bytes((before + SECRET).encode())[0]  # as a line of a file
+
+
+@pytest.mark.parametrize("before", CODE_TEXTS)
+def test_a_short_code_beside_its_name_in_a_text_is_seen(before: str) -> None:
+    assert "482193" not in QUICK.redact_text(f"run {before}482193")
+    agree({"note": before + "482193"})
+
+
+def test_slashes_that_are_escaped_in_json_within_a_text_hide_nothing() -> None:
+    text = json.dumps({"x": "q7Zk2/LmP9/xT4vR8/bN1cW5/yK3dF6"}).replace("/", "\\/")
+    agree(text)
+    agree({"body": text})
+
+
+def test_a_card_after_an_escaped_blank_is_seen() -> None:
+    for blank in "\n\t\r":
+        assert "4111111111111111" not in str(QUICK.redact({"note": f"paid with{blank}4111111111111111"}))
+        assert b"4111111111111111" not in QUICK.redact_bytes(orjson.dumps(f"paid with{blank}4111111111111111"))[0]
+
+
+def test_names_below_a_secret_name_may_be_secrets_themselves() -> None:
+    key = tokens(Forge(95))[0].secret
+    for name in ("api_keys", "credentials", "cookies"):
+        assert key not in str(QUICK.redact({name: {key: "alice", "bob": {key: 1}}}))
+
+
+def test_a_code_below_a_secret_name_need_not_look_like_one() -> None:
+    for name, value in (("pin", "s3cr3t-seed-words"), ("otp", "seed with blanks"), ("phone", "call me maybe")):
+        assert value not in str(QUICK.redact({"credentials": {name: value}}))
+    assert QUICK.redact({"credentials": {"pin": 4821}}) == {"credentials": {"pin": "[secret:pin]"}}
+
+
+def test_a_card_is_seen_where_only_another_secret_stands_before_it() -> None:
+    armour = "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----"
+    agree({"note": armour + "4111111111111111"})
+
+
+def test_a_text_that_is_no_json_keeps_its_last_character() -> None:
+    document = b"{mail bob@example.org"
+    assert QUICK.redact_bytes(document) == THOROUGH.redact_bytes(document)
+
+
+def test_what_stands_for_a_secret_in_a_name_is_no_name() -> None:
+    for value in (
+        {'cfg[aes_key"="933': "plain words"},
+        {"Authorization: Bearer tz29sANKt": "plain words"},
+        {"phone=+49 170 1234567": "0170 1234567"},
+    ):
+        once = QUICK.redact(value)
+        assert QUICK.redact(once) == once
+
+
+# -- rules of the user ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", [r"C\d{5}", r"^C\d{5}$", r"\AC\d+\Z", r"(?<!\S)C\d{5}(?!\S)", r"(?m)^C\d{5}"])
+def test_a_pattern_of_the_user_finds_short_words_and_whole_texts(pattern: str) -> None:
+    quick, thorough = both(Rules(user=(Rule(name="customer", pattern=pattern),)))
+    for value in ("C12345", {"a": "C12345"}, ["C12345"]):
+        assert "C12345" not in str(quick.redact(value))
+        assert b"C12345" not in quick.redact_bytes(orjson.dumps(value))[0]
+        agree(value, quick, thorough)
+
+
+def test_a_field_of_the_user_may_have_a_name_in_any_script() -> None:
+    rules = Rules(
+        user=(Rule(name="word", field="пароль"), Rule(name="size", field="Größe"), Rule(name="code", field="暗証"))
+    )
+    quick, thorough = both(rules)
+    for name in ("пароль", "ПАРОЛЬ", "größe", "暗証"):
+        assert SECRET not in str(quick.redact({name: SECRET}))
+        agree({name: SECRET}, quick, thorough)
+    for name in ("имя", "_", "", "gr_e", "grße", "名前"):
+        assert quick.redact({name: "Anna B."}) == {name: "Anna B."}
+
+
+# -- anything ------------------------------------------------------------------------------------------------------
+
+GLUE = [*" \t\n.,;:=\"'`\\/()[]{}<>-_+@~%&?#$é中", "--", "=>", ": ", "\\n", '\\"', "\\u0041", "2", "cfg[", "curl "]
+SAMPLES = [planted.text for planted in tokens(Forge(91)) + in_text(Forge(92)) + personal(Forge(93))]
+WORDS = [name for name, _, _ in named(Forge(94))] + NAMES + CODES
+words = st.tuples(
+    st.sampled_from(["", "db_", "--", "x2", "my "]), st.sampled_from(WORDS), st.sampled_from(["", "2", "]", "s"])
+)
+pieces = st.one_of(
+    st.sampled_from(SAMPLES),
+    st.sampled_from(GLUE),
+    words.map("".join),
+    st.sampled_from([SECRET, "482193", "the", "pass", "[secret:pin]"]),
+)
+texts = st.lists(pieces, min_size=1, max_size=6).map("".join)
+values = st.recursive(
+    st.one_of(texts, st.sampled_from([4821, 482193, 4111111111111111, None, True])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.one_of(words.map("".join), texts), inner, max_size=3),
+        inner.map(lambda value: json.dumps(value).replace("/", "\\/")),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(values)
+def test_the_rules_alone_find_nothing_more(value: Any) -> None:
+    agree(value)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts)
+def test_nor_in_a_line_that_is_no_json(text: str) -> None:
+    document = text.encode()
+    assert QUICK.redact_bytes(document) == THOROUGH.redact_bytes(document)
