@@ -104,3 +104,6 @@ BEARER = deferred(r"\b[Bb]earer (?P<secret>[A-Za-z0-9_+/=-]{20,}[A-Za-z0-9._~+/=
 BASIC = deferred(r"\b[Bb]asic (?P<secret>[A-Za-z0-9+/]{20,}={0,2})(?![A-Za-z0-9+/=])")
 
 CURL_USER = deferred(r"(?:\s-u|--user|--proxy-user)[ =]?[\"']?[^\s\"':]{1,128}:(?P<secret>[^\s\"']{1,256})")
+
+NETRC = deferred(r"\blogin\s+[^\s\"']{1,128}\s+password\s+(?P<secret>[^\s\"'\\]{3,256})")
+"""``login NAME password …``, as in a ``.netrc`` file."""

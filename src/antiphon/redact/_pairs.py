@@ -9,12 +9,15 @@ from antiphon.redact._fields import Field
 from antiphon.redact._spans import Span
 
 _PAIR = deferred(
-    r"(?<![A-Za-z0-9_.$-])(?:--|-)?(?P<name>[A-Za-z_$][A-Za-z0-9_.$-]{1,63}(?: (?:[Kk]ey|[Tt]oken|[Ss]ecret|[Cc]ode))?)"
-    r"(?P<close>\\*[\"'`])?\]?[ \t]*(?P<sep>=>|:=|={1,2}|:)[ \t]*"
+    r"(?:(?<![A-Za-z0-9_.$-])|(?<=%(?:26|3F|3f)))(?:--|-)?"
+    r"(?P<name>[A-Za-z_$][A-Za-z0-9_.$-]{1,63}(?: (?:[Kk]ey|[Tt]oken|[Ss]ecret|[Cc]ode))?)"
+    r"(?P<close>\\*[\"'`])?\]?[ \t]*(?P<sep>=>|:=|={1,2}|:|%3[DdAa])[ \t]*"
     r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40})[ \t]+(?=[^\s-])"
 )
 _QUOTE = deferred(r"\\*[\"'`]")
 _BARE = deferred(r"[^\s;&,\"'`\\]+")
+_ENCODED_END = deferred(r"%(?:26|20|0[AaDd]|3[Bb])")
+"""Where a value ends that is encoded for an address."""
 _LONGEST_QUOTED = 4096
 
 TRIVIAL = deferred(
@@ -43,10 +46,13 @@ def pair_spans(text: str, classify: Classify) -> Iterator[Span]:
         if field is None or field.mode == "keep":
             # What was taken for a value may be the next name.
             continue
-        found = _value(text, position, certain=flag is not None or match["sep"] != ":" or match["close"] is not None)
+        sep = match["sep"]
+        found = _value(text, position, certain=flag is not None or sep != ":" or match["close"] is not None)
         if found is None:
             continue
         start, end = found
+        if sep is not None and sep[0] == "%":
+            end = start + len(_ENCODED_END().split(text[start:end], maxsplit=1)[0])
         if _counts(text[start:end], field, classify):
             yield Span(start, end, field.kind)
             position = end

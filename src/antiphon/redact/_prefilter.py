@@ -55,7 +55,7 @@ def _after(owners: frozenset[str], word: str) -> str:
 
 
 _M = _MARK
-_NAMED = rf"[^a-z{_M}\"'`:=\\]{{0,16}}[\"'`:=\\]"
+_NAMED = rf"[^a-z{_M}\"'`:=\\]{{0,16}}(?:[\"'`:=\\]|(?<=%0)[ad])"
 """What follows a short word that ends a name: perhaps a number or a bracket, then a quote or what leads to a value."""
 
 _SECRET_WORDS = (
@@ -167,7 +167,7 @@ class Prefilter:
                 found |= RUNS
         if within & NUMBERS and self._numbers and ("0000" in text or "+" in text):
             if _has_number(document, folded, beside=found != 0):
-                found |= NUMBERS
+                found |= NUMBERS | (within & RUNS)  # what is left of a run when a number is gone may look random
         return found
 
     def _has_words(self, text: str, folded: bytes, document: bytes) -> bool:

@@ -340,7 +340,7 @@ class Redactor:
         causes = self._prefilter.causes(_quoted(text), causes)
         if not causes:
             return text
-        if text[0] in "{[" and text[-1] in "}]":
+        if text[0] in '{["' and text[-1] in '}]"':
             try:
                 inner = _loads(text.encode())
                 redacted = self._walk(inner, causes)

@@ -15,6 +15,7 @@ from antiphon.redact._kinds import PRIVATE_KEY, TOKEN_KINDS, TOKENS
 from antiphon.redact._placeholder import CONSTANT_KINDS, guessable
 from antiphon.redact._redactor import Redactor
 from antiphon.redact._rules import Rules
+from antiphon.redact._text import without_escapes
 
 _SKIPPED_FOLDERS = frozenset({".git", ".hg", ".venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"})
 _JSON_LIMIT = 8 << 20
@@ -121,7 +122,7 @@ def _scan_binary(file: Path) -> Iterator[tuple[str, str, str]]:
         while block := stream.read(_BLOCK):
             data = kept + block
             for run in _TEXT.finditer(data):
-                text = run[0].decode("ascii")
+                text = without_escapes(run[0].decode("ascii"))
                 for pattern in (TOKENS, PRIVATE_KEY):
                     for match in pattern().finditer(text):
                         place = base + run.start() + match.start()

@@ -21,6 +21,8 @@ from antiphon.redact._placeholder import PLACEHOLDER
 from antiphon.redact._rules import Rules
 from antiphon.redact._spans import Span
 
+_ESCAPES = re.compile(r"\\[nrt]")
+
 Detector = Callable[[str], Iterable[Span]]
 
 
@@ -44,7 +46,7 @@ class TextRules:
                 (quick.WORDS, _headers),
                 (quick.RUNS, _schemes),
             ]
-        self._detectors.append((quick.WORDS | quick.USER, self._pairs))
+        self._detectors.append((quick.WORDS | quick.NUMBERS | quick.USER, self._pairs))
         if rules.personal:
             self._detectors += [(quick.AT, emails), (quick.NUMBERS, numbers)]
         self._entropy: Detector | None = _random_runs if rules.entropy else None
@@ -58,10 +60,13 @@ class TextRules:
         if entropy and self._entropy is not None and causes & quick.RUNS:
             detectors.append(self._entropy)
         found: list[Span] = []
+        plain = without_escapes(text)
         todo = _between_placeholders(text)
         while todo:
             start, end = todo.pop()
             spans = _first(text[start:end], detectors)
+            if not spans and plain is not text:
+                spans = _first(plain[start:end], detectors)
             position = start
             for span in spans:
                 begin, stop = start + span.start, start + span.end
@@ -72,6 +77,14 @@ class TextRules:
                 todo.append((position, end))
         found.sort()
         return found
+
+
+def without_escapes(text: str) -> str:
+    """*text* with blanks for line breaks and tabs that are written out (in a ``repr``, say), each in its place.
+
+    The letter of such an escape is no part of the word behind it: ``\\nsk-…`` begins with ``sk``.
+    """
+    return _ESCAPES.sub("  ", text) if "\\" in text else text
 
 
 def _between_placeholders(text: str) -> list[tuple[int, int]]:
@@ -137,6 +150,7 @@ def _headers(text: str) -> Iterator[Span]:
         ("cookie", kinds.COOKIE, "cookie"),
         ("sess", kinds.SESSION_COOKIE, "cookie"),
         ("curl ", kinds.CURL_USER, "password"),
+        ("login", kinds.NETRC, "password"),
     ):
         if word in lower:
             for match in pattern().finditer(text):

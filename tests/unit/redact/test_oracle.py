@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from antiphon.redact import Redactor, Rule, Rules
 from antiphon.redact._prefilter import ALL, Prefilter
-from tests.unit.redact.corpus import Forge, in_text, named, personal, tokens
+from tests.unit.redact.corpus import Forge, Planted, in_text, named, personal, tokens
 
 SECRET = "hunter2Hunter9zz"
 
@@ -132,6 +132,43 @@ def test_what_stands_for_a_secret_in_a_name_is_no_name() -> None:
     ):
         once = QUICK.redact(value)
         assert QUICK.redact(once) == once
+
+
+@pytest.mark.parametrize("planted", tokens(Forge(96)) + in_text(Forge(97)), ids=lambda planted: planted.kind)
+def test_a_line_break_that_is_written_out_is_no_letter_before_a_secret(planted: Planted) -> None:
+    for quoted in (repr("one\n" + planted.text), repr("one\t" + planted.text), json.dumps("one\r" + planted.text)):
+        for text in (quoted, "KeyError: " + quoted, json.dumps({"error": quoted})):
+            assert secret_part(planted.secret) not in QUICK.redact_text(text)
+            agree({"message": text})
+
+
+def secret_part(secret: str) -> str:
+    """What is left of a secret of several lines however they are written."""
+    return secret.splitlines()[len(secret.splitlines()) // 2]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password%3D{}",
+        "redirect=%2Fcb%3Faccess_token%3D{}%26x%3D1",
+        "https://x/?next=%2Fy%3Fa%3D1%26pass%3D{}%26b%3D2",
+        "api_key%3d{}",
+        "pw%3A{}",
+    ],
+)
+def test_a_pair_that_is_encoded_for_an_address_is_seen(text: str) -> None:
+    clean = QUICK.redact_text(text.format(SECRET))
+    assert SECRET not in clean
+    assert clean.endswith(text.rpartition("{}")[2])
+    agree({"url": text.format(SECRET)})
+
+
+def test_the_password_of_a_netrc_file_is_seen() -> None:
+    for text in (f"machine x login ada password {SECRET}", f"machine x\n  login ada\n  password {SECRET}\n"):
+        assert SECRET not in QUICK.redact_text(text)
+        agree({"file": text})
+    assert QUICK.redact_text("To login use your password and go") == "To login use your password and go"
 
 
 # -- rules of the user ---------------------------------------------------------------------------------------------
