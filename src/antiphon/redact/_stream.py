@@ -14,7 +14,15 @@ _CONTINUED = frozenset(
     " input input_text".split()
 )
 """Fields that providers send piece by piece; all others are whole in each chunk."""
+_LIKELY = frozenset(
+    "answer body chunk completion data generated_text generation message output outputText part piece response result"
+    " string value word".split()
+)
+"""Fields that may hold the next piece, or say the same in each chunk: then they are whole."""
+_WHOLE = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format", "audio", "image", "inline_data"})
+"""Beside and below these ``data`` is no text."""
 
+_SHORT = 8
 _Path = tuple[str, ...]
 
 
@@ -43,13 +51,15 @@ class StreamRedactor:
     is delayed for the consumer.
     """
 
-    __slots__ = ("_held", "_redactor", "_streams", "_waiting")
+    __slots__ = ("_held", "_last", "_redactor", "_streams", "_waiting")
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._streams: dict[_Path, TextStream] = {}
         self._waiting: dict[_Path, deque[_Slot]] = {}
         self._held: deque[_Held] = deque()
+        self._last: dict[_Path, str] = {}
+        """What stood in the likely fields of the chunk before."""
 
     def feed(self, chunk: Any) -> list[Any]:
         """Take the next live chunk; returns the recorded ones that can be written now."""
@@ -75,13 +85,27 @@ class StreamRedactor:
             inner = (*path, str(value["index"])) if isinstance(value.get("index"), int) else path
             return {
                 key: self._text((*inner, str(key)), item, slots)
-                if isinstance(item, str) and key in _CONTINUED
+                if isinstance(item, str)
+                and (key in _CONTINUED or (key in _LIKELY and self._goes_on((*inner, str(key)), item, value)))
                 else self._template(item, (*inner, str(key)), slots)
                 for key, item in value.items()
             }
-        if isinstance(value, list):
-            return [self._template(item, (*path, str(n)), slots) for n, item in enumerate(value)]
+        if isinstance(value, (list, tuple)):
+            return [
+                self._text((str(n),), item, slots)
+                if isinstance(item, str) and not path and self._goes_on((str(n),), item, {})
+                else self._template(item, (*path, str(n)), slots)
+                for n, item in enumerate(value)
+            ]
         return value
+
+    def _goes_on(self, path: _Path, piece: str, beside: dict[Any, Any]) -> bool:
+        """Whether a likely field holds a piece of a text: it is short, or says something else than the last time."""
+        if path[-1] == "data" and not (_WHOLE.isdisjoint(beside) and _WHOLE.isdisjoint(path)):
+            return False
+        before = self._last.get(path)
+        self._last[path] = piece
+        return piece != before or len(piece) < _SHORT
 
     def _text(self, path: _Path, piece: str, slots: list[_Slot]) -> _Slot:
         slot = _Slot()

@@ -127,3 +127,67 @@ def test_pieces_are_written_in_groups_and_soon(monkeypatch: pytest.MonkeyPatch) 
         pieces.add("a\n", 0)
     assert len(pieces.due()) == GROUP
     assert pieces.rest() == []
+
+
+LIKELY = (
+    "chunk completion generation generated_text message output outputText response result value data answer".split()
+)
+
+
+@pytest.mark.parametrize("name", LIKELY)
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_a_secret_split_over_fields_of_any_usual_name(name: str, size: int) -> None:
+    data = [{"model": "m", name: piece, "done": False} for piece in cut(f"the key is {SECRET}, keep it", size)]
+    whole = "".join(piece[name] for piece in recorded(*data))
+    assert whole.startswith("the key is [secret:openai:")
+    assert whole.endswith("], keep it")
+
+
+def test_what_is_the_same_in_each_piece_stays_as_it_is() -> None:
+    data = [{"message": "4bf92f3577b34da6a3ce929d0e0e4736", "text": piece} for piece in cut(f"it is {SECRET}", 5)]
+    assert {piece["message"] for piece in recorded(*data)} == {"4bf92f3577b34da6a3ce929d0e0e4736"}
+    sound = [{"audio": {"data": f"{n:04}" * 300}} for n in range(3)]
+    assert recorded(*sound) == sound
+
+
+def test_a_secret_split_over_pairs() -> None:
+    data = [("token" if n % 2 else "text", piece) for n, piece in enumerate(cut(f"it is {SECRET} now", 4))]
+    assert SECRET[10:20] not in "".join(piece for _, piece in recorded(*data))
+
+
+def raw(*data: bytes) -> list[bytes]:
+    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, piece))
+    for piece in data:
+        pieces.add(piece, 0.0)
+    return [row.body for row in pieces.rest()]
+
+
+@pytest.mark.parametrize("size", [1, 3, 9])
+def test_a_secret_split_over_events_or_lines_of_bytes(size: int) -> None:
+    words = cut(f"it is {SECRET} now", size)
+    streams = {
+        "events": [event(word).encode() for word in words],
+        "lines": [json.dumps({"response": word}).encode() + b"\n" for word in words],
+        "chat lines": [json.dumps({"message": {"content": word}}).encode() + b"\r\n" for word in words],
+        "plain events": [f"data: {word}\n\n".encode() for word in words],
+        "texts": [f"data: {json.dumps(word)}\n\n".encode() for word in words],
+    }
+    for name, data in streams.items():
+        written = raw(*data)
+        assert len(written) == len(data)
+        whole = b"".join(written)
+        assert b"[secret:openai:" in whole, name
+        assert whole.count(b"\n") == b"".join(data).count(b"\n")
+        for line in whole.splitlines():
+            if line.startswith((b"data: {", b"{")):
+                json.loads(line.removeprefix(b"data: "))
+
+
+def test_streams_of_bytes_without_secrets_are_left_alone() -> None:
+    for data in (
+        [b"event: x\ndata: [DONE]\n\n", b": ping\n\n", "data: Grüße\n\n".encode()],
+        [b'{"response":"a"}\n{"resp', b'onse":"b"}\n', b'{"done":true}'],
+        [b"data: gr" + "ü".encode()[:1], "ü".encode()[1:] + b"n\n\n"],
+        [b"{\n", b'  "a": 1\n', b"}\n"],
+    ):
+        assert raw(*data) == data
