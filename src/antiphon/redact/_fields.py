@@ -95,7 +95,8 @@ _STATEMENT = frozenset(
     " expiry expires expiration ttl at in required enabled valid present rotation version usage budget max min total"
     " used format label path file files ref manager store provider method scheme mode strength changed updated created"
     " status state size index position consent banner settings expired exists ok age days length schema template"
-    " description title prefix jar domain".split()
+    " description title prefix jar domain"
+    " py pyi js mjs ts tsx jsx go rs java kt rb php cs cpp swift scala".split()  # a file of code
 )
 _ID = frozenset(
     "id ids uuid guid hash digest sha sha1 sha256 sha512 md5 etag checksum fingerprint signature cursor traceparent"

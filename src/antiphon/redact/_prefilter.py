@@ -127,6 +127,7 @@ class Prefilter:
         "_user_fields",
         "_user_texts",
         "_words",
+        "has_users",
     )
 
     def __init__(self, rules: Rules) -> None:
@@ -140,6 +141,7 @@ class Prefilter:
         self._parts = tuple((part, self._words[which]) for part, which in _PARTS if which < len(patterns))
         self._user_fields = tuple(_search(_name_pattern(rule.field)) for rule in user if rule.field)
         self._user_texts = tuple(rule.compile().search for rule in user if rule.pattern)
+        self.has_users = bool(user)
         self._user_anywhere = any(_LOOKS_AROUND.search(rule.pattern) for rule in user if rule.pattern)
         self._at = rules.secrets or rules.personal
         self._tilde = rules.secrets
@@ -163,7 +165,7 @@ class Prefilter:
             found |= TILDE
         if within & RUNS and self._runs:
             runs = document.translate(_RUNS)
-            if _LONG_RUN in runs.decode("latin-1") and _suspicious(document, runs):
+            if _LONG_RUN in runs.decode("latin-1") and _suspicious(document, runs, beside=found != 0):
                 found |= RUNS
         if within & NUMBERS and self._numbers and ("0000" in text or "+" in text):
             if _has_number(document, folded, beside=found != 0):
@@ -224,8 +226,11 @@ def _has_number(document: bytes, folded: bytes, *, beside: bool) -> bool:
     return False
 
 
-def _suspicious(document: bytes, runs: bytes) -> bool:
-    """Whether one of the long runs of token characters is more than an id, a name or a path."""
+def _suspicious(document: bytes, runs: bytes, *, beside: bool) -> bool:
+    """Whether one of the long runs of token characters is more than an id, a name or a path.
+
+    Where there are other secrets *beside* it, a part of it may be gone when the rest is looked at (``…==password=…``).
+    """
     for match in _RUN.finditer(runs):
         start, end = match.span()
         if document[max(0, start - 6) : start].endswith(_SCHEMES) or document[max(0, start - 1) : start] == b".":
@@ -235,6 +240,8 @@ def _suspicious(document: bytes, runs: bytes) -> bool:
         raw = document[start:end]
         if raw in _names:
             continue
+        if beside and (end - start > LONGEST or b"=" in raw):
+            return True
         token = raw.decode()
         if _HEX.fullmatch(token):
             continue

@@ -79,6 +79,11 @@ class Redactor:
         other._known = {}
         return other
 
+    @property
+    def in_parts(self) -> bool:
+        """Whether the entries of a list can be looked at one by one: a rule of a user may speak of what is around."""
+        return not self._prefilter.has_users
+
     def placeholder(self, kind: str, secret: str) -> str:
         """What stands for *secret* in this run."""
         return f"[secret:{kind}]" if kind in self._constant else placeholder(kind, secret, self._salt)

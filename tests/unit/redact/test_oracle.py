@@ -102,6 +102,20 @@ def test_a_card_after_an_escaped_blank_is_seen() -> None:
         assert b"4111111111111111" not in QUICK.redact_bytes(orjson.dumps(f"paid with{blank}4111111111111111"))[0]
 
 
+@pytest.mark.parametrize("number", ["4242424242424242", "4111 1111 1111 1111", "3782 822463 10005"])
+def test_a_card_may_end_a_sentence(number: str) -> None:
+    for text in (f"I paid with {number}.", f"It was {number}. Thanks", f"({number})", f"{number}... right"):
+        assert number not in QUICK.redact_text(text)
+        agree({"note": text})
+    assert QUICK.redact_text("took 42424242424242.42 steps") == "took 42424242424242.42 steps"
+
+
+def test_a_place_in_a_file_of_code_is_no_secret() -> None:
+    for text in ("secret_agent.py:main", "src/token.ts:12: error", "see my_password.go:main for it"):
+        assert QUICK.redact_text(text) == text
+    assert QUICK.redact({"secrets.py": "def main(): pass"}) == {"secrets.py": "def main(): pass"}
+
+
 def test_names_below_a_secret_name_may_be_secrets_themselves() -> None:
     key = tokens(Forge(95))[0].secret
     for name in ("api_keys", "credentials", "cookies"):
@@ -112,6 +126,11 @@ def test_a_code_below_a_secret_name_need_not_look_like_one() -> None:
     for name, value in (("pin", "s3cr3t-seed-words"), ("otp", "seed with blanks"), ("phone", "call me maybe")):
         assert value not in str(QUICK.redact({"credentials": {name: value}}))
     assert QUICK.redact({"credentials": {"pin": 4821}}) == {"credentials": {"pin": "[secret:pin]"}}
+
+
+def test_what_is_left_of_a_long_run_is_looked_at_again() -> None:
+    run = "550e8400-e29b-41d4-a716-446655440000sha512-z4PhNX7vuL3xVChQ1m2AB9Yg5AULVxXcg/SpIdNs6c5H0NE8XYXysP+DGNKHfuwvY7kx"
+    agree(f"{run}vUdBeoGlODJ6+SfaPg==password=llqszyqfa00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 
 
 def test_a_card_is_seen_where_only_another_secret_stands_before_it() -> None:
