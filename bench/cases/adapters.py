@@ -5,6 +5,7 @@ the number of function tools the agent has; *store* says where the run is record
 """
 
 import inspect
+import statistics
 import time
 
 TEXT = "The invoice of the fourth quarter was paid on time, and the report about it went out the day after. "
@@ -40,7 +41,10 @@ def _functions(tools):
 
 
 def in_turns(framework, floor="hooked", store="memory", **load):
-    """A recorded call and one of the floor, in turns: what disturbs the machine disturbs both. Quartiles in µs."""
+    """A recorded call and one of the floor, in turns: what disturbs the machine disturbs both.
+
+    The ratio is the median of the ratios of neighbours; the times (lower quartiles, in µs) are to look at.
+    """
     recorded = globals()[f"{framework}_recorded"]
     ours = recorded(**load, **({} if store == "memory" else {"store": store}))
     theirs = globals()[f"{framework}_{floor}" if floor else framework](**load)
@@ -48,7 +52,8 @@ def in_turns(framework, floor="hooked", store="memory", **load):
 
     def told(times):
         first, second = (sorted(found)[len(found) // 4] * 1e6 for found in zip(*times, strict=True))
-        return {"ours": first, "theirs": second, "ratio": first / second}
+        ratio = statistics.median(ours / theirs for ours, theirs in times)
+        return {"ours": first, "theirs": second, "ratio": ratio}
 
     async def run_async(n):
         times = []

@@ -47,7 +47,6 @@ class Boundary:
         kind: str,
         name: str,
         arguments: Any,
-        *,
         payload: dict[str, Any],
         digest: str | None = None,
         meta: dict[str, Any] | None = None,

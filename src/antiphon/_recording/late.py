@@ -15,6 +15,8 @@ from antiphon._scope import Site
 from antiphon.ports import Row
 
 Write = Callable[[str, Site | None, dict[str, Any], dict[str, Any]], bytes]
+Taken = bytes | tuple[dict[str, Any], dict[str, Any]]
+"""Payload and ``meta`` as JSON, or as values that nobody changes."""
 
 
 class LateRow(Row):
@@ -28,10 +30,10 @@ class LateRow(Row):
     @property
     def body(self) -> bytes:
         late: Any = self[3]
-        found: bytes | tuple[Write, str, Site | None, bytes] = late[0]
+        found: bytes | tuple[Write, str, Site | None, Taken] = late[0]
         if isinstance(found, bytes):
             return found
         write, kind, site, taken = found
-        parts = orjson.loads(taken)
-        body = late[0] = write(kind, site, parts["payload"], parts["meta"])
+        payload, meta = orjson.loads(taken if isinstance(taken, bytes) else orjson.dumps(taken))
+        body = late[0] = write(kind, site, payload, meta)
         return body

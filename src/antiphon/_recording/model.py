@@ -78,19 +78,7 @@ def open_llm(
             payload["unmapped"] = str(error)
     if made_here and canonical is not body:
         del payload["providerRequest"]
-    boundary = Boundary(
-        scope,
-        "llm",
-        "llm",
-        canonical,
-        payload=payload,
-        digest=digest,
-        meta=meta,
-        asynchronous=asynchronous,
-        stream=stream,
-        send=send,
-        body=body,
-    )
+    boundary = Boundary(scope, "llm", "llm", canonical, payload, digest, meta, asynchronous, stream, send, body)
     boundary.payload["key"] = boundary.digest
     return boundary
 

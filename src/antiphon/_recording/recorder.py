@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import orjson
 
-from antiphon._recording.late import LateRow
+from antiphon._recording.familiar import Familiar
+from antiphon._recording.late import LateRow, Taken
 from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site
@@ -66,6 +67,7 @@ class Recorder:
         """Events of a store in this process are written out when somebody reads them: most are never read."""
         self._presented: tuple[Any, bytes] = (None, b"")
         """The arguments looked at last: their start event comes right after."""
+        self._familiar = Familiar(redactor)
         self._placed: tuple[Site | None, bytes] = (None, b"")
         """The site written last and the beginning of its events: an end mostly follows its start."""
         self._now_ms = clock.now_ms
@@ -101,6 +103,9 @@ class Recorder:
 
     def present(self, arguments: Any, digest: str) -> tuple[Any, str, bool]:
         """The same with the arguments as values."""
+        if type(arguments) is dict and self._familiar.has_no_secret(arguments):
+            self._presented = arguments, dump(arguments)
+            return arguments, digest, False
         data, digest, changed = self.shown(arguments, digest)
         value = orjson.loads(data) if changed else arguments
         self._presented = value, data
@@ -109,20 +114,24 @@ class Recorder:
     def encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         """One event, ready to be written."""
         if self._in_process:
-            taken = dump({"payload": self._taken(payload), "meta": meta})
-            if len(taken) <= SPILL_BYTES:
+            taken = self._taken(payload, meta)
+            if taken is not None:
                 late = [(self._body, kind, site, taken)]
                 return _new(LateRow, (self.run_id, kind, self._now_ms(), late))  # type: ignore[no-any-return]
         return Row(self.run_id, kind, self._now_ms(), self._body(kind, site, payload, meta))
 
-    def _taken(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """The payload with what is JSON already as such."""
+    def _taken(self, payload: dict[str, Any], meta: dict[str, Any]) -> Taken | None:
+        """What the event says, so that nobody can change it any more; ``None`` if it is large."""
         known, part = self._presented
         if known is not None:
-            for name in ("request", "arguments"):
-                if payload.get(name) is known:
-                    return {**payload, name: orjson.Fragment(part)}
-        return payload
+            if payload.get("request") is known:
+                payload = {**payload, "request": orjson.Fragment(part)}
+                if "providerRequest" not in payload and len(part) < SPILL_BYTES // 2:
+                    return payload, meta  # texts and numbers of our own
+            elif payload.get("arguments") is known:
+                payload = {**payload, "arguments": orjson.Fragment(part)}
+        taken = dump((payload, meta))
+        return taken if len(taken) <= SPILL_BYTES else None
 
     def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         if kind != "draw":  # times, numbers and ids of our own making

@@ -230,7 +230,7 @@ def _plain(value: Any) -> Any:
     if type(value) is dict or type(value) is str:
         return value
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [item if type(item) is dict else _plain(item) for item in value]
     return _dumped(value) if hasattr(value, "model_dump") else value
 
 
@@ -263,7 +263,7 @@ def _pack(response: ModelResponse) -> dict[str, Any]:
     return {
         "id": response.response_id,
         "output": [_plain(item) for item in response.output],
-        "usage": _usage().serializer.to_python(response.usage, mode="json", warnings=False),
+        "usage": _usage().serializer.to_python(response.usage, warnings=False),
         "requestId": response.request_id,
     }
 
