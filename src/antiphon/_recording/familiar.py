@@ -13,6 +13,10 @@ from typing import Any
 from antiphon._recording.plain import dump
 from antiphon.redact import Redactor
 
+Part = str | bytes | tuple[Any, Any]
+"""The text of a plain message, another message as JSON, and the rest of a request: as JSON, or model and provider."""
+_BARE = 4
+"""Model, provider, messages and tools."""
 _PARTS_KEPT = 4096
 _LENGTH_KEPT = 4_000_000
 
@@ -24,7 +28,7 @@ class Familiar:
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
-        self._known: set[str | bytes] = set()
+        self._known: set[Part] = set()
         self._length = 0
 
     def has_no_secret(self, request: dict[str, Any]) -> bool:
@@ -33,19 +37,20 @@ class Familiar:
         if type(messages) is not list or not self._redactor.in_parts:
             return False
         known = self._known
-        fresh: dict[str | bytes, Any] = {}
+        fresh: dict[Part, Any] = {}
         for message in messages:
             content = message.get("content") if type(message) is dict and len(message) == 2 else None
             part = content if type(content) is str else dump(message)
             if part not in known:
                 fresh[part] = message
-        rest = {**request, "messages": None}
-        part = dump(rest)
-        if part not in known:
-            fresh[part] = rest
+        model, provider = request.get("model"), request.get("provider")
+        bare = len(request) == _BARE and not request.get("tools") and type(model) is type(provider) is str
+        rest: Part = (model, provider) if bare else dump({**request, "messages": None})
+        if rest not in known:
+            fresh[rest] = {**request, "messages": None}
         return not fresh or self._look(fresh)
 
-    def _look(self, fresh: dict[str | bytes, Any]) -> bool:
+    def _look(self, fresh: dict[Part, Any]) -> bool:
         if self._redactor.redact_bytes(dump(list(fresh.values())))[1]:
             return False
         self._length += sum(map(len, fresh))
