@@ -69,6 +69,7 @@ class Attempts:
                     self.vote(path, permits, None)
                     return stop
             began = now
+            call.sent = True
             try:
                 if raised is not None:
                     raise raised
@@ -81,6 +82,7 @@ class Attempts:
                 else:
                     value = await self._invoke(call, number, began)
             except Abandoned as error:
+                call.sent = False
                 self.vote(path, permits, None)
                 return self._abandoned(call, hooked, last, error)
             except BaseException as error:
@@ -97,11 +99,11 @@ class Attempts:
                 outcome = Outcome("success", attempts=number)
                 outcome.stream = streams.open_stream(core, call, value, permits, began, hooked, number)
                 return outcome
+            outcome = call.outcome = Outcome("success", value, number)  # first of all: what follows may be interrupted
             now = clock.monotonic()
             self.note(call, began, now)
             self.succeeded(path, permits, now)
             budget.success()
-            outcome = Outcome("success", value, number)
             if hooked is not None:
                 core.hooks.after(hooked, outcome)
             return outcome
@@ -120,6 +122,7 @@ class Attempts:
         """Note, vote and judge a failed attempt; control flow passes through."""
         now = self.core.clock.monotonic()
         if is_control_flow(error):
+            call.sent = interruption(error) != Paused.code
             self.vote(path, permits, None)
             self.note(call, began, now, error_code=interruption(error))
             if hooked is not None:
@@ -130,6 +133,7 @@ class Attempts:
         self.vote(path, permits, failure)
         outcome, delay = self._judge(call, number, failure, error, now, path, budget)
         call.doubt = call.doubt or failure.may_have_happened
+        call.sent = False
         if hooked is not None:
             self.core.hooks.after(hooked, outcome)
         return _Ended(outcome, delay, failure, (now - began) * 1000)

@@ -56,6 +56,8 @@ class Call:
     version = 0
     doubt = False
     """Whether a failed attempt may have had its effect."""
+    sent = False
+    """Whether an attempt was begun, and nothing certain is known of it yet."""
     outcome: Outcome | None = None
     """What came of the attempts; the record has yet to say so."""
     gate: Event | None = None

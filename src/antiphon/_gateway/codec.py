@@ -66,13 +66,13 @@ def encode(value: Any) -> bytes:
             data = _dumps(value, _default, _OPTIONS)
             if (_DOLLAR not in data or not _has_tag(data)) and (data.find(_NULL) < 0 or orjson.loads(data) == value):
                 return data
-        except (TypeError, ValueError, RecursionError):
+        except Exception:  # noqa: S110 - whatever the classes of the result raise; below it is said what
             pass
     from antiphon._gateway.tagged import tagged
 
     try:
         return orjson.dumps(tagged(value))
-    except (TypeError, ValueError, RecursionError) as error:
+    except Exception as error:
         raise NotSerialisable(f"{type(value).__name__}: {error}") from None
 
 

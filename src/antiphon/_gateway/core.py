@@ -264,13 +264,17 @@ class Core:
 
     async def finish_plain(self, call: Call, value: Any) -> Outcome:
         """Settle a successful call whose result needs more than the straight way (see ``express``)."""
-        self.complete(call)
-        outcome = Outcome("success", value, 1)
-        now = self.clock.monotonic()
-        self.attempts.note(call, call.started, now)
-        self.attempts.succeeded(self.breakers.path(call.tool, call.hint), call.permits, now)
-        self.renewer.release(call)
-        await settling.settle(self, call, outcome)
+        outcome = call.outcome = Outcome("success", value, 1)
+        try:
+            self.complete(call)
+            now = self.clock.monotonic()
+            self.attempts.note(call, call.started, now)
+            self.attempts.succeeded(self.breakers.path(call.tool, call.hint), call.permits, now)
+            self.renewer.release(call)
+            await settling.settle(self, call, outcome)
+        except BaseException as interrupt:
+            await self.interrupted(call, None, interrupt)
+            raise
         return await self.finish(call, outcome, None)
 
     def complete(self, call: Call) -> None:
@@ -292,7 +296,8 @@ class Core:
     async def _wrap_up(self, call: Call, hooked: HookCall | None, interrupt: BaseException) -> None:
         outcome = call.outcome or interrupted(call, interrupt)
         if call.outcome is not None:  # only the writing was interrupted
-            await settling.settle(self, call, call.outcome)
+            if call.version:
+                await settling.settle(self, call, call.outcome)
         elif call.version:
             why = f"the caller was interrupted ({type(interrupt).__name__})"
             await settling.write(self, call, settling.interrupted_final(call, why), outcome)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from antiphon import _scope
-from antiphon._gateway import codec
-from antiphon._gateway.call import Call
+from antiphon._gateway import codec, edge
+from antiphon._gateway.call import Call, Outcome
 from antiphon._gateway.context import held
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
@@ -46,6 +46,8 @@ _turn = active_turn.get
 _session = active_session.get
 REUSED = -1
 """The ``version`` of a call that was answered from a record."""
+NOTHING: Any = object()
+"""Stands for the result of a tool that has not returned one."""
 Digests = tuple[str, str, str]
 """Idempotency key, digest of the normalised parameters, digest of the given ones."""
 
@@ -357,6 +359,25 @@ class Express:
             self._remember(ticket, turn, payload)
         (self._tally or self._bind_tally())(took)
         return True
+
+    async def broke_off(self, ticket: Ticket, value: Any, error: BaseException) -> Any:
+        """The tool raised, and the pipeline decides what follows; or it had returned, and an interrupt came then."""
+        held.set(None)
+        core = self._core
+        if value is NOTHING:
+            call = core.carry_on(ticket)
+            return edge.unwrap(call, await core.resume(call, error))
+        core.renewer.release(ticket)
+        await self._interrupted(ticket, value, self._monotonic(), error)
+        raise error
+
+    async def _interrupted(self, ticket: Ticket, value: Any, now: float, interrupt: BaseException) -> None:
+        """The call has succeeded, and the writing of it was interrupted."""
+        core, call = self._core, ticket.to_call()
+        core.complete(call)
+        core.attempts.note(call, call.started, now)
+        call.outcome = Outcome("success", value, 1)
+        await core.interrupted(call, None, interrupt)
 
     def _remember(self, ticket: Ticket, turn: Any, payload: bytes) -> None:
         """Turn control and loop guard learn of a success."""

@@ -11,7 +11,7 @@ from antiphon._gateway import direct, edge
 from antiphon._gateway.call import Call, Outcome, from_envelope, to_envelope
 from antiphon._gateway.context import held
 from antiphon._gateway.core import Core
-from antiphon._gateway.express import Express
+from antiphon._gateway.express import NOTHING, Express
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.parts import Parts
@@ -263,18 +263,17 @@ class Gateway(_Face):
                 return guarded(*args, **kwargs)
             if ticket.version <= 0:
                 return ticket.answer if ticket.version else self._follow(ticket.to_call())
-            hold(ticket)
-            token = held.set((ticket.key, None))
+            value = NOTHING
             try:
+                hold(ticket)
+                token = held.set((ticket.key, None))
                 value = function(**ticket.params)
-            except BaseException as error:
                 held.reset(token)
-                call = core.carry_on(ticket)
-                return edge.unwrap(call, drive(core.resume(call, error)))
-            held.reset(token)
-            release(ticket)
-            if express.close(ticket, value):
-                return value
+                release(ticket)
+                if express.close(ticket, value):
+                    return value
+            except BaseException as error:
+                return drive(express.broke_off(ticket, value, error))
             call = core.carry_on(ticket)
             return edge.unwrap(call, drive(core.finish_plain(call, value)))
 
@@ -433,18 +432,17 @@ class AsyncGateway(_Face):
                     return ticket.answer
                 call = ticket.to_call()
                 return edge.unwrap(call, await core.run(call))
-            hold(ticket)
-            token = held.set((ticket.key, None))
+            value = NOTHING
             try:
+                hold(ticket)
+                token = held.set((ticket.key, None))
                 value = await function(**ticket.params)
-            except BaseException as error:
                 held.reset(token)
-                call = core.carry_on(ticket)
-                return edge.unwrap(call, await core.resume(call, error))
-            held.reset(token)
-            release(ticket)
-            if express.close(ticket, value):
-                return value
+                release(ticket)
+                if express.close(ticket, value):
+                    return value
+            except BaseException as error:
+                return await express.broke_off(ticket, value, error)
             call = core.carry_on(ticket)
             return edge.unwrap(call, await core.finish_plain(call, value))
 

@@ -37,8 +37,7 @@ def not_dispatched(call: Call) -> Final:
 
 def interrupted_final(call: Call, why: str) -> Final:
     """The caller went away. What was surely not sent may run again; the rest is unknown unless it may be repeated."""
-    inside = bool(call.attempts) and call.attempts[-1].error_code == "cancelled"
-    if not inside and not call.doubt:
+    if not call.sent and not call.doubt:
         return not_dispatched(call)
     if call.tool.spec.idempotent:
         count = len(call.attempts)

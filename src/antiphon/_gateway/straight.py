@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from antiphon._drive import drive
 from antiphon._gateway import codec, edge, settling
-from antiphon._gateway.call import Call, Outcome
+from antiphon._gateway.call import Call
 from antiphon._gateway.context import held
-from antiphon._gateway.express import Express, Form, Ticket
+from antiphon._gateway.express import NOTHING, Express, Form, Ticket
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.tool import Tool
@@ -130,23 +131,25 @@ class Straight(Express):
         ticket.begun = True
         if self._monotonic() - ticket.started > self._tool.renew_every:
             return drive(self._start_over(ticket))
-        core.renewer.hold(ticket)
-        token, outside = held.set((ticket.key, None)), self._go_inside(ticket) if inside else None
+        value: Any = NOTHING
+        outside = None
         try:
+            core.renewer.hold(ticket)
+            token = held.set((ticket.key, None))
+            if inside:
+                outside = self._go_inside(ticket)
             value = self._function(**ticket.params)
-        except BaseException as error:
-            self._come_back(outside)
+            if inside:
+                self._come_back(outside)
             held.reset(token)
-            return drive(self._raised(ticket, error))
-        if inside:
-            self._come_back(outside)
-        held.reset(token)
-        core.renewer.release(ticket)
-        now = self._monotonic()
-        payload = self._payload(value)
+            core.renewer.release(ticket)
+            now = self._monotonic()
+            payload = self._payload(value)
+            times = self._times(ticket, now)
+        except BaseException as error:
+            return drive(self._broke_off(ticket, value, outside, error))
         if payload is None:
             return drive(self._finish(ticket, value))
-        times = self._times(ticket, now)
         try:
             events = self._ended(ticket, value, payload, now) if inside else ()
             settled = journal.finish_now(ticket.key, version, self._ttl_ms, payload, times, events)
@@ -185,21 +188,21 @@ class Straight(Express):
         ticket.begun = True
         if self._monotonic() - ticket.started > self._tool.renew_every:
             return await self._start_over(ticket)
-        core.renewer.hold(ticket)
-        token, outside = held.set((ticket.key, None)), self._go_inside(ticket)
+        value: Any = NOTHING
+        outside = None
         try:
-            value = self._function(**ticket.params)
-            if self._asynchronous:
-                value = await value
-        except BaseException as error:
+            core.renewer.hold(ticket)
+            token = held.set((ticket.key, None))
+            outside = self._go_inside(ticket)
+            answer = self._function(**ticket.params)
+            value = await answer if self._asynchronous else answer
             self._come_back(outside)
             held.reset(token)
-            return await self._raised(ticket, error)
-        self._come_back(outside)
-        held.reset(token)
-        core.renewer.release(ticket)
-        now = self._monotonic()
-        payload = self._payload(value)
+            core.renewer.release(ticket)
+            now = self._monotonic()
+            payload = self._payload(value)
+        except BaseException as error:
+            return await self._broke_off(ticket, value, outside, error)
         if payload is None:
             return await self._finish(ticket, value)
         return await self._settle(ticket, value, payload, now, journal, self._ended(ticket, value, payload, now))
@@ -317,17 +320,11 @@ class Straight(Express):
             ticket.guard.loop.record(name, ticket.key, payload, poll=self._spec.poll)
         (self._tally or self._bind_tally())((now - ticket.started) * 1000)
 
-    async def _raised(self, ticket: Asker, error: BaseException) -> Any:
-        """Go on in the pipeline, which decides whether to try again."""
-        call = self._core.carry_on(ticket)
-        return edge.unwrap(call, await self._core.resume(call, error))
-
-    async def _interrupted(self, ticket: Asker, value: Any, now: float, interrupt: BaseException) -> None:
-        """The call has succeeded, and the writing of it was interrupted."""
-        call = ticket.to_call()
-        self._core.attempts.note(call, call.started, now)
-        call.outcome = Outcome("success", value, 1)
-        await self._core.interrupted(call, None, interrupt)
+    async def _broke_off(self, ticket: Asker, value: Any, outside: Any, error: BaseException) -> Any:
+        if outside is not None:
+            with suppress(RuntimeError):  # it had come back already
+                self._come_back(outside)
+        return await self.broke_off(ticket, value, error)
 
     async def _finish(self, ticket: Asker, value: Any) -> Any:
         call = self._core.carry_on(ticket)

@@ -355,7 +355,7 @@ class AsyncStream(AsyncIterator[Any]):
                 raise
             edge.raise_for(state.call, outcome)
         if data is END:
-            await state.end(None)
+            await _to_its_end(state, None)
             raise StopAsyncIteration
         return state.chunk(data)
 
@@ -374,7 +374,7 @@ class AsyncStream(AsyncIterator[Any]):
         await self.aclose()
 
 
-async def _to_its_end(state: StreamState, error: BaseException) -> Outcome:
+async def _to_its_end(state: StreamState, error: BaseException | None) -> Outcome:
     """End the stream even if the reader is being cancelled."""
     import asyncio
 

@@ -67,7 +67,7 @@ class ToolResultEnvelope(Value, frozen=True):
         """The JSON form as plain Python data. Where the output has none, it is left out and the metadata say so."""
         try:
             wire: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_plain)
-        except (TypeError, ValueError, RecursionError) as error:
+        except Exception as error:  # whatever the classes of the output raise
             if self.output is UNSET:
                 raise
             note = f"not serialisable ({type(self.output.content).__name__}: {error})"

@@ -105,14 +105,13 @@ class DatabaseFile:
 
     def read(self, run: Run[T]) -> T:
         """Run a reading step, on the writer's warm connection if nobody is writing, else on one of its own."""
-        if self._writer_lock.acquire(blocking=False):
-            try:
-                return self._step(self._writing(), run)
-            except sqlite3.Error as error:
-                self._give_up_writer()
-                raise unavailable(self._name, error) from error
-            finally:
-                self._writer_lock.release()
+        if not self._writer_lock.locked():
+            with self._writer_lock:
+                try:
+                    return self._step(self._writing(), run)
+                except sqlite3.Error as error:
+                    self._give_up_writer()
+                    raise unavailable(self._name, error) from error
         connection = self._borrow()
         try:
             return self._step(connection, run)
@@ -123,11 +122,9 @@ class DatabaseFile:
 
     def write(self, operation: Operation) -> Any:
         """Run a writing step and commit it, together with whatever else is waiting."""
-        if not self._queue and self._writer_lock.acquire(blocking=False):
-            try:
+        if not self._queue and not self._writer_lock.locked():
+            with self._writer_lock:
                 return self._write_alone(operation)
-            finally:
-                self._writer_lock.release()
         self._queue.append(operation)
         try:
             with self._writer_lock:
@@ -147,31 +144,31 @@ class DatabaseFile:
         ``False`` means that nothing was changed; the long way knows why.
         """
         now = time.monotonic()
-        if self._queue or now < self._polite_until or not self._writer_lock.acquire(False):
+        lock = self._writer_lock
+        if self._queue or now < self._polite_until or lock.locked():
             return False
-        try:
-            connection = self._writer or self._writing()
-            if now >= self._look_at or self._room is not None:
-                self._before_commit(connection)
-            execute = connection.execute
-            if not second:
-                return execute(statement, values).rowcount > 0
-            execute("BEGIN IMMEDIATE")
+        with lock:
             try:
-                done = execute(statement, values).rowcount > 0 and execute(second, more).rowcount > 0
-                execute("COMMIT" if done else "ROLLBACK")
-            except BaseException:
-                if connection.in_transaction:
-                    execute("ROLLBACK")
-                raise
-            return done
-        except (sqlite3.OperationalError, sqlite3.IntegrityError):  # busy, full, locked; a number that is taken
-            return False
-        except sqlite3.Error as error:
-            self._give_up_writer()
-            raise unavailable(self._name, error) from error
-        finally:
-            self._writer_lock.release()
+                connection = self._writer or self._writing()
+                if now >= self._look_at or self._room is not None:
+                    self._before_commit(connection)
+                execute = connection.execute
+                if not second:
+                    return execute(statement, values).rowcount > 0
+                execute("BEGIN IMMEDIATE")
+                try:
+                    done = execute(statement, values).rowcount > 0 and execute(second, more).rowcount > 0
+                    execute("COMMIT" if done else "ROLLBACK")
+                except BaseException:
+                    if connection.in_transaction:
+                        execute("ROLLBACK")
+                    raise
+                return done
+            except (sqlite3.OperationalError, sqlite3.IntegrityError):  # busy, full, locked; a number that is taken
+                return False
+            except sqlite3.Error as error:
+                self._give_up_writer()
+                raise unavailable(self._name, error) from error
 
     def submit(self, operation: Operation) -> None:
         """Queue a step for :meth:`write_queued`."""

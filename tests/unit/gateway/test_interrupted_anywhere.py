@@ -1,0 +1,171 @@
+"""An interrupt at any line after the tool returned: its effect is never made a second time, and no lease stays held."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import antiphon._gateway
+from antiphon._drive import drive
+from antiphon._gateway.context import held
+from antiphon._gateway.faces import Gateway
+from antiphon._gateway.parts import Parts
+from antiphon.stores import MemoryStore, SQLiteStore
+from tests.unit.gateway.kit import Rig, envelope
+
+FOLDER = str(Path(antiphon._gateway.__file__).parent)
+WARM = 10
+STORES = ("memory", "sqlite")
+
+
+class Interrupter:
+    """Raises ``KeyboardInterrupt`` at the *nth* line of the gateway that is reached once *armed* says so."""
+
+    def __init__(self, nth: int, armed: Callable[[], bool]) -> None:
+        self.left = nth
+        self.armed = armed
+
+    def __enter__(self) -> None:
+        self.before = sys.gettrace()
+        sys.settrace(self.trace)
+
+    def __exit__(self, *exc: object) -> None:
+        sys.settrace(self.before)
+
+    def trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(FOLDER):
+            return None
+        if event == "line" and self.left and self.armed() and not _no_call_before(frame):
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+        return self.trace
+
+
+def _no_call_before(frame: FrameType) -> bool:
+    """Real interrupts come with calls and jumps back, so not at lines that follow none: the first ones of a block."""
+    line = Path(frame.f_code.co_filename).read_text().splitlines()[frame.f_lineno - 1].strip()
+    return line.startswith(("held.reset(token)", "with ", "try:", "if payload is None"))
+
+
+def gateway_on(store: str, folder: Path) -> Gateway:
+    return Gateway(Parts(store=MemoryStore() if store == "memory" else SQLiteStore(folder / "claims.db")))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_call_with_an_identity_is_not_made_again(store: str, tmp_path: Path) -> None:
+    gateway = gateway_on(store, tmp_path)
+    sent: list[int] = []
+
+    @gateway.tool("send", idempotent=False)
+    def send(to: int) -> str:
+        sent.append(to)
+        return "sent"
+
+    for nth in count(1):
+        wire = envelope(params={"to": nth}, call_id=f"c{nth}")
+        interrupter = Interrupter(nth, lambda nth=nth: nth in sent)  # type: ignore[misc]
+        try:
+            with interrupter:
+                gateway.execute(wire)
+        except KeyboardInterrupt:
+            assert not gateway.core.renewer._held
+            assert held.get() is None
+            again = gateway.execute(wire)
+            assert again.from_cache or again.code == "outcome_unknown", again
+        assert sent.count(nth) == 1
+        if interrupter.left:
+            break
+    assert nth > 20
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_plain_call_is_settled(store: str, tmp_path: Path) -> None:
+    gateway = gateway_on(store, tmp_path)
+    sent: list[int] = []
+
+    @gateway.tool(idempotent=False)
+    def send(to: int) -> str:
+        sent.append(to)
+        return "sent"
+
+    for warm in range(WARM):
+        send(-warm)
+    for nth in count(1):
+        interrupter = Interrupter(nth, lambda nth=nth: nth in sent)  # type: ignore[misc]
+        try:
+            with interrupter:
+                send(nth)
+        except KeyboardInterrupt:
+            assert not gateway.core.renewer._held
+            assert held.get() is None
+        if interrupter.left:
+            break
+    assert nth > 5
+    states = {record.state for record in drive(gateway._open().list(tenant="default", limit=1000))}
+    assert states == {"done"}
+
+
+def test_an_interrupt_in_an_after_hook_keeps_the_result() -> None:
+    rig = Rig()
+    script = rig.tool("sent")
+    interrupts: list[BaseException] = [KeyboardInterrupt()]
+
+    @rig.gateway.after
+    def interrupted(call: Any, outcome: Any) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    with pytest.raises(KeyboardInterrupt):
+        rig.execute(call_id="c1")
+    again = rig.execute(call_id="c1")
+    assert again.from_cache
+    assert again.content == "sent"
+    assert len(script) == 1
+
+
+class Stubborn:
+    """A result whose class raises something of its own when it is written."""
+
+    def model_dump(self, mode: str = "python") -> Any:
+        raise KeyError("not loaded")
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_result_whose_class_raises_is_not_kept_and_the_call_is_done(store: str, tmp_path: Path) -> None:
+    gateway = gateway_on(store, tmp_path)
+    made: list[Stubborn] = []
+
+    @gateway.tool("send", idempotent=False)
+    def send(to: int) -> Stubborn:
+        made.append(Stubborn())
+        return made[-1]
+
+    for number in range(WARM):
+        assert send(number) is made[-1]
+    first, again = (gateway.execute(envelope(params={"to": -1}, call_id="c1")) for _ in range(2))
+    assert first.content is made[-1]
+    assert first.to_wire()["output"]["metadata"]["payload"] == "not kept (Stubborn: 'not loaded')"
+    assert again.from_cache
+    assert len(made) == WARM + 1
+    assert {record.state for record in drive(gateway._open().list(tenant="default", limit=100))} == {"done"}
+
+
+def test_an_interrupted_call_without_a_claim_writes_no_record() -> None:
+    rig = Rig()
+    rig.tool("sent")
+
+    @rig.gateway.after
+    def interrupted(call: Any, outcome: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rig.execute(call_id="c1", mode="disabled")
+    assert rig.records() == []
+    assert not rig.ears.of("tool_call_fenced")
