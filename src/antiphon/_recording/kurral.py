@@ -54,7 +54,11 @@ def manifest_of(document: dict[str, Any], *, tenant: str, workspace: str) -> Run
     flat |= {name: value for name, value in _object(config, "parameters").items() if value is not None}
     started = _ms(document.get("created_at"))
     given = str(document["kurral_id"])
-    usable = given if USABLE_ID.fullmatch(given) else f"kurral-{hashlib.sha256(given.encode()).hexdigest()[:32]}"
+    usable = (
+        given
+        if document["kurral_id"] and USABLE_ID.fullmatch(given)
+        else f"kurral-{hashlib.sha256(given.encode()).hexdigest()[:32]}"
+    )
     return RunManifest(
         id=usable,
         name=str(document.get("run_id") or "kurral")[:256],

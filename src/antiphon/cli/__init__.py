@@ -71,6 +71,8 @@ def main(argv: list[str] | None = None) -> int:
         hint = f" Did you mean 'antiphon {near[0]}'?" if near else ""
         print(f"antiphon: there is no command {name!r}.{hint} See: antiphon --help", file=sys.stderr)
         return EXIT["usage"]
-    from antiphon.cli._base import call
+    from antiphon.cli._base import any_output, call
 
+    if own_process:
+        any_output()
     return call(name, COMMANDS[name][1], import_module(COMMANDS[name][0]), rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,16 +54,35 @@ def call(name: str, summary: str, command: ModuleType, words: list[str]) -> int:
         report(error, getattr(arguments, "json", False))
         return exit_code(error)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 0
     except OSError as error:  # a file that was named and cannot be read or written
         if error.filename is None:
-            raise
+            if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+                raise
+            print(f"antiphon: The output cannot be written: {error.strerror}.", file=sys.stderr)
+            _give_up_output()
+            return 1
         report(errors.InvalidInput(f"{error.filename}: {error.strerror}."), getattr(arguments, "json", False))
         return EXIT["usage"]
     except KeyboardInterrupt:
         print("antiphon: interrupted", file=sys.stderr)
         return 130
+
+
+def _give_up_output() -> None:
+    """What is still to be written to an output that takes no more goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def any_output() -> None:
+    """Write to whatever the standard streams are: closed ones swallow it, and letters they do not know become ``?``."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        elif hasattr(stream, "reconfigure") and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def report(error: errors.AntiphonError, as_json: bool) -> None:
@@ -84,7 +104,12 @@ def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     import orjson
 
-    sys.stdout.write(orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode() + "\n")
+    document = orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2) + b"\n"
+    if document.isascii() or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8":
+        sys.stdout.write(document.decode())
+    else:  # JSON is UTF-8, whatever the terminal knows
+        sys.stdout.flush()
+        sys.stdout.buffer.write(document)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[int] = ()) -> str:
@@ -107,8 +132,8 @@ def safe(value: Any) -> str:
 def cut(text: str) -> str:
     if not sys.stdout.isatty():
         return text
-    width = os.get_terminal_size().columns
-    return text if len(text) <= width else text[: width - 1] + "…"
+    width = os.get_terminal_size().columns  # 0: it does not say
+    return text if not width or len(text) <= width else text[: width - 1] + "…"
 
 
 def _style(code: str, text: str) -> str:

@@ -15,6 +15,7 @@ DESCRIPTION = (
 )
 EXAMPLE = (
     "examples:\n  antiphon export --latest -o golden/triage.antiphon && jq .tool_calls golden/triage.antiphon\n"
+    "  antiphon export --latest -o - | jq .llm_config\n"
     "  antiphon export --latest --upload    # to the bucket of [artifacts]; exit code 1 while anything waits for it\n"
     "  antiphon export --waiting            # send what earlier uploads could not"
 )
@@ -24,7 +25,9 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", nargs="?", help="run id or the beginning of one (default: the latest run)")
     parser.add_argument("--latest", action="store_true", help="the latest run")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to (default: artifacts/<id>.antiphon)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="where to (default: artifacts/<id>.antiphon); - prints it"
+    )
     parser.add_argument("--format", choices=["antiphon", "kurral"], help="default: by the file's ending")
     parser.add_argument("--upload", action="store_true", help="send it to the configured bucket")
     parser.add_argument("--waiting", action="store_true", help="only send what earlier uploads could not")
@@ -44,7 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.upload:
             return _upload(app, manifest, arguments)
         path, size = _write(app, manifest, arguments)
-    if arguments.json:
+    if arguments.output == "-":
+        print(f"{manifest.id}  {size} bytes", file=sys.stderr)
+    elif arguments.json:
         print_json({"run": manifest.id, "file": str(path), "bytes": size})
     else:
         print(f"{path}  {size} bytes")
@@ -56,6 +61,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidInput("Give a run id or --latest, not both.")
     if arguments.upload and arguments.output:
         raise InvalidInput("Give --upload or --output, not both.", hint="Export twice to have both.")
+    if arguments.json and arguments.output == "-":
+        raise InvalidInput("Give --json or --output -, not both.", hint="The artifact is JSON itself.")
     if arguments.waiting and (arguments.run or arguments.latest or arguments.upload or arguments.output):
         raise InvalidInput("--waiting sends what waits and nothing else.")
 
@@ -64,6 +71,8 @@ def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path
     from antiphon.ops.artifacts import export_run
     from antiphon.ops.storage import local_path
 
+    if arguments.output == "-":
+        return Path("-"), _print(app, manifest, arguments)
     if arguments.output is not None:
         path = Path(arguments.output)
     else:
@@ -73,6 +82,22 @@ def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path
     except OSError as error:
         raise InvalidInput(f"The folder {path.parent} cannot be made: {error.strerror}.") from None
     return path, export_run(app, manifest, path, arguments.format, progress=_progress(manifest.events))
+
+
+def _print(app: Any, manifest: Any, arguments: argparse.Namespace) -> int:
+    """Write to the standard output, which gets all of it or nothing, too."""
+    import shutil
+    import tempfile
+
+    from antiphon.ops.artifacts import export_run
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        size = export_run(app, manifest, path, arguments.format, progress=_progress(manifest.events))
+        with path.open("rb") as artifact:
+            shutil.copyfileobj(artifact, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+    return size
 
 
 def _progress(total: int) -> Any:

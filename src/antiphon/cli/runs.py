@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"runs": rows})
         return 0
     if not rows:
-        print("No runs yet. Record one: antiphon run agent.py:main")
+        chosen = arguments.prefix or arguments.name or arguments.status
+        print("No run fits that." if chosen else "No runs yet. Record one: antiphon run agent.py:main")
         return 0
     head = ("RUN", "NAME", "STATUS", "STARTED", "TOOK", "EVENTS", "REPLAY OF")
     lines = [

@@ -33,9 +33,10 @@ def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", nargs="?", help="run id or the beginning of one (default: the latest run)")
     parser.add_argument("--latest", action="store_true", help="the latest run")
-    parser.add_argument("--event", type=int, metavar="N", help="one event, whole")
-    parser.add_argument("--context", type=int, metavar="N", help="exactly what the model saw at event N")
-    parser.add_argument("--diff", type=int, nargs=2, metavar=("N", "M"), help="what differs between events N and M")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--event", type=int, metavar="N", help="one event, whole")
+    what.add_argument("--context", type=int, metavar="N", help="exactly what the model saw at event N")
+    what.add_argument("--diff", type=int, nargs=2, metavar=("N", "M"), help="what differs between events N and M")
     add_config(parser)
     add_json(parser)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -54,7 +56,10 @@ def export_run(
         return found if progress is None else progress(found)
 
     form = kind or ("kurral" if path.suffix == ".kurral" else "antiphon")
+    special = path.exists() and not path.is_file() and not path.is_dir()  # a pipe or a device keeps its place
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if special:
+        partial = Path(tempfile.gettempdir()) / f".antiphon-{manifest.id}.{os.getpid()}.part"
     try:
         with partial.open("wb") as out:
             if form == "kurral":
@@ -64,12 +69,17 @@ def export_run(
                 artifact.write_artifact(out, manifest, events)
             out.flush()
             os.fsync(out.fileno())
-        partial.replace(path)
+        size = partial.stat().st_size
+        if special:
+            with partial.open("rb") as made, path.open("wb") as out:
+                shutil.copyfileobj(made, out)
+        else:
+            partial.replace(path)
     except OSError as error:
         raise InvalidInput(f"{path} cannot be written: {error.strerror}.") from None
     finally:
         partial.unlink(missing_ok=True)
-    return path.stat().st_size
+    return size
 
 
 def import_artifact(app: Antiphon, path: Path, *, progress: Progress | None = None) -> RunManifest:

@@ -287,6 +287,7 @@ def test_a_kurral_id_that_cannot_be_used_is_replaced(home: Path, given_id: Any) 
     app = application()
     made = import_artifact(app, Path("odd.kurral"))
     assert artifact.USABLE_ID.fullmatch(made.id)
+    assert made.id != "None"
     export_run(app, made, Path("back.kurral"))
     assert json.loads(Path("back.kurral").read_bytes()) == document
 

@@ -1,0 +1,124 @@
+"""Small things people do with the commands of recording, and the plain answers they get."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.conftest import Command
+
+
+def test_a_list_that_nothing_fits_does_not_say_that_there_are_no_runs(antiphon: Command) -> None:
+    assert "No runs yet" in antiphon("runs").out
+    assert antiphon("run", "agent.py:main").code == 0
+    for words in (("zzz",), ("--name", "nobody"), ("--status", "failed")):
+        said = antiphon("runs", *words).out
+        assert "No runs yet" not in said
+        assert "No run fits" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--event", "1", "--context", "2"), ("--context", "2", "--diff", "1", "2"), ("--event", "1", "--diff", "1", "2")],
+)
+def test_show_is_asked_for_one_thing(antiphon: Command, words: tuple[str, ...]) -> None:
+    antiphon("run", "agent.py:main")
+    done = antiphon("show", *words)
+    assert done.code == 2
+    assert "not allowed with" in done.err
+
+
+@pytest.mark.parametrize("form", ["antiphon", "kurral"])
+def test_an_export_may_go_to_the_standard_output(antiphon: Command, form: str) -> None:
+    antiphon("run", "agent.py:main")
+    done = antiphon("export", "--latest", "-o", "-", "--format", form)
+    assert done.code == 0
+    assert json.loads(done.out)["run_id"]
+    assert not Path("-").exists()
+    assert " bytes" in done.err
+    assert "not both" in antiphon("export", "--latest", "-o", "-", "--json").json["message"]
+
+
+def test_an_export_into_a_pipe_leaves_it_a_pipe(antiphon: Command, tmp_path: Path) -> None:
+    antiphon("run", "agent.py:main")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    done = antiphon("export", "--latest", "-o", str(pipe))
+    reader.join(20)
+    assert done.code == 0, done.err
+    assert json.loads(read[0])["run_id"]
+    assert pipe.is_fifo()
+
+
+# -- odd places to write to ------------------------------------------------------------------------------------------
+
+GREET = """
+import antiphon
+
+
+def main(who):
+    with antiphon.current_run().interaction(who) as exchange:
+        exchange.finish("grüße → " + who)
+    return "grüße → " + who
+"""
+
+
+def cli(*words: str, shell: str = "", **environment: str) -> Any:
+    command = f"{sys.executable} -m antiphon.cli {' '.join(words)} {shell}"
+    quiet = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    return subprocess.run(
+        ["/bin/sh", "-c", command],
+        capture_output=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, **quiet, **environment},
+    )
+
+
+@pytest.fixture
+def greeted(home: Path) -> Path:
+    Path("greet.py").write_text(GREET)
+    done = cli("run", "greet.py:main", "--input", "'\"Zoë\"'", PYTHONUTF8="1")
+    assert done.returncode == 0, done.stderr
+    return home
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_terminal_that_knows_few_letters_gets_what_it_can_show(greeted: Path, encoding: str) -> None:
+    for words in (("show",), ("runs",), ("show", "--event", "1"), ("run", "greet.py:main", "--input", "'\"x\"'")):
+        done = cli(*words, PYTHONIOENCODING=encoding)
+        assert done.returncode == 0, done.stderr
+        assert b"Traceback" not in done.stderr
+    told = json.loads(cli("show", "--json", PYTHONIOENCODING=encoding).stdout)
+    assert told["output"] == "grüße → x"
+
+
+def test_an_output_that_is_closed_or_full_is_no_crash(greeted: Path) -> None:
+    for words in (("show",), ("runs",), ("runs", "--json"), ("export", "-o", "-")):
+        for shell in (">/dev/full", ">&-", "| head -c 1"):
+            done = cli(*words, shell=shell, PYTHONUTF8="1")
+            assert b"Traceback" not in done.stderr, (words, shell, done.stderr)
+            assert b"Exception ignored" not in done.stderr
+    full = cli("show", shell=">/dev/full", PYTHONUTF8="1")
+    assert full.returncode == 1
+    assert b"No space left on device" in full.stderr
+
+
+def test_a_terminal_without_a_width_is_not_cut_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from antiphon.cli import _base
+
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    assert _base.cut("a line of a table") == "a line of a table"
+    monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((8, 0)))
+    assert _base.cut("a line of a table") == "a line …"
