@@ -246,7 +246,7 @@ class RunScope:
         """A lane with a name of the caller's choice, for parallel work that looks alike."""
         cursor = _cursor.get()
         base = cursor if cursor is not None and cursor.scope is self else Cursor(self, self.root, self.root.counter)
-        lane = self._open_child(base, f"~{name}", _me())
+        lane = self._open_child(base, f"~{self.present(name, '')[0]}", _me())
         token = _cursor.set(Cursor(self, lane, 0))
         try:
             yield

@@ -15,8 +15,8 @@ from antiphon.redact import Redactor
 
 Part = str | bytes | tuple[Any, Any]
 """The text of a plain message, another message as JSON, and the rest of a request: as JSON, or model and provider."""
-_BARE = 4
-"""Model, provider, messages and tools."""
+_BARE = {"model", "provider", "messages", "tools"}
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 _PARTS_KEPT = 4096
 _LENGTH_KEPT = 4_000_000
 
@@ -36,15 +36,18 @@ class Familiar:
         messages = request.get("messages")
         if type(messages) is not list or not self._redactor.in_parts:
             return False
+        if len(messages) == 2 and type(messages[0]) is str and self._redactor.redact(messages) is not messages:
+            return False  # a name and its value
         known = self._known
         fresh: dict[Part, Any] = {}
         for message in messages:
-            content = message.get("content") if type(message) is dict and len(message) == 2 else None
+            role = message.get("role") if type(message) is dict and len(message) == 2 else None
+            content = message.get("content") if type(role) is str and role in _ROLES else None
             part = content if type(content) is str else dump(message)
             if part not in known:
                 fresh[part] = message
         model, provider = request.get("model"), request.get("provider")
-        bare = len(request) == _BARE and not request.get("tools") and type(model) is type(provider) is str
+        bare = request.keys() == _BARE and not request["tools"] and type(model) is type(provider) is str
         rest: Part = (model, provider) if bare else dump({**request, "messages": None})
         if rest not in known:
             fresh[rest] = {**request, "messages": None}

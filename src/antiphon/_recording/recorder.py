@@ -32,6 +32,9 @@ OUR_FIELDS = frozenset(
     "kind name namespace digest nth key keyOf recipe variant outcome n what status provider entry".split()
 )
 """Fields of a payload that hold our own words, names of tools and digests: nothing to redact."""
+_OUR_EVENTS = frozenset({"call.started", "call.chunk", "call.finished", "decision"})
+_OUR_OTHERS = frozenset({"entry", "status"})
+"""In all other events a name may be anything that people write."""
 OUR_META = frozenset(
     "requestId keyFingerprint idempotent callId effect status attempts durationMs fromCache breakerState gapMs tries"
     " orphan usage stopReason stream transport matchedOn ageMs".split()
@@ -135,7 +138,7 @@ class Recorder:
 
     def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         if kind != "draw":  # times, numbers and ids of our own making
-            payload = self._clean_payload(payload)
+            payload = self._clean_payload(payload, OUR_FIELDS if kind in _OUR_EVENTS else _OUR_OTHERS)
         if not OUR_META.issuperset(meta):
             meta = self._clean_meta(meta)
         if site is None:
@@ -157,13 +160,13 @@ class Recorder:
         body = b'%b%b,"v":1,"meta":%b}' % (head, payload, meta)
         return _new(Row, (self.run_id, kind, self._now_ms(), with_sum(kind, body)))  # type: ignore[no-any-return]
 
-    def _clean_payload(self, payload: dict[str, Any]) -> dict[str, Any]:
+    def _clean_payload(self, payload: dict[str, Any], ours: frozenset[str]) -> dict[str, Any]:
         """The payload without secrets; large parts of it become references to blobs."""
         clean: dict[str, Any] = {}
         parts: list[tuple[str, bytes]] = []
         size = 0
         for name, value in payload.items():
-            if name in OUR_FIELDS or value is None or value is True or value is False:
+            if name in ours or value is None or value is True or value is False:
                 clean[name] = value
                 continue
             known, part = self._presented

@@ -49,7 +49,10 @@ def export_run(
 ) -> int:
     """Write the run to *path*, all of it or nothing; returns the number of bytes."""
     tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
-    manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags)
+    session = manifest.session
+    if session:  # as it was given it lives in the store only
+        session = app.recorder(manifest.id, manifest.salt).redactor.redact(session, "session_id")
+    manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
 
     def events() -> Iterable[Event]:
         found = whole_events(app, manifest.id)

@@ -305,3 +305,31 @@ def test_a_found_secret_is_not_printed_by_scan(world: World, capsys: pytest.Capt
     found: list[dict[str, Any]] = json.loads(out)["findings"]
     assert len(found) == 10
     assert world.leaks(out.encode()) == []
+
+
+def test_names_that_people_give_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
+    app, key = Antiphon(), tokens(Forge(31))[0].secret
+
+    @app.gateway.tool(idempotent=True)
+    def look_up(order: int) -> int:
+        return order
+
+    with app.run(f"triage for {key}", session="ada@example.org") as run:
+        with antiphon.branch(f"customer {key}"):
+            look_up(1)
+        with antiphon.branch("left"):
+            look_up(2)
+        run.prompt(f"prompt of {key}", "Help", {})
+        run.note("custom", dict.fromkeys(("n", "name", "key", "what", "kind", "provider"), f"it is {key}"))
+    assert key not in repr(run.events())
+    assert any("~left" in event.lane for event in run.events())
+    assert find_run(app, run.id).session == "ada@example.org"  # what groups calls is left as it is in the store
+    export_run(app, run.manifest, tmp_path / "run.antiphon")
+    written = (tmp_path / "run.antiphon").read_text()
+    assert key not in written
+    assert "ada@example.org" not in written
+    with app.run("other", session="order-1042") as other:
+        pass
+    export_run(app, other.manifest, tmp_path / "other.antiphon")
+    assert json.loads((tmp_path / "other.antiphon").read_text())["manifest"]["session"] == "order-1042"

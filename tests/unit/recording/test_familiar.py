@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,3 +90,32 @@ def test_the_planted_bug_is_found() -> None:
     assert [heard.has_no_secret(asked) for _ in range(2)] == [False, False]
     heard._known.add(asked["messages"][0]["content"])
     assert heard.has_no_secret(asked), "the bug, planted"
+
+
+HELLO = {"role": "user", "content": "hello"}
+KNOWN = {"model": "m", "provider": "p", "messages": [HELLO], "tools": []}
+WORD = "hunter2Hunter9zz"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        KNOWN | {"messages": [{"password": WORD, "content": "hello"}]},
+        KNOWN | {"messages": [{"role": "sk-ant-api03-AbC123dEf456GhI789jKl012MnO345", "content": "hello"}]},
+        {"model": "m", "provider": "p", "messages": [HELLO], "api_key": WORD},
+        {"model": "m", "provider": "p", "messages": [HELLO], "user": "ada@example.org"},
+        {"messages": ["X-Api-Key", WORD]},
+        KNOWN | {"messages": [["X-Api-Key", WORD]]},
+        KNOWN | {"messages": [{"role": ["user"], "content": "hello", "pin": "4821"}]},
+    ],
+)
+def test_what_only_looks_like_something_known_is_looked_at(request_: dict[str, Any]) -> None:
+    redactor = Redactor(Rules(), salt="unit")
+    familiar = Familiar(redactor)
+    assert familiar.has_no_secret(KNOWN)
+    assert not familiar.has_no_secret(request_)
+
+
+def test_a_role_may_be_anything() -> None:
+    familiar = Familiar(Redactor(Rules(), salt="unit"))
+    assert familiar.has_no_secret(KNOWN | {"messages": [{"role": ["user"], "content": "hello"}]})
