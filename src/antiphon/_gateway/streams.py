@@ -200,7 +200,7 @@ class StreamState:
             final = settling.interrupted_final(self.call, why)
             drive(self._write_rest(False))
             drive(settling.write(self.core, self.call, final, outcome, journal=journal))
-            drive(self.core.finish(self.call, outcome, None, elsewhere=True))
+            drive(self._tell(outcome, elsewhere=True))
 
     async def end(self, error: BaseException | None) -> Outcome:
         """The tool finished, failed, or its reader went away."""
@@ -217,8 +217,16 @@ class StreamState:
                 await settling.write(core, call, final, outcome)
             else:
                 await settling.settle(core, call, outcome)
-        await core.finish(call, outcome, None)
+        await self._tell(outcome)
         return outcome
+
+    async def _tell(self, outcome: Outcome, *, elsewhere: bool = False) -> None:
+        """Once the record says what came of the stream, hooks and all others may know, too."""
+        try:
+            if self.hooked is not None:
+                self.core.hooks.after(self.hooked, outcome)
+        finally:
+            await self.core.finish(self.call, outcome, None, elsewhere=elsewhere)
 
     def _take_end(self, error: BaseException | None) -> Outcome | None:
         """Decide what came of the stream; ``None`` for whoever comes second."""
@@ -227,8 +235,6 @@ class StreamState:
                 return None
             outcome = self.outcome = self._judge(error)
         outcome.metadata = {"chunks": len(self.chunks)}
-        if self.hooked is not None:
-            self.core.hooks.after(self.hooked, outcome)
         return outcome
 
     def _judge(self, error: BaseException | None) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -128,6 +128,27 @@ def test_an_interrupt_in_an_after_hook_keeps_the_result() -> None:
     assert again.from_cache
     assert again.content == "sent"
     assert len(script) == 1
+
+
+def test_an_interrupt_in_an_after_hook_keeps_a_stream() -> None:
+    rig = Rig()
+    interrupts: list[BaseException] = [KeyboardInterrupt()]
+
+    @rig.gateway.tool("send", idempotent=False)
+    def send(to: str) -> Iterator[int]:
+        yield from (1, 2)
+
+    @rig.gateway.after
+    def interrupted(call: Any, outcome: Any) -> None:
+        if interrupts:
+            raise interrupts.pop()
+
+    with pytest.raises(KeyboardInterrupt):
+        rig.execute(call_id="c1")
+    assert not rig.gateway.core.renewer._held
+    again = rig.execute(call_id="c1")
+    assert again.from_cache
+    assert again.content == [1, 2]
 
 
 class Stubborn:
