@@ -10,10 +10,24 @@ from antiphon._gateway.tool import Tool
 
 _OFF = frozenset({"0", "false", "off", "no"})
 
+VARIABLES = {
+    "enabled": "TOOL_RELIABILITY_ENABLED",
+    "open_mode": "TOOL_RELIABILITY_OPEN_MODE",
+    "derive_keys": "TOOL_RELIABLE_DERIVE_IDEMPOTENCY",
+    "shadow": "ANTIPHON_SHADOW",
+}
+"""What gives a switch its start value, whatever the settings say."""
 
-def _flag(environment: Mapping[str, str], name: str, default: bool) -> bool:
-    value = environment.get(name)
-    return default if value is None or value == "" else value.strip().lower() not in _OFF
+
+def start_value(environment: Mapping[str, str], flag: str) -> bool | None:
+    """What the environment says of a switch, if anything."""
+    value = environment.get(VARIABLES[flag])
+    return None if not value else value.strip().lower() not in _OFF
+
+
+def _flag(environment: Mapping[str, str], flag: str, default: bool) -> bool:
+    value = start_value(environment, flag)
+    return default if value is None else value
 
 
 class Switches:
@@ -33,10 +47,10 @@ class Switches:
     def __init__(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
         """The environment gives the start values."""
         env = os.environ if environment is None else environment
-        self.enabled = _flag(env, "TOOL_RELIABILITY_ENABLED", settings.enabled)
-        self.open_mode = _flag(env, "TOOL_RELIABILITY_OPEN_MODE", settings.open_mode)
-        self.derive_keys = _flag(env, "TOOL_RELIABLE_DERIVE_IDEMPOTENCY", settings.derive_keys)
-        self.shadow = _flag(env, "ANTIPHON_SHADOW", settings.shadow)
+        self.enabled = _flag(env, "enabled", settings.enabled)
+        self.open_mode = _flag(env, "open_mode", settings.open_mode)
+        self.derive_keys = _flag(env, "derive_keys", settings.derive_keys)
+        self.shadow = _flag(env, "shadow", settings.shadow)
         self._settings = settings
         self._stage(settings)
 

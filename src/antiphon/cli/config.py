@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 
 import msgspec
@@ -25,11 +26,17 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the settings."""
+    from antiphon._gateway.switches import VARIABLES, start_value
     from antiphon.config.load import load
 
     loaded = load(arguments.config)
     values = _leaves(msgspec.to_builtins(loaded.config), "")
     rows = [(name, _masked(value), loaded.sources.get(name, "default")) for name, value in values]
+    given = {f"gateway.{flag}": (start_value(os.environ, flag), name) for flag, name in VARIABLES.items()}
+    for number, (name, _, _) in enumerate(rows):
+        value, variable = given.get(name, (None, ""))
+        if value is not None:
+            rows[number] = (name, value, f"environment {variable}")
     if arguments.changed:
         rows = [row for row in rows if row[2] != "default"]
     if arguments.json:

@@ -78,7 +78,7 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
     try:
         config = msgspec.convert(table, Config)
     except msgspec.ValidationError as error:
-        raise _explain(str(error), name, text) from None
+        raise _explain(str(error), name, text, table) from None
     for key, variable, value in _from_environment(env, table):
         section, _, leaf = key.partition(".")
         merged = {**table.get(section, {}), leaf: value}
@@ -151,20 +151,59 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def _explain(message: str, name: str, text: str) -> ConfigError:
+def _explain(message: str, name: str, text: str, table: Mapping[str, Any]) -> ConfigError:
     """The error with the line it stands on."""
     at = _AT.search(message)
-    path = at["path"] if at else ""
+    path = _named(at["path"], table) if at else ""
     unknown = _UNKNOWN.search(message)
     leaf = unknown["name"] if unknown else path.rpartition(".")[2].partition("[")[0]
-    line = _line_of(text, path, leaf)
-    where = f"{name}, line {line}" if line else name
     setting = ".".join(part for part in (path, leaf if unknown else "") if part)
+    line = _line_of(text, setting, path, leaf)
+    where = f"{name}, line {line}" if line else name
     problem = f"there is no setting {setting}" if unknown else f"{_AT.sub('', message)} ({setting})"
     return ConfigError(f"{where}: {problem}.", path=f"{name}:{line}" if line else name, setting=setting)
 
 
-def _line_of(text: str, path: str, leaf: str) -> int:
+def _named(path: str, table: Mapping[str, Any]) -> str:
+    """*path* with the name of the table in the place of ``[...]``, as in ``tools.send.retry``."""
+    head, anonymous, rest = path.partition("[...]")
+    if not anonymous:
+        return path
+    outer = head.split(".")
+    tables: Any = table
+    for part in outer:
+        tables = tables[part]
+    for name, entry in tables.items():
+        alone: dict[str, Any] = {name: entry}
+        for part in reversed(outer):
+            alone = {part: alone}
+        try:
+            msgspec.convert(alone, Config)
+        except msgspec.ValidationError:
+            return f"{head}.{name}{rest}"
+    return path
+
+
+def _line_of(text: str, setting: str, path: str, leaf: str) -> int:
+    """Where *setting* is given, by its whole name if possible, else by its last part."""
+    section, nearest = "", (0, 0)
+    for number, line in enumerate(text.splitlines(), 1):
+        head = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
+        key = re.match(r"\s*([^=#\[]+?)\s*=", line)
+        if head:
+            section = whole = re.sub(r"[\"']", "", head[1])
+        elif key:
+            whole = f"{section}.{key[1]}".lstrip(".").replace('"', "").replace("'", "")
+        else:
+            continue
+        if f"{setting}.".startswith(f"{whole}.") and len(whole) >= nearest[0]:
+            nearest = (len(whole), number)
+    if nearest[0] == len(setting):
+        return nearest[1]
+    return _line_of_leaf(text, path, leaf) or nearest[1]
+
+
+def _line_of_leaf(text: str, path: str, leaf: str) -> int:
     section = ""
     for number, line in enumerate(text.splitlines(), 1):
         head = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)

@@ -43,6 +43,10 @@ def test_variables_of_every_kind(variable: str, value: str, setting: str, wanted
         ("[gatewayy]\n", "line 1: there is no setting gatewayy"),
         ("[retry]\nmax_atempts = 2\n", "line 2: there is no setting retry.max_atempts"),
         ("[retry]\nmax_attempts = 0\n", "line 2: .*retry.max_attempts"),
+        ("[tools.send]\nretry = 5\n", r"line 2: .*\(tools\.send\.retry\)"),
+        ('[tools."a/b".retry]\nmax_attempts = 2\n[tools."a/c".retry]\nmax_attempts = -1\n', r"line 4: .*a/c\.retry"),
+        ("[tools.a]\ntimeout = 1\n[tools.b]\nretry = {max_attempts = 0}\n", r"line 4: .*tools\.b\.retry\.max_attempts"),
+        ("[tools.a]\ntimeout = 1\n[tools.b]\ntimeuot = 2\n", r"line 4: there is no setting tools\.b\.timeuot"),
         ("x =", "not valid TOML"),
     ],
 )
