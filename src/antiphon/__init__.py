@@ -88,6 +88,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Import what is asked for, and keep it."""
     home = _HOMES.get(name)
+    if name == "stores":
+        return import_module("antiphon.stores")
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(home), name)

@@ -49,6 +49,11 @@ def test_every_name_can_be_imported(name: str) -> None:
     assert getattr(antiphon, name) is getattr(antiphon, name)
 
 
+def test_the_stores_are_found_without_an_import_of_their_own() -> None:
+    code = "import antiphon; antiphon.Gateway(store=antiphon.stores.MemoryStore())"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = antiphon.nothing

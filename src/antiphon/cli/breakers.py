@@ -16,7 +16,7 @@ EXAMPLE = (
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("what", choices=["list", "force-open", "reset"])
+    parser.add_argument("what", nargs="?", default="list", choices=["list", "force-open", "reset"])
     parser.add_argument("tool", nargs="?", default="", help="namespace/name, dependency/NAME or global")
     parser.add_argument("--context", default="", help="dependency name, or global")
     parser.add_argument("--for", dest="seconds", type=number, metavar="SECONDS", help="force-open: not for ever")

@@ -107,6 +107,20 @@ def test_the_tools_of_a_gateway_of_ones_own_are_known(antiphon: Type, folder: Pa
     assert "refund: false" in review
 
 
+@pytest.mark.parametrize("command", ["breakers", "claims"])
+def test_a_bare_admin_command_lists(command: str, antiphon: Type) -> None:
+    assert json.loads(antiphon(command, "--json").stdout) == json.loads(antiphon(command, "list", "--json").stdout)
+
+
+def test_switches_of_the_environment_are_shown_with_their_source(antiphon: Type) -> None:
+    switched = {"TOOL_RELIABILITY_ENABLED": "false", "TOOL_RELIABLE_DERIVE_IDEMPOTENCY": "off"}
+    done = antiphon("config", "show", "--changed", "--json", **switched)
+    shown = {row["name"]: (row["value"], row["source"]) for row in json.loads(done.stdout)["settings"]}
+    assert shown["gateway.enabled"] == (False, "environment TOOL_RELIABILITY_ENABLED")
+    assert shown["gateway.derive_keys"] == (False, "environment TOOL_RELIABLE_DERIVE_IDEMPOTENCY")
+    assert "gateway.open_mode" not in shown
+
+
 def test_what_operators_did_is_no_run_of_an_agent(antiphon: Type) -> None:
     run = record(antiphon)
     assert antiphon("breakers", "force-open", "tools/look", "--reason", "incident").returncode == 0
