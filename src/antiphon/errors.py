@@ -225,6 +225,23 @@ def missing_extra(package: str, extra: str, needed_for: str, supported: str = ""
     )
 
 
+_SCRIPT = "antiphon_script_"
+
+
+def class_name(kind: type) -> str:
+    """How the class of an exception is recorded; one of a script by the name that scripts have everywhere."""
+    module = kind.__module__
+    return f"{'__main__' if module.startswith(_SCRIPT) else module}.{kind.__qualname__}"
+
+
+def _modules(name: str) -> list[Any]:
+    """Where a recorded class is looked for; the script may be loaded under another name than it had."""
+    if name != "__main__" and not name.startswith(_SCRIPT):
+        return [sys.modules.get(name)]
+    loaded = [module for known, module in list(sys.modules.items()) if known.startswith(_SCRIPT)]
+    return [*loaded, sys.modules.get("__main__")]
+
+
 def raised_again(error: Mapping[str, Any]) -> BaseException | None:
     """A recorded failure as the exception it was, where its class is loaded and takes a message.
 
@@ -236,8 +253,10 @@ def raised_again(error: Mapping[str, Any]) -> BaseException | None:
     if not module:
         return None
     message = str(error.get("message", ""))
-    kind = getattr(sys.modules.get(module), name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, AntiphonError):
+    for place in _modules(module):
+        kind = getattr(place, name, None)
+        if not isinstance(kind, type) or not issubclass(kind, Exception) or issubclass(kind, AntiphonError):
+            continue
         made = next((made for argument in _arguments(kind, message) if (made := _made(kind, argument, message))), None)
         if made is not None:
             return made

@@ -14,7 +14,7 @@ from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._scope import RunScope, Site, is_orphan
 from antiphon.canonical import canonical_digest
 from antiphon.contract.events import UNSERIALISABLE
-from antiphon.errors import AntiphonError, ReplayMiss, StoreError, raised_again
+from antiphon.errors import AntiphonError, ReplayMiss, StoreError, class_name, raised_again
 from antiphon.ports import Answer, Invocation, Row
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
     """The failure as it is recorded: enough to raise it again."""
     exception = outcome.exception
     kind = type(exception)
-    name = f"{kind.__module__}.{kind.__qualname__}" if exception is not None else ""
+    name = class_name(kind) if exception is not None else ""
     if isinstance(exception, AntiphonError) and "recorded" in exception.data:  # a replay's stand-in
         name = str(exception.data["recorded"].get("class", ""))
     return {

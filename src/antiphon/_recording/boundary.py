@@ -10,7 +10,7 @@ from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._recording.resumed import EARLIER
 from antiphon._scope import ORPHAN_LANE, RunScope, Site
 from antiphon.canonical import canonical_digest
-from antiphon.errors import AntiphonError, StoreError
+from antiphon.errors import AntiphonError, StoreError, class_name
 from antiphon.ports import Answer, Invocation, Row
 
 log = logging.getLogger("antiphon.run")
@@ -215,4 +215,4 @@ def error_payload(error: BaseException) -> dict[str, Any]:
     if recorded is not None:
         return dict(recorded)
     kind = type(error)
-    return {"class": f"{kind.__module__}.{kind.__qualname__}", "code": kind.__name__, "message": str(error)}
+    return {"class": class_name(kind), "code": kind.__name__, "message": str(error)}
