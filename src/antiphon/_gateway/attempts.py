@@ -74,11 +74,12 @@ class Attempts:
                 if raised is not None:
                     raise raised
                 if plain and call.scope is None:
-                    token = held.set((call.key, held.get()))
-                    try:
+                    outer = held.get()
+                    try:  # no token: an interrupt may come between its making and its keeping
+                        held.set((call.key, outer))
                         value = tool.function(**call.params)
                     finally:
-                        held.reset(token)
+                        held.set(outer)
                 else:
                     value = await self._invoke(call, number, began)
             except Abandoned as error:
@@ -203,11 +204,11 @@ class Attempts:
         context = self._context(call, number, limit) if tool.context_param is not None else None
         if tool.streams:
             return await streams.first_piece(call, context, limit, self.core.clock)
-        outer = held.get()
-        token = held.set((call.key, outer))
-        token_running = running.set(context)
+        outer, outer_running = held.get(), running.get()
         nested = call.scope.inside(call.site.call) if call.scope is not None and call.site is not None else None
         try:
+            held.set((call.key, outer))
+            running.set(context)
             if nested is not None:
                 nested.__enter__()
             if tool.kind == "sync":
@@ -219,8 +220,8 @@ class Attempts:
         finally:
             if nested is not None:
                 nested.__exit__(None, None, None)
-            running.reset(token_running)
-            held.reset(token)
+            running.set(outer_running)
+            held.set(outer)
 
     async def _on_thread(self, call: Call, context: CallContext | None, limit: float | None) -> Any:
         """A synchronous tool that must not block: it cannot be stopped, so its late result settles its record."""

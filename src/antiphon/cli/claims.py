@@ -18,7 +18,8 @@ EXAMPLE = (
 
 def register(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("what", nargs="?", default="list", choices=["list", "show", "clear", "resolve", "flush", "usage"])
+    acts = ["list", "show", "clear", "resolve", "flush", "usage"]
+    parser.add_argument("what", nargs="?", default="list", choices=acts)
     parser.add_argument("key", nargs="?", default="", help="key or fingerprint of one claim")
     parser.add_argument("--tool", default="", help="namespace/name")
     parser.add_argument("--session", default="")

@@ -155,8 +155,8 @@ class DatabaseFile:
                 execute = connection.execute
                 if not second:
                     return execute(statement, values).rowcount > 0
-                execute("BEGIN IMMEDIATE")
                 try:
+                    execute("BEGIN IMMEDIATE")
                     done = execute(statement, values).rowcount > 0 and execute(second, more).rowcount > 0
                     execute("COMMIT" if done else "ROLLBACK")
                 except BaseException:
@@ -227,8 +227,8 @@ class DatabaseFile:
                     if operation.changed:
                         self.watch.wake(operation.changed)
                     return result
-            self._begin(connection)
             try:
+                self._begin(connection)
                 result = operation.run(connection)
                 connection.execute("COMMIT")
             except BaseException:
@@ -270,9 +270,9 @@ class DatabaseFile:
             self._announce(batch)
 
     def _commit(self, connection: sqlite3.Connection, batch: list[Operation]) -> None:
-        self._begin(connection)
         ran = False
         try:
+            self._begin(connection)
             for operation in batch:
                 _run_apart(connection, operation)
             ran = True
@@ -355,9 +355,9 @@ class DatabaseFile:
 
     def _give_up_writer(self) -> None:
         """After a failure a fresh connection is the safest start."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def _borrow(self) -> sqlite3.Connection:
         with self._pool:

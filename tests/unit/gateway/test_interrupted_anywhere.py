@@ -51,7 +51,7 @@ class Interrupter:
 def _no_call_before(frame: FrameType) -> bool:
     """Real interrupts come with calls and jumps back, so not at lines that follow none: the first ones of a block."""
     line = Path(frame.f_code.co_filename).read_text().splitlines()[frame.f_lineno - 1].strip()
-    return line.startswith(("held.reset(token)", "with ", "try:", "if payload is None"))
+    return line.startswith(("held.set(outer)", "held.reset(token)", "with ", "try:", "if payload is None"))
 
 
 def gateway_on(store: str, folder: Path) -> Gateway:

@@ -1,0 +1,77 @@
+"""An interrupt right after a transaction was begun, or its connection closed, leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.stores._sqlite_file import DatabaseFile, Operation
+
+INSERT = "INSERT INTO meta (name, value) VALUES (?, ?)"
+
+
+class Interrupted:
+    """A connection in which an interrupt comes as soon as the statement *after* has been run."""
+
+    def __init__(self, connection: sqlite3.Connection, after: str) -> None:
+        self.connection = connection
+        self.after = after
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        done = self.connection.execute(statement, *values)
+        if statement == self.after:
+            self.after = ""
+            raise KeyboardInterrupt
+        return done
+
+    def close(self) -> None:
+        self.connection.close()
+        if self.after == "close":
+            self.after = ""
+            raise KeyboardInterrupt
+
+    @property
+    def in_transaction(self) -> bool:
+        return self.connection.in_transaction
+
+
+def _now(file: DatabaseFile) -> Any:
+    return file.execute_now(INSERT, ("a", 1), INSERT, ("b", 2))
+
+
+def _alone(file: DatabaseFile) -> Any:
+    return file.write(Operation(lambda connection: connection.execute(INSERT, ("a", 1)).rowcount))
+
+
+def _queued(file: DatabaseFile) -> Any:
+    file.submit(Operation(lambda connection: connection.execute(INSERT, ("a", 1)).rowcount))
+    return file.write_queued()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> DatabaseFile:
+    return DatabaseFile(tmp_path / "claims.db", "FULL", 0.1)
+
+
+@pytest.mark.parametrize("write", [_now, _alone, _queued])
+def test_no_transaction_stays_open(write: Callable[[DatabaseFile], Any], file: DatabaseFile) -> None:
+    connection = file._writing()
+    file._writer = Interrupted(connection, "BEGIN IMMEDIATE")  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        write(file)
+    assert not connection.in_transaction
+    assert not file._writer_lock.locked()
+    other = sqlite3.connect(file.path, timeout=0.1, isolation_level=None)
+    assert other.execute(INSERT, ("free", 1)).rowcount == 1
+    other.close()
+
+
+def test_a_closed_connection_is_not_used_again(file: DatabaseFile) -> None:
+    file._writer = Interrupted(file._writing(), "close")  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        file.close()
+    assert _now(file)
