@@ -139,14 +139,22 @@ class Keeper:
 
 def _clean_pieces(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
     """The pieces of a stream without secrets; one may run through several of them."""
-    from antiphon.redact import StreamRedactor
+    from antiphon.redact._events import redacting
 
-    stream = StreamRedactor(getattr(redactor, "made", redactor))  # one that is built late
-    pieces = codec.plain(data)
-    if not isinstance(pieces, list):
+    found = codec.plain(data)
+    if not isinstance(found, list):
         return redactor.redact_bytes(data)
+    pieces = [_bytes_again(piece) for piece in found]
+    stream = redacting(getattr(redactor, "made", redactor), pieces[0] if pieces else None)  # one that is built late
     clean = [final for piece in pieces for final in stream.feed(piece)] + stream.finish()
     return (data, False) if clean == pieces else (codec.encode(clean), True)
+
+
+def _bytes_again(piece: Any) -> Any:
+    """A secret in bytes may run through several pieces, too."""
+    if type(piece) is dict and len(piece) == 1 and isinstance(piece.get("$bytes"), str):
+        return piece["$bytes"].encode("latin-1", "replace")
+    return piece
 
 
 def _decoded(call: Call, data: bytes) -> Any:

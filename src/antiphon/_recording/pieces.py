@@ -71,7 +71,9 @@ class Pieces:
     def _take(self) -> None:
         fresh, self._fresh = self._fresh, []
         if fresh and self._stream is None:
-            self._stream = _redacting(self._redactor, fresh[0][0])
+            from antiphon.redact._events import redacting
+
+            self._stream = redacting(self._redactor, fresh[0][0])
         for data, changes, gap_ms in fresh:
             self._gaps.append(gap_ms)
             self._add_ready(self._stream.feed(orjson.loads(data) if changes else data))
@@ -80,10 +82,3 @@ class Pieces:
         for data in pieces:
             self._ready.append(self._encode(self._count, data, self._gaps.popleft()))
             self._count += 1
-
-
-def _redacting(redactor: Redactor, first: Any) -> Any:
-    from antiphon._recording import sse
-    from antiphon.redact import StreamRedactor
-
-    return sse.EventPieces(redactor) if sse.looks_like_events(first) else StreamRedactor(redactor)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon._recording.pieces import GROUP, Pieces
-from antiphon._recording.sse import EventPieces
 from antiphon.ports import Row
 from antiphon.redact import Redactor, Rules
+from antiphon.redact._events import EventPieces
 
 SECRET = "sk-proj-Ab3dEf6hIj9kLmN0pQrStUvWxYz12345678"
 REDACTOR = Redactor(Rules(), salt="00" * 16)

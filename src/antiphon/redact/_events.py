@@ -14,7 +14,8 @@ from typing import Any
 
 import orjson
 
-from antiphon.redact import Redactor, StreamRedactor
+from antiphon.redact._redactor import Redactor
+from antiphon.redact._stream import StreamRedactor
 
 _LOOKS = re.compile(rb"\s*(?:data|event|id|retry)?:|\s*\{[^\n]*\}\r?\n")
 _TEXT = "text"
@@ -159,3 +160,8 @@ class EventPieces:
             self._parts.popleft()
         out.append(piece[at - start :])
         return b"".join(out)
+
+
+def redacting(redactor: Redactor, first: Any) -> EventPieces | StreamRedactor:
+    """What redacts a stream that begins with the piece *first*."""
+    return EventPieces(redactor) if looks_like_events(first) else StreamRedactor(redactor)
