@@ -2,8 +2,9 @@
 
 The floor is the same agent with the framework's own hook doing nothing: what a framework takes for calling a
 middleware, a capability or a wrapped model is its own. Both are called in turns in one process, and neighbours are
-compared: a machine that changes its speed changes it for both. The first row of a framework has a goal; the others show how the cost grows with what the call carries, and
-what a file costs in place of memory (where events are written out when they are read).
+compared: a machine that changes its speed changes it for both. The first row of a framework has a goal; the others
+show how the cost grows with what the call carries, and what a file costs in place of memory (where events are written
+out when they are read).
 """
 
 from __future__ import annotations
