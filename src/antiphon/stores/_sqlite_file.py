@@ -227,6 +227,7 @@ class DatabaseFile:
                     if operation.changed:
                         self.watch.wake(operation.changed)
                     return result
+            self._before_commit(connection)
             try:
                 self._begin(connection)
                 result = operation.run(connection)
@@ -271,6 +272,7 @@ class DatabaseFile:
 
     def _commit(self, connection: sqlite3.Connection, batch: list[Operation]) -> None:
         ran = False
+        self._before_commit(connection)
         try:
             self._begin(connection)
             for operation in batch:
@@ -308,7 +310,6 @@ class DatabaseFile:
                     operation.deliver(operation)
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        self._before_commit(connection)
         if time.monotonic() < self._polite_until:
             time.sleep(0.0002)  # other processes try in intervals: leave them a moment
         try:
