@@ -11,7 +11,7 @@ from antiphon._gateway.call import Call, Outcome, failed
 from antiphon._gateway.context import CallContext, held, running
 from antiphon._gateway.hooks import HookCall, refused_by_hook
 from antiphon._gateway.late import settle_late
-from antiphon._gateway.settling import UNKNOWN_HINT
+from antiphon._gateway.settling import unknown_message
 from antiphon._gateway.threads import Abandoned, ThreadRunner, TimedOut
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import RecordedAttempt
@@ -287,7 +287,7 @@ class Attempts:
             ), step.delay_ms
         assert isinstance(step, Stop)
         if step.status == "outcome_unknown":
-            message = f"{tool.full_name}: {failure.message.rstrip('.')}. {UNKNOWN_HINT}"
+            message = unknown_message(tool.full_name, failure.message)
             outcome = failed("error", "outcome_unknown", message, attempts=number, reason=failure.code)
         else:
             outcome = failed(
@@ -316,7 +316,7 @@ class Attempts:
         if last is None:
             return stop
         if call.doubt and not call.tool.spec.idempotent:
-            message = f"{call.tool.full_name}: {last.message}. {UNKNOWN_HINT}"
+            message = unknown_message(call.tool.full_name, last.message)
             return failed("error", "outcome_unknown", message, attempts=last.attempts, reason=last.code)
         if stop.status == "retry_exhausted":
             last.status, last.reason = "retry_exhausted", stop.reason

@@ -23,6 +23,17 @@ UNKNOWN_HINT = (
 _TRIES = 4
 
 
+def unknown_message(tool: str, said: str) -> str:
+    """What the caller is told of a failure that leaves the outcome open; *said* are the words of the failure."""
+    return f"{tool}: {said.rstrip('.')}. {UNKNOWN_HINT}"
+
+
+def said_in(message: str, tool: str) -> str | None:
+    """The words of the failure in an :func:`unknown_message`, without a full stop; ``None`` if it is none."""
+    before, after = f"{tool}: ", f". {UNKNOWN_HINT}"
+    return message[len(before) : -len(after)] if message.startswith(before) and message.endswith(after) else None
+
+
 def unknown_final(call: Call, why: str) -> Final:
     """How a record says that nobody knows."""
     message = f"{call.tool.full_name} was dispatched, but {why}. {UNKNOWN_HINT}"

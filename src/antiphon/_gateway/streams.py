@@ -256,7 +256,7 @@ class StreamState:
         attempts.vote(path, self.permits, failure)
         attempts.note(call, self.began, now, error_code=failure.code, retriable=failure.retriable)
         if not call.tool.spec.idempotent and not failure.definite:
-            message = f"{call.tool.full_name}: {failure.message}. {settling.UNKNOWN_HINT}"
+            message = settling.unknown_message(call.tool.full_name, failure.message)
             outcome = failed("error", "outcome_unknown", message, attempts=self.attempts, reason=failure.code)
         else:
             status: Status = (

@@ -18,13 +18,13 @@ from antiphon._gateway import edge
 from antiphon._gateway.call import Call, Outcome
 from antiphon._gateway.faces import AsyncGateway, Gateway
 from antiphon._gateway.ids import uuid7
-from antiphon._gateway.settling import UNKNOWN_HINT
+from antiphon._gateway.settling import said_in
 from antiphon._gateway.turns import SessionState, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import AntiphonError, InvalidInput, raised_again
+from antiphon.errors import AntiphonError, InvalidInput, class_name, raised_again
 from antiphon.ops.app import Antiphon, current
 
 Body = Callable[[dict[str, Any]], Any]
@@ -194,14 +194,11 @@ class _Failure:
 
 def _in_its_words(call: Call, error: BaseException) -> BaseException:
     """A recorded exception with the message it had: where the outcome is unknown, the gateway's words are around it."""
-    before, after = f"{call.tool.full_name}: ", f". {UNKNOWN_HINT}"
-    text = str(error)
-    if not (text.startswith(before) and text.endswith(after)):
+    said = said_in(str(error), call.tool.full_name)
+    if said is None:
         return error
-    kind = type(error)
     recorded = error.data.get("recorded") if isinstance(error, AntiphonError) else None
-    found = recorded or {"class": f"{kind.__module__}.{kind.__qualname__}"}
-    return raised_again({**found, "message": text[len(before) : -len(after)]}) or error
+    return raised_again({**(recorded or {"class": class_name(type(error))}), "message": said}) or error
 
 
 def _is_ours(error: BaseException) -> bool:

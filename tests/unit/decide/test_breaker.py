@@ -371,7 +371,7 @@ def in_every_state() -> Iterator[Breaker]:
     yield forced
 
 
-@pytest.mark.parametrize("breaker", in_every_state(), ids=lambda breaker: breaker.state)
+@pytest.mark.parametrize("breaker", tuple(in_every_state()), ids=lambda breaker: breaker.state)
 def test_r9_forced_from_any_state_until_reset(breaker: Breaker) -> None:
     before = breaker.state
     assert breaker.force_open(31.0, "maintenance")[-1][:3] == (before, "FORCED_OPEN", "maintenance")
@@ -392,7 +392,7 @@ def test_r9_expiry_only_if_the_operator_gives_one() -> None:
     assert breaker.failure(given, 5.0), "the permit that brought the news counts like any other"
 
 
-@pytest.mark.parametrize("breaker", in_every_state(), ids=lambda breaker: breaker.state)
+@pytest.mark.parametrize("breaker", tuple(in_every_state()), ids=lambda breaker: breaker.state)
 def test_r9_reset_closes_at_once_from_any_state(breaker: Breaker) -> None:
     breaker.reset(31.0)
     assert state(breaker) == "CLOSED"
