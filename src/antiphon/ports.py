@@ -1,22 +1,22 @@
-"""The five seams of Antiphon: what a back-end author implements.
+"""The seams of Antiphon: what a back-end author implements.
 
-``Journal`` keeps claims and the run log, ``Blobs`` keeps large payloads, ``Invoker`` answers calls,
-``Clock`` gives time and chance, ``Listener`` is told what happened. Stores are mechanism: no rule is
+A store opens a ``SyncJournal`` for threads and a ``Journal`` for an event loop: the same steps, once as plain methods
+and once as coroutines. They keep claims, the run log and breaker states. ``Blobs`` keeps large payloads, ``Invoker``
+answers calls, ``Clock`` gives time and randomness, ``Listener`` is told what happened. Stores are mechanism: no rule is
 decided in them (see ``antiphon.decide``).
-
-Every method of a journal is written with ``async``. A journal opened for the synchronous face
-completes each call without suspending.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import orjson
 
 from antiphon.contract.events import Event, RunManifest
-from antiphon.contract.record import DedupeRecord, RecordedRequest
+from antiphon.contract.record import DedupeRecord
 
 
 class Row(NamedTuple):
@@ -29,22 +29,103 @@ class Row(NamedTuple):
     """JSON of :class:`antiphon.contract.events.EventBody`, already redacted."""
 
 
-class Ask(NamedTuple):
-    """A request for the claim on one intent. Times are durations: only the store's clock counts."""
+class ClaimTemplate:
+    """What the claims of one tool, session and actor have in common."""
+
+    __slots__ = (
+        "actor",
+        "actor_json",
+        "lease_ms",
+        "owner",
+        "session",
+        "session_json",
+        "tenant",
+        "tool",
+        "ttl_ms",
+        "workspace",
+    )
+
+    def __init__(
+        self,
+        *,
+        tool: str,
+        session: str,
+        actor: str,
+        ttl_ms: int,
+        lease_ms: int,
+        owner: str,
+        tenant: str = "default",
+        workspace: str = "default",
+    ) -> None:
+        self.tool = tool
+        """``namespace/name``."""
+        self.session = session
+        self.actor = actor
+        self.session_json = orjson.dumps(session)
+        self.actor_json = orjson.dumps(actor)
+        self.ttl_ms = ttl_ms
+        self.lease_ms = lease_ms
+        self.owner = owner
+        """The process that asks."""
+        self.tenant = tenant
+        self.workspace = workspace
+
+
+class ClaimRequest(Protocol):
+    """What a store reads of a request for the claim on one intent. It keeps the values, never the object.
+
+    Times are durations: only the store's clock counts.
+    """
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def identity(self) -> str:
+        """What makes two requests deliveries of the same call."""
+        ...
+
+    @property
+    def template(self) -> ClaimTemplate: ...
+
+    @property
+    def idempotency_key(self) -> str: ...
+
+    @property
+    def params(self) -> bytes | tuple[str, str]:
+        """The canonical parameters, or their digests: normalised, and as they were given."""
+        ...
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def call_id(self) -> str | None: ...
+
+    @property
+    def token(self) -> str:
+        """Unique for this request. The record's ``owner`` is ``token/process``, so a caller that was interrupted can
+        tell its own claim from another's."""
+        ...
+
+    @property
+    def wait_replicas(self) -> int:
+        """Replicas that must have the claim before it counts (Redis ``WAIT``; 0 = do not ask)."""
+        ...
+
+
+class StaticClaimRequest(NamedTuple):
+    """A request for a claim that is not made by a call."""
 
     key: str
     identity: str
-    tool: str
-    """``namespace/name``."""
+    template: ClaimTemplate
     idempotency_key: str
-    request: RecordedRequest
-    ttl_ms: int
-    lease_ms: int
-    owner: str
-    tenant: str
-    workspace: str
+    params: bytes | tuple[str, str]
+    request_id: str
+    token: str
+    call_id: str | None = None
     wait_replicas: int = 0
-    """Replicas that must have the claim before it counts (Redis ``WAIT``; 0 = do not ask)."""
 
 
 class Claimed(NamedTuple):
@@ -62,7 +143,17 @@ class Existing(NamedTuple):
     now_ms: int
 
 
-class Final(NamedTuple):
+class Attempt(NamedTuple):
+    """One try of a call."""
+
+    started_at_ms: int
+    finished_at_ms: int
+    error_code: str = ""
+    """Empty: it succeeded."""
+    retriable: bool = False
+
+
+class Settlement(NamedTuple):
     """How a claim ends, or what an unknown one turned out to be."""
 
     state: str
@@ -74,8 +165,7 @@ class Final(NamedTuple):
     output_redacted: bool = False
     error: tuple[str, str, bool, bool] | None = None
     """code, message, terminal, retriable."""
-    attempts: tuple[Any, ...] = ()
-    """:class:`antiphon.contract.record.RecordedAttempt` values."""
+    attempts: tuple[Attempt, ...] = ()
     attempt_count: int = 0
     dispatched: bool = True
 
@@ -93,10 +183,18 @@ class BreakerRow(NamedTuple):
     tripped_by: str = ""
 
 
-class Claims(Protocol):
-    """The claim half of a journal. Each method is one atomic step."""
+Told = Callable[[BreakerRow], None]
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
+
+class SyncJournal(Protocol):
+    """Claims, run log and breaker states, for threads. Each claim method is one atomic step."""
+
+    durable: bool
+    """Whether records survive this process."""
+
+    # -- claims --------------------------------------------------------------------------------------------------
+
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
         """Insert an in-flight record if there is no live one, else return what is there.
 
         A settled record lives until ``expires_at_ms``. One in flight lives until it is settled, replaced, cleared or
@@ -107,16 +205,16 @@ class Claims(Protocol):
         """
         ...
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
         """Replace the current record if its version is still *version* (takeover, or a new execution).
 
         The replaced record stays findable by its own identity until it would have expired. If nothing lives
         there any more (cleared, expired), this is a plain claim. If the asking identity has a live ``done`` record of
-        its own, that is the answer: nobody runs a call that he knows to be done, so it came about since he looked.
+        its own, that is the answer: the record was completed after the caller read it.
         """
         ...
 
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         """End the claim if its version is still *version*: the new version, or ``None`` if it is fenced.
 
         A settled record that has expired is fenced, too. *events* are written in either case: history does
@@ -124,11 +222,7 @@ class Claims(Protocol):
         """
         ...
 
-    async def mark_dispatched(self, key: str, version: int) -> bool:
-        """Note that the tool may have been touched (only used by stores that need a second mark)."""
-        ...
-
-    async def alias(self, key: str, identity: str, version: int) -> bool:
+    def alias(self, key: str, identity: str, version: int) -> bool:
         """Let *identity* find the settled record *version* as its own (a waiter that shared a result).
 
         Whether it does now. It does not if it already has the current record, or a live ``done`` one, for its own;
@@ -136,103 +230,171 @@ class Claims(Protocol):
         """
         ...
 
-    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
+    def renew(self, key: str, version: int, lease_ms: int) -> bool:
         """Extend the lease if *version* still holds it in flight."""
         ...
 
-    async def read(self, key: str, identity: str = "") -> Existing | None:
+    def read(self, key: str, identity: str = "") -> Existing | None:
         """The record without touching it."""
         ...
 
-    async def wait(self, key: str, version: int, timeout_s: float) -> None:
+    def wait(self, key: str, version: int, timeout_s: float) -> None:
         """Return when the record's version is no longer *version* or is settled, or after *timeout_s*."""
         ...
 
-    async def clear(self, key: str) -> bool:
+    def clear(self, key: str) -> bool:
         """Forget the record and its history."""
         ...
 
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        """Forget all records that fit; in-flight ones included. Returns how many."""
+    def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
+        """Forget all records that match; in-flight ones included. Returns how many."""
         ...
 
-    async def list(
+    def list(
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
-    ) -> list[DedupeRecord]:
+    ) -> Records:
         """Current records, newest first."""
         ...
 
-    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
+    def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         """Number of live records by (tool, state); in-flight past its lease counts as ``stale``."""
         ...
 
-    async def sweep(self, limit: int = 1000) -> int:
+    def sweep(self, limit: int = 1000) -> int:
         """Drop expired records. One in flight is first given its TTL once more, and dropped if that ends as well.
 
         So a clock that is set forward does not end a call that goes on, and a claim whose holder is gone does not stay
-        for ever. A store whose records go by themselves keeps one in flight for a TTL longer than it says.
+        for ever. A store whose records expire by themselves keeps one in flight for a TTL longer than it says.
         """
         ...
 
+    # -- run log -------------------------------------------------------------------------------------------------
 
-class Log(Protocol):
-    """The run-log half of a journal."""
-
-    async def open_run(self, manifest: RunManifest) -> None:
+    def open_run(self, manifest: RunManifest) -> None:
         """Insert the manifest (an existing run of that id is kept)."""
         ...
 
-    async def update_run(self, manifest: RunManifest) -> None:
+    def update_run(self, manifest: RunManifest) -> None:
         """Replace the manifest."""
         ...
 
-    async def append(self, run: str, rows: Sequence[Row]) -> int:
+    def append(self, run: str, rows: Sequence[Row]) -> int:
         """Write rows with the next gap-free sequence numbers; returns the first of them."""
         ...
+
+    def manifest(self, run: str) -> RunManifest | None: ...
+
+    def runs(
+        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+    ) -> Manifests:
+        """Manifests, newest first."""
+        ...
+
+    def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
+        """Events ``start <= seq < stop`` in order, at most *limit*."""
+        ...
+
+    def delete_run(self, run: str) -> bool: ...
+
+    # -- breakers ------------------------------------------------------------------------------------------------
+
+    def load_breakers(self, tenant: str) -> BreakerRows:
+        """Trips, forced states and resets; never counters."""
+        ...
+
+    def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        """Keep *row* unless a newer epoch is there; tell the other processes where the store can push."""
+        ...
+
+    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+        """Call *callback* with each saved row of *tenant*; returns how to stop, or ``None`` where the store cannot push.
+
+        It may be called from the store's own thread and must not block. After a gap in the connection it is called
+        with every row: a repeated one changes nothing.
+        """
+        ...
+
+    # -- the connection ------------------------------------------------------------------------------------------
+
+    def ping(self) -> Mapping[str, Any]:
+        """Reach the store: version, latency, durability; raises :class:`~antiphon.errors.StoreUnavailable`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Records = list[DedupeRecord]
+Manifests = list[RunManifest]
+Events = list[Event]
+BreakerRows = list[BreakerRow]
+
+
+class Journal(Protocol):
+    """The same steps for one event loop. See :class:`SyncJournal` for what each of them does."""
+
+    durable: bool
+
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing: ...
+
+    async def take_over(
+        self, request: ClaimRequest, version: int, events: Sequence[Row] = ()
+    ) -> Claimed | Existing: ...
+
+    async def settle(
+        self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()
+    ) -> int | None: ...
+
+    async def alias(self, key: str, identity: str, version: int) -> bool: ...
+
+    async def renew(self, key: str, version: int, lease_ms: int) -> bool: ...
+
+    async def read(self, key: str, identity: str = "") -> Existing | None: ...
+
+    async def wait(self, key: str, version: int, timeout_s: float) -> None: ...
+
+    async def clear(self, key: str) -> bool: ...
+
+    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int: ...
+
+    async def list(
+        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+    ) -> Records: ...
+
+    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]: ...
+
+    async def sweep(self, limit: int = 1000) -> int: ...
+
+    async def open_run(self, manifest: RunManifest) -> None: ...
+
+    async def update_run(self, manifest: RunManifest) -> None: ...
+
+    async def append(self, run: str, rows: Sequence[Row]) -> int: ...
 
     async def manifest(self, run: str) -> RunManifest | None: ...
 
     async def runs(
         self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
-    ) -> list[RunManifest]:
-        """Manifests, newest first."""
-        ...
+    ) -> Manifests: ...
 
-    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
-        """Events ``start <= seq < stop`` in order, at most *limit*."""
-        ...
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events: ...
 
     async def delete_run(self, run: str) -> bool: ...
 
+    async def load_breakers(self, tenant: str) -> BreakerRows: ...
 
-class Breakers(Protocol):
-    """Shared breaker state: trips, forced states and resets, never counters."""
+    async def save_breaker(self, tenant: str, row: BreakerRow) -> None: ...
 
-    async def load_breakers(self, tenant: str) -> list[BreakerRow]: ...
+    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None: ...
 
-    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        """Keep *row* unless a newer epoch is there; tell the other processes where the store can push."""
-        ...
-
-
-@runtime_checkable
-class Journal(Claims, Log, Breakers, Protocol):
-    """Claims, run log and breaker state behind one connection."""
-
-    durable: bool
-    """Whether records survive this process."""
-
-    async def ping(self) -> Mapping[str, Any]:
-        """Reach the store: version, latency, durability; raises :class:`~antiphon.errors.StoreUnavailable`."""
-        ...
+    async def ping(self) -> Mapping[str, Any]: ...
 
     async def close(self) -> None: ...
 
 
 class Store(Protocol):
-    """A description of a back-end. Each face opens its own journal."""
+    """A description of a back-end. Each gateway opens its own journal."""
 
-    def open_sync(self) -> Journal: ...
+    def open_sync(self) -> SyncJournal: ...
 
     def open_async(self) -> Journal:
         """Called inside a running event loop; one journal per loop."""
@@ -240,24 +402,29 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is, without secrets."""
+        """Where it is, without secrets; two stores of one URL hold the same records."""
+        ...
+
+    @property
+    def in_process(self) -> bool:
+        """Whether its records live in this process only."""
         ...
 
 
 class Blobs(Protocol):
-    """Content-addressed payloads within one tenant."""
+    """Content-addressed payloads within one tenant. Methods block; an event loop calls them in a thread."""
 
-    async def put(self, tenant: str, data: bytes) -> str:
+    def put(self, tenant: str, data: bytes) -> str:
         """Keep *data* once; returns its reference (``sha256:…``)."""
         ...
 
-    async def get(self, tenant: str, ref: str) -> bytes:
+    def get(self, tenant: str, ref: str) -> bytes:
         """Raises :class:`~antiphon.errors.NotFound`, or ``ArtifactError`` if the content is not what it says."""
         ...
 
-    async def delete(self, tenant: str, ref: str) -> None: ...
+    def delete(self, tenant: str, ref: str) -> None: ...
 
-    def refs(self, tenant: str) -> AsyncIterator[str]: ...
+    def refs(self, tenant: str) -> Iterable[str]: ...
 
 
 class Listener(Protocol):
@@ -267,7 +434,7 @@ class Listener(Protocol):
 
 
 class Clock:
-    """Wall time, monotonic time, chance and sleep of the live world; tests pass their own."""
+    """Wall time, monotonic time, randomness and sleep of the live world; tests pass their own."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.random = random.Random(seed) if seed is not None else random.Random()
@@ -282,15 +449,12 @@ class Clock:
     def uniform(self, low: float, high: float) -> float:
         return self.random.uniform(low, high)
 
-    async def sleep(self, seconds: float) -> None:
-        """Block this thread (the asynchronous face brings its own clock)."""
+    def sleep(self, seconds: float) -> None:
+        """Block this thread."""
         time.sleep(seconds)
 
-
-class AsyncClock(Clock):
-    """The clock of the asynchronous face."""
-
-    async def sleep(self, seconds: float) -> None:
+    async def sleep_async(self, seconds: float) -> None:
+        """Suspend this task."""
         import asyncio
 
         await asyncio.sleep(seconds)
@@ -335,13 +499,14 @@ class Answer(NamedTuple):
 class Invoker(Protocol):
     """Answers calls in place of the world. A run without one is live."""
 
+    def answer_tool(self, call: Invocation) -> Answer | None:
+        """The answer to a tool call, or ``None`` to let it run live. Raises ``Divergence`` to refuse."""
+        ...
+
     async def answer(self, call: Invocation) -> Answer | None:
-        """The answer, or ``None`` to let the live pipeline run the call. Raises ``Divergence`` to refuse."""
+        """The same for any call; a model may have to be asked for it."""
         ...
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         """A value of clock or chance."""
         ...
-
-
-Live = Callable[[], Awaitable[Any]]
