@@ -160,7 +160,7 @@ class KeyMaker:
         return hashed.hexdigest(), key
 
     def quick(self, params: dict[str, Any], remember: bool = False) -> QuickKeys:
-        """Store key and idempotency key, with the bytes that the digests can be made of later (:meth:`params_of`).
+        """Store key, idempotency key, the canonical parameters, and the given ones where those differ.
 
         With *remember*, parameters that were seen before are not hashed again.
         """
@@ -173,24 +173,15 @@ class KeyMaker:
             known = self._memo.get(canonical)
             if known is not None and exact is canonical:
                 return known
-        rest = canonical + self._after
-        store, key = self._hashed(rest)
+        store, key = self._hashed(canonical + self._after)
         if exact is not canonical:
-            return store, key, rest, exact
-        keys = (store, key, rest, None)
-        if remember and len(rest) <= _MEMO_BYTES:
+            return store, key, canonical, exact
+        keys = (store, key, canonical, None)
+        if remember and len(canonical) <= _MEMO_BYTES:
             if len(self._memo) >= _MEMO_KEPT:
                 self._memo.clear()
             self._memo[canonical] = keys
         return keys
-
-    def key_of(self, rest: bytes) -> str:
-        """The idempotency key once more, from the bytes that :meth:`quick` gave."""
-        return _sha256(self._before + rest).hexdigest()
-
-    def params_of(self, rest: bytes) -> bytes:
-        """The canonical parameters, from the bytes that :meth:`quick` gave."""
-        return rest[: -len(self._after)]
 
     def keys_given(self, params: dict[str, Any], idempotency_key: str) -> CallKeys:
         """The same for a key that the caller or a hook supplied."""

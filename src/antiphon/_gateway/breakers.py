@@ -2,7 +2,7 @@
 
 Shared rows come in two kinds. An operator's act (forced, reset) is one row under the breaker's own name and binds
 everybody. A trip is one row per process, ``name#owner``: it opens the breaker of another process only when ``quorum``
-processes say so, because one bad node must not fence off a healthy dependency for all. When a process starts, any
+processes say so, because one bad node must not stop calls to a healthy dependency for all. When a process starts, any
 live trip counts, so that a restart does not forget. An operator's act outdates all trips before it. Counters are
 never shared.
 """
@@ -10,7 +10,7 @@ never shared.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.tool import Tool
@@ -33,16 +33,16 @@ def breaker_key(hint: str, tool: Tool) -> str:
 class Breakers:
     """A registry that remembers, for each tool and hint, which breakers a call must pass."""
 
-    def __init__(self, clock: Clock, quorum: int) -> None:
+    def __init__(self, clock: Clock, quorum: int, changed: Callable[[], None] = lambda: None) -> None:
         self._clock = clock
         self._quorum = quorum
+        self._changed = changed
+        """Told when a path may have changed, for those who remember one."""
         self._by_key: dict[str, Breaker] = {}
         self._paths: dict[tuple[str, str], Path] = {}
         self._seen: dict[str, BreakerRow] = {}
         self._started = False
         self._lock = threading.Lock()
-        self.changes = 0
-        """Counts up when a path may have changed, for those who remember one."""
         self.dirty: dict[str, Breaker] = {}
         """Breakers whose state changed here and has not been written yet."""
 
@@ -83,7 +83,7 @@ class Breakers:
 
     def _forget_paths(self) -> None:
         self._paths.clear()
-        self.changes += 1
+        self._changed()
 
     def replace(self, tool: Tool) -> None:
         """Take the tool's new policy."""

@@ -1,210 +1,257 @@
-"""One logical call on its way through the gateway, and what comes of it."""
+"""One guarded call: everything known about it, and nothing that waits.
+
+Functions of ``admission``, ``claim``, ``attempt``, ``settlement`` and ``repair`` decide what comes next and return it as
+a step; a driver makes the step and hands the reply back (``steps``, ``drivers``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from threading import Event
-from typing import Any, Literal
+import threading
+from collections.abc import Sequence
+from typing import Any
 
+from antiphon import _scope
+from antiphon._gateway.context import CallContext, Held, held, running
+from antiphon._gateway.guards import Guard, Pair
+from antiphon._gateway.hooks import HookCall
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.outcome import Outcome
+from antiphon._gateway.plan import NO_OPTIONS, Options, Place, Plan, Policy
+from antiphon._gateway.recording import RunEntry, entry_of
+from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
-from antiphon._scope import RunScope, Site
-from antiphon.contract._base import UNSET
-from antiphon.contract.envelope import ToolCallEnvelope
-from antiphon.contract.record import RecordedAttempt
-from antiphon.contract.result import CacheInfo, CallError, Output, Retried, Status, ToolResultEnvelope
-from antiphon.ports import Row
+from antiphon._gateway.turns import TurnState, active_session, active_turn
+from antiphon.contract.record import DedupeRecord
+from antiphon.contract.result import Retried
+from antiphon.decide.breaker import Breaker, Permit
+from antiphon.errors import StoreError
+from antiphon.ports import Attempt, ClaimTemplate, Row, Settlement
 
-DedupeMode = Literal["enforced", "bestEffort", "disabled"]
+NOTHING: Any = object()
+"""Stands for the result of a tool that has not returned one."""
+_NOBODY: Place = ("default", "default", None)
+_active_runs, _cursor = _scope._active, _scope._cursor.get
+_turn, _session = active_turn.get, active_session.get
+_held, _set_held = held.get, held.set
 
 
-class Call:
-    """Everything known about one call. Built at the door, filled in on the way, gone at the end.
+class Extras:
+    """State that only calls off the plain path need. Those on it share one, which nobody changes."""
 
-    Most calls keep most defaults, so these are the class's: an instance holds only what differs.
+    look_s = 1.0
+    """Seconds after which a waiter looks by itself whether the holder's process still exists."""
+    waited_for = 0
+    """The version in flight that this call has been waiting for."""
+    found: DedupeRecord | None = None
+    """The record that answers."""
+    matched_on: Any = "completed"
+    shared = False
+    """The answer was produced by another call identity."""
+    found_at_ms = 0
+    refusal: Outcome | None = None
+    """The answer of an open breaker, unless a record has a better one."""
+    hooked: HookCall | None = None
+    loop_note = ""
+    began = 0.0
+    """When the present attempt began, if that was not the start of the call."""
+    may_have_applied = False
+    """A failed attempt may have had its effect."""
+    dispatched = False
+    """An attempt was broken off, and nothing certain is known of it."""
+    last: Outcome | None = None
+    """What the last attempt came to, if there may be another."""
+    retried: tuple[Retried, ...] = ()
+    settle_tries = 0
+    unprotected = ""
+    """Why the call was made without a claim."""
+    verdict = ""
+    """What the gateway would have done, in shadow mode."""
+    outer_running: CallContext | None = None
+    late: Any = None
+    """Settles the record with a result that comes after the call was given up (R8)."""
+    over: threading.Event | None = None
+    """Set when the call is over; a late result waits for it."""
+    stream: Any = None
+    """The stream that the caller reads."""
+    replayed = False
+    """The recording answers."""
+    outage: StoreError | None = None
+    """Why the claim is given back before the tool was called."""
+    interrupt: BaseException | None = None
+
+
+NO_EXTRAS = Extras()
+
+
+class GuardedCall:
+    """Everything known of one call. It reads no store, waits for nobody, and starts nothing.
+
+    It is also the request for its own claim (:class:`~antiphon.ports.ClaimRequest`). ``outcome`` stays ``None`` for a
+    call that just succeeds: ``value`` is all there is to say (:meth:`result`).
     """
 
-    call_id: str | None = None
-    identity = ""
-    given_key: str | None = None
-    from_hook: str | None = None
-    mode: DedupeMode = "enforced"
-    deadline: float | None = None
-    deadline_ms: int | None = None
-    hint = "tool"
-    safety = False
-    retry_safe = False
-    reuse: Any = "turn"
-    workspace: str | None = None
-    correlation_id: str | None = None
-    tags: list[str] | None = None
-    baggage: Mapping[str, str] | None = None
-    traceparent: str | None = None
-    turn: Any = None
-    guard: Any = None
-    loop_note = ""
-    scope: RunScope | None = None
-    site: Site | None = None
-    log_params: Any = None
-    """The parameters as they may be written; placeholders where there was a secret."""
-    log_digest = ""
-    redacted = False
-    recorded = False
-    """Whether the start event has been written."""
-    rows: list[Row] | None = None
-    """Events to be written with the outcome."""
-    key = idem_key = digest = exact = fingerprint = ""
-    version = 0
-    doubt = False
-    """Whether a failed attempt may have had its effect."""
-    sent = False
-    """Whether an attempt was begun, and nothing certain is known of it yet."""
-    outcome: Outcome | None = None
-    """What came of the attempts; the record has yet to say so."""
-    gate: Event | None = None
-    """Set when the call is over; a result that comes later waits for it (R8)."""
-    waited = 0
-    started = 0.0
-    started_ms = 0
-    attempts: tuple[RecordedAttempt, ...] = ()
-    retried: tuple[Retried, ...] = ()
-    lease: Any = None
-    verdict: Any = None
-    """What the loop guard said, if it has been asked already."""
-    permits: Any = ()
-    """Breaker permits taken before the pipeline was entered."""
-    answer: Any = None
-    first: Any = None
-    """What the store answered before the pipeline was entered: a record, or its error."""
-
-    def __init__(self, tool: Tool, params: dict[str, Any], session: str, actor: str, request_id: str) -> None:
-        self.tool = tool
-        self.params = params
-        self.session = session
-        self.actor = actor
-        self.request_id = request_id
-        retry = tool.retry
-        self.max_attempts = retry.max_attempts
-        self.max_elapsed_ms = retry.max_elapsed_ms
-        self.timeout = tool.timeout
-
-    @property
-    def mark(self) -> str:
-        """What makes two calls of a session the same to turn control and loop guard."""
-        return self.key if self.given_key is None else self.digest
-
-
-class Outcome:
-    """What came of a call, as a value: exceptions are made from it only at the edge."""
-
-    payload: bytes | None = None
-    code = ""
-    message = ""
-    retriable = False
-    terminal = False
-    exception: BaseException | None = None
-    from_cache = False
-    matched_on: Literal["inflight", "completed"] = "completed"
-    age_ms = 0
-    metadata: dict[str, Any] | None = None
-    breaker: str | None = None
-    reason = ""
-    unclassified = False
-    stream: Any = None
-
-    def __init__(self, status: Status, value: Any = None, attempts: int = 0) -> None:
-        self.status: Status = status
-        self.value = value
-        self.attempts = attempts
-
-
-def failed(
-    status: Status, code: str, message: str, *, retriable: bool = False, attempts: int = 0, reason: str = ""
-) -> Outcome:
-    """An outcome without a value."""
-    outcome = Outcome(status, attempts=attempts)
-    outcome.code = code
-    outcome.message = message
-    outcome.retriable = retriable
-    outcome.terminal = not retriable
-    outcome.reason = reason or code
-    return outcome
-
-
-def to_envelope(call: Call, outcome: Outcome, duration_ms: float) -> ToolResultEnvelope:
-    """The outcome in its documented wire form."""
-    error: Any = UNSET
-    output: Any = UNSET
-    if outcome.status == "success":
-        metadata: Any = outcome.metadata if outcome.metadata else UNSET
-        output = Output(content=outcome.value, metadata=metadata)
-    else:
-        error = CallError(
-            code=outcome.code,
-            message=outcome.message,
-            retriable=outcome.retriable,
-            terminal=outcome.terminal,
-            breaker_state=outcome.breaker or UNSET,  # type: ignore[arg-type]
-        )
-    cache: Any = UNSET
-    if outcome.from_cache:
-        cache = CacheInfo(
-            matched_on=outcome.matched_on, age_ms=max(0, outcome.age_ms), key_fingerprint=call.fingerprint
-        )
-    return ToolResultEnvelope(
-        request_id=call.request_id,
-        status=outcome.status,
-        from_cache=outcome.from_cache,
-        tool_name=call.tool.spec.name,
-        duration_ms=duration_ms,
-        attempts=outcome.attempts,
-        cache=cache,
-        output=output,
-        error=error,
-        retried_by=list(call.retried) or UNSET,
+    __slots__ = (
+        "arguments",
+        "attempts",
+        "call_id",
+        "entered",
+        "events",
+        "extras",
+        "guard",
+        "idempotency_key",
+        "identity",
+        "key",
+        "number",
+        "options",
+        "outcome",
+        "outer",
+        "pair",
+        "params",
+        "payload",
+        "permits",
+        "place",
+        "plan",
+        "policy",
+        "request_id",
+        "run",
+        "settlement",
+        "started",
+        "template",
+        "token",
+        "turn",
+        "value",
+        "version",
     )
 
+    # who asks, for what
+    plan: Plan
+    options: Options
+    policy: Policy
+    arguments: dict[str, Any]
+    place: Place
+    turn: TurnState | None
+    run: RunEntry | None
+    request_id: str
+    call_id: str | None
+    identity: str
+    """What makes a redelivery; empty until a call without an id has its place in the run."""
+    token: str
+    # its keys
+    key: str
+    idempotency_key: str
+    params: bytes | tuple[str, str]
+    template: ClaimTemplate
+    pair: Pair
+    guard: Guard | None
+    # its attempts
+    permits: Sequence[tuple[Breaker, Permit]]
+    started: float
+    version: int
+    """Of the claim it holds; 0: none."""
+    number: int
+    """Attempts begun."""
+    entered: int
+    """Attempts whose tool was called."""
+    attempts: tuple[Attempt, ...]
+    """Attempts that are over."""
+    outer: Held | None
+    value: Any
+    # its end
+    payload: bytes | None
+    settlement: Settlement | None
+    events: Sequence[Row]
+    outcome: Outcome | None
+    extras: Extras
 
-def from_envelope(envelope: ToolCallEnvelope, tool: Tool, wall_ms: int, monotonic: float) -> Call:
-    """A call as the envelope asks for it; budgets are the smaller of the envelope's and the tool's (R1)."""
-    target, payload, transport, control = envelope.target, envelope.payload, envelope.transport, envelope.control
-    call = Call(tool, payload.params, target.session_key, target.actor_id, envelope.request_id)
-    if envelope.tool_call_id is not UNSET:
-        call.call_id = envelope.tool_call_id
-    call.identity = call.call_id or envelope.request_id
-    if payload.idempotency_key is not UNSET:
-        call.given_key = payload.idempotency_key
-    call.mode = transport.dedupe_mode
-    call.max_attempts = min(call.max_attempts, transport.retry_budget.max_attempts)
-    call.max_elapsed_ms = min(call.max_elapsed_ms, transport.retry_budget.max_elapsed_ms)
-    if transport.circuit_breaker_hint is not UNSET:
-        call.hint = transport.circuit_breaker_hint
-    hints = payload.call_hints
-    if hints is not UNSET:
-        call.safety = hints.safety_critical is True
-        call.retry_safe = hints.expected_retry_safe is True
-        if hints.timeout_ms is not UNSET:
-            seconds = hints.timeout_ms / 1000
-            call.timeout = seconds if call.timeout is None else min(call.timeout, seconds)
-    if control.deadline_at_ms is not UNSET:
-        call.deadline_ms = control.deadline_at_ms
-        call.deadline = monotonic + (control.deadline_at_ms - wall_ms) / 1000
-    if control.from_hook is not UNSET:
-        call.from_hook = control.from_hook
-    if control.request_tags is not UNSET:
-        call.tags = control.request_tags
-    if target.workspace_id is not UNSET:
-        call.workspace = target.workspace_id
-    if target.tenant_id is not UNSET:  # an envelope can narrow its tenant, never choose it (D31)
-        call.workspace = f"{target.tenant_id}/{call.workspace or ''}"
-    if target.correlation_id is not UNSET:
-        call.correlation_id = target.correlation_id
-    trace = envelope.trace
-    if trace.traceparent is not UNSET:
-        call.traceparent = trace.traceparent
-    if trace.baggage is not UNSET:
-        call.baggage = trace.baggage
-    reuse = tool.reuse_default
-    if reuse is None:
-        reuse = "never" if tool.spec.effect == "write" else "session"
-    call.reuse = reuse
+    def off_path(self) -> Extras:
+        """The extras of this call: from here on it is not a plain one."""
+        if self.extras is NO_EXTRAS:
+            self.extras = Extras()
+        return self.extras
+
+    def result(self) -> Outcome:
+        """What came of the call, for whoever wants to be told."""
+        outcome = self.outcome
+        if outcome is None:
+            outcome = self.outcome = Outcome("success", self.value, self.number)
+            outcome.payload = self.payload
+        return outcome
+
+    def come_back(self) -> None:
+        """The tool is left."""
+        _set_held(self.outer)
+        if self.run is not None:
+            self.run.come_back()
+        if self.plan.tool.context_param is not None:
+            running.set(self.extras.outer_running)
+
+    # -- what others read ----------------------------------------------------------------------------------------
+
+    @property
+    def began(self) -> float:
+        """When the present attempt began."""
+        return self.extras.began or self.started
+
+    @property
+    def tool(self) -> Tool:
+        return self.plan.tool
+
+    @property
+    def tool_name(self) -> str:
+        return self.plan.name
+
+    @property
+    def session(self) -> str:
+        return self.place[0]
+
+    @property
+    def fingerprint(self) -> str:
+        return self.key[:16]
+
+    @property
+    def about(self) -> About | None:
+        return self.options.about
+
+    @property
+    def deadline(self) -> float | None:
+        return self.policy.deadline
+
+    @property
+    def lease_ms(self) -> int:
+        return self.plan.lease_ms
+
+    @property
+    def renew_every(self) -> float:
+        return self.plan.renew_every
+
+    @property
+    def stream(self) -> Any:
+        return self.extras.stream
+
+    @property
+    def wait_replicas(self) -> int:
+        return self.plan.replicas if self.policy.safety else 0
+
+
+def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
+    """A call of a decorated function, in the session, turn and run of this context."""
+    call = GuardedCall()
+    call.plan = plan
+    call.options = NO_OPTIONS
+    call.arguments = arguments
+    turn = _turn()
+    session = _session() if turn is None else turn.session
+    call.place = _NOBODY if session is None else session.place
+    if turn is not None and _held() is not None:  # turn control is about what the model asks for, not its tools
+        turn = None
+    call.turn = turn
+    call.run = run = entry_of(plan.form, plan.plans.store) if _active_runs or _cursor() is not None else None
+    call.request_id = call.token = fresh = uuid7()
+    call.identity = fresh if run is None else ""
+    call.call_id = call.guard = call.outcome = call.payload = call.settlement = None
+    call.key = call.idempotency_key = ""
+    call.version = call.number = call.entered = 0
+    call.permits = call.events = call.attempts = ()
+    call.value = NOTHING
+    call.extras = NO_EXTRAS
     return call

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from antiphon._gateway.call import Outcome, failed
-from antiphon.errors import ToolDeniedError
+from antiphon._gateway.outcome import Outcome
 
 log = logging.getLogger("antiphon.hooks")
 
@@ -77,12 +76,3 @@ class Hooks:
                 hook(call, outcome)
             except Exception:
                 log.exception("after-hook %r failed", hook)
-
-
-def refused_by_hook(error: Exception) -> Outcome:
-    """The outcome of a call that a before-hook stopped: ``ToolDeniedError`` denies it, anything else is a failure."""
-    if isinstance(error, ToolDeniedError):
-        return failed("error", "denied", error.message, reason="hook")
-    outcome = failed("error", "hook_failed", f"A before-hook failed, so the call was not made: {error}", reason="hook")
-    outcome.exception = error
-    return outcome

@@ -10,9 +10,8 @@ import logging
 import random
 from collections.abc import Callable
 
-from antiphon._drive import drive
 from antiphon.errors import StoreError
-from antiphon.ports import Journal
+from antiphon.ports import SyncJournal
 
 log = logging.getLogger("antiphon.janitor")
 
@@ -28,7 +27,7 @@ class Janitor:
         self._due: dict[str, float] = {}
         self._random = random.Random()
 
-    def look(self, place: str, journal: Callable[[], Journal], now: float) -> float:
+    def look(self, place: str, journal: Callable[[], SyncJournal], now: float) -> float:
         """Sweep the store at *place* if it is time; seconds until it is time again."""
         due = self._due.get(place)
         if due is None:
@@ -37,7 +36,7 @@ class Janitor:
             return due - now
         pause = self._pause()
         try:
-            swept = drive(journal().sweep(PORTION))
+            swept = journal().sweep(PORTION)
         except StoreError as error:
             log.info("expired records were not swept, will try again: %s", error)
         else:

@@ -4,63 +4,84 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from antiphon._drive import drive
-from antiphon._gateway.call import Call
-from antiphon._gateway.threads import Late
+from antiphon._gateway import codec
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.report import About
+from antiphon._gateway.tool import Tool
 from antiphon.decide.claim import is_unknown
 from antiphon.decide.classify import classify
-from antiphon.ports import Final, Journal
-
-if TYPE_CHECKING:
-    from antiphon._gateway.core import Core
+from antiphon.ports import Attempt, Settlement, SyncJournal
 
 log = logging.getLogger("antiphon.gateway")
 
 _PATIENCE_S = 60.0
 
 
-def settle_late(core: Core, call: Call) -> Late | None:
-    """What to do with a result nobody waits for any more; ``None`` for a call without a claim."""
-    fence = call.version
-    if not fence:
-        return None
-    if call.gate is None:
-        call.gate = threading.Event()
-    gate = call.gate
+class LateResult:
+    """What to do with a result nobody waits for any more. It has a copy of what it needs: the call is long over."""
 
-    def settle(value: Any, error: BaseException | None) -> None:
-        gate.wait(_PATIENCE_S)  # the call writes its own end first
+    def __init__(self, call: GuardedCall) -> None:
+        plan = call.plan
+        self.tool: Tool = plan.tool
+        self.request_id = call.request_id
+        self.call_id = call.call_id
+        self.session = call.session
+        self.fingerprint = call.fingerprint
+        self.about: About | None = call.about
+        self.over = threading.Event()
+        """Set when the call has written its own end, which goes first."""
+        self._key, self._identity, self._fence = call.key, call.identity, call.version
+        self._store, self._results, self._reporter = plan.plans.store, plan.results, plan.reporter
+        self._now_ms = plan.now_ms
+        self._began_ms = plan.now_ms()
+
+    def __call__(self, value: Any, error: BaseException | None) -> None:
+        self.over.wait(_PATIENCE_S)
         try:
-            journal = core.store.open_sync()
+            journal = self._store.open_sync()
             try:
-                settled = drive(_settle(core, call, fence, journal, value, error))
+                settled = self._settle(journal, value, error)
             finally:
-                drive(journal.close())
+                journal.close()
         except Exception:
-            log.exception("the late result of %s could not be recorded", call.tool.full_name)
+            log.exception("the late result of %s could not be recorded", self.tool.full_name)
         else:
-            core.telemetry.late(call, settled)
+            self._reporter.late(self, settled)
 
-    return settle
-
-
-async def _settle(
-    core: Core, call: Call, fence: int, journal: Journal, value: Any, error: BaseException | None
-) -> bool:
-    """Whether the record was still waiting for this result."""
-    found = await journal.read(call.key, call.identity)
-    record = None if found is None else found.own
-    if record is None or record.fence != fence or record.state in ("done", "inflight"):
-        return False
-    if error is None:
-        final = await core.keeper.final_success(call, value, False)
-    else:
-        failure = classify(error, call.tool.listed)
-        if failure.may_have_happened or not is_unknown(record):
+    def _settle(self, journal: SyncJournal, value: Any, error: BaseException | None) -> bool:
+        """Whether the record was still waiting for this result."""
+        found = journal.read(self._key, self._identity)
+        record = None if found is None else found.own
+        if record is None or record.fence != self._fence or record.state in ("done", "inflight"):
             return False
-        message = core.keeper.clean(failure.message)
-        cause = (failure.code, message, not failure.retriable, failure.retriable)
-        final = Final("failed", call.tool.ttl.failed_ms, error=cause, attempts=call.attempts, attempt_count=1)
-    return await journal.settle(call.key, record.version, final) is not None
+        if error is None:
+            settlement = self._success(value)
+        else:
+            failure = classify(error, self.tool.listed)
+            if failure.may_have_happened or not is_unknown(record):
+                return False
+            cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
+            attempts = (self._attempt(failure.code, failure.retriable),)
+            settlement = Settlement(
+                "failed", self.tool.ttl.failed_ms, error=cause, attempts=attempts, attempt_count=1
+            )
+        return journal.settle(self._key, record.version, settlement) is not None
+
+    def _success(self, value: Any) -> Settlement:
+        results = self._results
+        base = Settlement("done", self.tool.ttl.done_ms, attempts=(self._attempt(),), attempt_count=1)
+        try:
+            settlement, spilled = results.keep(base, codec.encode(value), self.tool.streams)
+            if spilled is None:
+                return settlement
+            return results.placed(settlement, results.required_blobs().put(results.tenant, spilled))
+        except codec.NotSerialisable:
+            return base
+        except Exception:
+            log.exception("the late result of %s could not be kept", self.tool.full_name)
+            return base
+
+    def _attempt(self, code: str = "", retriable: bool = False) -> Attempt:
+        return Attempt(self._began_ms, self._now_ms(), code, retriable)

@@ -1,6 +1,6 @@
 """Who holds a claim, and whether that process is certainly gone.
 
-A token names boot, process namespace, pid and start time. Only when boot and namespace are ours can a missing
+A process is named by boot, process namespace, pid and start time; the owner of a claim is ``token/process``. Only when boot and namespace are ours can a missing
 process be taken for dead; anything else is left to the lease.
 """
 
@@ -40,7 +40,7 @@ _token = ""
 
 
 def owner_token() -> str:
-    """This process, as written into claim records."""
+    """This process, as claim records name it."""
     return _token or _make_token()
 
 
@@ -59,9 +59,9 @@ def _forget_token() -> None:
 os.register_at_fork(after_in_child=_forget_token)
 
 
-def certainly_dead(token: str) -> bool:
-    """Whether the process behind *token* ran on this boot, in this namespace, and is gone."""
-    place, _, rest = token.rpartition(".")
+def certainly_dead(owner: str) -> bool:
+    """Whether the process of *owner* ran on this boot, in this namespace, and is gone."""
+    place, _, rest = owner.rpartition("/")[2].rpartition(".")
     place, _, pid = place.rpartition(".")
     if not place or place != _place() or not pid.isdigit():
         return False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from antiphon._gateway.call import Call, Outcome
+from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.tool import Tool
 from antiphon.decide.breaker import Transition
 from antiphon.decide.failure import Failure
@@ -15,16 +15,19 @@ from antiphon.ports import Listener
 
 log = logging.getLogger("antiphon.telemetry")
 
-
-def _always(event: str) -> bool:
-    """A listener that does not say what it wants is told everything."""
-    return True
+Listeners = tuple[Listener, ...]
+Tally = Callable[[float], None]
+"""Counts one more call that took so many milliseconds."""
 
 
 class Metrics(Protocol):
-    """What is counted on every call; the built-in registry and Prometheus both fit."""
+    """What is counted on every call; the built-in registry and Prometheus both implement it."""
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None: ...
+
+    def bound(self, tool: str, status: str, scope: str) -> Tally:
+        """:meth:`call_ended` for fixed labels."""
+        ...
 
     def retried(self, tool: str, reason: str) -> None: ...
 
@@ -34,7 +37,63 @@ class Metrics(Protocol):
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None: ...
 
+    def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None: ...
+
     def render(self) -> str: ...
+
+
+class About(NamedTuple):
+    """What an envelope says of its call that only listeners care for."""
+
+    correlation_id: str | None = None
+    tags: list[str] | None = None
+    baggage: Mapping[str, str] | None = None
+    traceparent: str | None = None
+
+
+class Subject(Protocol):
+    """What is reported of a call."""
+
+    @property
+    def tool(self) -> Tool: ...
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def call_id(self) -> str | None: ...
+
+    @property
+    def session(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def about(self) -> About | None: ...
+
+
+class Tallies(dict[str, Tally]):
+    """The counters of one tool by status, bound when they are first needed."""
+
+    def __init__(self, metrics: Metrics | None, tool: Tool) -> None:
+        super().__init__()
+        self._metrics = metrics
+        self._labels = (tool.full_name, tool.spec.scope)
+
+    def __missing__(self, status: str) -> Tally:
+        name, scope = self._labels
+        tally = self[status] = _uncounted if self._metrics is None else self._metrics.bound(name, status, scope)
+        return tally
+
+
+def _uncounted(duration_ms: float) -> None:
+    """Nobody counts."""
+
+
+def _always(event: str) -> bool:
+    """A listener that does not say what it wants is told everything."""
+    return True
 
 
 class Reporter:
@@ -42,9 +101,9 @@ class Reporter:
 
     __slots__ = ("_listeners", "_wants", "metrics")
 
-    def __init__(self, metrics: Metrics | None = None, listeners: tuple[Listener, ...] = ()) -> None:
+    def __init__(self, metrics: Metrics | None = None, listeners: Listeners = ()) -> None:
         self.metrics = metrics
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: Listeners = ()
         self._wants: tuple[Callable[[str], bool], ...] = ()
         for listener in listeners:
             self.add(listener)
@@ -54,9 +113,9 @@ class Reporter:
             self._listeners = (*self._listeners, listener)
             self._wants = (*self._wants, getattr(listener, "wants", _always))
 
-    def wanted(self, event: str) -> bool:
-        """Whether anybody wants to know: asked before the fields of an event are gathered."""
-        return any(wants(event) for wants in self._wants)
+    def who_wants(self, event: str) -> Listeners:
+        """The listeners that want to be told of *event* as things stand."""
+        return tuple(one for one, wants in zip(self._listeners, self._wants, strict=True) if wants(event))
 
     def registered(self, tool: Tool) -> None:
         """A tool can be called from now on."""
@@ -71,123 +130,116 @@ class Reporter:
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()
 
-    def _emit(self, event: str, fields: Mapping[str, Any]) -> None:
-        for listener in self._listeners:
+    def tell(self, listeners: Listeners, event: str, fields: Mapping[str, Any]) -> None:
+        for listener in listeners:
             try:
                 listener.emit(event, fields)
             except Exception:
                 log.exception("a listener failed on %s", event)
 
-    def _fields(self, call: Call, **more: Any) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            "requestId": call.request_id,
-            "toolName": call.tool.spec.name,
-            "toolNamespace": call.tool.spec.namespace,
-            "toolCallId": call.call_id,
-            "sessionKey": call.session,
-            "idempotencyKeyHash": call.fingerprint,
-            "correlationId": call.correlation_id,
-            **more,
-        }
-        if call.tags:
-            fields["requestTags"] = call.tags
-        if call.baggage:
-            fields["baggage"] = dict(call.baggage)
-        if call.traceparent:
-            fields["traceparent"] = call.traceparent
-        return fields
-
     # -- the life of a call --------------------------------------------------------------------------------------
 
-    def start(self, call: Call) -> None:
-        self._emit("tool_call_start", self._fields(call, state="start", attempt=0))
+    def started(self, call: Subject, listeners: Listeners) -> None:
+        fields = _fields(call)
+        fields["state"], fields["attempt"] = "start", 0
+        self.tell(listeners, "tool_call_start", fields)
 
-    def end(self, call: Call, outcome: Outcome, duration_ms: float) -> None:
-        if self.metrics is not None:
-            self.metrics.call_ended(call.tool.full_name, outcome.status, call.tool.spec.scope, duration_ms)
-        if not self._listeners:
-            return
-        blocked = outcome.attempts == 0 and not outcome.from_cache and outcome.status != "success"
-        event = "tool_call_blocked" if blocked else "tool_call_end"
-        if not self.wanted(event):
-            return
-        fields = self._fields(
-            call,
-            state=outcome.status,
-            status=outcome.status,
-            scope=call.tool.spec.scope,
-            attempt=outcome.attempts,
-            elapsedMs=round(duration_ms, 3),
-            fromCache=outcome.from_cache,
-            breakerState=outcome.breaker,
-        )
-        if outcome.status != "success":
+    def ended(self, call: Subject, outcome: Outcome, duration_ms: float, event: str, listeners: Listeners) -> None:
+        fields = _fields(call)
+        status = outcome.status
+        fields["state"] = fields["status"] = status
+        fields["scope"] = call.tool.spec.scope
+        fields["attempt"] = outcome.attempts
+        fields["elapsedMs"] = round(duration_ms, 3)
+        fields["fromCache"] = outcome.from_cache
+        fields["breakerState"] = outcome.breaker
+        if status != "success":
             fields["errorCode"] = outcome.code
             fields["retriable"] = outcome.retriable
             fields["reason"] = outcome.reason
             fields["errorMessage"] = outcome.message
             if outcome.unclassified:
                 fields["unclassified"] = True
-        self._emit(event, fields)
+        self.tell(listeners, event, fields)
 
-    def retry(self, call: Call, attempt: int, failure: Failure, delay_ms: float) -> None:
+    def retry(self, call: Subject, attempt: int, failure: Failure, delay_ms: float) -> None:
         if self.metrics is not None:
             self.metrics.retried(call.tool.full_name, failure.code)
-        if self._listeners:
-            fields = self._fields(
-                call, state="retry", attempt=attempt, errorCode=failure.code, retriable=True, delayMs=round(delay_ms, 3)
-            )
-            fields["unclassified"] = failure.unclassified
-            self._emit("tool_call_retry", fields)
+        self._warn(
+            "tool_call_retry",
+            call,
+            state="retry",
+            attempt=attempt,
+            errorCode=failure.code,
+            retriable=True,
+            delayMs=round(delay_ms, 3),
+            unclassified=failure.unclassified,
+        )
 
-    def hit(self, call: Call, state: str) -> None:
+    def hit(self, call: Subject, state: str) -> None:
         if self.metrics is not None:
             self.metrics.hit(call.tool.full_name, state)
 
     def transition(self, key: str, transition: Transition) -> None:
         if self.metrics is not None:
             self.metrics.breaker(key, transition.from_state, transition.to_state)
-        self._emit(
-            "tool_call_circuit_state",
-            {
-                "toolName": key,
-                "fromState": transition.from_state,
-                "toState": transition.to_state,
-                "breakerState": transition.to_state,
-                "reason": transition.reason,
-            },
-        )
+        fields = {
+            "toolName": key,
+            "fromState": transition.from_state,
+            "toState": transition.to_state,
+            "breakerState": transition.to_state,
+            "reason": transition.reason,
+        }
+        self.tell(self._listeners, "tool_call_circuit_state", fields)
 
     # -- what should not happen ----------------------------------------------------------------------------------
 
-    def _warn(self, event: str, call: Call, **more: Any) -> None:
+    def _warn(self, event: str, call: Subject, **more: Any) -> None:
         if self._listeners:
-            self._emit(event, self._fields(call, **more))
+            self.tell(self._listeners, event, {**_fields(call), **more})
 
-    def conflict(self, call: Call) -> None:
+    def conflict(self, call: Subject) -> None:
         self._warn("tool_idempotency_conflict", call)
-        if self.metrics is not None:
-            self.metrics.hit(call.tool.full_name, "conflict")
+        self.hit(call, "conflict")
 
-    def outage(self, call: Call, error: StoreError, fail_open: bool) -> None:
+    def outage(self, call: Subject, error: StoreError, fail_open: bool) -> None:
         self._warn("tool_store_outage", call, errorCode=error.code, errorMessage=error.message, failOpen=fail_open)
-        if self.metrics is not None:
-            self.metrics.hit(call.tool.full_name, "store_outage_open" if fail_open else "store_outage_closed")
+        self.hit(call, "store_outage_open" if fail_open else "store_outage_closed")
 
-    def fenced(self, call: Call) -> None:
+    def fenced(self, call: Subject) -> None:
         self._warn("tool_call_fenced", call)
-        if self.metrics is not None:
-            self.metrics.hit(call.tool.full_name, "fenced")
+        self.hit(call, "fenced")
 
-    def late(self, call: Call, settled: bool) -> None:
+    def late(self, call: Subject, settled: bool) -> None:
         self._warn("tool_call_late_result", call, settled=settled)
 
-    def shadow(self, call: Call, verdict: str) -> None:
+    def shadow(self, call: Subject, verdict: str) -> None:
         self._warn("tool_call_shadow", call, wouldHave=verdict)
-        if self.metrics is not None:
-            self.metrics.hit(call.tool.full_name, f"shadow_{verdict}")
+        self.hit(call, f"shadow_{verdict}")
 
     def invalid(self, tool: str, code: str) -> None:
         if self.metrics is not None:
             self.metrics.call_ended("unknown" if code == "unknown_tool" else "invalid", "error", "session", 0.0)
-        self._emit("tool_call_blocked", {"toolName": tool, "state": "error", "errorCode": code, "retriable": False})
+        fields = {"toolName": tool, "state": "error", "errorCode": code, "retriable": False}
+        self.tell(self._listeners, "tool_call_blocked", fields)
+
+
+def _fields(call: Subject) -> dict[str, Any]:
+    spec, about = call.tool.spec, call.about
+    fields: dict[str, Any] = {
+        "requestId": call.request_id,
+        "toolName": spec.name,
+        "toolNamespace": spec.namespace,
+        "toolCallId": call.call_id,
+        "sessionKey": call.session,
+        "idempotencyKeyHash": call.fingerprint,
+        "correlationId": None if about is None else about.correlation_id,
+    }
+    if about is not None:
+        if about.tags:
+            fields["requestTags"] = about.tags
+        if about.baggage:
+            fields["baggage"] = dict(about.baggage)
+        if about.traceparent:
+            fields["traceparent"] = about.traceparent
+    return fields

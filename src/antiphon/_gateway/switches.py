@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.tool import Tool
@@ -31,9 +32,10 @@ def _flag(environment: Mapping[str, str], flag: str, default: bool) -> bool:
 
 
 class Switches:
-    """Four flags and the staged tools. Attributes are read on the hot path and replaced by :meth:`take`."""
+    """Four flags and the staged tools. Setting one of them tells whoever made plans of them."""
 
     __slots__ = (
+        "_changed",
         "_settings",
         "any_shadow",
         "derive_keys",
@@ -44,15 +46,27 @@ class Switches:
         "tools_shadow",
     )
 
-    def __init__(self, settings: Settings, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        environment: Mapping[str, str] | None = None,
+        *,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         """The environment gives the start values."""
         env = os.environ if environment is None else environment
+        object.__setattr__(self, "_changed", lambda: None)
         self.enabled = _flag(env, "enabled", settings.enabled)
         self.open_mode = _flag(env, "open_mode", settings.open_mode)
         self.derive_keys = _flag(env, "derive_keys", settings.derive_keys)
         self.shadow = _flag(env, "shadow", settings.shadow)
         self._settings = settings
         self._stage(settings)
+        object.__setattr__(self, "_changed", changed)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        self._changed()
 
     def take(self, settings: Settings) -> None:
         """Take what *settings* change; a flag they leave as it was keeps its present value."""

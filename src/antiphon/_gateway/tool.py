@@ -42,10 +42,8 @@ class Tool:
         "defaults",
         "full_name",
         "function",
-        "inline",
         "kind",
         "listed",
-        "makers",
         "name_set",
         "names",
         "quick_bind",
@@ -67,8 +65,6 @@ class Tool:
         self.kind: Kind = kind_of(function)
         self.streams = self.kind in ("generator", "async_generator")
         self.full_name = f"{spec.namespace}/{spec.name}"
-        self.makers: dict[Any, Any] = {}
-        """Prepared keys by session, actor and workspace."""
         self.signature = _signature(function)
         self.context_param = _context_param(self.signature)
         params = (
@@ -87,8 +83,6 @@ class Tool:
         self.defaults = {p.name: p.default for p in params if p.default is not inspect.Parameter.empty} if plain else {}
         self.quick_bind = _binder(function, params) if plain else None
         """A function with the tool's own signature that returns the parameters by name."""
-        self.inline = self.kind == "sync" and self.context_param is None and self.name_set is not None
-        """Whether a call is nothing but ``function(**params)``."""
         self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
         self.reconcile_wants_context = spec.reconcile is not None and _takes_two(spec.reconcile)
         self.decode = codec.decoder(_return_type(function, self.signature), self.full_name)

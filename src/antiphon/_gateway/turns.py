@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from antiphon._gateway.call import Call, Outcome, failed
-from antiphon._gateway.guards import Guard
+from antiphon._gateway.guards import Guard, Pair
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.decide.loop import LoopPolicy
-
-if TYPE_CHECKING:
-    from antiphon._gateway.faces import AsyncGateway, Gateway
 
 active_turn: ContextVar[TurnState | None] = ContextVar("antiphon_turn", default=None)
 active_session: ContextVar[SessionState | None] = ContextVar("antiphon_session", default=None)
@@ -52,8 +48,10 @@ class TurnState:
 
     def __init__(self, session: SessionState) -> None:
         self.session = session
-        self.succeeded: dict[tuple[str, str], str] = {}
+        self.succeeded: dict[Pair, str] = {}
+        """The call that succeeded, by tool and dedupe key."""
         self.identities: set[str] = set()
+        """Calls made in this turn: the same one again is a redelivery, not a duplicate."""
         self._token: Token[TurnState | None] | None = None
 
     def open(self) -> None:
@@ -64,33 +62,17 @@ class TurnState:
             active_turn.reset(self._token)
             self._token = None
 
-    def deny(self, call: Call) -> Outcome | None:
-        """Skip a new call of an idempotent tool that has succeeded with these arguments in this turn."""
-        if not call.tool.spec.idempotent or call.identity in self.identities:
-            return None
-        prior = self.succeeded.get((call.tool.full_name, call.mark))
-        if prior is None:
-            return None
-        message = (
-            f"{call.tool.spec.name} was already called with these arguments in this turn and succeeded "
-            f"(call {prior}). Use that result."
-        )
-        return failed("error", "denied", message, reason="duplicate")
 
-    def note(self, call: Call, outcome: Outcome) -> None:
-        """Remember the outcome of a call."""
-        if outcome.code == "denied":
-            return
-        self.identities.add(call.identity)
-        if outcome.status == "success":
-            self.succeeded.setdefault((call.tool.full_name, call.mark), call.call_id or call.request_id)
+Answer = ToolResultEnvelope | ToolDenied
+TurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None], Answer]
+AsyncTurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None], Awaitable[Answer]]
 
 
 class Turn:
-    """One model decision and its calls, in the synchronous face."""
+    """One model decision and its calls, for synchronous code."""
 
-    def __init__(self, gateway: Gateway, session: SessionState) -> None:
-        self._gateway = gateway
+    def __init__(self, make: TurnCall, session: SessionState) -> None:
+        self._make = make
         self.state = TurnState(session)
 
     def __enter__(self) -> Turn:
@@ -100,18 +82,16 @@ class Turn:
     def __exit__(self, *exc: object) -> None:
         self.state.close()
 
-    def call(
-        self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None
-    ) -> ToolResultEnvelope | ToolDenied:
+    def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None) -> Answer:
         """Make the call the model asked for. The answer is a value, whatever happened."""
-        return self._gateway._turn_call(self.state, tool, arguments, call_id)
+        return self._make(self.state, tool, arguments, call_id)
 
 
 class AsyncTurn:
-    """One model decision and its calls, in the asynchronous face."""
+    """One model decision and its calls, for asyncio code."""
 
-    def __init__(self, gateway: AsyncGateway, session: SessionState) -> None:
-        self._gateway = gateway
+    def __init__(self, make: AsyncTurnCall, session: SessionState) -> None:
+        self._make = make
         self.state = TurnState(session)
 
     def __enter__(self) -> AsyncTurn:
@@ -127,18 +107,16 @@ class AsyncTurn:
     async def __aexit__(self, *exc: object) -> None:
         self.state.close()
 
-    async def call(
-        self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None
-    ) -> ToolResultEnvelope | ToolDenied:
+    async def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None) -> Answer:
         """Make the call the model asked for. The answer is a value, whatever happened."""
-        return await self._gateway._turn_call(self.state, tool, arguments, call_id)
+        return await self._make(self.state, tool, arguments, call_id)
 
 
 class Session:
-    """Calls of one actor in one session, in the synchronous face."""
+    """Calls of one actor in one session, for synchronous code."""
 
-    def __init__(self, gateway: Gateway, key: str, actor: str) -> None:
-        self._gateway = gateway
+    def __init__(self, make: TurnCall, key: str, actor: str) -> None:
+        self._make = make
         self.state = SessionState(key, actor)
 
     def __enter__(self) -> Session:
@@ -150,14 +128,14 @@ class Session:
 
     def turn(self) -> Turn:
         """Open a turn: duplicates inside it are denied."""
-        return Turn(self._gateway, self.state)
+        return Turn(self._make, self.state)
 
 
 class AsyncSession:
-    """Calls of one actor in one session, in the asynchronous face."""
+    """Calls of one actor in one session, for asyncio code."""
 
-    def __init__(self, gateway: AsyncGateway, key: str, actor: str) -> None:
-        self._gateway = gateway
+    def __init__(self, make: AsyncTurnCall, key: str, actor: str) -> None:
+        self._make = make
         self.state = SessionState(key, actor)
 
     def __enter__(self) -> AsyncSession:
@@ -175,4 +153,4 @@ class AsyncSession:
 
     def turn(self) -> AsyncTurn:
         """Open a turn: duplicates inside it are denied."""
-        return AsyncTurn(self._gateway, self.state)
+        return AsyncTurn(self._make, self.state)

@@ -15,21 +15,19 @@ def _nothing() -> None:
     return None
 
 
-def _no_blobs(asynchronous: bool) -> Blobs | None:
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Store, policies, eyes and ears of one gateway."""
+class Dependencies:
+    """Store, settings, telemetry and what keeps results, of one gateway."""
 
     store: Store
     settings: Settings = field(default_factory=Settings)
-    clock: Clock | None = None
+    clock: Clock = field(default_factory=Clock)
     reporter: Reporter = field(default_factory=Reporter)
     redactor: Any = None
     """``None`` for a store that never leaves the process."""
     sealer: Callable[[], Any] = _nothing
-    blobs: Callable[[bool], Blobs | None] = _no_blobs
+    blobs: Callable[[], Blobs | None] = _nothing
     reload: Callable[[], Settings | None] = _nothing
     """New settings if the configuration changed since it was asked last."""
+    renews: bool = True
+    """Whether the process's thread renews leases; otherwise the owner of the gateway does (tests, simulations)."""

@@ -6,17 +6,12 @@ import logging
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, Protocol
 
-from antiphon._drive import drive
-from antiphon._gateway.call import Call
 from antiphon._gateway.janitor import Janitor
 from antiphon._gateway.settings import Settings
 from antiphon.errors import StoreError
-from antiphon.ports import Clock, Journal, Store
-
-if TYPE_CHECKING:
-    from antiphon._gateway.express import Ticket
+from antiphon.ports import Clock, Settlement, Store, SyncJournal
 
 log = logging.getLogger("antiphon.leases")
 
@@ -24,7 +19,41 @@ _NEVER = float("inf")
 _LONGEST_NAP_S = 60.0
 
 
-class Renewer:
+class Lease(Protocol):
+    """What is known here of a call that holds a claim."""
+
+    key: str
+    version: int
+    started: float
+
+    @property
+    def tool_name(self) -> str: ...
+
+    @property
+    def lease_ms(self) -> int: ...
+
+    @property
+    def renew_every(self) -> float: ...
+
+    @property
+    def deadline(self) -> float | None: ...
+
+    @property
+    def stream(self) -> Any:
+        """What its caller reads, if the tool answers in chunks."""
+        ...
+
+
+class _Abandoned(NamedTuple):
+    """A claim whose caller is gone, and what its record should say."""
+
+    key: str
+    identity: str
+    owner: str
+    settlement: Settlement
+
+
+class Leases:
     """The calls of one gateway that hold a claim.
 
     A renewal that fails is no verdict: it is tried again until the lease would be over, and the running tool is
@@ -36,41 +65,62 @@ class Renewer:
         self._clock = clock
         self._cap = settings.lease_cap_ms / 1000
         self._idle = settings.stream_idle_ms / 1000
-        self._held: dict[int, Call | Ticket] = {}
+        self._held: dict[int, Lease] = {}
         self._due: dict[int, float] = {}
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
-        self._journal: Journal | None = None
+        self._journal: SyncJournal | None = None
         self._next = _NEVER
         """When to look next; later calls with longer leases need not change it."""
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
-        self._sweeps = attached and not hasattr(store, "in_process")
+        self._sweeps = attached and not store.in_process
+        self._abandoned: list[_Abandoned] = []
         self._place = f"{store.url} {getattr(store, 'prefix', '')}"
         if attached:
             _service.add(self)
 
-    def hold(self, call: Call | Ticket) -> None:
+    def hold(self, call: Lease) -> None:
         """Start renewing the lease of *call*."""
         self._held[id(call)] = call
-        due = call.started + call.tool.renew_every
+        due = call.started + call.renew_every
         if due < self._next:
             self._next = due
             if self._attached:
                 _service.wake()
 
-    def release(self, call: Call | Ticket) -> None:
+    def release(self, call: Lease) -> None:
         """Stop renewing."""
         self._held.pop(id(call), None)
         if self._due:
             self._due.pop(id(call), None)
 
-    def holds(self, call: Call) -> bool:
+    def holds(self, call: Lease) -> bool:
         """Whether the lease of *call* is being renewed."""
         return id(call) in self._held
+
+    def abandon(self, key: str, identity: str, owner: str, settlement: Settlement) -> None:
+        """End the claim of a caller that was interrupted once more while it did so itself, as soon as possible."""
+        self._abandoned.append(_Abandoned(key, identity, owner, settlement))
+        self._next = 0.0
+        if self._attached:
+            _service.wake()
+
+    def _end_abandoned(self, journal: SyncJournal) -> None:
+        left, self._abandoned = self._abandoned, []
+        for claim in left:
+            try:
+                found = journal.read(claim.key, claim.identity)
+                if found is None or found.current.state != "inflight" or found.current.owner != claim.owner:
+                    continue
+                journal.settle(claim.key, found.current.version, claim.settlement)
+            except StoreError as error:
+                log.warning("the claim of an interrupted call was not ended yet: %s", error)
+                self._abandoned.append(claim)
 
     def forget(self) -> None:
         """In a forked child: the parent's calls and connections are not its own."""
         self._held.clear()
+        self._abandoned.clear()
         self._due.clear()
         self._journal = None
         self._next = _NEVER
@@ -84,12 +134,16 @@ class Renewer:
             except StoreError as error:
                 log.warning("leases cannot be renewed yet: %s", error)
                 return 1.0
+            if self._abandoned:
+                self._end_abandoned(journal)
             self.renew_due(journal, now)
             self._plan()
+            if self._abandoned:
+                self._next = min(self._next, now + 1.0)
         nap = self._next - now
         return min(nap, _janitor.look(self._place, self._open, now)) if self._sweeps else nap
 
-    def _open(self) -> Journal:
+    def _open(self) -> SyncJournal:
         if self._journal is None:
             self._journal = self._store.open_sync()
         return self._journal
@@ -101,13 +155,13 @@ class Renewer:
             if self._earliest() >= earliest:
                 return
 
-    def _due_of(self, call: Call | Ticket) -> float:
-        return self._due.get(id(call)) or call.started + call.tool.renew_every
+    def _due_of(self, call: Lease) -> float:
+        return self._due.get(id(call)) or call.started + call.renew_every
 
     def _earliest(self) -> float:
         return min((self._due_of(call) for call in list(self._held.values())), default=_NEVER)
 
-    def renew_due(self, journal: Journal, now: float) -> None:
+    def renew_due(self, journal: SyncJournal, now: float) -> None:
         """Renew every lease whose third has passed; give up those past their deadline or lost to another."""
         for call in list(self._held.values()):
             stream = call.lease
@@ -117,39 +171,39 @@ class Renewer:
             elif self._due_of(call) <= now:
                 self._renew(journal, call, now)
 
-    def _renew(self, journal: Journal, call: Call | Ticket, now: float) -> None:
+    def _renew(self, journal: SyncJournal, call: Lease, now: float) -> None:
         until = call.started + self._cap if call.deadline is None else min(call.deadline, call.started + self._cap)
         if now >= until:
             self.release(call)
             return
-        every = call.tool.renew_every
+        every = call.renew_every
         try:
-            kept = drive(journal.renew(call.key, call.version, call.tool.ttl.lease_ms))
+            kept = journal.renew(call.key, call.version, call.lease_ms)
         except StoreError as error:
-            log.warning("lease of %s not renewed, will try again: %s", call.tool.full_name, error)
+            log.warning("lease of %s not renewed, will try again: %s", call.tool_name, error)
             self._due[id(call)] = now + min(1.0, every / 4)
             return
         if kept:
             self._due[id(call)] = now + every
             return
         if id(call) in self._held:
-            log.warning("lease of %s was lost; its result will be fenced", call.tool.full_name)
+            log.warning("lease of %s was lost; its result will be fenced", call.tool_name)
         self.release(call)
 
 
 class _Service:
-    """The one thread that looks after all renewers of this process. It starts with the first claim."""
+    """The one thread that looks after all leases of this process. It starts with the first claim."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._renewers: list[weakref.ref[Renewer]] = []
+        self._leases: list[weakref.ref[Leases]] = []
         self._event = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, renewer: Renewer) -> None:
+    def add(self, leases: Leases) -> None:
         with self._lock:
-            self._renewers = [ref for ref in self._renewers if ref() is not None]
-            self._renewers.append(weakref.ref(renewer))
+            self._leases = [ref for ref in self._leases if ref() is not None]
+            self._leases.append(weakref.ref(leases))
 
     def wake(self) -> None:
         if self._thread is None:
@@ -164,10 +218,10 @@ class _Service:
         self._lock = threading.Lock()
         self._event = threading.Event()
         self._thread = None
-        for ref in self._renewers:
-            renewer = ref()
-            if renewer is not None:
-                renewer.forget()
+        for ref in self._leases:
+            leases = ref()
+            if leases is not None:
+                leases.forget()
 
     def _work(self) -> None:
         while True:
@@ -176,12 +230,12 @@ class _Service:
 
     def _look_at_all(self) -> float:
         nap = _LONGEST_NAP_S
-        for ref in self._renewers:
-            renewer = ref()
-            if renewer is None:
+        for ref in self._leases:
+            leases = ref()
+            if leases is None:
                 continue
             try:
-                nap = min(nap, renewer.look())
+                nap = min(nap, leases.look())
             except Exception:
                 log.exception("leases could not be looked after; will try again")
                 nap = min(nap, 1.0)

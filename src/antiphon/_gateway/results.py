@@ -1,20 +1,19 @@
-"""Where outcomes become return values and exceptions again."""
+"""Where outcomes become return values, exceptions and envelopes."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
 from antiphon import errors
-from antiphon._gateway.call import Call, Outcome, failed
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.outcome import Outcome, failed
+from antiphon._gateway.report import Reporter
 from antiphon._gateway.threads import TimedOut
 from antiphon.contract._base import UNSET
-from antiphon.contract.result import CallError, ToolDenied, ToolResultEnvelope
-
-if TYPE_CHECKING:
-    from antiphon._gateway.core import Core
+from antiphon.contract.result import CacheInfo, CallError, Output, ToolDenied, ToolResultEnvelope
 
 _BY_CODE: dict[str, type[errors.AntiphonError]] = {
     "in_flight": errors.InFlight,
@@ -36,7 +35,7 @@ _BY_STATUS: dict[str, type[errors.AntiphonError]] = {
 }
 
 
-def unwrap(call: Call, outcome: Outcome) -> Any:
+def unwrap(call: GuardedCall, outcome: Outcome) -> Any:
     """What a decorated function returns or raises."""
     if outcome.stream is not None:
         return outcome.stream
@@ -49,10 +48,12 @@ def unwrap(call: Call, outcome: Outcome) -> Any:
         return outcome.value
     if outcome.code == "denied":
         return denied(call, outcome)
+    if call.plan.watched_only and outcome.exception is not None:  # as if there were no gateway
+        raise outcome.exception
     return raise_for(call, outcome)
 
 
-def _check_kept(call: Call, outcome: Outcome) -> None:
+def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
     """``None`` would be taken for the result of a call whose result is not there."""
     note = (outcome.metadata or {}).get("payload")
     if note is not None:
@@ -63,13 +64,13 @@ def _check_kept(call: Call, outcome: Outcome) -> None:
         )
 
 
-def denied(call: Call, outcome: Outcome) -> ToolDenied:
+def denied(call: GuardedCall, outcome: Outcome) -> ToolDenied:
     """The answer a model is given in place of a result (T5)."""
     return ToolDenied(call.call_id or call.request_id, call.tool.spec.name, outcome.reason, outcome.message)
 
 
 def reused(outcome: Outcome) -> Iterator[Any]:
-    """A reused stream: the kept pieces again."""
+    """A reused stream: the kept chunks again."""
     return iter(outcome.value if isinstance(outcome.value, list) else [])
 
 
@@ -79,7 +80,7 @@ async def reused_async(outcome: Outcome) -> AsyncIterator[Any]:
         yield data
 
 
-def raise_for(call: Call, outcome: Outcome) -> NoReturn:
+def raise_for(call: GuardedCall, outcome: Outcome) -> NoReturn:
     """Raise what stands for a failed outcome."""
     error = exception_of(call, outcome)
     if error is outcome.exception:
@@ -87,7 +88,7 @@ def raise_for(call: Call, outcome: Outcome) -> NoReturn:
     raise error from outcome.exception
 
 
-def exception_of(call: Call, outcome: Outcome) -> BaseException:
+def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
     """The tool's own exception where it raised one and the outcome is certain, else one of ours."""
     kind = _BY_CODE.get(outcome.code)
     own = outcome.exception
@@ -114,7 +115,40 @@ def _timed_out(error: BaseException | None) -> bool:
     return isinstance(error, TimedOut)
 
 
-def invalid(envelope: Any, message: str, core: Core, *, code: str = "validation_error") -> ToolResultEnvelope:
+def to_envelope(call: GuardedCall, outcome: Outcome, duration_ms: float) -> ToolResultEnvelope:
+    """The outcome in its documented wire form."""
+    error: Any = UNSET
+    output: Any = UNSET
+    if outcome.status == "success":
+        metadata: Any = outcome.metadata if outcome.metadata else UNSET
+        output = Output(content=outcome.value, metadata=metadata)
+    else:
+        error = CallError(
+            code=outcome.code,
+            message=outcome.message,
+            retriable=outcome.retriable,
+            terminal=outcome.terminal,
+            breaker_state=outcome.breaker or UNSET,  # type: ignore[arg-type]
+        )
+    cache: Any = UNSET
+    if outcome.from_cache:
+        age_ms = max(0, outcome.age_ms)
+        cache = CacheInfo(matched_on=outcome.matched_on, age_ms=age_ms, key_fingerprint=call.fingerprint)
+    return ToolResultEnvelope(
+        request_id=call.request_id,
+        status=outcome.status,
+        from_cache=outcome.from_cache,
+        tool_name=call.tool.spec.name,
+        duration_ms=duration_ms,
+        attempts=outcome.attempts,
+        cache=cache,
+        output=output,
+        error=error,
+        retried_by=list(call.extras.retried) or UNSET,
+    )
+
+
+def invalid(envelope: Any, message: str, reporter: Reporter, *, code: str = "validation_error") -> ToolResultEnvelope:
     """The result of an envelope that cannot be used: terminal, never retried, never recorded (TR-1)."""
     if isinstance(envelope, (str, bytes, bytearray)):
         try:
@@ -127,7 +161,7 @@ def invalid(envelope: Any, message: str, core: Core, *, code: str = "validation_
         value = wire.get(name)
         return value if isinstance(value, str) else ""
 
-    core.telemetry.invalid(text("toolName"), code)
+    reporter.invalid(text("toolName"), code)
     return ToolResultEnvelope(
         request_id=text("requestId"),
         status="error",
@@ -139,18 +173,12 @@ def invalid(envelope: Any, message: str, core: Core, *, code: str = "validation_
     )
 
 
-def suspended(call: Call, error: BaseException) -> Outcome:
-    """A synchronous tool or port tried to wait: what it did is not known; its claim has been settled so."""
-    message = f"{call.tool.full_name}: {error}. Use an AsyncGateway for it."
-    return failed("error", "outcome_unknown", message, attempts=len(call.attempts))
-
-
-def gathered(outcome: Outcome, pieces: Any) -> Outcome:
+def gathered(outcome: Outcome, chunks: Any) -> Outcome:
     """The outcome of a stream that was read to its end here."""
     ended: Outcome | None = outcome.stream.state.outcome if hasattr(outcome.stream, "state") else None
     if ended is not None:
         return ended
-    outcome.value = pieces
+    outcome.value = chunks
     return outcome
 
 
@@ -158,12 +186,12 @@ def gather(outcome: Outcome) -> Outcome:
     """Read a stream to its end for a caller that wants one answer."""
     if outcome.stream is None:
         return outcome
-    pieces: list[Any] = []
+    chunks: list[Any] = []
     try:
-        pieces.extend(outcome.stream)
+        chunks.extend(outcome.stream)
     except Exception as error:
-        return gathered(_broken(outcome, error), pieces)
-    return gathered(outcome, pieces)
+        return gathered(_broken(outcome, error), chunks)
+    return gathered(outcome, chunks)
 
 
 async def gather_async(outcome: Outcome) -> Outcome:
@@ -172,13 +200,13 @@ async def gather_async(outcome: Outcome) -> Outcome:
         return outcome
     if not hasattr(outcome.stream, "__aiter__"):
         return gather(outcome)
-    pieces: list[Any] = []
+    chunks: list[Any] = []
     try:
         async for data in outcome.stream:
-            pieces.append(data)
+            chunks.append(data)
     except Exception as error:
-        return gathered(_broken(outcome, error), pieces)
-    return gathered(outcome, pieces)
+        return gathered(_broken(outcome, error), chunks)
+    return gathered(outcome, chunks)
 
 
 def _broken(outcome: Outcome, error: Exception) -> Outcome:

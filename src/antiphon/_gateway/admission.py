@@ -1,0 +1,178 @@
+"""Before the claim: what can be said of a call without the store. Hooks, keys, turn, loop guard, breakers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from antiphon._gateway import attempt, claim, replay
+from antiphon._gateway import outcome as outcomes
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.context import held, is_held
+from antiphon._gateway.guards import Guard, refused_by_guard
+from antiphon._gateway.hooks import HookCall
+from antiphon._gateway.outcome import Outcome, failed
+from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
+from antiphon._gateway.settlement import answered, refused
+from antiphon._gateway.steps import Read, Refresh, Step
+from antiphon.decide.loop import LoopVerdict
+from antiphon.errors import InvalidInput
+
+_held = held.get
+
+
+def admit(call: GuardedCall) -> Step:
+    """The first step of a call."""
+    call.started = call.plan.monotonic()
+    run = call.run
+    if run is not None and run.scope.invoker is not None:
+        return replay.ask(call, _admit_live)
+    return _admit_live(call)
+
+
+def _admit_live(call: GuardedCall) -> Step:
+    """Nothing answers the call in place of the world."""
+    plan, now = call.plan, call.started
+    if now >= plan.plans.next_refresh:
+        if not plan.off:
+            return Refresh(_refreshed)
+        plan.plans.look()  # the store is left alone
+        call.plan = plan = plan.plans.plan(plan.tool)
+    options = call.options
+    call.policy = policy = plan.policy if options is NO_OPTIONS else Policy(plan, options)
+    if plan.hooks is not None and (stopped := _ask_hooks(call)) is not None:
+        return refused(call, stopped)
+    if plan.off:
+        call.run = call.turn = None
+        return attempt.dispatch(call)
+    policy = call.policy
+    try:
+        _derive(call, plan, policy)
+    except InvalidInput as error:
+        return refused(call, failed("error", "validation_error", str(error)))
+    run = call.run
+    if run is not None:
+        if not run.entered:
+            run.enter(call.arguments, call.params)
+        call.identity = call.identity or run.identity
+    if plan.on_start:
+        plan.reporter.started(call, plan.on_start)
+    if plan.shadow is not None and not policy.safety:
+        return _shadow(call, plan.shadow)
+    if policy.deadline is not None and policy.deadline <= now:
+        return answered(call, outcomes.too_late())
+    pair, turn = call.pair, call.turn
+    if turn is not None and pair in turn.succeeded and (denied := _deny(call)) is not None:
+        return answered(call, denied)
+    if plan.watches and (guard := _guard(call, now)) is not None:
+        call.guard = guard
+        fresh = call.identity is call.request_id and plan.bound_loop
+        if not (fresh and guard.loop.is_new(pair)) and (blocked := _ask_guard(call, guard, now)) is not None:
+            return answered(call, blocked)
+    if _held() is not None and policy.mode != "disabled" and is_held(call.key):
+        return answered(call, outcomes.reentrant(plan.name))
+    claims = policy.mode != "disabled" and not (plan.unclaimed and policy.given_key is None)
+    for _, breaker in policy.path:
+        if breaker.pass_for_all is None and plan.open_mode and (refusal := breaker.peek(now)) is not None:
+            stop = outcomes.circuit_open(plan.name, refusal)
+            if not claims:
+                return answered(call, stop)
+            call.off_path().refusal = stop
+            return Read(call.key, call.identity, claim.looked)
+    return claim.begin(call) if claims else claim.start_unclaimed(call)
+
+
+def _refreshed(call: GuardedCall, _: None) -> Step:
+    """Settings, hooks or listeners may have changed: go on with the plan as of now."""
+    call.plan = call.plan.plans.plan(call.plan.tool)
+    return _admit_live(call)
+
+
+def _derive(call: GuardedCall, plan: Plan, policy: Policy) -> None:
+    """Compute the keys of the call (R2, D1)."""
+    maker, call.template = plan.keys(call.place)
+    if policy.given_key is None:
+        key, call.idempotency_key, params, exact = maker.quick(call.arguments, plan.reuses)
+        call.pair = (plan.name, key)
+        if exact is None:
+            call.params = params
+        else:
+            call.params = (hashlib.sha256(params).hexdigest(), hashlib.sha256(exact).hexdigest())
+    else:
+        key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, policy.given_key)
+        call.pair = (plan.name, digest)
+        call.params = (digest, given)
+        call.identity = key
+    call.key = key
+
+
+def _ask_hooks(call: GuardedCall) -> Outcome | None:
+    """The before-hooks; an outcome if one of them stopped the call."""
+    plan, (session, actor, _) = call.plan, call.place
+    assert plan.hooks is not None
+    spec = plan.tool.spec
+    hooked = HookCall(
+        spec.name, spec.namespace, call.arguments, session, actor, call.request_id, call.call_id, 1
+    )
+    call.off_path().hooked = hooked
+    try:
+        reply = plan.hooks.before(hooked)
+    except Exception as error:
+        return outcomes.refused_by_hook(error)
+    if reply is not None:
+        call.policy = policy = Policy(plan, call.options)
+        policy.replied(reply, plan)
+    return None
+
+
+def _shadow(call: GuardedCall, shadow: Plan) -> Step:
+    """Claim under a key of its own, with breakers of its own; nothing waits, blocks or retries (R12)."""
+    call.plan = shadow
+    call.policy = Policy(shadow, call.options)
+    call.key = shadow.begin_prefix + call.key
+    return claim.begin(call)
+
+
+def _deny(call: GuardedCall) -> Outcome | None:
+    """Skip a new call of an idempotent tool that has succeeded with these arguments in this turn (T3)."""
+    turn = call.turn
+    assert turn is not None
+    if not call.plan.idempotent or call.identity in turn.identities:
+        return None
+    name = call.plan.tool.spec.name
+    message = (
+        f"{name} was already called with these arguments in this turn and succeeded "
+        f"(call {turn.succeeded[call.pair]}). Use that result."
+    )
+    return failed("error", "denied", message, reason="duplicate")
+
+
+def _guard(call: GuardedCall, now: float) -> Guard | None:
+    """The loop guard of the run, else of the session; calls that no agent loop makes have none."""
+    if call.run is not None:
+        state: dict[Any, Any] = call.run.scope.gateway_state
+        known: Guard | None = state.get("loop")
+        return known if known is not None else state.setdefault("loop", Guard(call.plan.loops, now))
+    if call.turn is not None:
+        session = call.turn.session
+        return session.known_guard or session.guard(call.plan.loops, now)
+    if call.call_id is None:
+        return None
+    return call.plan.guards.of_session(call.place[0], call.place[1], now)
+
+
+def _ask_guard(call: GuardedCall, guard: Guard, now: float) -> Outcome | None:
+    """A refusal, or ``None``; a note goes to the model with the result."""
+    if guard.redelivered(call.identity):
+        call.guard = None
+        return None
+    spec = call.plan.tool.spec
+    verdict: LoopVerdict = guard.loop.check(*call.pair, now, poll=spec.poll, cost=spec.cost)
+    if verdict.action == "allow":
+        return None
+    if not verdict.refused:
+        call.off_path().loop_note = verdict.message
+        return None
+    if call.run is not None:
+        call.run.decide("loop", {"action": verdict.action, "reason": verdict.reason}, {})
+    return refused_by_guard(verdict)

@@ -1,0 +1,385 @@
+"""The attempts of a call: breaker permit, time limit, tool, and whether to try again (R7, R8, D3, D5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphon._gateway import outcome as outcomes
+from antiphon._gateway.call import NO_EXTRAS, GuardedCall, _held, _set_held
+from antiphon._gateway.context import CallContext, running
+from antiphon._gateway.late import LateResult
+from antiphon._gateway.outcome import Outcome, failed, interruption
+from antiphon._gateway.settlement import after_hooks, settle_failure, settle_interrupted, settle_success, settled
+from antiphon._gateway.source import Opened
+from antiphon._gateway.steps import BEGIN, DONE, INVOKE, Dispatch, Renew, Sleep, Step
+from antiphon._gateway.threads import Abandoned, TimedOut
+from antiphon.contract.result import Retried, Status
+from antiphon.decide.breaker import Breaker, Permit, Refusal
+from antiphon.decide.classify import classify, is_control_flow
+from antiphon.decide.failure import Failure, timed_out
+from antiphon.decide.retry import Retry, Stop, after_failure
+from antiphon.errors import Paused
+from antiphon.ports import Attempt
+
+_new = tuple.__new__  # half the price of a named tuple's own constructor
+
+
+def dispatch(call: GuardedCall) -> Step:
+    """The next attempt: permits, hooks, time limit, and then the tool."""
+    plan, policy, extras = call.plan, call.policy, call.extras
+    if extras is not NO_EXTRAS or policy.deadline is not None:
+        stopped = _not_now(call)
+        if stopped is not None:
+            return stopped
+    permits: list[tuple[Breaker, Permit]] = []
+    for _, breaker in policy.path if not extras.verdict else ():
+        permit = breaker.pass_for_all
+        if permit is None:
+            refusal = _take_permits(call)
+            if refusal is not None:
+                return _refused(call, refusal)
+            break
+        permits.append((breaker, permit))
+    else:
+        call.permits = permits
+    if call.number and extras.hooked is not None:
+        refused = _hooks_again(call)
+        if refused is not None:
+            return refused
+    if plan.watched_only and not plan.off:
+        plan.reporter.shadow(call, call.extras.verdict or "run")
+    call.number += 1
+    if call.version:
+        plan.hold(call)
+    call.outer = outer = _held()
+    _set_held((call.key, outer))
+    if call.run is not None:
+        call.run.go_inside()
+    return INVOKE if policy.inline else _dispatch(call)
+
+
+def _not_now(call: GuardedCall) -> Step | None:
+    """What has to be looked at before an attempt that is not the plain first one."""
+    extras, deadline = call.extras, call.policy.deadline
+    if call.number or extras.waited_for:
+        extras.began = call.plan.monotonic()
+    if deadline is not None and deadline <= call.plan.monotonic():
+        return _stopped(call, outcomes.too_late())
+    return None
+
+
+def _take_permits(call: GuardedCall) -> Refusal | None:
+    """Ask every breaker on the way; what was given is given back if one of them refuses."""
+    taken: list[tuple[Breaker, Permit]] = []
+    call.permits = taken
+    for _, breaker in call.policy.path:
+        permit = breaker.permit(call.began)
+        if permit.transitions:
+            _moved(call, breaker, permit.transitions)
+        if isinstance(permit, Refusal):
+            if call.plan.open_mode:
+                _vote(call, None)
+                return permit
+            if call.plan.watched_only:
+                call.off_path().verdict = call.extras.verdict or "circuit_open"
+        else:
+            taken.append((breaker, permit))
+    return None
+
+
+def _refused(call: GuardedCall, refusal: Refusal) -> Step:
+    last = call.extras.last
+    if last is not None:
+        last.breaker = refusal.state  # our own attempts opened it: their error is the answer (R9)
+    return _stopped(call, outcomes.circuit_open(call.plan.name, refusal))
+
+
+def _hooks_again(call: GuardedCall) -> Step | None:
+    """The before-hooks of a further attempt; one of them may stop it."""
+    extras, hooks = call.extras, call.plan.hooks
+    assert extras.hooked is not None
+    if hooks is None:
+        return None
+    extras.hooked = extras.hooked._replace(attempt=call.number + 1)
+    try:
+        hooks.before(extras.hooked)
+    except Exception as error:
+        _vote(call, None)
+        stop = outcomes.refused_by_hook(error)
+        step = _stopped(call, stop)
+        hooks.after(extras.hooked, call.outcome or stop)
+        return step
+    return None
+
+
+def _dispatch(call: GuardedCall) -> Dispatch:
+    """An attempt with a time limit, on a thread, in chunks, or of a tool that wants to know about its call."""
+    plan, policy = call.plan, call.policy
+    tool, limit = plan.tool, policy.timeout_s
+    if policy.deadline is not None:
+        left = policy.deadline - call.began
+        limit = left if limit is None else min(limit, left)
+    context = None
+    if tool.context_param is not None:
+        deadline = None if limit is None else plan.now_ms() / 1000 + limit
+        session, actor, _ = call.place
+        who = (call.number, call.request_id, call.call_id, session, actor)
+        context = CallContext(plan.name, call.idempotency_key or call.request_id, call.version, deadline, *who)
+        call.off_path().outer_running = running.get()
+        if not tool.streams:
+            running.set(context)
+    threaded = tool.kind == "sync" and (limit is not None or plan.plans.inline_kind == "async")
+    if threaded and call.version and call.extras.late is None:
+        extras = call.off_path()
+        extras.late = LateResult(call)
+        extras.over = extras.late.over
+    return Dispatch(call, limit, context, _returned)
+
+
+def _returned(call: GuardedCall, value: Any) -> Step:
+    if value.__class__ is Opened:
+        return _opened(call, value)
+    call.value = value
+    return returned(call)
+
+
+def _opened(call: GuardedCall, opened: Opened) -> Step:
+    """The first chunk of a stream is there: the caller reads on, and its end resumes the call."""
+    call.come_back()
+    call.outcome = outcome = Outcome("success", attempts=call.number)
+    outcome.stream = opened
+    return DONE
+
+
+def returned(call: GuardedCall) -> Step:
+    """The tool did; ``value`` is what it returned."""
+    plan = call.plan
+    if call.run is None and call.policy.inline:
+        _set_held(call.outer)
+    elif call.extras.stream is None:
+        call.come_back()
+    now = plan.monotonic()
+    for breaker, permit in call.permits:
+        moves = breaker.success(permit, now)
+        if moves:
+            _moved(call, breaker, moves)
+    plan.credit()
+    ended_ms = plan.now_ms()
+    took = now - (call.extras.began or call.started)
+    call.attempts += (_new(Attempt, (ended_ms - int(took * 1000), ended_ms, "", False)),)
+    if call.extras.hooked is not None and call.extras.stream is None:
+        after_hooks(call, call.result())
+    if not call.version:
+        return settled(call, 0)
+    plan.release(call)
+    return settle_success(call, now)
+
+
+def raised(call: GuardedCall, error: BaseException) -> Step:
+    """The tool did not: classify, vote, and ask the retry table."""
+    call.come_back()
+    plan, extras = call.plan, call.off_path()
+    now = plan.monotonic()
+    if isinstance(error, Abandoned):
+        call.number -= 1
+        _vote(call, None)
+        step = _stopped(call, failed("retriable_error", error.code, str(error), retriable=True))
+        if extras.last is not None:
+            after_hooks(call, call.result())
+        return step
+    if is_control_flow(error):
+        return _interrupted(call, error, now)
+    failure = failure_of(call, error)
+    note(call, now, failure.code, failure.retriable)
+    _vote(call, failure)
+    outcome, delay = _judge(call, failure, error, now)
+    if not plan.watched_only:
+        extras.may_have_applied = extras.may_have_applied or failure.may_have_happened
+    after_hooks(call, outcome)
+    if delay is None:
+        return settle_failure(call, outcome)
+    extras.last = outcome
+    retried = Retried(
+        attempt=call.number, delay_ms=delay, reason_code=failure.code, latency_ms=(now - call.began) * 1000
+    )
+    extras.retried += (retried,)
+    if call.run is not None:
+        call.run.decide("retry", {"attempt": call.number, "code": failure.code}, {"delayMs": delay})
+    plan.reporter.retry(call, call.number, failure, delay)
+    return Sleep(delay / 1000, _slept)
+
+
+def _interrupted(call: GuardedCall, error: BaseException, now: float) -> Step:
+    """The tool paused by itself, or its caller went away while it ran."""
+    extras, code = call.extras, interruption(error)
+    _vote(call, None)
+    note(call, now, code, False)
+    extras.dispatched = code != Paused.code
+    extras.interrupt = error
+    after_hooks(call, outcomes.interrupted(call.plan.name, error, len(call.attempts)))
+    return settle_interrupted(call, error)
+
+
+def _slept(call: GuardedCall, _: None) -> Step:
+    """Before the next attempt: is the claim still ours, for a whole lease?"""
+    return Renew(call.key, call.version, call.plan.lease_ms, renewed) if call.version else dispatch(call)
+
+
+def renewed(call: GuardedCall, kept: bool) -> Step:
+    """The claim is ours, or somebody took it while this worker was away."""
+    if kept:
+        return dispatch(call)
+    if call.extras.last is not None:
+        return _stopped(call, call.extras.last)
+    call.version = 0
+    return BEGIN
+
+
+def not_renewed(call: GuardedCall) -> Step:
+    """The store cannot say whether the claim is still ours."""
+    last = call.extras.last
+    assert last is not None
+    return dispatch(call) if call.plan.idempotent else _stopped(call, last)
+
+
+def failure_of(call: GuardedCall, error: BaseException) -> Failure:
+    """What kind of failure an exception is."""
+    if isinstance(error, TimedOut):
+        return timed_out(error.seconds, still_running=error.still_running)
+    return classify(error, call.plan.tool.listed, wall_ms=call.plan.now_ms())
+
+
+def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float) -> tuple[Outcome, float | None]:
+    """The outcome if this was the last attempt, or the pause before the next one."""
+    plan, policy, number = call.plan, call.policy, call.number
+    code, message = failure.code, failure.message
+    open_now = plan.open_mode and any(breaker.is_open(now) for _, breaker in policy.path)
+    step = after_failure(
+        failure,
+        attempt=number,
+        max_attempts=plan.tool.retry.max_attempts if plan.watched_only else policy.max_attempts,
+        elapsed_ms=(now - call.started) * 1000,
+        max_elapsed_ms=policy.max_elapsed_ms,
+        remaining_ms=None if policy.deadline is None else (policy.deadline - now) * 1000,
+        policy=plan.tool.retry,
+        idempotent=plan.idempotent,
+        retry_safe=policy.retry_safe,
+        breaker_open=open_now,
+        budget=None if plan.watched_only else plan.budget,
+        now=now,
+        chance=plan.clock.uniform(0.0, 1.0),
+        doubt=call.extras.may_have_applied,
+    )
+    if plan.watched_only:
+        return _judge_watched(call, failure, error, step), None
+    if isinstance(step, Retry):
+        return failed("retriable_error", code, message, retriable=True, attempts=number), step.delay_ms
+    if step.status == "outcome_unknown":
+        text = outcomes.unknown_message(plan.name, message)
+        outcome = failed("error", "outcome_unknown", text, attempts=number, reason=code)
+    else:
+        outcome = failed(
+            step.status, code, message, retriable=failure.retriable, attempts=number, reason=step.reason
+        )
+    outcome.unclassified, outcome.exception = failure.unclassified, error
+    if open_now:
+        refusals = (breaker.peek(now) for _, breaker in policy.path)
+        outcome.breaker = next((refusal.state for refusal in refusals if refusal is not None), "OPEN")
+    return outcome, None
+
+
+def _judge_watched(call: GuardedCall, failure: Failure, error: BaseException, step: Retry | Stop) -> Outcome:
+    """The layer is off or only watches: the failure is the function's own."""
+    extras = call.off_path()
+    if isinstance(step, Retry) and call.version and extras.verdict in ("", "run"):
+        call.plan.reporter.shadow(call, "retry")
+    extras.may_have_applied = isinstance(step, Stop) and step.status == "outcome_unknown"
+    outcome = failed("error", failure.code, failure.message, retriable=failure.retriable, attempts=1)
+    outcome.exception = error
+    return outcome
+
+
+def _stopped(call: GuardedCall, stop: Outcome) -> Step:
+    """No further attempt may start: the last one's error is the answer, and what it left open stays open (D3)."""
+    last = call.extras.last
+    if last is None:
+        return settle_failure(call, stop)
+    if call.extras.may_have_applied and not call.plan.idempotent:
+        message = outcomes.unknown_message(call.plan.name, last.message)
+        unknown = failed("error", "outcome_unknown", message, attempts=last.attempts, reason=last.code)
+        return settle_failure(call, unknown)
+    if stop.status == "retry_exhausted":
+        last.status, last.reason = "retry_exhausted", stop.reason
+    return settle_failure(call, last)
+
+
+# -- streams -------------------------------------------------------------------------------------------------------
+
+
+def stream_ended(call: GuardedCall, chunks: list[Any]) -> Step:
+    """The stream was read to its end."""
+    call.value, call.outcome = chunks, None
+    call.result().note(chunks=len(chunks))
+    return returned(call)
+
+
+def stream_failed(call: GuardedCall, error: BaseException, chunks: int) -> Step:
+    """The tool failed between two chunks: too late for another attempt (D18)."""
+    plan, now = call.plan, call.plan.monotonic()
+    failure = failure_of(call, error)
+    _vote(call, failure)
+    note(call, now, failure.code, failure.retriable)
+    number = call.number
+    if not plan.idempotent and not failure.definite:
+        message = outcomes.unknown_message(plan.name, failure.message)
+        outcome = failed("error", "outcome_unknown", message, attempts=number, reason=failure.code)
+    else:
+        status: Status = "timeout" if failure.kind == "timeout" else "error"
+        if status == "error" and failure.retriable:
+            status = "retriable_error"
+        outcome = failed(status, failure.code, failure.message, retriable=failure.retriable, attempts=number)
+    outcome.exception, outcome.metadata = error, {"chunks": chunks}
+    return settle_failure(call, outcome)
+
+
+def stream_broken_off(call: GuardedCall, why: str, said: str, chunks: int) -> Step:
+    """The reader went away."""
+    plan = call.plan
+    _vote(call, None)
+    note(call, plan.monotonic(), "cancelled", False)
+    message = f"The stream of {plan.name} was broken off after {chunks} pieces: {said}".rstrip(": ")
+    call.outcome = failed("error", "stream_broken_off", message, attempts=call.number)
+    call.outcome.metadata = {"chunks": chunks}
+    call.off_path().dispatched = True
+    return settle_interrupted(call, None, why)
+
+
+# -- bookkeeping ---------------------------------------------------------------------------------------------------
+
+
+def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
+    """Remember a failed attempt for the claim record."""
+    ended_ms = call.plan.now_ms()
+    call.attempts += (Attempt(ended_ms - int((now - call.began) * 1000), ended_ms, code, retriable),)
+
+
+def _vote(call: GuardedCall, failure: Failure | None) -> None:
+    """Report a failed attempt; ``None`` gives the permits back without a vote."""
+    now = call.plan.monotonic()
+    for breaker, permit in call.permits:
+        if failure is None:
+            moves = breaker.neutral(permit, now)
+        else:
+            moves = breaker.failure(permit, now, failure.breaker_vote, failure.retry_after_ms)
+        if moves:
+            _moved(call, breaker, moves)
+
+
+def _moved(call: GuardedCall, breaker: Breaker, moves: Any) -> None:
+    plan = call.plan
+    if plan.watched_only:
+        return
+    name = next((name for name, candidate in call.policy.path if candidate is breaker), "")
+    for move in moves:
+        plan.reporter.transition(name, move)
+    plan.breakers.dirty[name] = breaker

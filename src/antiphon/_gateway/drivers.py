@@ -1,0 +1,293 @@
+"""Two drivers: they make the steps that a call asks for, and decide nothing.
+
+The loop is inside a ``try``, and what was raised is looked at inside it, too: an interrupt at any instruction finds a
+repair. One that comes between the two is caught outside, and the claim is left to the process's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
+from typing import Any
+
+from antiphon._gateway.admission import admit
+from antiphon._gateway.attempt import returned
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.claim import claimed
+from antiphon._gateway.context import CallContext
+from antiphon._gateway.feed import BreakerFeed
+from antiphon._gateway.outcome import Outcome
+from antiphon._gateway.plan import Plans
+from antiphon._gateway.recording import RunEntry
+from antiphon._gateway.repair import abandon, broke_off
+from antiphon._gateway.settlement import settled
+from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Step
+from antiphon._gateway.source import Opened, Source, within
+from antiphon._drive import until_cancelled
+from antiphon.errors import StoreError
+from antiphon.ports import Answer, Blobs, Invocation, Journal, Row, SyncJournal
+
+log = logging.getLogger("antiphon.gateway")
+
+
+def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> Outcome | None:
+    """Make a call in this thread; only control flow leaves as an exception."""
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                if error is not None:
+                    broken, error = error, None
+                    step = broke_off(call, step, broken)
+                elif step is None:
+                    step = admit(call)
+                while True:
+                    if step is BEGIN:
+                        step = claimed(call, world.begin(call, call.events))
+                    elif step is INVOKE:
+                        call.entered = call.number
+                        call.value = call.plan.function(**call.arguments)
+                        step = returned(call)
+                    elif step is SETTLE:
+                        step = settled(call, world.settle(call.key, call.version, call.settlement, call.events))
+                    elif step is DONE:
+                        break
+                    else:
+                        step = step.then(call, step.ask(world))
+                break
+            except BaseException as raised:
+                error = raised
+    except BaseException:
+        abandon(call)
+        raise
+    interrupt = call.extras.interrupt
+    if interrupt is not None:
+        raise interrupt
+    return call.outcome
+
+
+async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = None) -> Outcome | None:
+    """Make a call in this task; what an interrupt leaves to be done is done in a task of its own."""
+    error: BaseException | None = None
+    try:
+        while True:
+            try:
+                if error is not None:
+                    broken, error = error, None
+                    step = broke_off(call, step, broken)
+                    if call.extras.interrupt is broken:
+                        break
+                elif step is None:
+                    step = admit(call)
+                while True:
+                    if step is BEGIN:
+                        step = claimed(call, await world.begin(call, call.events))
+                    elif step is INVOKE:
+                        call.entered = call.number
+                        call.value = await call.plan.function(**call.arguments)
+                        step = returned(call)
+                    elif step is SETTLE:
+                        step = settled(call, await world.settle(call.key, call.version, call.settlement, call.events))
+                    elif step is DONE:
+                        return call.outcome
+                    else:
+                        step = step.then(call, await step.ask(world))
+            except BaseException as raised:
+                error = raised
+        if isinstance(broken, GeneratorExit):  # a closed coroutine cannot wait
+            abandon(call)
+        elif step is not DONE:
+            await world.shielded(run_async(call, world, step))
+    except BaseException:
+        abandon(call)
+        raise
+    raise broken
+
+
+class SyncWorld:
+    """What a thread reaches."""
+
+    def __init__(self, plans: Plans, feed: BreakerFeed, journal: SyncJournal | None = None) -> None:
+        self._plans = plans
+        self._feed = feed
+        self._journal = journal
+        self.sleep = plans.clock.sleep
+        self._forget()
+
+    def _forget(self) -> None:
+        self.begin: Callable[..., Any] = self._first_begin
+        self.settle: Callable[..., Any] = self._first_settle
+
+    @property
+    def journal(self) -> SyncJournal:
+        journal = self._journal
+        if journal is None:
+            journal = self._journal = self._plans.store.open_sync()
+        return journal
+
+    def _first_begin(self, call: GuardedCall, events: Sequence[Row]) -> Any:
+        self.begin = self.journal.begin
+        return self.begin(call, events)
+
+    def _first_settle(self, *arguments: Any) -> Any:
+        self.settle = self.journal.settle
+        return self.settle(*arguments)
+
+    def close(self) -> None:
+        journal, self._journal = self._journal, None
+        self._forget()
+        if journal is not None:
+            self._feed.stop(journal)
+            journal.close()
+
+    def refresh(self) -> None:
+        plans, feed = self._plans, self._feed
+        plans.reload()
+        try:
+            journal = self.journal
+            if feed.due(journal):
+                feed.read(journal, journal.load_breakers(plans.settings.tenant))
+            for name, row in plans.unshared_rows():
+                journal.save_breaker(plans.settings.tenant, row)
+                plans.unshared.pop(name, None)
+        except StoreError as error:
+            log.warning("breaker states could not be exchanged: %s", error)
+        plans.refreshed()
+
+    def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
+        if run.scope.write is not None and rows:
+            run.scope.write(rows)
+
+    def ask(self, run: RunEntry, invocation: Invocation) -> Answer | None:
+        assert run.scope.invoker is not None
+        return run.scope.invoker.answer_tool(invocation)
+
+    def until_cancelled(self, what: str, after_ms: Any) -> None:
+        raise AssertionError("nobody cancels a thread")
+
+    def invoke(self, call: GuardedCall, limit: float | None, context: CallContext | None) -> Any:
+        """In this thread, or within a time limit on a thread of its own (R8)."""
+        tool, plan = call.plan.tool, call.plan
+        if tool.streams:
+            source = Source(call, context, limit, plan.clock)
+            call.entered = call.number
+            return Opened(source, source.pull())
+        if limit is not None:
+            return plan.threads.run(_on_thread(call, context), limit, call.extras.late)
+        call.entered = call.number
+        return tool.invoke(call.arguments, context)
+
+    def reconcile(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        return function(*arguments)
+
+    def put(self, blobs: Blobs, tenant: str, data: bytes) -> str:
+        return blobs.put(tenant, data)
+
+    def get(self, blobs: Blobs, tenant: str, ref: str) -> bytes:
+        return blobs.get(tenant, ref)
+
+
+class AsyncWorld:
+    """What a task of one event loop reaches."""
+
+    def __init__(self, plans: Plans, feed: BreakerFeed) -> None:
+        self._plans = plans
+        self._feed = feed
+        self._journal: Journal | None = None
+        self.sleep = plans.clock.sleep_async
+        self._forget()
+
+    def _forget(self) -> None:
+        self.begin: Callable[..., Awaitable[Any]] = self._first_begin
+        self.settle: Callable[..., Awaitable[Any]] = self._first_settle
+
+    @property
+    def journal(self) -> Journal:
+        journal = self._journal
+        if journal is None:
+            journal = self._journal = self._plans.store.open_async()
+        return journal
+
+    async def _first_begin(self, call: GuardedCall, events: Sequence[Row]) -> Any:
+        self.begin = self.journal.begin
+        return await self.begin(call, events)
+
+    async def _first_settle(self, *arguments: Any) -> Any:
+        self.settle = self.journal.settle
+        return await self.settle(*arguments)
+
+    async def close(self) -> None:
+        journal, self._journal = self._journal, None
+        self._forget()
+        if journal is not None:
+            self._feed.stop(journal)
+            await journal.close()
+
+    async def shielded(self, rest: Awaitable[Any]) -> None:
+        """Finish *rest* even if this task is cancelled once more."""
+        await asyncio.shield(asyncio.ensure_future(rest))
+
+    async def refresh(self) -> None:
+        plans, feed = self._plans, self._feed
+        plans.reload()
+        try:
+            journal = self.journal
+            if feed.due(journal):
+                feed.read(journal, await journal.load_breakers(plans.settings.tenant))
+            for name, row in plans.unshared_rows():
+                await journal.save_breaker(plans.settings.tenant, row)
+                plans.unshared.pop(name, None)
+        except StoreError as error:
+            log.warning("breaker states could not be exchanged: %s", error)
+        plans.refreshed()
+
+    async def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
+        if run.scope.write_async is not None and rows:
+            await run.scope.write_async(rows)
+
+    async def ask(self, run: RunEntry, invocation: Invocation) -> Answer | None:
+        assert run.scope.invoker is not None
+        return run.scope.invoker.answer_tool(invocation)
+
+    async def until_cancelled(self, what: str, after_ms: Any) -> None:
+        await until_cancelled(what, after_ms)
+
+    async def invoke(self, call: GuardedCall, limit: float | None, context: CallContext | None) -> Any:
+        """In this task; a synchronous tool on a thread, so that it does not block the event loop."""
+        tool, plan = call.plan.tool, call.plan
+        if tool.kind == "sync":
+            return await plan.threads.run_async(_on_thread(call, context), limit, call.extras.late)
+        if tool.streams:
+            source = Source(call, context, limit, plan.clock)
+            call.entered = call.number
+            return Opened(source, await source.pull_async())
+        call.entered = call.number
+        value = tool.invoke(call.arguments, context)
+        return await (value if limit is None else within(value, limit))
+
+    async def reconcile(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if not inspect.iscoroutinefunction(function):
+            answer = await self._plans.threads.run_async(lambda: function(*arguments), None, None)
+        else:
+            answer = function(*arguments)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    async def put(self, blobs: Blobs, tenant: str, data: bytes) -> str:
+        return await asyncio.to_thread(blobs.put, tenant, data)
+
+    async def get(self, blobs: Blobs, tenant: str, ref: str) -> bytes:
+        return await asyncio.to_thread(blobs.get, tenant, ref)
+
+
+def _on_thread(call: GuardedCall, context: CallContext | None) -> Callable[[], Any]:
+    """The tool's call for another thread, with the context of this one."""
+    carried, number, invoke = copy_context(), call.number, call.plan.tool.invoke
+
+    def work() -> Any:
+        call.entered = number
+        return carried.run(invoke, call.arguments, context)
+
+    return work

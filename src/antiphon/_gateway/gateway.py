@@ -1,0 +1,436 @@
+"""The gateways: :class:`Gateway` for threads, :class:`AsyncGateway` for event loops.
+
+Every way in makes a :class:`~antiphon._gateway.call.GuardedCall` and hands it to a driver.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Self, TypeVar, overload
+
+from antiphon._gateway import results
+from antiphon._gateway.call import GuardedCall, new_call
+from antiphon._gateway.dependencies import Dependencies
+from antiphon._gateway.drivers import AsyncWorld, SyncWorld, run_async, run_sync
+from antiphon._gateway.envelope import from_envelope
+from antiphon._gateway.feed import BreakerFeed
+from antiphon._gateway.hooks import After, Before
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.outcome import Outcome
+from antiphon._gateway.plan import Plans
+from antiphon._gateway.settings import Settings
+from antiphon._gateway.source import Opened
+from antiphon._gateway.steps import Step
+from antiphon._gateway.streams import AsyncStream, StreamState, SyncStream
+from antiphon._gateway.tool import Tool, kind_of, name_of
+from antiphon._gateway.turns import Answer, AsyncSession, Session, TurnState, active_turn
+from antiphon._scope import current_scope
+from antiphon.contract.envelope import ToolCallEnvelope
+from antiphon.contract.result import ToolResultEnvelope
+from antiphon.contract.spec import ToolSpec
+from antiphon.errors import ContractError, InvalidInput, StoreError
+from antiphon.ports import BreakerRow, Listener, SyncJournal
+
+F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger("antiphon.gateway")
+
+Envelope = ToolCallEnvelope | Mapping[str, Any] | str | bytes
+_MARK = "__antiphon_tool__"
+_WRITE = "Write @gateway.tool(idempotent=False) above the function, or idempotent=True if repeating it is harmless"
+
+
+class BaseGateway:
+    """Registration, hooks and bookkeeping: all that does not depend on how calls are driven."""
+
+    def __init__(self, dependencies: Dependencies, *, asynchronous: bool) -> None:
+        self._plans = Plans(dependencies, asynchronous=asynchronous)
+        self._feed = BreakerFeed(self._plans)
+
+    @overload
+    def tool(self, name: str, *, namespace: str = "tools", idempotent: bool, **declared: Any) -> Callable[[F], F]: ...
+
+    @overload
+    def tool(
+        self, name: None = None, *, namespace: str = "tools", idempotent: bool, **declared: Any
+    ) -> Callable[[F], F]: ...
+
+    def tool(
+        self,
+        name: str | Callable[..., Any] | None = None,
+        *,
+        namespace: str = "tools",
+        idempotent: bool | None = None,
+        **declared: Any,
+    ) -> Callable[[F], F]:
+        """Decorate a function: every call of it goes through the gateway; signature and types stay.
+
+        ``idempotent`` says whether repeating the call is harmless; it has no default. Further keywords are those of
+        :class:`antiphon.ToolSpec`.
+        """
+        if idempotent is None:
+            raise TypeError(f"{_WRITE}: there is no default.")
+        if callable(name):
+            raise InvalidInput(f"{_WRITE}; to wrap a function by hand, gateway.tool(idempotent=...)(function).")
+
+        def decorate(function: F) -> F:
+            if getattr(function, _MARK, None) is self:
+                return function
+            title = name if isinstance(name, str) else name_of(function)
+            text = (function.__doc__ or "").strip().partition("\n")[0]
+            options = {"description": text, **declared}
+            return self.register(function, ToolSpec(name=title, namespace=namespace, idempotent=idempotent, **options))
+
+        return decorate
+
+    def register(self, function: F, spec: ToolSpec) -> F:
+        """Make *function* callable by name, and return it wrapped. Wrapping twice is wrapping once."""
+        if getattr(function, _MARK, None) is self:
+            return function
+        try:
+            ToolSpec.from_wire(spec.to_wire())  # made by hand, so nobody has checked it yet
+        except ContractError as error:
+            raise InvalidInput(f"The declaration of {spec.name!r} is wrong: {error.message}", path=error.path) from None
+        tool = Tool(function, spec, self._plans.settings)
+        self._check(tool)
+        self._plans.add(tool)
+        wrapped = self._wrap(tool)
+        functools.update_wrapper(wrapped, function)
+        setattr(wrapped, _MARK, self)
+        wrapped.tool = tool  # type: ignore[attr-defined]
+        return wrapped  # type: ignore[return-value]
+
+    def _check(self, tool: Tool) -> None:
+        raise AssertionError("each gateway checks its tools")
+
+    def _wrap(self, tool: Tool) -> Callable[..., Any]:
+        raise AssertionError("each gateway wraps its tools")
+
+    @property
+    def tools(self) -> Mapping[str, ToolSpec]:
+        """The registered tools by full name."""
+        return {tool.full_name: tool.spec for tool in self._plans.tools.values()}
+
+    def before(self, hook: Before) -> Before:
+        """Register a hook that runs before each attempt (usable as a decorator)."""
+        self._plans.hooks.add_before(hook)
+        self._plans.changed()
+        return hook
+
+    def after(self, hook: After) -> After:
+        """Register a hook that runs after each attempt (usable as a decorator)."""
+        self._plans.hooks.add_after(hook)
+        self._plans.changed()
+        return hook
+
+    def listen(self, listener: Listener) -> None:
+        """Tell *listener* about every call, retry, block and breaker change."""
+        self._plans.reporter.add(listener)
+        self._plans.changed()
+
+    def metrics(self) -> str:
+        """The metrics in Prometheus' text format."""
+        return self._plans.reporter.render()
+
+    def sample(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Put the store's records by tool and state (``Claims.counts``) into the metrics, before they are scraped."""
+        metrics = self._plans.reporter.metrics
+        if metrics is not None:
+            metrics.dedupe(counts)
+
+    def configure(self, settings: Settings) -> None:
+        """Take new settings while running: switches, per-tool overrides, policies."""
+        self._plans.configure(settings)
+
+    def reload(self) -> None:
+        """Look at the configuration file now, as calls do at most once a second; safe in a signal handler."""
+        self._plans.reload()
+
+    def find(self, namespace: str, name: str) -> Tool | None:
+        """The tool of that name, if it is registered."""
+        return self._plans.tools.get(f"{namespace}/{name}")
+
+    def has(self, name: str) -> bool:
+        """Whether a tool can be called by *name*, short or full."""
+        return name in self._plans.tools
+
+    def adopt_breakers(self, rows: list[BreakerRow]) -> None:
+        """Take over breaker states from the store now."""
+        self._plans.adopt(rows)
+
+
+    # -- calls by name -------------------------------------------------------------------------------------------
+
+    def envelope_call(self, envelope: Envelope) -> GuardedCall | ToolResultEnvelope:
+        """The call that an envelope asks for, or the result that says what is wrong with it."""
+        reporter = self._plans.reporter
+        try:
+            if isinstance(envelope, ToolCallEnvelope):  # made by hand, so nobody has checked it yet
+                envelope = envelope.to_wire()
+            checked = ToolCallEnvelope.from_wire(envelope)
+        except ContractError as error:
+            return results.invalid(envelope, str(error), reporter)
+        except (TypeError, ValueError) as error:
+            return results.invalid({}, f"The envelope cannot be read: {error}.", reporter)
+        tool = self.find(checked.tool_namespace, checked.tool_name)
+        if tool is None:
+            return self._unknown_tool(f"{checked.tool_namespace}/{checked.tool_name}", checked.to_wire())
+        problem = self._misfit(tool, checked.payload.params, checked.to_wire)
+        if problem is not None:
+            return problem
+        return from_envelope(checked, self._plans.plan(tool), active_turn.get())
+
+    def named_call(
+        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None
+    ) -> GuardedCall | ToolResultEnvelope:
+        """The call that a model asks for in a turn, or the result that says what is wrong with it."""
+        tool = self._plans.tools.get(name)
+        wire = {"requestId": uuid7(), "toolName": name}
+        if tool is None:
+            return self._unknown_tool(name, wire)
+        params = dict(arguments)
+        problem = self._misfit(tool, params, lambda: wire)
+        if problem is not None:
+            return problem
+        call = new_call(self._plans.plan(tool), params)
+        call.turn, call.place = state, state.session.place
+        if call_id is not None:
+            scope = current_scope()
+            call.call_id, call.identity = call_id, call_id if scope is None else f"{scope.run_id}:{call_id}"
+        return call
+
+    def _unknown_tool(self, name: str, envelope: Mapping[str, Any]) -> ToolResultEnvelope:
+        known = ", ".join(sorted(self.tools)[:8]) or "none"
+        message = f"Unknown tool {name}. Registered: {known}."
+        return results.invalid(envelope, message, self._plans.reporter, code="unknown_tool")
+
+    def _misfit(
+        self, tool: Tool, params: dict[str, Any], envelope: Callable[[], Mapping[str, Any]]
+    ) -> ToolResultEnvelope | None:
+        """Arguments that the function cannot take are refused here: they are no outcome of the tool."""
+        name, why = tool.misfit(params)
+        if not name:
+            return None
+        return results.invalid(envelope(), f"{why} (at $.payload.params.{name}).", self._plans.reporter)
+
+    def answer(self, call: GuardedCall, outcome: Outcome) -> ToolResultEnvelope:
+        """The outcome of a call in its documented wire form."""
+        return results.to_envelope(call, outcome, (self._plans.clock.monotonic() - call.started) * 1000)
+
+    def _elsewhere(self, call: GuardedCall) -> Callable[[SyncJournal, Step], None]:
+        """How another thread goes on with a call whose stream it ends."""
+
+        def resume(journal: SyncJournal, step: Step) -> None:
+            run_sync(call, SyncWorld(self._plans, self._feed, journal), step)
+
+        return resume
+
+
+class Gateway(BaseGateway):
+    """Makes tool calls safe for synchronous code.
+
+    Users construct :class:`antiphon.Gateway`, which wires the dependencies from the configuration.
+    """
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        super().__init__(dependencies, asynchronous=False)
+        self._world = SyncWorld(self._plans, self._feed)
+
+    def _check(self, tool: Tool) -> None:
+        if tool.kind in ("async", "async_generator"):
+            raise InvalidInput(f"{tool.full_name} is asynchronous: register it with an AsyncGateway.")
+        if tool.spec.reconcile is not None and kind_of(tool.spec.reconcile) != "sync":
+            raise InvalidInput(f"reconcile of {tool.full_name} is asynchronous: register it with an AsyncGateway.")
+
+    def _wrap(self, tool: Tool) -> Callable[..., Any]:
+        plans, world = self._plans, self._world
+        plan = plans.plan(tool)
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            nonlocal plan
+            if plan.stale:
+                plan = plans.plan(tool)
+            if plan.bypass is not None:
+                if plan.monotonic() < plans.next_refresh:
+                    return plan.bypass(*args, **kwargs)
+                plans.look()
+                return guarded(*args, **kwargs)
+            call = new_call(plan, plan.bind(*args, **kwargs))
+            outcome = run_sync(call, world)
+            return call.value if outcome is None else self._unwrap(call, outcome)
+
+        return guarded
+
+    def _unwrap(self, call: GuardedCall, outcome: Outcome) -> Any:
+        return results.unwrap(call, self._streamed(call, outcome))
+
+    def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
+        opened = outcome.stream
+        if opened.__class__ is Opened:
+            state = StreamState(call, self._elsewhere(call))
+            outcome.stream = SyncStream(state, opened, lambda step: run_sync(call, self._world, step))
+        return outcome
+
+    def run(self, call: GuardedCall) -> Outcome:
+        """Make a call that was asked for by name; a stream is read to its end."""
+        run_sync(call, self._world)
+        return results.gather(self._streamed(call, call.result()))
+
+    def execute(self, envelope: Envelope) -> ToolResultEnvelope:
+        """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
+        call = self.envelope_call(envelope)
+        return call if isinstance(call, ToolResultEnvelope) else self.answer(call, self.run(call))
+
+    def metrics(self) -> str:
+        """The metrics in Prometheus' text format, with a fresh look at the store's records."""
+        try:
+            self.sample(self._world.journal.counts(self._plans.settings.tenant))
+        except StoreError as error:
+            log.warning("the records could not be counted: %s", error)
+        return super().metrics()
+
+    def session(self, session_key: str, *, actor: str = "default") -> Session:
+        """Calls made for one actor in one session."""
+        return Session(self.turn_call, session_key, actor)
+
+    def turn_call(self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None) -> Answer:
+        """Make a call in a turn."""
+        call = self.named_call(state, name, arguments, call_id)
+        if isinstance(call, ToolResultEnvelope):
+            return call
+        outcome = self.run(call)
+        return results.denied(call, outcome) if outcome.code == "denied" else self.answer(call, outcome)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._world.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class AsyncGateway(BaseGateway):
+    """Makes tool calls safe for asyncio code; synchronous tools run on worker threads."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        import asyncio
+        import weakref
+
+        super().__init__(dependencies, asynchronous=True)
+        self._loop_of = asyncio.get_running_loop
+        self._worlds: weakref.WeakKeyDictionary[Any, AsyncWorld] = weakref.WeakKeyDictionary()
+        self._last_loop: Any = None
+        self._last_world: AsyncWorld
+
+    def _world(self) -> AsyncWorld:
+        """What the running event loop reaches."""
+        loop = self._loop_of()
+        if loop is self._last_loop:
+            return self._last_world
+        world = self._worlds.get(loop)
+        if world is None:
+            world = self._worlds[loop] = AsyncWorld(self._plans, self._feed)
+        self._last_loop, self._last_world = loop, world
+        return world
+
+    def _check(self, tool: Tool) -> None:
+        if tool.kind == "generator":
+            raise InvalidInput(f"{tool.full_name} is a synchronous generator: register it with a Gateway.")
+
+    def _wrap(self, tool: Tool) -> Callable[..., Any]:
+        if tool.kind == "async_generator":
+            return self._wrap_stream(tool)
+        plans, world_of = self._plans, self._world
+        plan = plans.plan(tool)
+
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            nonlocal plan
+            if plan.stale:
+                plan = plans.plan(tool)
+            if plan.bypass is not None:
+                if plan.monotonic() >= plans.next_refresh:
+                    plans.look()
+                    return await guarded(*args, **kwargs)
+                if tool.kind == "async":
+                    return await plan.bypass(*args, **kwargs)
+            call = new_call(plan, plan.bind(*args, **kwargs))
+            outcome = await run_async(call, world_of())
+            return call.value if outcome is None else self._unwrap(call, outcome)
+
+        return guarded
+
+    def _wrap_stream(self, tool: Tool) -> Callable[..., Any]:
+        plans = self._plans
+
+        async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
+            plan = plans.plan(tool)
+            if plan.bypass is not None and plan.monotonic() >= plans.next_refresh:
+                plans.look()
+                plan = plans.plan(tool)
+            if plan.bypass is not None:
+                stream = plan.bypass(*args, **kwargs)
+            else:
+                call = new_call(plan, plan.bind(*args, **kwargs))
+                outcome = await run_async(call, self._world())
+                stream = self._unwrap(call, call.result() if outcome is None else outcome)
+            if not hasattr(stream, "__aiter__"):
+                yield stream
+                return
+            try:
+                async for data in stream:
+                    yield data
+            finally:
+                close = getattr(stream, "aclose", None)
+                if close is not None:
+                    await close()
+
+        return guarded_stream
+
+    def _unwrap(self, call: GuardedCall, outcome: Outcome) -> Any:
+        return results.unwrap(call, self._streamed(call, outcome))
+
+    def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
+        opened = outcome.stream
+        if opened.__class__ is Opened:
+            state, world = StreamState(call, self._elsewhere(call)), self._world()
+            outcome.stream = AsyncStream(state, opened, lambda step: run_async(call, world, step))
+        return outcome
+
+    async def run(self, call: GuardedCall) -> Outcome:
+        """Make a call that was asked for by name; a stream is read to its end."""
+        await run_async(call, self._world())
+        return await results.gather_async(self._streamed(call, call.result()))
+
+    async def execute(self, envelope: Envelope) -> ToolResultEnvelope:
+        """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
+        call = self.envelope_call(envelope)
+        return call if isinstance(call, ToolResultEnvelope) else self.answer(call, await self.run(call))
+
+    def session(self, session_key: str, *, actor: str = "default") -> AsyncSession:
+        """Calls made for one actor in one session."""
+        return AsyncSession(self.turn_call, session_key, actor)
+
+    async def turn_call(self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None) -> Answer:
+        """Make a call in a turn."""
+        call = self.named_call(state, name, arguments, call_id)
+        if isinstance(call, ToolResultEnvelope):
+            return call
+        outcome = await self.run(call)
+        return results.denied(call, outcome) if outcome.code == "denied" else self.answer(call, outcome)
+
+    async def close(self) -> None:
+        """Let go of the store in this event loop."""
+        self._last_loop = None
+        world = self._worlds.pop(self._loop_of(), None)
+        if world is not None:
+            await world.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()

@@ -1,0 +1,156 @@
+"""What comes of a call, as a value. Exceptions are made from it only where the caller is answered."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import DedupeRecord
+from antiphon.contract.result import Status
+from antiphon.decide.breaker import Refusal
+from antiphon.errors import Paused, StoreError, ToolDeniedError
+
+UNKNOWN_HINT = (
+    "It is not known whether the call took effect. Verify the outcome (or ask a person) before anything else; "
+    "do not make the same call again."
+)
+
+
+class Outcome:
+    """The status of a call, and its value or its failure."""
+
+    payload: bytes | None = None
+    """The value as it is kept."""
+    code = ""
+    message = ""
+    retriable = False
+    terminal = False
+    exception: BaseException | None = None
+    from_cache = False
+    matched_on: Literal["inflight", "completed"] = "completed"
+    age_ms = 0
+    metadata: dict[str, Any] | None = None
+    breaker: str | None = None
+    reason = ""
+    unclassified = False
+    stream: Any = None
+
+    def __init__(self, status: Status, value: Any = None, attempts: int = 0) -> None:
+        self.status: Status = status
+        self.value = value
+        self.attempts = attempts
+
+    def note(self, **more: Any) -> None:
+        """Add metadata, which goes with the answer."""
+        self.metadata = {**(self.metadata or {}), **more}
+
+
+def failed(
+    status: Status, code: str, message: str, *, retriable: bool = False, attempts: int = 0, reason: str = ""
+) -> Outcome:
+    """An outcome without a value."""
+    outcome = Outcome(status, attempts=attempts)
+    outcome.code = code
+    outcome.message = message
+    outcome.retriable = retriable
+    outcome.terminal = not retriable
+    outcome.reason = reason or code
+    return outcome
+
+
+def restored_failure(record: DedupeRecord) -> Outcome:
+    """The failure that a settled record keeps."""
+    error = record.error
+    if error is UNSET:
+        return failed("error", record.state, f"The earlier call ended as {record.state}.")
+    attempts = 0 if record.execution is UNSET else record.execution.attempt_count
+    if error.should_retriable:
+        status: Status = "retry_exhausted" if attempts > 1 else "retriable_error"
+        return failed(status, error.code, error.message, retriable=True)
+    return failed("error", error.code, error.message)
+
+
+# -- calls that are not made ---------------------------------------------------------------------------------------
+
+
+def too_late() -> Outcome:
+    return failed("retry_exhausted", "deadline_exceeded", "The deadline had passed before the call was made.")
+
+
+def reentrant(tool: str) -> Outcome:
+    message = f"{tool} called itself with equal arguments; its own call is still running."
+    return failed("retriable_error", "in_flight", message, retriable=True, reason="reentrant")
+
+
+def in_flight(tool: str, why: str) -> Outcome:
+    message = f"An equal call of {tool} is in flight ({why}). This one was not made."
+    return failed("retriable_error", "in_flight", message, retriable=True, reason="in_flight")
+
+
+def conflict(tool: str) -> Outcome:
+    return failed(
+        "error",
+        "idempotency_conflict",
+        f"The idempotency key was used for {tool} with other parameters. Nothing was run: use a new key for "
+        "a new intent, or repeat the parameters exactly.",
+    )
+
+
+def still_unknown(tool: str, fingerprint: str) -> Outcome:
+    message = (
+        f"An earlier call of {tool} with these arguments was dispatched and its outcome was never seen. "
+        f"{UNKNOWN_HINT} An operator can settle it: antiphon claims resolve {fingerprint}"
+    )
+    return failed("error", "outcome_unknown", message)
+
+
+def not_made(error: StoreError) -> Outcome:
+    """The store cannot be used, and the call must not run without it."""
+    return failed("retriable_error", error.code, f"The call was not made: {error}", retriable=True, reason="store")
+
+
+def circuit_open(tool: str, refusal: Refusal) -> Outcome:
+    """An open breaker refused the call."""
+    wait = f" Try again in {refusal.retry_after_ms / 1000:.1f} s." if refusal.retry_after_ms else ""
+    reason = f" ({refusal.reason})" if refusal.reason else ""
+    why = "an operator or its settings forced it open" if refusal.state == "FORCED_OPEN" else "it failed too often"
+    message = f"The circuit breaker of {tool} is open{reason}: {why}. The call was not made.{wait}"
+    outcome = failed("circuit_open", "circuit_open", message, retriable=True)
+    outcome.breaker = refusal.state
+    return outcome
+
+
+def refused_by_hook(error: Exception) -> Outcome:
+    """A before-hook stopped the call: ``ToolDeniedError`` denies it, anything else is a failure."""
+    if isinstance(error, ToolDeniedError):
+        return failed("error", "denied", error.message, reason="hook")
+    outcome = failed("error", "hook_failed", f"A before-hook failed, so the call was not made: {error}", reason="hook")
+    outcome.exception = error
+    return outcome
+
+
+# -- calls that did not end ----------------------------------------------------------------------------------------
+
+
+def interruption(interrupt: BaseException) -> str:
+    """Whether the tool paused by itself (it runs again when it goes on) or its caller went away."""
+    return Paused.code if isinstance(interrupt, Exception) else "cancelled"
+
+
+def interrupted(tool: str, interrupt: BaseException, attempts: int) -> Outcome:
+    """The caller was cancelled, or the process interrupted."""
+    code = interruption(interrupt)
+    if code == Paused.code:
+        return failed("error", code, str(interrupt), attempts=attempts)
+    return failed("error", code, f"{tool} was interrupted: {type(interrupt).__name__}.", attempts=attempts)
+
+
+def unknown_message(tool: str, said: str) -> str:
+    """What the caller is told of a failure that leaves the outcome open; *said* is the message of the failure."""
+    return f"{tool}: {said.rstrip('.')}. {UNKNOWN_HINT}"
+
+
+def said_in(message: str, tool: str) -> str | None:
+    """The message of the failure in an :func:`unknown_message`, without a full stop; ``None`` if it is none."""
+    before, after = f"{tool}: ", f". {UNKNOWN_HINT}"
+    return message[len(before) : -len(after)] if message.startswith(before) and message.endswith(after) else None

@@ -1,0 +1,377 @@
+"""What the calls of one tool do as things stand, worked out once and made anew whenever something changes.
+
+Nothing is decided when a function is decorated: a live change of a time limit, a hook or a switch binds the next call,
+however it is made. What does not apply is empty, so the fast path is the path with nothing in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from antiphon._gateway.breakers import Breakers, Path
+from antiphon._gateway.dependencies import Dependencies
+from antiphon._gateway.guards import Guards
+from antiphon._gateway.hooks import HookReply, Hooks
+from antiphon._gateway.leases import Leases
+from antiphon._gateway.owner import owner_token
+from antiphon._gateway.recording import Form
+from antiphon._gateway.report import About, Tallies
+from antiphon._gateway.result_store import ResultStore
+from antiphon._gateway.settings import Settings
+from antiphon._gateway.switches import Switches
+from antiphon._gateway.threads import ThreadRunner
+from antiphon._gateway.tool import Tool
+from antiphon.decide.breaker import Breaker
+from antiphon.decide.budget import TokenBucket
+from antiphon.errors import ConfigError
+from antiphon.keys import KeyMaker
+from antiphon.ports import BreakerRow, ClaimTemplate
+
+log = logging.getLogger("antiphon.gateway")
+
+_PLACES_KEPT = 256
+Place = tuple[str, str, str | None]
+"""Session, actor and workspace."""
+
+
+class Options(NamedTuple):
+    """What a caller asks for one call beyond its arguments."""
+
+    given_key: str | None = None
+    mode: str = "enforced"
+    timeout_s: float | None = None
+    deadline: float | None = None
+    """On the monotonic clock."""
+    max_attempts: int | None = None
+    max_elapsed_ms: int | None = None
+    breaker: str = "tool"
+    safety_critical: bool = False
+    retry_safe: bool = False
+    reuse: Any = None
+    """What applies where the tool declares nothing."""
+    about: About | None = None
+
+
+class Policy:
+    """What applies to one call. Calls that ask for nothing share the one of their plan."""
+
+    __slots__ = (
+        "deadline",
+        "given_key",
+        "inline",
+        "max_attempts",
+        "max_elapsed_ms",
+        "mode",
+        "path",
+        "retry_safe",
+        "reuse",
+        "safety",
+        "timeout_s",
+    )
+
+    def __init__(self, plan: Plan, options: Options) -> None:
+        tool = plan.tool
+        guarded = not plan.watched_only
+        self.given_key = options.given_key
+        self.mode = options.mode
+        self.safety = options.safety_critical
+        self.retry_safe = options.retry_safe or tool.spec.forward_key
+        self.reuse = _first(tool.reuse_default, options.reuse, "turn")
+        self.max_attempts = _least(tool.retry.max_attempts, options.max_attempts) if guarded else 1
+        self.max_elapsed_ms = _least(tool.retry.max_elapsed_ms, options.max_elapsed_ms)
+        self.timeout_s = _shorter(tool.timeout, options.timeout_s) if guarded else None
+        self.deadline = options.deadline if guarded else None
+        self.path = plan.breakers_on(options.breaker)
+        self.inline = plan.inline and self.timeout_s is None and self.deadline is None
+        """Whether an attempt is nothing but ``function(**arguments)``."""
+
+    def replied(self, reply: HookReply, plan: Plan) -> None:
+        """What a before-hook may change: the key (unless the caller gave one) and the hints."""
+        if reply.idempotency_key and self.given_key is None:
+            self.given_key = reply.idempotency_key
+        if reply.timeout_ms is not None and not plan.watched_only:
+            self.timeout_s = _shorter(self.timeout_s, reply.timeout_ms / 1000)
+            self.inline = False
+        if reply.safety_critical is not None:
+            self.safety = reply.safety_critical
+        if reply.expected_retry_safe is not None:
+            self.retry_safe = reply.expected_retry_safe or plan.tool.spec.forward_key
+
+
+def _first(*values: Any) -> Any:
+    return next(value for value in values if value is not None)
+
+
+def _least(own: int, asked: int | None) -> int:
+    return own if asked is None else min(own, asked)
+
+
+def _shorter(own: float | None, asked: float | None) -> float | None:
+    return asked if own is None else own if asked is None else min(own, asked)
+
+
+NO_OPTIONS = Options()
+
+
+class Keys(NamedTuple):
+    """What the keys and claims of one tool, session and actor share."""
+
+    maker: KeyMaker
+    template: ClaimTemplate
+
+
+class Plan:
+    """What calls of one tool do as things stand."""
+
+    __slots__ = (
+        "_keys",
+        "_settings",
+        "begin_prefix",
+        "bind",
+        "bound_loop",
+        "breakers",
+        "budget",
+        "bypass",
+        "clock",
+        "credit",
+        "form",
+        "function",
+        "guards",
+        "hold",
+        "hooks",
+        "idempotent",
+        "inline",
+        "lease_ms",
+        "loops",
+        "monotonic",
+        "name",
+        "now_ms",
+        "off",
+        "on_blocked",
+        "on_end",
+        "on_start",
+        "open_mode",
+        "path",
+        "plans",
+        "policy",
+        "release",
+        "renew_every",
+        "replicas",
+        "reporter",
+        "results",
+        "reuses",
+        "shadow",
+        "stale",
+        "tallies",
+        "threads",
+        "tool",
+        "ttl_ms",
+        "unclaimed",
+        "watched_only",
+        "watches",
+    )
+
+    def __init__(self, plans: Plans, tool: Tool, *, shadow_of: Plan | None = None) -> None:
+        spec, switches, reporter = tool.spec, plans.switches, plans.reporter
+        self.plans = plans
+        self.tool = tool
+        self.name = tool.full_name
+        self.stale = False
+        """Something has changed since: the next call makes a new plan."""
+        self._settings = plans.settings
+        # what is switched on
+        self.off = not switches.enabled or self.name in switches.tools_off or spec.name in switches.tools_off
+        self.watched_only = self.off or shadow_of is not None
+        """The layer is off or in shadow mode: the function decides alone."""
+        self.open_mode = switches.open_mode and not self.watched_only
+        self.unclaimed = self.off or not switches.derive_keys
+        self.hooks = plans.hooks if plans.hooks.active else None
+        heard = not self.off
+        self.on_start = reporter.who_wants("tool_call_start") if heard else ()
+        self.on_end = reporter.who_wants("tool_call_end") if heard else ()
+        self.on_blocked = reporter.who_wants("tool_call_blocked") if heard else ()
+        self.watches = plans.guards.policy.watches and not self.watched_only
+        self.bypass = tool.function if self.off and self.hooks is None and tool.context_param is None else None
+        """What a decorated function is where nothing at all is to be done."""
+        # what the tool says
+        self.function = tool.function
+        self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or _slow_bind(tool)
+        self.inline = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
+        self.idempotent = spec.idempotent
+        self.bound_loop = not spec.poll and not spec.cost
+        """Whether the loop guard has nothing to know but the call."""
+        self.reuses = spec.idempotent and tool.reuse_default == "session"
+        self.ttl_ms, self.lease_ms, self.renew_every = tool.ttl.done_ms, tool.ttl.lease_ms, tool.renew_every
+        self.replicas = plans.settings.wait_replicas
+        self.form = Form(spec, tool.streams)
+        # what its calls share
+        self.clock, self.monotonic, self.now_ms = plans.clock, plans.clock.monotonic, plans.clock.now_ms
+        self.breakers = plans.breakers if shadow_of is None else plans.shadow_breakers
+        self.path: Path = () if self.off else self.breakers.path(tool, "tool")
+        self.budget = plans.budget(tool) if shadow_of is None else TokenBucket()
+        self.credit = self.budget.success
+        self.reporter, self.results, self.threads = reporter, plans.results, plans.threads
+        self.hold, self.release = plans.leases.hold, plans.leases.release
+        self.guards, self.loops = plans.guards, plans.guards.policy
+        self.tallies = Tallies(None if self.off else reporter.metrics, tool)
+        self.begin_prefix = "" if shadow_of is None else "shadow."
+        self._keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of._keys
+        self.policy = Policy(self, NO_OPTIONS)
+        shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
+        self.shadow = Plan(plans, tool, shadow_of=self) if shadowed else None
+        """How calls are made that are only watched."""
+
+    def breakers_on(self, hint: str) -> Path:
+        """The breakers that a call must pass."""
+        return self.path if hint == "tool" or self.off else self.breakers.path(self.tool, hint)
+
+    def keys(self, place: Place) -> Keys:
+        """What the keys and claims of a session and actor share; made once."""
+        known = self._keys.get(place)
+        return known if known is not None else self._make_keys(place)
+
+    def _make_keys(self, place: Place) -> Keys:
+        session, actor, workspace = place
+        settings, tool = self._settings, self.tool
+        space = workspace or settings.workspace
+        maker = KeyMaker(tool.spec, session=session, actor=actor, tenant=settings.tenant, workspace=space)
+        template = ClaimTemplate(
+            tool=self.name,
+            session=session,
+            actor=actor,
+            ttl_ms=tool.ttl.done_ms,
+            lease_ms=tool.ttl.lease_ms,
+            owner=owner_token(),
+            tenant=settings.tenant,
+            workspace=space,
+        )
+        if len(self._keys) >= _PLACES_KEPT:
+            self._keys.clear()
+        made = self._keys[place] = Keys(maker, template)
+        return made
+
+
+def _slow_bind(tool: Tool) -> Callable[..., dict[str, Any]]:
+    return lambda *args, **kwargs: tool.bind(args, kwargs)
+
+
+_all_plans: weakref.WeakSet[Plans] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for plans in list(_all_plans):
+        plans.changed()  # claims name the process that makes them
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Plans:
+    """The plans of one gateway, and the parts they are made of.
+
+    Every change goes through a method here, and each of them makes the present plans stale.
+    """
+
+    def __init__(self, dependencies: Dependencies, *, asynchronous: bool) -> None:
+        self._reload = dependencies.reload
+        self.store = dependencies.store
+        self.settings = settings = dependencies.settings
+        self.clock = clock = dependencies.clock
+        self.reporter = dependencies.reporter
+        self.results = ResultStore(dependencies)
+        self.inline_kind = "async" if asynchronous else "sync"
+        self.tools: dict[str, Tool] = {}
+        self.hooks = Hooks()
+        self.switches = Switches(settings, changed=self.changed)
+        self.breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
+        self.shadow_breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
+        self.leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)
+        self.threads = ThreadRunner(settings.abandoned_threads)
+        self.guards = Guards(settings.loop)
+        self._budgets: dict[str, TokenBucket] = {}
+        self._plans: dict[Tool, Plan] = {}
+        self.unshared: dict[str, Breaker] = {}
+        """Breakers whose state could not be written: tried again with the next refresh."""
+        self.next_refresh = 0.0
+        """When changed settings, log levels and breakers of others are looked at again."""
+        _all_plans.add(self)
+
+    def plan(self, tool: Tool) -> Plan:
+        """The plan of a tool as of now."""
+        plan = self._plans.get(tool)
+        if plan is None or plan.stale:
+            plan = self._plans[tool] = Plan(self, tool)
+        return plan
+
+    def changed(self) -> None:
+        """A setting, a switch, a hook, a listener, a breaker's place or the process has changed."""
+        for plan in tuple(self._plans.values()):
+            plan.stale = True
+
+    def add(self, tool: Tool) -> None:
+        """Make a tool callable by its full name, and by its short one unless that is another's."""
+        tools, short = self.tools, tool.spec.name
+        known = tools.get(tool.full_name)
+        if known is not None:
+            self._plans.pop(known, None)
+        tools[tool.full_name] = tool
+        if short not in tools or tools[short].full_name == tool.full_name:
+            tools[short] = tool
+        self.reporter.registered(tool)
+
+    def budget(self, tool: Tool) -> TokenBucket:
+        """The retry budget of the tool's dependency (D22)."""
+        return self._budgets.setdefault(tool.spec.dependency or tool.full_name, TokenBucket())
+
+    def adopt(self, rows: Any) -> None:
+        """Take over breaker states that other processes or an operator wrote."""
+        found: list[BreakerRow] = list(rows)
+        for key, transition in self.breakers.adopt(found):
+            self.reporter.transition(key, transition)
+
+    def unshared_rows(self) -> list[tuple[str, BreakerRow]]:
+        """The states of breakers that other processes have yet to be told."""
+        return [(name, self.breakers.row(name, breaker)) for name, breaker in tuple(self.unshared.items())]
+
+    def look(self) -> None:
+        """What needs no store: changed settings, and log levels."""
+        self.reload()
+        self.refreshed()
+
+    def refreshed(self) -> None:
+        """Log levels may have changed since the present plans were made."""
+        self.next_refresh = self.monotonic() + self.settings.refresh_ms / 1000
+        for event, of_plan in (("tool_call_start", "on_start"), ("tool_call_end", "on_end")):
+            heard = self.reporter.who_wants(event)
+            if any(getattr(plan, of_plan) != heard for plan in tuple(self._plans.values()) if not plan.off):
+                self.changed()
+
+    def monotonic(self) -> float:
+        return self.clock.monotonic()
+
+    def reload(self) -> None:
+        """Take changed settings; a configuration that became unusable is reported, and the old one stays."""
+        try:
+            settings = self._reload()
+        except ConfigError as error:
+            log.error("the changed configuration was not taken: %s", error)
+            return
+        if settings is not None:
+            self.configure(settings)
+
+    def configure(self, settings: Settings) -> None:
+        """Take new settings while running: switches, per-tool overrides, policies."""
+        self.settings = settings
+        self.switches.take(settings)
+        for tool in set(self.tools.values()):
+            before = tool.breaker_policy
+            tool.configure(tool.spec, settings)
+            if tool.breaker_policy != before:
+                self.breakers.replace(tool)
+        self.changed()
+
+

@@ -1,0 +1,234 @@
+"""What a call leaves in the log of its run: its start with the claim, its end with the outcome."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from antiphon._gateway import codec
+from antiphon._gateway.outcome import Outcome
+from antiphon._scope import RunScope, Site, _cursor, current_scope
+from antiphon.contract.events import UNSERIALISABLE
+from antiphon.contract.spec import ToolSpec
+from antiphon.errors import AntiphonError, class_name
+from antiphon.ports import Attempt, Row, Store
+
+_SMALL = 16_384
+"""Larger results are encoded by the recorder, which may spill them."""
+
+
+class Form:
+    """The parts of a tool's events that are the same for all its calls, as JSON."""
+
+    __slots__ = ("head", "meta", "name", "streams")
+
+    def __init__(self, spec: ToolSpec, streams: bool) -> None:
+        self.name = f"{spec.namespace}/{spec.name}"
+        self.streams = streams
+        head = {"kind": "tool", "name": spec.name, "namespace": spec.namespace}
+        self.head = orjson.dumps(head)[:-1] + b',"arguments":'
+        meta: dict[str, Any] = {"idempotent": spec.idempotent}
+        if spec.effect is not None:
+            meta["effect"] = spec.effect
+        self.meta = orjson.dumps(meta)[1:-1]
+
+
+class RunEntry:
+    """The place of one call in its run, and what is written there."""
+
+    __slots__ = ("_decisions", "_form", "_outside", "_shown", "_start", "entered", "finished", "scope", "site", "together")
+
+    site: Site
+    _shown: tuple[bytes, str, bool]
+    """The arguments as they may be written, their digest, and whether something was redacted."""
+
+    def __init__(self, scope: RunScope, form: Form, together: bool) -> None:
+        self.scope = scope
+        self._form = form
+        self.together = together
+        """Claims and events share a store, hence a transaction."""
+        self.entered = False
+        self.finished = False
+        """Whether the end of the call has been written."""
+        self._decisions: list[Row] = []
+        self._start: Sequence[Row] | None = None
+        """The start event as long as it is not in the log."""
+        self._outside: Any = None
+
+    def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> None:
+        """Take the next place in the run."""
+        self.entered = True
+        scope, name = self.scope, self._form.name
+        text = params if params.__class__ is bytes else None
+        digest = hashlib.sha256(params).hexdigest() if text is not None else params[1]  # type: ignore[arg-type]
+        self._shown = shown = scope.shown(arguments, str(digest), text)
+        cursor = _cursor.get()
+        orphan = cursor is None or cursor[0] is not scope
+        self.site = scope.enter(name, shown[1])
+        if orphan:
+            self.decide("orphan", {"name": name}, {})
+
+    @property
+    def identity(self) -> str:
+        """Who a call is that the model gave no id: its place in the run (D2)."""
+        site = self.site
+        return f"{self.scope.run_id}:{site.lane}:{self._form.name}:{self._shown[1][:16]}:{site.nth}"
+
+    @property
+    def digest(self) -> str:
+        return self._shown[1]
+
+    def shown_arguments(self, arguments: dict[str, Any]) -> Any:
+        """The arguments as they may be written, as values."""
+        return orjson.loads(self._shown[0]) if self._shown[2] else arguments
+
+    def go_inside(self) -> None:
+        """Calls that the tool makes are made inside this one."""
+        self._outside = self.scope.go_inside(self.site[3])
+
+    def come_back(self) -> None:
+        outside, self._outside = self._outside, None
+        if outside is not None:
+            _cursor.reset(outside)
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def started(self, request_id: str, key: str, call_id: str | None) -> Sequence[Row]:
+        """The start event, if it has not been written."""
+        if not self.scope.records:
+            return ()
+        start = self._start
+        if start is None:
+            data, digest, redacted = self._shown
+            form = self._form
+            end = b',"keyOf":"redacted"}' if redacted else b"}"
+            payload = b'%b%b,"digest":"%b","nth":%d%b' % (form.head, data, digest.encode(), self.site[2], end)
+            more = b"" if call_id is None else b',"callId":' + orjson.dumps(call_id)
+            ids = (orjson.dumps(request_id), key[:16].encode(), form.meta, more)
+            meta = b'{"requestId":%b,"keyFingerprint":"%b",%b%b}' % ids
+            start = self._start = (self.scope.compose("call.started", self.site, payload, meta),)
+        return start
+
+    def begun(self) -> None:
+        """The start event is in the log."""
+        self._start = ()
+
+    def decide(self, what: str, detail: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Note a decision of the gateway, to be written with the outcome."""
+        self._decisions.append(self.scope.encode("decision", self.site, {"what": what, "detail": detail}, meta))
+
+    def ended(
+        self,
+        outcome: Outcome | None,
+        payload: bytes | None,
+        took_ms: float,
+        attempts: Sequence[Attempt] = (),
+    ) -> Sequence[Row]:
+        """The decisions, and what came of the call.
+
+        Without an outcome the call just succeeded, and *payload* is known to hold no secret.
+        """
+        scope, site = self.scope, self.site
+        if not scope.records:
+            return ()
+        kind, took = "call.finished", round(took_ms, 3)
+        if outcome is None and not self._decisions and payload is not None and len(payload) <= _SMALL:
+            meta = b'{"status":"success","attempts":1,"durationMs":%b}' % orjson.dumps(took)
+            return (scope.compose(kind, site, b'{"outcome":"ok","value":%b}' % payload, meta),)
+        if outcome is None:
+            outcome = Outcome("success", attempts=1)
+            outcome.payload = payload
+        rows = [*self._decisions, *self._chunks(outcome)]
+        rows.append(scope.encode(kind, site, self._said(outcome), self._meta(outcome, took, attempts)))
+        return rows
+
+    def _chunks(self, outcome: Outcome) -> Sequence[Row]:
+        """The chunks of a stream that was given from a record; those of a live one are in the log already."""
+        if not (outcome.from_cache and outcome.status == "success" and self._streamed(outcome)):
+            return ()
+        chunks = self.scope.pieces(self.site)
+        for data in outcome.value:
+            chunks.add(data if isinstance(data, (str, bytes)) else recordable(data), 0.0)
+        rows: Sequence[Row] = chunks.rest()
+        return rows
+
+    def _streamed(self, outcome: Outcome) -> bool:
+        return self._form.streams and isinstance(outcome.value, list)
+
+    def _said(self, outcome: Outcome) -> dict[str, Any]:
+        if outcome.status != "success":
+            if outcome.code == "denied":
+                said = {"code": outcome.code, "message": outcome.message, "reason": outcome.reason}
+                return {"outcome": "denied", "error": said}
+            return {"outcome": "error", "error": error_of(outcome)}
+        if self._streamed(outcome):
+            return {"outcome": "ok", "value": {"chunks": len(outcome.value)}}
+        if outcome.metadata is not None and "answeredBy" in outcome.metadata:  # it comes from a recording
+            return {"outcome": "ok", "value": outcome.value}
+        if outcome.payload is not None:
+            return {"outcome": "ok", "value": orjson.Fragment(outcome.payload)}
+        return {"outcome": "ok", "value": recordable(outcome.value)}
+
+    def _meta(self, outcome: Outcome, took: float, attempts: Sequence[Attempt]) -> dict[str, Any]:
+        meta: dict[str, Any] = {"status": outcome.status, "attempts": outcome.attempts, "durationMs": took}
+        if self._form.streams:
+            meta["stream"] = True
+        if outcome.from_cache:
+            meta["fromCache"] = outcome.matched_on
+        if outcome.metadata:
+            meta["metadata"] = outcome.metadata
+        if outcome.breaker:
+            meta["breakerState"] = outcome.breaker
+        if len(attempts) > 1 or (attempts and outcome.status != "success"):  # else there is nothing more to say
+            meta["tries"] = [_try(attempt) for attempt in attempts]
+        return meta
+
+
+def _try(attempt: Attempt) -> dict[str, Any]:
+    began, ended, code, retriable = attempt
+    said = {"startedAtMs": began, "finishedAtMs": ended, "status": "error" if code else "success"}
+    return {**said, "retriable": retriable, **({"errorCode": code} if code else {})}
+
+
+def entry_of(form: Form, store: Store) -> RunEntry | None:
+    """The entry of a call in the run of this context, if there is one."""
+    scope = current_scope()
+    return None if scope is None else RunEntry(scope, form, _same_store(scope, store))
+
+
+def _same_store(scope: RunScope, store: Store) -> bool:
+    """Whether claims on *store* and events of the run share a transaction."""
+    known = scope.gateway_state.get(store)
+    if known is None:
+        log: Any = scope.store
+        known = log is store or (log is not None and not log.in_process and log.url == store.url)
+        scope.gateway_state[store] = known
+    return bool(known)
+
+
+def recordable(value: Any) -> Any:
+    """A result, or a chunk of a stream, as it is recorded; the name of its type where it has no such form."""
+    try:
+        return codec.written(value)
+    except codec.NotSerialisable as error:
+        kind = type(value)
+        return {UNSERIALISABLE: f"{kind.__module__}.{kind.__qualname__}", "detail": str(error)}
+
+
+def error_of(outcome: Outcome) -> dict[str, Any]:
+    """The failure as it is recorded: enough to raise it again."""
+    exception = outcome.exception
+    name = class_name(type(exception)) if exception is not None else ""
+    if isinstance(exception, AntiphonError) and "recorded" in exception.data:  # a replay's stand-in
+        name = str(exception.data["recorded"].get("class", ""))
+    return {
+        "class": name,
+        "code": outcome.code,
+        "message": outcome.message,
+        "status": outcome.status,
+        "retriable": outcome.retriable,
+        "terminal": outcome.terminal,
+    }

@@ -1,0 +1,208 @@
+"""When a step is broken off: the tool raised, the store failed, or the caller was interrupted.
+
+One total function finds, for every step and every state of the call, the step that repairs: settle what is known,
+release what was not sent, answer as not recorded. No claim is left to its lease because of an interrupt (D54).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from antiphon._gateway import outcome as outcomes
+from antiphon._gateway import replay
+from antiphon._gateway.attempt import dispatch, not_renewed, raised
+from antiphon._gateway.call import NOTHING, GuardedCall
+from antiphon._gateway.claim import looked_at_alias, not_readable, not_remembered, start_unclaimed, still_unknown
+from antiphon._gateway.settlement import (
+    answered,
+    append_broke_off,
+    append_missed,
+    appended,
+    interrupted,
+    keep_failed,
+    not_dispatched,
+    not_shared,
+    settle_broke_off,
+    settle_failure,
+    settle_interrupted,
+    settle_value,
+    settled,
+)
+from antiphon._gateway.steps import (
+    BEGIN,
+    DONE,
+    INVOKE,
+    SETTLE,
+    STORE_STEPS,
+    Alias,
+    Append,
+    Ask,
+    Dispatch,
+    Get,
+    GivenUp,
+    Mark,
+    Put,
+    Read,
+    Reconcile,
+    Renew,
+    ShareBreaker,
+    Step,
+    TakeOver,
+)
+from antiphon.errors import StoreError
+from antiphon.ports import Existing
+
+log = logging.getLogger("antiphon.gateway")
+
+
+def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Step:
+    """What to do now that *step* was not made."""
+    if step is INVOKE or isinstance(step, Dispatch):
+        entered = call.entered >= call.number and call.value is NOTHING
+        if entered or (isinstance(error, Exception) and call.value is NOTHING):
+            return raised(call, error)
+    elif isinstance(error, StoreError) and (step is BEGIN or step is SETTLE or isinstance(step, STORE_STEPS)):
+        return _store_failed(call, step, error)
+    elif isinstance(error, Exception):
+        match step:
+            case Get():
+                return not_readable(call, error)
+            case Put() if call.extras.found is None:
+                return keep_failed(call, error)
+            case Reconcile() | Put():
+                log.error("reconcile of %s failed; the outcome stays unknown", call.plan.name, exc_info=error)
+                call.outcome = None
+                return still_unknown(call)
+            case Ask():  # the replay refuses the call
+                call.off_path().interrupt = error
+                return DONE
+            case GivenUp():
+                call.off_path().interrupt = error
+                return settled(call, 0)
+    return _interrupted(call, step, error)
+
+
+# -- the caller was interrupted ------------------------------------------------------------------------------------
+
+
+def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> Step:
+    """Settle what was begun; the driver lets the interrupt pass at the end."""
+    extras = call.off_path()
+    if extras.interrupt is not None:  # once more: the process's own thread ends it
+        abandon(call)
+        return DONE
+    extras.interrupt = error
+    if call.number:
+        call.come_back()
+    call.plan.release(call)
+    if step is None:  # the claim has not been asked for
+        return DONE
+    if step is BEGIN or isinstance(step, TakeOver):
+        return Read(call.key, call.identity, _recovered)
+    if step is SETTLE:
+        return Read(call.key, call.identity, _reread)
+    return _settle(call, error)
+
+
+def _settle(call: GuardedCall, error: BaseException) -> Step:
+    if call.value is not NOTHING and (call.outcome is None or call.outcome.status == "success"):
+        return settle_value(call)  # the tool had returned: only the writing is missing
+    if call.outcome is None:
+        step = settle_interrupted(call, error)
+        if call.outcome is not None and not call.attempts and call.plan.hooks is not None and call.extras.hooked:
+            call.plan.hooks.after(call.extras.hooked, call.outcome)
+        return step
+    if call.outcome.status == "success" or not call.version:
+        return settled(call, 0)
+    return settle_failure(call, call.outcome)
+
+
+def _recovered(call: GuardedCall, reply: Existing | None) -> Step:
+    """The claim may have been won before the interrupt came: nothing was sent, so it is given back."""
+    interrupt = call.extras.interrupt
+    assert interrupt is not None
+    if reply is not None and reply.current.state == "inflight" and reply.current.owner == owner_of(call):
+        call.version = reply.current.version
+        if call.run is not None and call.events:
+            call.run.begun()
+    return _settle(call, interrupt)
+
+
+def _reread(call: GuardedCall, reply: Existing | None) -> Step:
+    """The outcome may have been written before the interrupt came."""
+    record = None if reply is None else reply.own or reply.current
+    if record is not None and record.fence == call.version and record.state != "inflight":
+        return settled(call, record.version)
+    return SETTLE
+
+
+def owner_of(call: GuardedCall) -> str:
+    """Who the record names as the holder of this call's claim."""
+    return f"{call.token}/{call.template.owner}"
+
+
+def abandon(call: GuardedCall) -> None:
+    """Leave the claim, if there is one, to the process's own thread: it writes what is known of the call."""
+    plan = call.plan
+    plan.release(call)
+    if call.key and not plan.off:
+        settlement = call.settlement or interrupted(call, "the caller was interrupted")
+        plan.plans.leases.abandon(call.key, call.identity, owner_of(call), settlement)
+
+
+# -- the store failed ----------------------------------------------------------------------------------------------
+
+
+def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
+    extras, plan = call.off_path(), call.plan
+    if step is SETTLE:
+        return settle_broke_off(call, error)
+    match step:
+        case Alias():
+            return not_remembered(call, error)
+        case Read(then=then) if then is looked_at_alias:
+            return not_remembered(call, error)
+        case Read(then=then) if then is _recovered or then is _reread:
+            abandon(call)
+            return DONE
+        case Renew() if extras.last is not None:
+            return not_renewed(call)
+        case ShareBreaker(row=row):
+            return not_shared(call, row.key.partition("#")[0], error)
+        case Append(then=then) if then is appended:
+            return append_broke_off(call, error)
+        case Append() if replay.answers(call):
+            append_missed(call, error)
+            return step.then(call, None)
+    if plan.watched_only:
+        extras.verdict = error.code
+        call.version = 0
+        return dispatch(call) if isinstance(step, Append) else start_unclaimed(call)
+    if extras.refusal is not None:
+        return answered(call, extras.refusal)
+    if not call.version:
+        return _outage(call, error)
+    if isinstance(step, Mark):
+        abandon(call)
+        return _given_back(call, None)
+    extras.outage = error  # its start could not be written, or the claim not be made sure of: give it back
+    return Mark(call.key, call.version, not_dispatched(call), _given_back)
+
+
+def _given_back(call: GuardedCall, _: int | None) -> Step:
+    call.version = 0
+    error = call.extras.outage
+    assert error is not None
+    return _outage(call, error)
+
+
+def _outage(call: GuardedCall, error: StoreError) -> Step:
+    """The store cannot be used: reads may run unprotected, everything else fails closed (D10)."""
+    plan, extras = call.plan, call.off_path()
+    fail_open = plan.tool.safe_outage and not call.policy.safety and error.code != "store_version"
+    plan.reporter.outage(call, error, fail_open)
+    call.version = 0
+    if not fail_open:
+        return answered(call, outcomes.not_made(error))
+    extras.unprotected = error.code
+    return dispatch(call)

@@ -1,0 +1,186 @@
+"""How a replay answers a call in place of the world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from antiphon._drive import AFTER, until_cancelled, was_given_up
+from antiphon._gateway import codec, results
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.outcome import Outcome, failed
+from antiphon._gateway.settlement import refused
+from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
+from antiphon.canonical import canonical_json
+from antiphon.errors import InvalidInput, ReplayMiss, raised_again
+from antiphon.ports import Answer, Invocation, Row
+
+READER_STOPPED = "its reader stopped"
+
+
+def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
+    """Let the run's invoker answer; it may say that the call is made live."""
+    run, tool = call.run, call.plan.tool
+    assert run is not None
+    try:
+        run.enter(call.arguments, canonical_json(call.arguments))
+    except InvalidInput as error:
+        call.policy = call.plan.policy
+        return refused(call, failed("error", "validation_error", str(error)))
+    call.identity = call.identity or run.identity
+    shown = run.shown_arguments(call.arguments)
+    invocation = Invocation("tool", tool.full_name, shown, run.digest, run.site, tool.spec, tool.streams)
+
+    def answered(call: GuardedCall, answer: Answer | None) -> Step:
+        return go_live(call) if answer is None else _replayed(call, answer)
+
+    return Ask(run, invocation, answered)
+
+
+def answers(call: GuardedCall) -> bool:
+    """Whether the recording answers this call."""
+    return call.extras.replayed
+
+
+def _replayed(call: GuardedCall, answer: Answer) -> Step:
+    call.off_path().replayed = True
+    call.policy, call.turn = call.plan.policy, None
+    outcome = call.outcome = _outcome(answer)
+    plan, run = call.plan, call.run
+    assert run is not None
+    start = run.started(call.request_id, call.key, call.call_id)
+    asynchronous = plan.plans.inline_kind == "async"
+    if asynchronous and not answer.chunks and was_given_up(answer.error):
+
+        def wait(call: GuardedCall, _: None) -> Step:
+            run.begun()
+            return GivenUp(plan.name, answer.meta.get(AFTER), _wrong)
+
+        return Append(run, start, wait)
+    if not plan.tool.streams or (answer.chunks is None and answer.outcome != "ok"):
+        run.finished = True
+        return Append(run, (*start, *_end(call)), _given)
+
+    def stream(call: GuardedCall, _: None) -> Step:
+        run.begun()
+        chunks = codec.revived(list(answer.chunks if answer.chunks is not None else outcome.value or ()))
+        pauses = answer.meta.get("gapsMs", ())
+        if plan.tool.kind == "async_generator":
+            outcome.stream = _stream_async(call, outcome, chunks, pauses, answer.meta.get(AFTER))
+        else:
+            outcome.stream = _stream(call, outcome, chunks, pauses)
+        return DONE
+
+    return Append(run, start, stream)
+
+
+def _wrong(call: GuardedCall, _: None) -> Step:
+    raise AssertionError("a call that was given up has no reply")
+
+
+def _given(call: GuardedCall, _: None) -> Step:
+    outcome = call.outcome
+    assert outcome is not None
+    if outcome.status == "success":
+        outcome.value = codec.as_declared(call.plan.tool.decode, outcome.value)
+    return DONE
+
+
+def _outcome(answer: Answer) -> Outcome:
+    """A recorded answer as an outcome; recorded errors come back as errors."""
+    if answer.outcome == "ok":
+        outcome = Outcome("success", answer.value, attempts=0)
+    else:
+        error = answer.error or {}
+        code = "denied" if answer.outcome == "denied" else str(error.get("code", "error"))
+        outcome = failed(
+            error.get("status", "error"),
+            code,
+            str(error.get("message", "")),
+            retriable=bool(error.get("retriable", False)),
+            reason=str(error.get("reason", "")),
+        )
+        outcome.exception = raised_again(error)
+    outcome.from_cache = answer.source != "live"
+    outcome.metadata = {"answeredBy": answer.source}
+    return outcome
+
+
+def _end(call: GuardedCall, outcome: Outcome | None = None) -> Sequence[Row]:
+    assert call.run is not None
+    took_ms = (call.plan.monotonic() - call.started) * 1000
+    return call.run.ended(outcome or call.outcome, None, took_ms)
+
+
+# -- recorded streams ----------------------------------------------------------------------------------------------
+
+
+def _stream(call: GuardedCall, outcome: Outcome, chunks: list[Any], pauses: Sequence[float]) -> Iterator[Any]:
+    """The chunks of a recorded stream; its end is written when the reader has come to it, or has left."""
+    assert call.run is not None
+    write = call.run.scope.write
+    given = 0
+    try:
+        for data, pause in zip_longest(chunks, pauses):
+            if pause:
+                time.sleep(pause / 1000)
+            given += 1
+            yield data
+    except GeneratorExit:
+        if write is not None:
+            write(_end(call, _left(call, given)))
+        raise
+    if write is not None:
+        write(_end(call, _with_chunks(outcome, chunks)))
+    if outcome.status != "success":
+        raise _stream_failure(call, outcome)
+
+
+async def _stream_async(
+    call: GuardedCall, outcome: Outcome, chunks: list[Any], pauses: Sequence[float], after_ms: Any
+) -> AsyncIterator[Any]:
+    import asyncio
+
+    async def end(of: Outcome) -> None:
+        assert call.run is not None
+        if call.run.scope.write_async is not None:
+            await call.run.scope.write_async(_end(call, of))
+
+    given = 0
+    try:
+        for data, pause in zip_longest(chunks, pauses):
+            if pause:
+                await asyncio.sleep(pause / 1000)
+            given += 1
+            yield data
+    except GeneratorExit:
+        await end(_left(call, given))
+        raise
+    if outcome.code == "stream_broken_off" and not outcome.message.endswith(READER_STOPPED):
+        try:
+            await until_cancelled(call.plan.name, after_ms)
+        finally:
+            await end(outcome)
+    await end(_with_chunks(outcome, chunks))
+    if outcome.status != "success":
+        raise _stream_failure(call, outcome)
+
+
+def _with_chunks(outcome: Outcome, chunks: list[Any]) -> Outcome:
+    if outcome.status == "success":
+        outcome.value = chunks
+    return outcome
+
+
+def _left(call: GuardedCall, chunks: int) -> Outcome:
+    """The reader of a recorded stream stopped; said in the words of a live one."""
+    message = f"The stream of {call.plan.name} was broken off after {chunks} pieces: {READER_STOPPED}"
+    return failed("error", "stream_broken_off", message)
+
+
+def _stream_failure(call: GuardedCall, outcome: Outcome) -> BaseException:
+    if outcome.code == "stream_broken_off":
+        return ReplayMiss(f"The recorded reader left the stream of {call.plan.name} here; now it reads on.")
+    return results.exception_of(call, outcome)

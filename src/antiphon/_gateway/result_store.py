@@ -1,0 +1,157 @@
+"""How results are kept: as they are, spilled to blobs, or sealed when they hold a secret (R14)."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from antiphon._gateway import codec
+from antiphon._gateway.dependencies import Dependencies
+from antiphon._gateway.outcome import Outcome
+from antiphon._gateway.tool import Tool
+from antiphon.contract._base import UNSET
+from antiphon.contract.record import DedupeRecord
+from antiphon.errors import StoreError
+from antiphon.ports import Blobs, Settlement
+
+if TYPE_CHECKING:
+    from antiphon.redact import Redactor
+
+log = logging.getLogger("antiphon.gateway")
+
+NO_PAYLOAD = "The call succeeded; its result could not be kept and cannot be given again."
+_SEALED = "sealed+"
+
+
+class ResultStore:
+    """Turns results into settlements, and records into outcomes."""
+
+    def __init__(self, dependencies: Dependencies) -> None:
+        self.redactor: Redactor | None = dependencies.redactor
+        self.blobs = dependencies.blobs
+        self._sealer = dependencies.sealer
+        self.payload_limit = dependencies.settings.payload_limit
+        self._result_limit = dependencies.settings.result_limit
+        self.tenant = dependencies.settings.tenant
+
+    def clean(self, text: str) -> str:
+        """A message that may be stored."""
+        return text if self.redactor is None else self.redactor.redact_text(text)
+
+    # -- keeping -------------------------------------------------------------------------------------------------
+
+    def is_plain(self, payload: bytes) -> bool:
+        """Whether a result is small and holds no secret: it is kept as it is."""
+        if len(payload) > self.payload_limit or len(payload) > self._result_limit:
+            return False
+        return self.redactor is None or not self.redactor.redact_bytes(payload)[1]
+
+    def keep(self, base: Settlement, payload: bytes, streamed: bool) -> tuple[Settlement, bytes | None]:
+        """The settlement of a call with this result, and what has to go to the blob store before it (:meth:`placed`).
+
+        Raises :class:`~antiphon._gateway.codec.NotSerialisable` if the result cannot be kept.
+        """
+        if len(payload) > self._result_limit:
+            raise codec.NotSerialisable(f"{len(payload)} bytes are over the limit of {self._result_limit}")
+        clean, secret = payload, False
+        if self.redactor is not None:
+            clean, secret = _clean_chunks(self.redactor, payload) if streamed else self.redactor.redact_bytes(payload)
+        if not secret:
+            kept, data = base._replace(payload=payload), payload
+        else:
+            sealer = self._sealer()
+            if sealer is None:
+                kept, data = base._replace(payload=clean, output_redacted=True), clean
+            else:
+                sealed: str = sealer.seal(payload)
+                kept, data = base._replace(payload_sealed=sealed), sealed.encode()
+        spills = len(data) > self.payload_limit and self.blobs() is not None
+        return kept, data if spills else None
+
+    @staticmethod
+    def placed(settlement: Settlement, ref: str) -> Settlement:
+        """The settlement whose result is in the blob store under *ref*."""
+        mark = _SEALED if settlement.payload_sealed is not None else ""
+        return settlement._replace(payload=None, payload_sealed=None, payload_ref=mark + ref)
+
+    def required_blobs(self) -> Blobs:
+        blobs = self.blobs()
+        if blobs is None:
+            raise StoreError("The result was spilled to a blob store, and none is configured.")
+        return blobs
+
+    # -- giving again --------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def ref_of(record: DedupeRecord) -> str:
+        """Where the blob store has the result, or ``""``."""
+        return "" if record.payload_ref is UNSET else record.payload_ref.removeprefix(_SEALED)
+
+    def restore(self, tool: Tool, record: DedupeRecord, blob: bytes | None) -> Outcome:
+        """The success that *record* keeps; *blob* is what the blob store has of it."""
+        outcome = Outcome("success")
+        try:
+            data = self._data(record, blob)
+            if data is not None:
+                outcome.value = _decoded(tool, data)
+        except Exception as error:
+            return unreadable(tool.full_name, error)
+        outcome.payload = data
+        if data is None:
+            outcome.metadata = {"payload": NO_PAYLOAD}
+        elif record.output_redacted is True:
+            outcome.metadata = {"outputRedacted": True}
+        return outcome
+
+    def _data(self, record: DedupeRecord, blob: bytes | None) -> bytes | None:
+        if record.payload is not UNSET:
+            return bytes(record.payload)
+        if record.payload_sealed is not UNSET:
+            return self._unseal(record.payload_sealed)
+        if blob is not None and str(record.payload_ref).startswith(_SEALED):
+            return self._unseal(blob.decode())
+        return blob
+
+    def _unseal(self, sealed: str) -> bytes:
+        sealer = self._sealer()
+        if sealer is None:
+            raise StoreError("The result is sealed, and the seal key is missing.")
+        data: bytes = sealer.unseal(sealed)
+        return data
+
+
+def unreadable(tool: str, error: Exception) -> Outcome:
+    """A success whose result cannot be given again."""
+    log.error("the kept result of %s cannot be read", tool, exc_info=error)
+    outcome = Outcome("success")
+    outcome.metadata = {"payload": f"not readable ({type(error).__name__}). {NO_PAYLOAD}"}
+    return outcome
+
+
+def _clean_chunks(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
+    """The chunks of a stream without secrets; one may span several of them."""
+    from antiphon.redact._events import redacting
+
+    found = codec.plain(data)
+    if not isinstance(found, list):
+        return redactor.redact_bytes(data)
+    chunks = [_bytes_again(chunk) for chunk in found]
+    stream = redacting(getattr(redactor, "made", redactor), chunks[0] if chunks else None)  # one that is built late
+    clean = [final for chunk in chunks for final in stream.feed(chunk)] + stream.finish()
+    return (data, False) if clean == chunks else (codec.encode(clean), True)
+
+
+def _bytes_again(chunk: Any) -> Any:
+    """A secret in bytes may span several chunks, too."""
+    if type(chunk) is dict and len(chunk) == 1 and isinstance(chunk.get("$bytes"), str):
+        return chunk["$bytes"].encode("latin-1", "replace")
+    return chunk
+
+
+def _decoded(tool: Tool, data: bytes) -> Any:
+    try:
+        return tool.decode(data)
+    except ValueError:  # the declared type has changed since: plain data is better than nothing
+        return orjson.loads(data)

@@ -1,0 +1,328 @@
+"""The end of a call: what the record says, what goes into the log, and who has to know."""
+
+from __future__ import annotations
+
+import logging
+
+from antiphon._gateway import codec
+from antiphon._gateway import outcome as outcomes
+from antiphon._gateway.call import NO_EXTRAS, NOTHING, GuardedCall
+from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
+from antiphon._gateway.steps import DONE, SETTLE, Append, Put, ShareBreaker, Sleep, Step
+from antiphon.decide.claim import UNKNOWN_CODE
+from antiphon.errors import StoreError, StoreUnavailable
+from antiphon.ports import Attempt, Row, Settlement
+
+log = logging.getLogger("antiphon.gateway")
+
+_TRIES = 4
+_new = tuple.__new__  # half the price of a named tuple's own constructor
+_WATCHED = b"null"
+
+
+# -- what the record says ------------------------------------------------------------------------------------------
+
+
+def settle_success(call: GuardedCall, now: float) -> Step:
+    """Keep the result with the claim, and its end in the log."""
+    plan = call.plan
+    try:
+        payload = call.payload = codec.encode(call.value)
+    except codec.NotSerialisable as error:
+        return not_kept(call, str(error))
+    if call.outcome is not None:
+        call.outcome.payload = payload
+    if plan.watched_only:
+        payload = _WATCHED
+    elif plan.tool.streams or not plan.results.is_plain(payload):
+        return _keep(call, payload)
+    attempts = call.attempts
+    call.settlement = _new(
+        Settlement, ("done", plan.ttl_ms, payload, None, None, False, None, attempts, call.number, True)
+    )
+    run = call.run
+    if run is not None and run.together and not plan.watched_only:
+        known_clean = call.number == 1 and call.extras is NO_EXTRAS and plan.results.redactor is not None
+        outcome = call.outcome if known_clean else call.result()
+        call.events = run.ended(outcome, payload, (now - call.started) * 1000, attempts)
+    return SETTLE
+
+
+def _keep(call: GuardedCall, payload: bytes) -> Step:
+    """A result that is large, or holds a secret: sealed, without it, or in the blob store."""
+    plan = call.plan
+    base = Settlement("done", plan.ttl_ms, attempts=call.attempts, attempt_count=call.number)
+    try:
+        settlement, spilled = plan.results.keep(base, payload, plan.tool.streams)
+        if spilled is not None:
+            call.settlement = settlement
+            return Put(plan.results.required_blobs(), plan.results.tenant, spilled, _kept)
+    except codec.NotSerialisable as error:
+        return not_kept(call, str(error))
+    except Exception as error:  # a lost key must not hide that the call took effect
+        return keep_failed(call, error)
+    return _settle_as(call, settlement)
+
+
+def _kept(call: GuardedCall, ref: str) -> Step:
+    return _settle_as(call, call.plan.results.placed(call.settlement, ref))
+
+
+def keep_failed(call: GuardedCall, error: Exception) -> Step:
+    """A full disk must not hide that the call took effect."""
+    log.error("the result of %s could not be kept", call.plan.name, exc_info=error)
+    return not_kept(call, f"{type(error).__name__}: {call.plan.results.clean(str(error))}")
+
+
+def not_kept(call: GuardedCall, why: str) -> Step:
+    """The call is done; its result cannot be given again."""
+    call.result().note(payload=f"not kept ({why})")
+    count = call.number or 1
+    return _settle_as(call, Settlement("done", call.plan.ttl_ms, attempts=call.attempts, attempt_count=count))
+
+
+def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
+    """Write how the call failed."""
+    call.outcome = outcome
+    plan = call.plan
+    if not call.version:
+        return settled(call, 0)
+    plan.release(call)
+    if outcome.attempts == 0:
+        return _settle_as(call, not_dispatched(call))
+    code, retriable = outcome.code, outcome.retriable
+    if plan.watched_only and call.extras.may_have_applied:
+        code, retriable = UNKNOWN_CODE, False
+    error = (code, plan.results.clean(outcome.message), outcome.terminal, retriable)
+    ttl_ms = _long(call) if code == UNKNOWN_CODE else plan.tool.ttl.failed_ms
+    count = outcome.attempts
+    return _settle_as(call, Settlement("failed", ttl_ms, error=error, attempts=call.attempts, attempt_count=count))
+
+
+def settle_interrupted(call: GuardedCall, interrupt: BaseException | None, why: str = "") -> Step:
+    """The caller went away: say what is known of the call, then let the interrupt pass."""
+    plan = call.plan
+    plan.release(call)
+    if call.outcome is None and interrupt is not None:
+        call.outcome = outcomes.interrupted(plan.name, interrupt, len(call.attempts))
+    if not call.version:
+        return settled(call, 0)
+    why = why or f"the caller was interrupted ({type(interrupt).__name__})"
+    return _settle_as(call, interrupted(call, why))
+
+
+def settle_value(call: GuardedCall) -> Step:
+    """Keep a result whose writing was interrupted."""
+    plan, now = call.plan, call.plan.monotonic()
+    if not call.version:
+        return settled(call, 0)
+    plan.release(call)
+    if len(call.attempts) < call.number:
+        ended_ms = plan.now_ms()
+        call.attempts += (Attempt(ended_ms - int((now - call.began) * 1000), ended_ms),)
+    return settle_success(call, now)
+
+
+def _settle_as(call: GuardedCall, settlement: Settlement) -> Step:
+    call.settlement = settlement
+    run = call.run
+    if run is not None and run.together and not call.plan.watched_only:
+        call.events = _end_rows(call)
+    return SETTLE
+
+
+def not_dispatched(call: GuardedCall) -> Settlement:
+    """Nothing was sent: the next call may run."""
+    return Settlement("cancelled", call.plan.tool.ttl.failed_ms, attempts=call.attempts, dispatched=False)
+
+
+def unknown(call: GuardedCall, why: str) -> Settlement:
+    """Nobody knows whether the call took effect."""
+    message = f"{call.plan.name} was dispatched, but {why}. {UNKNOWN_HINT}"
+    error = (UNKNOWN_CODE, message, True, False)
+    count = len(call.attempts) or 1
+    return Settlement("failed", _long(call), error=error, attempts=call.attempts, attempt_count=count)
+
+
+def interrupted(call: GuardedCall, why: str) -> Settlement:
+    """What was surely not sent may run again; the rest is unknown unless it may be repeated."""
+    extras = call.extras
+    in_tool = call.entered > len(call.attempts) and call.value is NOTHING
+    if not (extras.dispatched or extras.may_have_applied or in_tool):
+        return not_dispatched(call)
+    if call.plan.idempotent:
+        count = len(call.attempts)
+        ttl_ms = call.plan.tool.ttl.failed_ms
+        return Settlement("cancelled", ttl_ms, attempts=call.attempts, attempt_count=count)
+    return unknown(call, why)
+
+
+def _long(call: GuardedCall) -> int:
+    ttl = call.plan.tool.ttl
+    return max(ttl.done_ms, ttl.failed_ms)
+
+
+# -- when it cannot be written -------------------------------------------------------------------------------------
+
+
+def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
+    """The effect has happened: a store that fails is tried again, then reported, and never hides it."""
+    extras, plan = call.off_path(), call.plan
+    if plan.watched_only:
+        plan.reporter.shadow(call, error.code)
+        return settled(call, 0)
+    extras.settle_tries += 1
+    if extras.settle_tries < _TRIES and isinstance(error, StoreUnavailable):
+        return Sleep(0.05 * 2 ** (extras.settle_tries - 1), _settle_again)
+    _not_recorded(call, error)
+    return settled(call, 0)
+
+
+def _settle_again(call: GuardedCall, _: None) -> Step:
+    return SETTLE
+
+
+def _not_recorded(call: GuardedCall, error: StoreError) -> None:
+    call.plan.reporter.outage(call, error, False)
+    log.warning("the outcome of %s was not recorded: %s", call.plan.name, error)
+    call.result().note(notRecorded=error.code)
+
+
+# -- who has to know -----------------------------------------------------------------------------------------------
+
+
+def refused(call: GuardedCall, outcome: Outcome) -> Step:
+    """Refused at the door: neither turn nor loop guard nor run hear of it."""
+    call.outcome = outcome
+    call.key = ""
+    after_hooks(call, outcome)
+    return _conclude(call)
+
+
+def answered(call: GuardedCall, outcome: Outcome) -> Step:
+    """Answered without an attempt of its own."""
+    call.outcome = outcome
+    if outcome.attempts == 0:
+        after_hooks(call, outcome)
+    return settled(call, 0)
+
+
+def after_hooks(call: GuardedCall, outcome: Outcome) -> None:
+    hooked, hooks = call.extras.hooked, call.plan.hooks
+    if hooked is not None and hooks is not None:
+        hooks.after(hooked, outcome)
+
+
+def settled(call: GuardedCall, version: int | None) -> Step:
+    """The record says so (0: there is none; ``None``: it is another's by now); turn and loop guard learn of it."""
+    extras, outcome, plan = call.extras, call.outcome, call.plan
+    if version is None and not plan.watched_only:
+        outcome = call.result()
+        plan.reporter.fenced(call)
+        outcome.note(fenced=True)
+    run = call.run
+    if version != 0:
+        call.version = 0  # the claim is over
+        if run is not None and run.together and not plan.watched_only:
+            run.finished = True
+    if extras is not NO_EXTRAS:
+        if extras.stream is not None:
+            after_hooks(call, call.result())
+        outcome = _label(call)
+    if plan.off:
+        return DONE
+    turn, guard = call.turn, call.guard
+    if turn is not None and (outcome is None or outcome.code != "denied"):
+        turn.identities.add(call.identity)
+        if outcome is None or outcome.status == "success":
+            turn.succeeded.setdefault(call.pair, call.call_id or call.request_id)
+    if guard is not None:
+        if outcome is None and plan.bound_loop and call.payload is not None:
+            guard.loop.succeeded(call.pair, call.payload)
+        else:
+            guard.after(call.pair, call.result(), plan.tool.spec.poll)
+    if run is not None and run.entered and not run.finished:
+        run.finished = True
+        rows = (*run.started(call.request_id, call.key, call.call_id), *_end_rows(call))
+        if rows:
+            return Append(run, rows, appended)
+    return _conclude(call)
+
+
+def _label(call: GuardedCall) -> Outcome | None:
+    """What goes with the answer of a call that was not plain."""
+    extras, outcome = call.extras, call.outcome
+    if extras.unprotected:
+        (outcome := call.result()).note(unprotected=extras.unprotected)
+    if extras.loop_note and call.guard is not None and (outcome is None or outcome.status == "success"):
+        (outcome := call.result()).note(note=extras.loop_note)
+    return outcome
+
+
+def _end_rows(call: GuardedCall) -> tuple[Row, ...]:
+    run = call.run
+    assert run is not None
+    attempts: tuple[Attempt, ...] = call.attempts
+    took_ms = (call.plan.monotonic() - call.started) * 1000
+    return tuple(run.ended(call.result(), call.payload, took_ms, attempts))
+
+
+def appended(call: GuardedCall, _: None) -> Step:
+    """The end of the call is in the log of its run."""
+    return _conclude(call)
+
+
+def append_broke_off(call: GuardedCall, error: StoreError) -> Step:
+    """The call is over: its outcome is worth more than its event."""
+    append_missed(call, error)
+    return _conclude(call)
+
+
+def append_missed(call: GuardedCall, error: StoreError) -> None:
+    log.error("the run log misses events of a call of %s: %s", call.plan.name, error)
+    call.plan.reporter.outage(call, error, False)
+    call.result().note(notRecorded=error.code)
+
+
+def _conclude(call: GuardedCall) -> Step:
+    """Other processes learn of breakers; metrics and listeners of the call."""
+    plan, outcome = call.plan, call.outcome
+    if call.extras.replayed:
+        return DONE
+    if plan.breakers.dirty:
+        return _share_breaker(call)
+    took_ms = (plan.monotonic() - call.started) * 1000
+    if outcome is None:
+        plan.tallies["success"](took_ms)
+        if plan.on_end:
+            plan.reporter.ended(call, call.result(), took_ms, "tool_call_end", plan.on_end)
+    else:
+        plan.tallies[outcome.status](took_ms)
+        blocked = outcome.attempts == 0 and not outcome.from_cache and outcome.status != "success"
+        listeners = plan.on_blocked if blocked else plan.on_end
+        if listeners:
+            event = "tool_call_blocked" if blocked else "tool_call_end"
+            plan.reporter.ended(call, outcome, took_ms, event, listeners)
+    if call.extras.over is not None:
+        call.extras.over.set()
+    return DONE
+
+
+def _share_breaker(call: GuardedCall) -> Step:
+    breakers = call.plan.breakers
+    try:
+        name, breaker = breakers.dirty.popitem()
+    except KeyError:  # another thread was faster
+        return _conclude(call)
+    return ShareBreaker(call.plan.results.tenant, breakers.row(name, breaker), _shared)
+
+
+def _shared(call: GuardedCall, _: None) -> Step:
+    return _conclude(call)
+
+
+def not_shared(call: GuardedCall, name: str, error: StoreError) -> Step:
+    """The next refresh tries again."""
+    log.warning("the state of breaker %s could not be shared yet: %s", name, error)
+    call.plan.plans.unshared[name] = call.plan.breakers.get(name)
+    return _conclude(call)

@@ -1,0 +1,269 @@
+"""What a driver is asked to do next.
+
+The four steps of a plain call are known by identity, and what they need stands in the call. Every other step is a tuple
+that holds the arguments of one request, makes it (``ask``), and names the function that takes the reply (``then``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.context import CallContext
+from antiphon._gateway.recording import RunEntry
+from antiphon.ports import Blobs, BreakerRow, Invocation, Row, Settlement
+
+
+class World(Protocol):
+    """What a driver reaches: each method returns the reply, or an awaitable of it."""
+
+    journal: Any
+    """The :class:`~antiphon.ports.SyncJournal` of a thread, or the :class:`~antiphon.ports.Journal` of a loop."""
+
+    def sleep(self, seconds: float) -> Any: ...
+
+    def refresh(self) -> Any: ...
+
+    def append(self, run: RunEntry, rows: Sequence[Row]) -> Any: ...
+
+    def ask(self, run: RunEntry, invocation: Invocation) -> Any: ...
+
+    def until_cancelled(self, what: str, after_ms: Any) -> Any: ...
+
+    def invoke(self, call: GuardedCall, limit: float | None, context: CallContext | None) -> Any: ...
+
+    def reconcile(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any: ...
+
+    def put(self, blobs: Blobs, tenant: str, data: bytes) -> Any: ...
+
+    def get(self, blobs: Blobs, tenant: str, ref: str) -> Any: ...
+
+
+class Plain:
+    """A step of a plain call."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def ask(self, world: World) -> Any:
+        raise AssertionError(f"drivers know {self.name} by name")
+
+    def then(self, call: GuardedCall, reply: Any) -> Step:
+        raise AssertionError(f"drivers know {self.name} by name")
+
+
+BEGIN = Plain("BEGIN")
+"""``journal.begin(call, call.events)`` -> ``claim.claimed``: insert the claim, or learn what is there."""
+INVOKE = Plain("INVOKE")
+"""``call.value = function(**arguments)`` -> ``attempt.returned``."""
+SETTLE = Plain("SETTLE")
+"""``journal.settle(call.key, call.version, call.settlement, call.events)`` -> ``settlement.settled``."""
+DONE = Plain("DONE")
+"""``call.outcome`` says what came of it; ``None``: ``call.value`` is all there is to say."""
+
+
+class TakeOver(NamedTuple):
+    """Replace another's claim."""
+
+    call: GuardedCall
+    version: int
+    events: Sequence[Row]
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.take_over(self.call, self.version, self.events)
+
+
+class Mark(NamedTuple):
+    """Settle another's claim: as unknown, as not dispatched, or as what reconcile found."""
+
+    key: str
+    version: int
+    settlement: Settlement
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.settle(self.key, self.version, self.settlement)
+
+
+class Read(NamedTuple):
+    """Look at the record."""
+
+    key: str
+    identity: str
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.read(self.key, self.identity)
+
+
+class Alias(NamedTuple):
+    """Let a redelivery of this very call find the answer it is given (D2)."""
+
+    key: str
+    identity: str
+    version: int
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.alias(self.key, self.identity, self.version)
+
+
+class Renew(NamedTuple):
+    """Make sure of the claim for a whole lease."""
+
+    key: str
+    version: int
+    lease_ms: int
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.renew(self.key, self.version, self.lease_ms)
+
+
+class Wait(NamedTuple):
+    """Wait for another's call to settle."""
+
+    key: str
+    version: int
+    seconds: float
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.wait(self.key, self.version, self.seconds)
+
+
+class ShareBreaker(NamedTuple):
+    """Tell the other processes of a breaker."""
+
+    tenant: str
+    row: BreakerRow
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.save_breaker(self.tenant, self.row)
+
+
+class Append(NamedTuple):
+    """Write events of a run by themselves."""
+
+    run: RunEntry
+    rows: Sequence[Row]
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.append(self.run, self.rows)
+
+
+class Ask(NamedTuple):
+    """Let the recording answer."""
+
+    run: RunEntry
+    invocation: Invocation
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.ask(self.run, self.invocation)
+
+
+class GivenUp(NamedTuple):
+    """Stand for a recorded call that its caller gave up: whoever cancelled it then cancels it now."""
+
+    what: str
+    after_ms: Any
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.until_cancelled(self.what, self.after_ms)
+
+
+class Dispatch(NamedTuple):
+    """Call the tool with a time limit, a context, on a thread, or up to the first chunk of its stream."""
+
+    call: GuardedCall
+    limit: float | None
+    context: CallContext | None
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.invoke(self.call, self.limit, self.context)
+
+
+class Sleep(NamedTuple):
+    seconds: float
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.sleep(self.seconds)
+
+
+class Reconcile(NamedTuple):
+    """Ask the tool's own read-back what became of an unknown call."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.reconcile(self.function, self.arguments)
+
+
+class Put(NamedTuple):
+    """Keep a result that is too large for the record."""
+
+    blobs: Blobs
+    tenant: str
+    data: bytes
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.put(self.blobs, self.tenant, self.data)
+
+
+class Get(NamedTuple):
+    blobs: Blobs
+    tenant: str
+    ref: str
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.get(self.blobs, self.tenant, self.ref)
+
+
+class Refresh(NamedTuple):
+    """Once per ``refresh_ms``: changed settings, log levels, breakers of others."""
+
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.refresh()
+
+
+Request = (
+    TakeOver
+    | Mark
+    | Read
+    | Alias
+    | Renew
+    | Wait
+    | ShareBreaker
+    | Append
+    | Ask
+    | GivenUp
+    | Dispatch
+    | Sleep
+    | Reconcile
+    | Put
+    | Get
+    | Refresh
+)
+Step = Plain | Request
+Then = Callable[[GuardedCall, Any], Step]
+STORE_STEPS = (TakeOver, Mark, Read, Alias, Renew, Wait, ShareBreaker, Append)
+"""Steps that a failing store can break off; BEGIN and SETTLE are the others."""
