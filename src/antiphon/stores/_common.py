@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.contract.events import EVENT_VERSION, Event, RunManifest
-from antiphon.contract.record import DedupeRecord, RecordedError, RecordedExecution
+from antiphon.contract.record import (
+    DedupeRecord,
+    RecordedAttempt,
+    RecordedError,
+    RecordedExecution,
+    RecordedRequest,
+)
 from antiphon.errors import StoreVersionError
-from antiphon.ports import Final, Row
+from antiphon.ports import Attempt, ClaimRequest, Row, Settlement
 
 Records = list[DedupeRecord]
 """``list`` is a method of every journal, so its classes cannot say ``list[...]``."""
@@ -23,7 +30,7 @@ _UPGRADE = "Upgrade Antiphon on this machine; the record was left as it is."
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """What a final state adds to a claim record, apart from the payload's own bytes."""
+    """What a settlement adds to a claim record, apart from the payload's own bytes."""
 
     execution: RecordedExecution | UnsetType = UNSET
     payload_ref: str | UnsetType = UNSET
@@ -59,25 +66,65 @@ def next_version(previous: int, now_ms: int) -> int:
     return max(previous + 1, now_ms * 1000)
 
 
-def outcome_of(final: Final) -> Outcome:
-    """The record fields of a final state."""
+def digests_of(params: bytes | tuple[str, str]) -> tuple[str, str]:
+    """The digests of the parameters: normalised, and as they were given."""
+    if isinstance(params, bytes):
+        digest = sha256(params).hexdigest()
+        return digest, digest
+    return params
+
+
+def recorded_request(request: ClaimRequest) -> RecordedRequest:
+    """The request as its record keeps it."""
+    template, call_id = request.template, request.call_id
+    digest, exact = digests_of(request.params)
+    return RecordedRequest(
+        session_key=template.session,
+        actor_id=template.actor,
+        request_id=request.request_id,
+        params_digest=digest,
+        identity=request.identity,
+        params_digest_exact=exact,
+        tool_call_id=UNSET if call_id is None else call_id,
+    )
+
+
+def owner_of(request: ClaimRequest) -> str:
+    """The record's ``owner``: which request holds the claim, and of which process."""
+    return f"{request.token}/{request.template.owner}"
+
+
+def recorded_attempt(attempt: Attempt) -> RecordedAttempt:
+    """An attempt as the record keeps it."""
+    started, finished, error_code, retriable = attempt
+    return RecordedAttempt(
+        started_at_ms=started,
+        finished_at_ms=finished,
+        status="error" if error_code else "success",
+        retriable=retriable,
+        error_code=error_code or UNSET,
+    )
+
+
+def outcome_of(settlement: Settlement) -> Outcome:
+    """The record fields of a settlement."""
     error: RecordedError | UnsetType = UNSET
-    if final.error is not None:
-        code, message, terminal, retriable = final.error
+    if settlement.error is not None:
+        code, message, terminal, retriable = settlement.error
         error = RecordedError(code=code, message=message, terminal=terminal, should_retriable=retriable)
-    attempts = tuple(final.attempts)
+    attempts = tuple(map(recorded_attempt, settlement.attempts))
     return Outcome(
-        execution=RecordedExecution(attempt_count=final.attempt_count, attempts=attempts),
-        payload_ref=UNSET if final.payload_ref is None else final.payload_ref,
-        payload_sealed=UNSET if final.payload_sealed is None else final.payload_sealed,
-        output_redacted=True if final.output_redacted else UNSET,
+        execution=RecordedExecution(attempt_count=settlement.attempt_count, attempts=attempts),
+        payload_ref=UNSET if settlement.payload_ref is None else settlement.payload_ref,
+        payload_sealed=UNSET if settlement.payload_sealed is None else settlement.payload_sealed,
+        output_redacted=True if settlement.output_redacted else UNSET,
         error=error,
     )
 
 
-def must_be_kept(final: Final) -> bool:
+def must_be_kept(settlement: Settlement) -> bool:
     """Whether forgetting this outcome early could let its call happen twice (D3)."""
-    state, _, payload, payload_ref, payload_sealed, _, error, _, _, dispatched = final
+    state, _, payload, payload_ref, payload_sealed, _, error, _, _, dispatched = settlement
     if state == "done":
         return payload is None and payload_ref is None and payload_sealed is None
     if state == "failed":
