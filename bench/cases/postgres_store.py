@@ -10,13 +10,14 @@ from pathlib import Path
 import psycopg
 
 import antiphon
-from antiphon._drive import drive
-from antiphon.contract.record import RecordedRequest
-from antiphon.ports import Ask, Claimed, Final, Row
+from antiphon.ports import Claimed, ClaimTemplate, Row, Settlement, StaticClaimRequest
 from antiphon.stores import PostgresStore
 
 DAY_MS = 86_400_000
 CALLS_PER_RUN = 50
+TEMPLATE = ClaimTemplate(
+    tool="tools/send", session="session-1", actor="actor-1", ttl_ms=DAY_MS, lease_ms=120_000, owner="bench"
+)
 
 
 class _Calls:
@@ -32,35 +33,45 @@ class _Calls:
 
     def new(self):
         number = next(self._numbers)
-        return self.ask(number), f"run-{self._name}-{number // CALLS_PER_RUN}"
-
-    def ask(self, number):
         identity = f"call-{self._name}-{number}"
-        request = RecordedRequest(
-            session_key="session-1",
-            actor_id="actor-1",
-            request_id=identity,
-            params_digest="d" * 64,
+        request = StaticClaimRequest(
+            key=f"{self._name}{number:032}",
             identity=identity,
-            params_digest_exact="e" * 64,
+            template=TEMPLATE,
+            idempotency_key="k" * 64,
+            params=("d" * 64, "e" * 64),
+            request_id=identity,
+            token=f"{number:08x}",
         )
-        key = f"{self._name}{number:032}"
-        return Ask(key, identity, "tools/send", "k" * 64, request, DAY_MS, 120_000, "bench", "default", "default")
+        return request, f"run-{self._name}-{number // CALLS_PER_RUN}"
 
-    async def guarded(self, journal, log=True):
-        ask, run = self.new()
-        won = await journal.begin(ask, [Row(run, "call.started", 1, self._started)] if log else ())
-        final = Final("done", DAY_MS, payload=self._result, attempt_count=1)
-        await journal.settle(ask.key, won.version, final, [Row(run, "call.finished", 2, self._finished)] if log else ())
-        return ask, won.version
+    def steps(self, log):
+        """A request with its start event, and a settlement with its end event."""
+        request, run = self.new()
+        settlement = Settlement("done", DAY_MS, payload=self._result, attempt_count=1)
+        if not log:
+            return (request, ()), (settlement, ())
+        started, finished = Row(run, "call.started", 1, self._started), Row(run, "call.finished", 2, self._finished)
+        return (request, [started]), (settlement, [finished])
+
+    def guarded(self, journal, log=True):
+        begin, end = self.steps(log)
+        won = journal.begin(*begin)
+        journal.settle(begin[0].key, won.version, *end)
+        return begin[0]
+
+    async def guarded_async(self, journal, log=True):
+        begin, end = self.steps(log)
+        won = await journal.begin(*begin)
+        await journal.settle(begin[0].key, won.version, *end)
 
 
 def guarded(dsn, file, log=True):
     """Claim and settle one call, with its two events."""
     journal = PostgresStore(dsn).open_sync()
     calls = _Calls(file)
-    yield lambda: drive(calls.guarded(journal, log))
-    drive(journal.close())
+    yield lambda: calls.guarded(journal, log)
+    journal.close()
 
 
 def gateway(dsn, file):
@@ -80,9 +91,9 @@ def gateway(dsn, file):
 def reused(dsn, file):
     """The same call again, answered from its record."""
     journal = PostgresStore(dsn).open_sync()
-    ask, _ = drive(_Calls(file).guarded(journal))
-    yield lambda: drive(journal.begin(ask))
-    drive(journal.close())
+    request = _Calls(file).guarded(journal)
+    yield lambda: journal.begin(request)
+    journal.close()
 
 
 def round_trips(dsn):
@@ -101,7 +112,7 @@ def transactions(dsn, file):
     """How many transactions the server counts per guarded call."""
     journal = PostgresStore(dsn, max_connections=1).open_sync()
     calls = _Calls(file)
-    drive(calls.guarded(journal))
+    calls.guarded(journal)
 
     def counted():
         with psycopg.connect(dsn, autocommit=True) as other:
@@ -116,14 +127,14 @@ def transactions(dsn, file):
     def run(n):
         before = settled()
         for _ in range(n):
-            drive(calls.guarded(journal))
-        drive(journal.ping())  # wakes the session so that it reports what it counted
+            calls.guarded(journal)
+        journal.ping()  # wakes the session so that it reports what it counted
         time.sleep(1.2)
-        drive(journal.ping())
+        journal.ping()
         return {"per_call": round((settled() - before) / n, 1)}
 
     yield run
-    drive(journal.close())
+    journal.close()
 
 
 async def callers(dsn, file, number=64, log=True):
@@ -135,7 +146,7 @@ async def callers(dsn, file, number=64, log=True):
     async def run(n):
         async def caller(mine):
             for _ in range(max(1, n // number)):
-                await mine.guarded(journal, log)
+                await mine.guarded_async(journal, log)
 
         await asyncio.gather(*(caller(mine) for mine in calls))
 
@@ -150,19 +161,19 @@ async def waking(dsn, file, number=64):
     calls = _Calls(file)
 
     async def once():
-        ask, _ = calls.new()
-        won = await holder.begin(ask)
+        request, _ = calls.new()
+        won = await holder.begin(request)
         assert isinstance(won, Claimed)
         ended, took = 0.0, []
 
         async def wait(n):
-            await journal.wait(ask.key, won.version, 20)
-            await journal.read(ask.key, f"waiter-{n}")
+            await journal.wait(request.key, won.version, 20)
+            await journal.read(request.key, f"waiter-{n}")
             took.append(time.perf_counter() - ended)
 
         waiting = [asyncio.create_task(wait(n)) for n in range(number)]
         await asyncio.sleep(0.1)
-        await holder.settle(ask.key, won.version, Final("done", DAY_MS, payload=b"1"))
+        await holder.settle(request.key, won.version, Settlement("done", DAY_MS, payload=b"1"))
         ended = time.perf_counter()
         await asyncio.gather(*waiting)
         return sorted(took)

@@ -12,19 +12,17 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from antiphon._drive import drive
-from antiphon.contract.record import RecordedRequest
-from antiphon.ports import Ask, Claimed, Final
+from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest
 from antiphon.stores import RedisStore
 from antiphon.stores import _redis_scripts as scripts
-from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores._redis_async import AsyncRedisJournal
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_record import head_of, outcome_bytes
 
 DAY_MS = 86_400_000
 CALLERS = 64
 NAMES = Names("antiphon")
-FINAL = Final("done", DAY_MS, payload=b'{"status":"sent","id":"' + b"x" * 250 + b'"}', attempt_count=1)
+SETTLEMENT = Settlement("done", DAY_MS, payload=b'{"status":"sent","id":"' + b"x" * 250 + b'"}', attempt_count=1)
 CLAIM, SETTLE = scripts.CLAIM.digest.decode(), scripts.SETTLE.digest.decode()
 _serial = itertools.count(time.time_ns())
 
@@ -33,33 +31,30 @@ def new_key() -> str:
     return f"{next(_serial):064x}"
 
 
-QUESTION = Ask(
+REQUEST = StaticClaimRequest(
     key="",
     identity="call-1",
-    tool="tools/send_email",
-    idempotency_key="b" * 64,
-    request=RecordedRequest(
-        session_key="session-12",
-        actor_id="actor-7",
-        request_id="0190a1b2-7c3d-7e4f-8a9b-0c1d2e3f4a5b",
-        params_digest="d" * 64,
-        identity="call-1",
-        params_digest_exact="e" * 64,
+    template=ClaimTemplate(
+        tool="tools/send_email",
+        session="session-12",
+        actor="actor-7",
+        ttl_ms=DAY_MS,
+        lease_ms=120_000,
+        owner="12ab34cd.4026531836.4711.123456",
     ),
-    ttl_ms=DAY_MS,
-    lease_ms=120_000,
-    owner="12ab34cd.4026531836.4711.123456",
-    tenant="default",
-    workspace="default",
+    idempotency_key="b" * 64,
+    params=("d" * 64, "e" * 64),
+    request_id="0190a1b2-7c3d-7e4f-8a9b-0c1d2e3f4a5b",
+    token="5f3a9c01",
 )
 
 
-def ask(key: str, identity: str = "call-1") -> Ask:
+def request_for(key: str, identity: str = "call-1") -> StaticClaimRequest:
     """What a gateway hands to the store; making it is not the store's work."""
-    return QUESTION._replace(key=key, identity=identity)
+    return REQUEST._replace(key=key, identity=identity)
 
 
-HEAD, OUTCOME = head_of(ask("k")), outcome_bytes(FINAL)
+HEAD, OUTCOME = head_of(request_for("k")), outcome_bytes(SETTLEMENT)
 IDENTITY = HEAD.partition(b"\n")[0]
 
 
@@ -91,12 +86,12 @@ def ours(url: str) -> Iterator[Callable[[], None]]:
 
     def miss() -> None:
         key = new_key()
-        held = drive(journal.begin(ask(key)))
+        held = journal.begin(request_for(key))
         assert isinstance(held, Claimed)
-        drive(journal.settle(key, held.version, FINAL))
+        journal.settle(key, held.version, SETTLEMENT)
 
     yield miss
-    drive(journal.close())
+    journal.close()
 
 
 def raw(url: str) -> Iterator[Callable[[], None]]:
@@ -117,16 +112,16 @@ def ours_reused(url: str) -> Iterator[Callable[[], None]]:
     """An answer from a settled record, decoded."""
     journal = RedisStore(url).open_sync()
     key = new_key()
-    held = drive(journal.begin(ask(key)))
+    held = journal.begin(request_for(key))
     assert isinstance(held, Claimed)
-    drive(journal.settle(key, held.version, FINAL))
-    question = ask(key, "call-2")
+    journal.settle(key, held.version, SETTLEMENT)
+    request = request_for(key, "call-2")
 
     def reuse() -> None:
-        drive(journal.begin(question))
+        journal.begin(request)
 
     yield reuse
-    drive(journal.close())
+    journal.close()
 
 
 def raw_reused(url: str) -> Iterator[Callable[[], None]]:
@@ -161,9 +156,9 @@ async def ours_crowd(url: str) -> AsyncIterator[Callable[[int], Awaitable[None]]
 
     async def miss() -> None:
         key = new_key()
-        held = await journal.begin(ask(key))
+        held = await journal.begin(request_for(key))
         assert isinstance(held, Claimed)
-        await journal.settle(key, held.version, FINAL)
+        await journal.settle(key, held.version, SETTLEMENT)
 
     async def run(n: int) -> None:
         await _crowd(n, miss)
@@ -205,18 +200,18 @@ def round_trips(url: str) -> Iterator[Callable[[int], dict[str, float]]]:
     """What the server counted: scripts, or reads if there were more, per miss and per reused answer."""
     client = redis.Redis.from_url(url)
     journal = RedisStore(url).open_sync()
-    drive(journal.ping())
+    journal.ping()
 
     def count(n: int) -> dict[str, float]:
         keys = [new_key() for _ in range(n)]
         start = _sent(client)
         for key in keys:
-            held = drive(journal.begin(ask(key)))
+            held = journal.begin(request_for(key))
             assert isinstance(held, Claimed)
-            drive(journal.settle(key, held.version, FINAL))
+            journal.settle(key, held.version, SETTLEMENT)
         middle = _sent(client)
         for key in keys:
-            drive(journal.begin(ask(key, "call-2")))
+            journal.begin(request_for(key, "call-2"))
         end = _sent(client)
 
         def number(before: tuple[int, int], after: tuple[int, int]) -> float:
@@ -226,7 +221,7 @@ def round_trips(url: str) -> Iterator[Callable[[int], dict[str, float]]]:
         return {"miss": number(start, middle), "reused": number(middle, end)}
 
     yield count
-    drive(journal.close())
+    journal.close()
     client.close()
 
 
@@ -255,9 +250,11 @@ async def wake(url: str) -> AsyncIterator[Callable[[int], Awaitable[dict[str, fl
     await journal.close()
 
 
-async def _wake_once(leader: RedisJournal, journal: RedisJournal, client: redis.Redis) -> tuple[list[float], int]:
+async def _wake_once(
+    leader: AsyncRedisJournal, journal: AsyncRedisJournal, client: redis.Redis
+) -> tuple[list[float], int]:
     key = new_key()
-    held = await leader.begin(ask(key))
+    held = await leader.begin(request_for(key))
     assert isinstance(held, Claimed)
     taken: list[float] = []
     started = 0.0
@@ -275,7 +272,7 @@ async def _wake_once(leader: RedisJournal, journal: RedisJournal, client: redis.
     await asyncio.sleep(0.2)
     idle = sum(_calls(client).values()) - before - 1  # the look itself
     started = time.perf_counter()
-    await leader.settle(key, held.version, FINAL)
+    await leader.settle(key, held.version, SETTLEMENT)
     await asyncio.gather(*tasks)
     return taken, idle
 
@@ -289,18 +286,18 @@ def memory(url: str) -> Iterator[Callable[[int], dict[str, float]]]:
         before = _used(client)
         keys = [new_key() for _ in range(n)]
         for key in keys:
-            drive(journal.begin(ask(key)))
+            journal.begin(request_for(key))
         in_flight = _used(client)
         for key in keys:
-            seen = drive(journal.read(key))
+            seen = journal.read(key)
             assert seen is not None
-            drive(journal.settle(key, seen.current.version, FINAL))
+            journal.settle(key, seen.current.version, SETTLEMENT)
         settled = _used(client)
-        drive(journal.flush(tenant="default"))
+        journal.flush(tenant="default")
         return {"inflight": (in_flight - before) / n, "done": (settled - before) / n}
 
     yield fill
-    drive(journal.close())
+    journal.close()
     client.close()
 
 

@@ -13,7 +13,8 @@ import msgspec
 
 from antiphon.contract.events import EVENT_VERSION, Event
 from antiphon.contract.record import RecordedAttempt
-from antiphon.ports import Final, Row
+from antiphon.ports import Attempt, Row, Settlement
+from antiphon.stores._common import recorded_attempt
 
 Result = Literal["none", "value", "redacted"]
 
@@ -55,31 +56,31 @@ _payload_of = msgspec.json.Decoder(_Payload).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def noted(row: Row, key: str, version: int, final: Final) -> Row:
+def noted(row: Row, key: str, version: int, settlement: Settlement) -> Row:
     """The outcome event with the claim's end noted in its metadata."""
     body = _body_of(row.body)
     result: Result = "none"
-    if final.payload is not None:
-        unchanged = bytes(_payload_of(body.payload).value) == final.payload
-        result = "value" if unchanged and not final.output_redacted else "redacted"
+    if settlement.payload is not None:
+        unchanged = bytes(_payload_of(body.payload).value) == settlement.payload
+        result = "value" if unchanged and not settlement.output_redacted else "redacted"
     claim = _Claim(
         fence=version,
         fingerprint=_fingerprint(key),
-        state=final.state,
-        ttl_ms=final.ttl_ms,
+        state=settlement.state,
+        ttl_ms=settlement.ttl_ms,
         result=result,
-        payload_ref=final.payload_ref,
-        payload_sealed=final.payload_sealed,
-        error=final.error,
-        attempts=tuple(final.attempts),
-        attempt_count=final.attempt_count,
-        dispatched=final.dispatched,
+        payload_ref=settlement.payload_ref,
+        payload_sealed=settlement.payload_sealed,
+        error=settlement.error,
+        attempts=tuple(map(recorded_attempt, settlement.attempts)),
+        attempt_count=settlement.attempt_count,
+        dispatched=settlement.dispatched,
     )
     body.meta = {**body.meta, "claim": claim}
     return row._replace(body=_encode(body))
 
 
-def final_in(event: Event, key: str, version: int) -> Final | None:
+def settlement_in(event: Event, key: str, version: int) -> Settlement | None:
     """The end of the claim *version* of *key*, if *event* tells of it."""
     noted_claim = event.meta.get("claim")
     if not isinstance(noted_claim, dict) or noted_claim.get("fence") != version:
@@ -88,7 +89,7 @@ def final_in(event: Event, key: str, version: int) -> Final | None:
     if claim.fingerprint != _fingerprint(key):
         return None
     has_result = claim.result != "none" and "value" in event.payload
-    return Final(
+    return Settlement(
         claim.state,
         claim.ttl_ms,
         payload=_encode(event.payload["value"]) if has_result else None,
@@ -96,10 +97,15 @@ def final_in(event: Event, key: str, version: int) -> Final | None:
         payload_sealed=claim.payload_sealed,
         output_redacted=has_result and claim.result == "redacted",
         error=claim.error,
-        attempts=claim.attempts,
+        attempts=tuple(map(_attempt_of, claim.attempts)),
         attempt_count=claim.attempt_count,
         dispatched=claim.dispatched,
     )
+
+
+def _attempt_of(recorded: RecordedAttempt) -> Attempt:
+    code = "" if recorded.error_code is msgspec.UNSET else recorded.error_code
+    return Attempt(recorded.started_at_ms, recorded.finished_at_ms, code, recorded.retriable)
 
 
 def _fingerprint(key: str) -> str:

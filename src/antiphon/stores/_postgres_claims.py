@@ -7,12 +7,11 @@ from itertools import groupby
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Ask, Claimed, Existing, Final, Row
-from antiphon.stores._common import Records
+from antiphon.ports import Claimed, ClaimRequest, Existing, Records, Row, Settlement
 from antiphon.stores._postgres_engine import AsyncEngine, Engine, Step
 from antiphon.stores._postgres_link import Rows
 from antiphon.stores._postgres_reads import Found, TaskReads, ThreadReads
-from antiphon.stores._postgres_records import OP, VERSION, ask_params, final_params, log_params, new_op, record_of
+from antiphon.stores._postgres_records import OP, VERSION, claim_params, log_params, new_op, record_of, settle_params
 from antiphon.stores._postgres_types import from_text, text_array, to_text
 
 _FLUSH_BATCH = 1000
@@ -26,9 +25,9 @@ class PostgresClaims:
         self._channel = engine.options.channel
         self._reads = (TaskReads if isinstance(engine, AsyncEngine) else ThreadReads)(self._read_many)
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
         op = new_op()
-        params = ask_params(ask, op)
+        params = claim_params(request, op)
         while True:
             rows = await self._step("begin", params, events, won_only=True)
             now, version = rows[0][:2]
@@ -41,18 +40,18 @@ class PostgresClaims:
                 return _existing(rows)
             # Neither won nor found: somebody was faster by less than our snapshot shows.
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        params = {**ask_params(ask, new_op()), "version": version, "channel": self._channel}
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        params = {**claim_params(request, new_op()), "version": version, "channel": self._channel}
         while True:
-            now, won, _ = (await self._step("take", params, events, won_only=True))[0]
+            now, won, _ = (await self._step("take_over", params, events, won_only=True))[0]
             if won is not None:
                 return Claimed(won, now)
-            existing = await self.read(ask.key, ask.identity)
+            existing = await self.read(request.key, request.identity)
             if existing is not None:
                 return existing
 
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        params = {**final_params(key, version, final, new_op()), "channel": self._channel}
+    async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        params = {**settle_params(key, version, settlement, new_op()), "channel": self._channel}
 
         async def send() -> tuple[int | None]:
             rows = await self._step("settle", params, events, won_only=False)
@@ -64,10 +63,6 @@ class PostgresClaims:
             return None if first is None and settled is None else (settled,)
 
         return (await self._engine.not_twice(send, landed))[0]
-
-    async def mark_dispatched(self, key: str, version: int) -> bool:
-        """Nothing to do: an in-flight claim whose holder is gone counts as dispatched."""
-        return True
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         params = {"key": to_text(key), "identity": to_text(identity), "version": version}

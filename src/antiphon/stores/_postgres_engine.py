@@ -37,7 +37,7 @@ Then = Callable[[Rows], list[Step]]
 
 
 class Engine:
-    """The way of one face to the server. Written once: the synchronous face never suspends in it."""
+    """Runs statements for one journal. Written once: for threads its coroutines never suspend."""
 
     def __init__(self, options: Options, dial: Dial, new_waiter: NewWaiter, pause: Pause) -> None:
         self.options = options
@@ -95,7 +95,7 @@ class Engine:
 
         return await self._attempts(name, work, once)
 
-    def in_face(self, callback: Callable[[T], None]) -> Callable[[T], None]:
+    def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
         """*callback* as it may be called from another thread."""
         return callback
 
@@ -227,7 +227,7 @@ class AsyncEngine(Engine):
         if not task.cancelled():
             task.exception()  # seen: the caller may be gone
 
-    def in_face(self, callback: Callable[[T], None]) -> Callable[[T], None]:
+    def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
         """*callback*, called in the event loop."""
         loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""Waiting by push: one listening connection per process tells every local waiter, in either face.
+"""Waiting by push: one listening connection per process tells every local waiter, thread or task.
 
 A thread owns the connection. It flags the claims somebody waits for, so that only those are announced when they end
 (an announcement takes a lock that all commits of the server share), and it looks again on its own at the end of a
@@ -18,7 +18,7 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
-from antiphon.ports import BreakerRow
+from antiphon.ports import BreakerRow, Told
 from antiphon.stores._postgres_link import Rows, SyncLink, connect_sync, load_driver, prepare_session
 from antiphon.stores._postgres_options import Options
 from antiphon.stores._postgres_sql import quote, statements
@@ -30,8 +30,6 @@ _BATCH = 500
 _BACKOFF_S = (0.1, 2.0)
 _NAME = 512
 """How much of a key or tenant an announcement carries."""
-
-Told = Callable[[BreakerRow], None]
 
 
 class Watch:

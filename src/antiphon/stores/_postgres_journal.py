@@ -1,4 +1,4 @@
-"""Claims, run log and breakers of one face on PostgreSQL."""
+"""Claims, run log and breakers on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from antiphon.ports import BreakerRow
+from antiphon.ports import Told
+from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores._postgres_claims import PostgresClaims
 from antiphon.stores._postgres_engine import AsyncEngine, Engine, sync_engine
 from antiphon.stores._postgres_hub import Hub, acquire_hub, release_hub
@@ -17,7 +18,7 @@ from antiphon.stores._postgres_options import Options
 
 
 class PostgresJournal(PostgresClaims, PostgresLog):
-    """A journal over one pool; the faces differ only in their engine."""
+    """A journal over one pool. Written once: on the engine for threads its coroutines never suspend."""
 
     durable = True
 
@@ -41,12 +42,12 @@ class PostgresJournal(PostgresClaims, PostgresLog):
         await self._sweep_breakers()
         return await self._sweep_claims(limit)
 
-    def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> Callable[[], None]:
-        """Tell *callback* every breaker of *tenant*, now and when one changes anywhere; returns how to unsubscribe.
+    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
+        """Call *callback* with every breaker of *tenant*, now and when one changes; returns how to stop.
 
-        The synchronous face calls it from the listener's thread, the asynchronous one in its event loop.
+        It is called from the listener's thread, or in the event loop.
         """
-        return self._listener().subscribe(tenant, self._engine.in_face(callback))
+        return self._listener().subscribe(tenant, self._engine.on_loop(callback))
 
     async def ping(self) -> Mapping[str, Any]:
         start = time.perf_counter()
@@ -78,11 +79,11 @@ class PostgresJournal(PostgresClaims, PostgresLog):
         return self._hub
 
 
-def open_sync(options: Options) -> PostgresJournal:
-    """A journal whose coroutines never suspend."""
-    return PostgresJournal(sync_engine(options))
+def open_sync(options: Options) -> SyncFromAsync:
+    """A journal for threads."""
+    return SyncFromAsync(PostgresJournal(sync_engine(options)))
 
 
 def open_async(options: Options) -> PostgresJournal:
-    """A journal of the running event loop."""
+    """A journal for the running event loop."""
     return PostgresJournal(AsyncEngine(options))

@@ -1,4 +1,4 @@
-"""One connection to PostgreSQL, for either face: the seam under which everything else is written once."""
+"""One connection to PostgreSQL, for threads or an event loop: the seam under which everything else is written once."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
-from antiphon.ports import BreakerRow, Row
+from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
 from antiphon.stores._postgres_engine import Engine
 from antiphon.stores._postgres_hub import breaker_of
@@ -68,7 +68,7 @@ class PostgresLog:
 
     async def runs(
         self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
-    ) -> list[RunManifest]:
+    ) -> Manifests:
         params = {
             "tenant": to_text(tenant),
             "prefix": to_text(prefix),
@@ -79,7 +79,7 @@ class PostgresLog:
         }
         return [manifest_of(row[0]) for row in await self._engine.run("runs", params, prepare=False)]
 
-    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         params = {
             "run": to_text(run),
             "start": max(0, start),
@@ -110,7 +110,7 @@ class PostgresLog:
         """Drop the states that ended long ago: each process of a fleet leaves one behind."""
         await self._engine.run("sweep_breakers", {"kept_ms": BREAKER_KEPT_MS}, prepare=False)
 
-    async def load_breakers(self, tenant: str) -> list[BreakerRow]:
+    async def load_breakers(self, tenant: str) -> BreakerRows:
         return [breaker_of(row) for row in await self._engine.run("load_breakers", {"tenant": to_text(tenant)})]
 
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:

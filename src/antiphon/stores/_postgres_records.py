@@ -11,8 +11,8 @@ from msgspec import UNSET, Raw
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.errors import StoreVersionError
-from antiphon.ports import Ask, Final, Row
-from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of
+from antiphon.ports import ClaimRequest, Row, Settlement
+from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of, owner_of, recorded_request
 from antiphon.stores._postgres_types import bytea_array, from_text, int8_array, text_array, to_text
 
 _encode = msgspec.json.Encoder().encode
@@ -28,36 +28,37 @@ def new_op() -> int:
     return secrets.randbits(63)
 
 
-def ask_params(ask: Ask, op: int) -> dict[str, Any]:
-    """The parameters of ``begin`` and ``take``."""
+def claim_params(request: ClaimRequest, op: int) -> dict[str, Any]:
+    """The parameters of ``begin`` and ``take_over``."""
+    template = request.template
     return {
-        "key": to_text(ask.key),
-        "tenant": to_text(ask.tenant),
-        "workspace": to_text(ask.workspace),
-        "tool": to_text(ask.tool),
-        "session": to_text(ask.request.session_key),
-        "identity": to_text(ask.identity),
-        "idempotency_key": to_text(ask.idempotency_key),
-        "owner": to_text(ask.owner),
+        "key": to_text(request.key),
+        "tenant": to_text(template.tenant),
+        "workspace": to_text(template.workspace),
+        "tool": to_text(template.tool),
+        "session": to_text(template.session),
+        "identity": to_text(request.identity),
+        "idempotency_key": to_text(request.idempotency_key),
+        "owner": to_text(owner_of(request)),
         "op": op,
-        "ttl_ms": ask.ttl_ms,
-        "lease_ms": ask.lease_ms,
+        "ttl_ms": template.ttl_ms,
+        "lease_ms": template.lease_ms,
         "v": RECORD_VERSION,
-        "request": _encode(ask.request),
+        "request": _encode(recorded_request(request)),
     }
 
 
-def final_params(key: str, version: int, final: Final, op: int) -> dict[str, Any]:
+def settle_params(key: str, version: int, settlement: Settlement, op: int) -> dict[str, Any]:
     """The parameters of ``settle``."""
     return {
         "key": to_text(key),
         "version": version,
-        "state": final.state,
+        "state": settlement.state,
         "op": op,
-        "ttl_ms": final.ttl_ms,
-        "dispatched": final.dispatched,
-        "outcome": _encode(outcome_of(final)),
-        "payload": final.payload,
+        "ttl_ms": settlement.ttl_ms,
+        "dispatched": settlement.dispatched,
+        "outcome": _encode(outcome_of(settlement)),
+        "payload": settlement.payload,
     }
 
 

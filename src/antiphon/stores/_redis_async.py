@@ -1,4 +1,4 @@
-"""The asynchronous face of the Redis store: one pipelined connection and one subscriber per event loop."""
+"""The asynchronous journal of the Redis store: one pipelined connection and one subscriber per event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphon.stores._redis_url import Address, Target
 from antiphon.stores._redis_wire import Node
 
 
-class AsyncJournal(RedisJournal):
+class AsyncRedisJournal(RedisJournal):
     """A journal of one event loop."""
 
     def __init__(self, target: Target, names: Names, options: Options) -> None:
@@ -25,9 +25,9 @@ class AsyncJournal(RedisJournal):
 
         super().__init__(target, names, options, make)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._steps.spawn = self._spawn
-        self._reads = LoopReads(self._steps.read, asyncio.get_running_loop())
-        self._hub = LoopHub(target, placer(target), self._steps.flag, lambda key: self._names.shard(key).channel)
+        self.steps.spawn = self._spawn
+        self._reads = LoopReads(self.steps.read, asyncio.get_running_loop())
+        self._hub = LoopHub(target, placer(target), self.steps.flag, lambda key: self._names.shard(key).channel)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._quietly(work))

@@ -1,4 +1,4 @@
-"""The claim steps on Redis, written once for both faces: each is one script, one round trip."""
+"""The claim steps on Redis, written once for both journals: each is one script, one round trip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon._drive import drive
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Ask, Claimed, Existing, Final
+from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement
 from antiphon.stores import _redis_scripts as scripts
 from antiphon.stores._redis_commands import Commands
 from antiphon.stores._redis_keys import Names
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from antiphon.stores._redis_wire import Orphan
 
     Send = Callable[..., Any]
-    """A command's answer, at once: ``Pool.ask``."""
+    """Sends a command and blocks until it is answered: ``Pool.ask``."""
 
 SETTLE_PATIENCE_S = 5.0
 """An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
@@ -32,7 +32,7 @@ _MOST_ABANDONED = 1000
 
 
 class ClaimSteps:
-    """Begin, take, settle and the smaller steps of one claim."""
+    """Begin, take over, settle and the smaller steps of one claim."""
 
     def __init__(self, link: Link, names: Names, wait_replicas: int, wait_ms: int) -> None:
         self._link = link
@@ -54,17 +54,17 @@ class ClaimSteps:
         """A name for one operation, the same for each of its tries."""
         return f"{self._salt}{next(self._counter):x}"
 
-    async def claim(self, ask: Ask, version: int | None) -> Claimed | Existing:
+    async def claim(self, request: ClaimRequest, version: int | None) -> Claimed | Existing:
         """Take the claim if there is none (*version* ``None``) or if it is still *version*."""
         nonce = self.nonce()
-        key, tenant = ask.key, ask.tenant
+        key, tenant = request.key, request.template.tenant
         if tenant not in self._tenants:
             await self._note_tenant(tenant)
-        shard, data = self._commands.claim(ask, b"" if version is None else b"%d" % version, nonce)
+        shard, data = self._commands.claim(request, b"" if version is None else b"%d" % version, nonce)
         orphan = self._orphan(key, nonce)
         try:
-            if ask.wait_replicas or self._wait_replicas:
-                wanted = max(ask.wait_replicas, self._wait_replicas)
+            wanted = max(request.wait_replicas, self._wait_replicas)
+            if wanted:
                 reply = await self._claim_and_wait(key, wanted, shard.slot, data, nonce, orphan)
             else:
                 reply = await self._link.send(shard.slot, data, orphan)
@@ -77,20 +77,21 @@ class ClaimSteps:
             await self._give_back()
         return _answer(key, reply)
 
-    def claim_now(self, ask: Ask, send: Send) -> Claimed | Existing:
+    def claim_blocking(self, request: ClaimRequest, send: Send) -> Claimed | Existing:
         """The same for a new claim on one server, where *send* blocks: without a coroutine around it."""
-        if ask.tenant not in self._tenants or self._abandoned or ask.wait_replicas or self._wait_replicas:
-            return drive(self.claim(ask, None))
-        nonce = self.nonce()
-        shard, data = self._commands.claim(ask, b"", nonce)
+        known = request.template.tenant in self._tenants
+        if not known or self._abandoned or request.wait_replicas or self._wait_replicas:
+            return drive(self.claim(request, None))
+        key, nonce = request.key, self.nonce()
+        shard, data = self._commands.claim(request, b"", nonce)
         try:
             reply = send(data)
             if reply.__class__ is ReplyError:
                 reply = drive(self._link.mend(reply, shard.slot, data, self._commands.in_full(data)))
         except (StoreUnavailable, KeyboardInterrupt, SystemExit):
-            self._abandoned.append((ask.key, nonce))
+            self._abandoned.append((key, nonce))
             raise
-        return _answer(ask.key, reply)
+        return _answer(key, reply)
 
     async def _claim_and_wait(self, key: str, wanted: int, slot: int, data: bytes, nonce: str, orphan: Orphan) -> Any:
         """A claim counts only when enough replicas have it: a fail-over then cannot forget it (fail closed)."""
@@ -127,8 +128,8 @@ class ClaimSteps:
 
         return settle
 
-    async def settle(self, key: str, version: int, final: Final) -> int | None:
-        shard, data = self._commands.settle(key, version, final, self.nonce())
+    async def settle(self, key: str, version: int, settlement: Settlement) -> int | None:
+        shard, data = self._commands.settle(key, version, settlement, self.nonce())
         reply = await self._link.send(shard.slot, data, None, SETTLE_PATIENCE_S)
         if reply.__class__ is ReplyError:
             full = self._commands.in_full(data)
@@ -136,19 +137,15 @@ class ClaimSteps:
         settled: int | None = reply
         return settled
 
-    def settle_now(self, key: str, version: int, final: Final, send: Send) -> int | None:
+    def settle_blocking(self, key: str, version: int, settlement: Settlement, send: Send) -> int | None:
         """The same on one server, where *send* blocks: without a coroutine around it."""
-        shard, data = self._commands.settle(key, version, final, self.nonce())
+        shard, data = self._commands.settle(key, version, settlement, self.nonce())
         reply = send(data, b"", SETTLE_PATIENCE_S)
         if reply.__class__ is ReplyError:
             full = self._commands.in_full(data)
             reply = drive(self._link.mend(reply, shard.slot, data, full, patience_s=SETTLE_PATIENCE_S))
         settled: int | None = reply
         return settled
-
-    async def dispatched(self, key: str, version: int) -> bool:
-        shard = self._names.shard(key)
-        return bool(await self._link.run(scripts.DISPATCHED, shard.slot, (1, shard.record + key, version)))
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         shard = self._names.shard(key)
@@ -215,5 +212,5 @@ def _answer(key: str, reply: Any) -> Claimed | Existing:
 
 
 def _nobody_is_cancelled(work: Coroutine[Any, Any, None]) -> None:
-    """The synchronous face has no cancelled callers."""
+    """The synchronous journal has no cancelled callers."""
     work.close()

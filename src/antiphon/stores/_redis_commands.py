@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from zlib import crc32
 
-from antiphon.ports import Ask, Final
+from antiphon.ports import ClaimRequest, Settlement
 from antiphon.stores import _redis_scripts as scripts
 from antiphon.stores._redis_keys import Names, Shard
 from antiphon.stores._redis_record import head_of, outcome_bytes
@@ -47,18 +47,19 @@ class Commands:
         self._claims: dict[tuple[int, int, str], ClaimFrame] = {}
         self._settlements: dict[tuple[int, int], SettleFrame] = {}
 
-    def claim(self, ask: Ask, version: bytes, nonce: str) -> tuple[Shard, bytes]:
+    def claim(self, request: ClaimRequest, version: bytes, nonce: str) -> tuple[Shard, bytes]:
         """Where the intent lives, and the command; *version* is the one to replace, if any."""
-        key = ask[0].encode()
+        template = request.template
+        key = request.key.encode()
         number = crc32(key) & 255
-        place = number, len(key), ask[8]
+        place = number, len(key), template.tenant
         frame = self._claims.get(place)
         if frame is None:
             frame = self._claim_frame(place)
         before, history, expiries, member, after = frame
-        durations, times = _durations(ask[5], ask[6])
+        durations, times = _durations(template.ttl_ms, template.lease_ms)
         first = b" inflight " + nonce.encode() + times
-        head = head_of(ask)
+        head = head_of(request)
         identity = head[: head.index(b"\n")]
         about = b"".join((_SIZES[len(version)], version, _SIZES[len(identity)], identity, durations))
         words = (before, key, history, key, expiries, key, member, key, after, about, _SIZES[len(first)], first)
@@ -79,7 +80,7 @@ class Commands:
         self._claims[place] = frame
         return frame
 
-    def settle(self, key: str, version: int, final: Final, nonce: str) -> tuple[Shard, bytes]:
+    def settle(self, key: str, version: int, settlement: Settlement, nonce: str) -> tuple[Shard, bytes]:
         """Where the intent lives, and the command."""
         name = key.encode()
         place = crc32(name) & 255, len(name)
@@ -89,9 +90,9 @@ class Commands:
         before, member, after = frame
         held, mark = b"%d" % version, nonce.encode()
         begin = b"1 %b inflight " % held
-        life, state, times = _kept(final[0], final[1], final[9])
+        life, state, times = _kept(settlement.state, settlement.ttl_ms, settlement.dispatched)
         first = state + mark + times
-        outcome = outcome_bytes(final)
+        outcome = outcome_bytes(settlement)
         about = b"".join((_SIZES[len(begin)], begin, _SIZES[len(held)], held, _SIZES[len(mark)], mark, life))
         words = (
             before,

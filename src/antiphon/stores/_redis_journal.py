@@ -1,4 +1,4 @@
-"""The journal on Redis, written once: the faces differ in how they send, wait and share reads."""
+"""The journal on Redis, written once as coroutines: those of the synchronous variant never suspend."""
 
 from __future__ import annotations
 
@@ -6,9 +6,20 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from antiphon.contract.events import Event, RunManifest
-from antiphon.ports import Ask, BreakerRow, Claimed, Existing, Final, Row
-from antiphon.stores._common import Records
+from antiphon.contract.events import RunManifest
+from antiphon.ports import (
+    BreakerRow,
+    BreakerRows,
+    Claimed,
+    ClaimRequest,
+    Events,
+    Existing,
+    Manifests,
+    Records,
+    Row,
+    Settlement,
+    Told,
+)
 from antiphon.stores._redis_admin import ClaimAdmin
 from antiphon.stores._redis_claims import ClaimSteps
 from antiphon.stores._redis_keys import Names
@@ -18,10 +29,6 @@ from antiphon.stores._redis_push import Hub
 from antiphon.stores._redis_reads import Reads
 from antiphon.stores._redis_url import Target
 from antiphon.stores._settling import Settling
-
-Manifests = list[RunManifest]
-Events = list[Event]
-BreakerRows = list[BreakerRow]
 
 
 class Options(NamedTuple):
@@ -33,7 +40,7 @@ class Options(NamedTuple):
 
 
 class RedisJournal:
-    """Claims, run log and breaker states of one face."""
+    """Claims, run log and breaker states; the variants differ in how they send, wait and share reads."""
 
     durable = True
 
@@ -41,32 +48,36 @@ class RedisJournal:
         self._target = target
         self._names = names
         self._link = Link(target, make, options.patience_s)
-        self._steps = ClaimSteps(self._link, names, options.wait_replicas, options.wait_ms)
-        self._log = RunLog(self._link, names, self._steps.nonce)
+        self.steps = ClaimSteps(self._link, names, options.wait_replicas, options.wait_ms)
+        self._log = RunLog(self._link, names, self.steps.nonce)
         self._breakers = BreakerStates(self._link, names)
         self._admin = ClaimAdmin(self._link, names, self._breakers)
         self._settling = Settling()
         self._reads: Reads
         self._hub: Hub
 
-    def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
-        return self._claim(ask, None, events) if events else self._steps.claim(ask, None)
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
+        return self._claim(request, None, events) if events else self.steps.claim(request, None)
 
-    def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
-        return self._claim(ask, version, events) if events else self._steps.claim(ask, version)
+    def take_over(
+        self, request: ClaimRequest, version: int, events: Sequence[Row] = ()
+    ) -> Coroutine[Any, Any, Claimed | Existing]:
+        return self._claim(request, version, events) if events else self.steps.claim(request, version)
 
-    async def _claim(self, ask: Ask, version: int | None, events: Sequence[Row]) -> Claimed | Existing:
-        answer = await self._steps.claim(ask, version)
+    async def _claim(self, request: ClaimRequest, version: int | None, events: Sequence[Row]) -> Claimed | Existing:
+        answer = await self.steps.claim(request, version)
         if events and answer.__class__ is Claimed:
             await self._write(events)
         return answer
 
     def settle(
-        self, key: str, version: int, final: Final, events: Sequence[Row] = ()
+        self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()
     ) -> Coroutine[Any, Any, int | None]:
         if not events:
-            return self._steps.settle(key, version, final)
-        return self._settling.run(key, version, events, self._write, lambda: self._steps.settle(key, version, final))
+            return self.steps.settle(key, version, settlement)
+        return self._settling.run(
+            key, version, events, self._write, lambda: self.steps.settle(key, version, settlement)
+        )
 
     async def _write(self, events: Sequence[Row]) -> None:
         runs: dict[str, list[Row]] = {}
@@ -75,14 +86,11 @@ class RedisJournal:
         for run, rows in runs.items():
             await self._log.append(run, rows)
 
-    async def mark_dispatched(self, key: str, version: int) -> bool:
-        return await self._steps.dispatched(key, version)
-
     async def alias(self, key: str, identity: str, version: int) -> bool:
-        return await self._steps.alias(key, identity, version)
+        return await self.steps.alias(key, identity, version)
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        return await self._steps.renew(key, version, lease_ms)
+        return await self.steps.renew(key, version, lease_ms)
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
         return await self._reads.read(key, identity)
@@ -91,7 +99,7 @@ class RedisJournal:
         await self._hub.wait(key, version, timeout_s)
 
     async def clear(self, key: str) -> bool:
-        return await self._steps.clear(key)
+        return await self.steps.clear(key)
 
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         return await self._admin.flush(tenant, tool, session, prefix)
@@ -140,11 +148,10 @@ class RedisJournal:
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         await self._breakers.save(tenant, row)
 
-    def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> Callable[[], None]:
+    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
         """Call *callback* with each saved row of *tenant*, own ones included; returns how to stop.
 
-        After a gap in the connection it is called with every row: a repeated one changes nothing. It runs on the
-        subscriber's thread (or in the event loop) and must not block.
+        It is called from the subscriber's thread, or in the event loop.
         """
         channel = self._names.breakers(tenant)[1]
 

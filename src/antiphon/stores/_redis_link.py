@@ -1,4 +1,4 @@
-"""From a script to its answer, on one server or on a Cluster. Written once for both faces."""
+"""From a script to its answer, on one server or on a Cluster. Written once for both journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis server for the asynchronous face: one connection per event loop that pipelines by itself.
+"""A Redis server for the asynchronous journal: one connection per event loop that pipelines by itself.
 
 Commands that are given in one step of the loop leave in one write. A caller that is cancelled only stops
 listening: its command is still sent and answered, so replies never shift. What was unanswered when a

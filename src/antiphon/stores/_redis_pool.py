@@ -1,4 +1,4 @@
-"""A Redis server for the synchronous face: blocking connections, one per thread that is inside a call."""
+"""A Redis server for the synchronous journal: blocking connections, one per thread that is inside a call."""
 
 from __future__ import annotations
 

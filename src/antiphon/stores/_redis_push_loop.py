@@ -1,4 +1,4 @@
-"""The subscriber of the asynchronous face: one task per event loop that listens for all tasks there."""
+"""The subscriber of the asynchronous journal: one task per event loop that listens for all tasks there."""
 
 from __future__ import annotations
 

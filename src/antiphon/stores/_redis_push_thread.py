@@ -1,4 +1,4 @@
-"""The subscriber of the synchronous face: one daemon thread that listens for all threads of the process."""
+"""The subscriber of the synchronous journal: one daemon thread that listens for all threads of the process."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Answers = dict[str, Existing | None]
 
 
 class Reads(Protocol):
-    """How a face shares its reads."""
+    """How a journal shares its reads."""
 
     def read(self, key: str, identity: str) -> Awaitable[Existing | None]: ...
 

@@ -15,11 +15,11 @@ is JSON, so a line holds no newline. A record that was cleared leaves ``t VERSIO
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
-from antiphon.ports import Ask, Final
-from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of
+from antiphon.ports import ClaimRequest, Settlement
+from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, digests_of, outcome_of, owner_of
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -43,25 +43,23 @@ CLEARED = b"t "
 """How what a cleared record leaves behind begins."""
 
 
-def head_of(ask: Ask) -> bytes:
+def head_of(request: ClaimRequest) -> bytes:
     """Identity, tool, session and the rest: what the claim says about the call, once for its whole life."""
-    request = ask.request
-    call_id: str | UnsetType | None = request.tool_call_id
+    template = request.template
     rest = (
-        ask.idempotency_key,
-        ask.tenant,
-        ask.workspace,
-        ask.owner,
-        request.actor_id,
+        request.idempotency_key,
+        template.tenant,
+        template.workspace,
+        owner_of(request),
+        template.actor,
         request.request_id,
-        request.params_digest,
-        request.params_digest_exact,
-        None if call_id is UNSET else call_id,
+        *digests_of(request.params),
+        request.call_id,
     )
     return b"%b\n%b\n%b\n%b" % (
-        _encode(ask.identity),
-        _encode(ask.tool),
-        _encode(request.session_key),
+        _encode(request.identity),
+        _encode(template.tool),
+        template.session_json,
         _encode(rest),
     )
 
@@ -76,10 +74,10 @@ def text_of(line: bytes) -> str:
     return _text_of(line)
 
 
-def outcome_bytes(final: Final) -> bytes:
+def outcome_bytes(settlement: Settlement) -> bytes:
     """The last two lines of a settled record, each with the newline before it."""
-    payload = final.payload
-    return b"\n%b\n%b" % (_encode(outcome_of(final)), b"" if payload is None else payload)
+    payload = settlement.payload
+    return b"\n%b\n%b" % (_encode(outcome_of(settlement)), b"" if payload is None else payload)
 
 
 def record_of(key: str, text: bytes) -> DedupeRecord:

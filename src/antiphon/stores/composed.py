@@ -7,27 +7,40 @@ without an outcome is an unknown (D3); a claim without a start event looks the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from antiphon.contract._base import UNSET
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import RunManifest
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Ask, BreakerRow, Claimed, Existing, Final, Journal, Row, Store
-from antiphon.stores._common import Records
-from antiphon.stores._composed_outcome import final_in, noted
+from antiphon.ports import (
+    BreakerRow,
+    BreakerRows,
+    Claimed,
+    ClaimRequest,
+    Events,
+    Existing,
+    Journal,
+    Manifests,
+    Records,
+    Row,
+    Settlement,
+    StaticClaimRequest,
+    Store,
+    SyncJournal,
+    Told,
+)
+from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync
+from antiphon.stores._composed_outcome import noted, settlement_in
 from antiphon.stores._settling import Settling
+
+Usage = Callable[[str], Any] | None
+"""What a store offers beyond the port if it can tell what a tenant's records cost."""
 
 UNKNOWN_CODE = "outcome_unknown"
 _PAGE = 1000
-_OPTIONAL = frozenset(("subscribe_breakers", "usage"))
-"""What a claims store may offer beyond the port."""
-
-Manifests = list[RunManifest]
-Events = list[Event]
-BreakerRows = list[BreakerRow]
 
 
 class ComposedStore:
@@ -37,6 +50,8 @@ class ComposedStore:
     >>> ComposedStore(claims=MemoryStore(), log=MemoryStore()).url.count(" + ")
     1
     """
+
+    in_process = False
 
     def __init__(self, *, claims: Store, log: Store) -> None:
         self.claims = claims
@@ -55,59 +70,57 @@ class ComposedStore:
         """The seal key of the store that keeps results, if it has one."""
         return getattr(self.claims, "seal_key", None)
 
-    def open_sync(self) -> ComposedJournal:
-        return ComposedJournal(self.claims.open_sync(), self.log.open_sync())
+    def open_sync(self) -> SyncComposedJournal:
+        return SyncComposedJournal(self.claims.open_sync(), self.log.open_sync())
 
     def open_async(self) -> ComposedJournal:
         return ComposedJournal(self.claims.open_async(), self.log.open_async())
 
 
 class ComposedJournal:
-    """One face of a :class:`ComposedStore`."""
+    """Two journals as one."""
 
     def __init__(self, claims: Journal, log: Journal) -> None:
         self._claims = claims
         self._log = log
         self._settling = Settling()
         self.durable = claims.durable and log.durable
+        self.usage: Usage = getattr(claims, "usage", None)
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _OPTIONAL:
-            return getattr(self._claims, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        answer = await self._claims.begin(_with_run(request, events))
+        return await self._answered(request, answer, events)
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
-        answer = await self._claims.begin(_with_run(ask, events))
-        return await self._answered(ask, answer, events)
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        answer = await self._claims.take_over(_with_run(request, events), version)
+        return await self._answered(request, answer, events)
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        answer = await self._claims.take(_with_run(ask, events), version)
-        return await self._answered(ask, answer, events)
-
-    async def _answered(self, ask: Ask, answer: Claimed | Existing, events: Sequence[Row]) -> Claimed | Existing:
+    async def _answered(
+        self, request: ClaimRequest, answer: Claimed | Existing, events: Sequence[Row]
+    ) -> Claimed | Existing:
         if isinstance(answer, Existing):
-            return await self._repaired(answer, ask.identity)
+            return await self._repaired(answer, request.identity)
         if events:
             try:
                 await self._append(events)
             except BaseException:  # without a start event nothing may be dispatched: give the claim back
-                release = Final("cancelled", ask.ttl_ms, dispatched=False)
-                await self._claims.settle(ask.key, answer.version, release)
+                release = Settlement("cancelled", request.template.ttl_ms, dispatched=False)
+                await self._claims.settle(request.key, answer.version, release)
                 raise
         return answer
 
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
+    async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         if events:
-            rows = [*events[:-1], noted(events[-1], key, version, final)]
+            rows = [*events[:-1], noted(events[-1], key, version, settlement)]
             return await self._settling.run(
-                key, version, rows, self._append, lambda: self._claims.settle(key, version, final)
+                key, version, rows, self._append, lambda: self._claims.settle(key, version, settlement)
             )
-        if final.error is not None and final.error[0] == UNKNOWN_CODE:
+        if settlement.error is not None and settlement.error[0] == UNKNOWN_CODE:
             # Somebody gives up on a worker that is gone. It may have got as far as the log.
             existing = await self._claims.read(key)
             if existing is not None and existing.current.version == version:
-                final = await self._final_in_log(existing.current) or final
-        return await self._claims.settle(key, version, final)
+                settlement = await self._settlement_in_log(existing.current) or settlement
+        return await self._claims.settle(key, version, settlement)
 
     async def _append(self, events: Sequence[Row]) -> None:
         runs: dict[str, list[Row]] = {}
@@ -121,30 +134,27 @@ class ComposedJournal:
         current = answer.current
         lock = 0 if current.lock_until_ms is UNSET else current.lock_until_ms
         if current.state == "inflight" and lock <= answer.now_ms:
-            final = await self._final_in_log(current)
-            if final is not None:
-                await self._claims.settle(current.key, current.version, final)
+            settlement = await self._settlement_in_log(current)
+            if settlement is not None:
+                await self._claims.settle(current.key, current.version, settlement)
                 answer = await self._claims.read(current.key, identity) or answer
         own = answer.own
         return Existing(_without_run(answer.current), None if own is None else _without_run(own), answer.now_ms)
 
-    async def _final_in_log(self, record: DedupeRecord) -> Final | None:
+    async def _settlement_in_log(self, record: DedupeRecord) -> Settlement | None:
         """How the holder of *record* ended according to the run it belongs to."""
         run, mark, _ = record.owner.rpartition("@")
         start = 0
         while mark:
             events = await self._log.events(run, start=start, limit=_PAGE)
             for event in events:
-                final = final_in(event, record.key, record.version)
-                if final is not None:
-                    return final
+                settlement = settlement_in(event, record.key, record.version)
+                if settlement is not None:
+                    return settlement
             if len(events) < _PAGE:
                 break
             start += _PAGE
         return None
-
-    async def mark_dispatched(self, key: str, version: int) -> bool:
-        return await self._claims.mark_dispatched(key, version)
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         return await self._claims.alias(key, identity, version)
@@ -208,6 +218,9 @@ class ComposedJournal:
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         await self._claims.save_breaker(tenant, row)
 
+    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+        return self._claims.subscribe_breakers(tenant, callback)
+
     async def ping(self) -> Mapping[str, Any]:
         claims, log = await self._claims.ping(), await self._log.ping()
         latency = float(claims.get("latencyMs", 0.0)) + float(log.get("latencyMs", 0.0))
@@ -220,9 +233,29 @@ class ComposedJournal:
             await self._log.close()
 
 
-def _with_run(ask: Ask, events: Sequence[Row]) -> Ask:
-    """The claim names the run its events go to: the way back to the log. ``RUN@`` stands before the owner."""
-    return ask._replace(owner=f"{events[0].run}@{ask.owner}") if events else ask
+class SyncComposedJournal(SyncFromAsync):
+    """Two synchronous journals as one."""
+
+    def __init__(self, claims: SyncJournal, log: SyncJournal) -> None:
+        super().__init__(ComposedJournal(AsyncFromSync(claims), AsyncFromSync(log)))
+        self.usage: Usage = getattr(claims, "usage", None)
+
+
+def _with_run(request: ClaimRequest, events: Sequence[Row]) -> ClaimRequest:
+    """The record's owner, ``RUN@TOKEN/PROCESS``, names the run that the claim's events go to."""
+    if not events:
+        return request
+    return StaticClaimRequest(
+        key=request.key,
+        identity=request.identity,
+        template=request.template,
+        idempotency_key=request.idempotency_key,
+        params=request.params,
+        request_id=request.request_id,
+        token=f"{events[0].run}@{request.token}",
+        call_id=request.call_id,
+        wait_replicas=request.wait_replicas,
+    )
 
 
 def _without_run(record: DedupeRecord) -> DedupeRecord:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from antiphon._drive import drive
-from antiphon.ports import Journal
+from antiphon.ports import Journal, SyncJournal
 from antiphon.stores._postgres_options import Options, without_secrets
 
 _SCHEMA = "antiphon"
 
 
 class PostgresStore:
-    """A PostgreSQL database, described; each face opens its own journal.
+    """A PostgreSQL database, described; each gateway opens its own journal.
 
     The tables live in *schema* and are made or brought up to date by the first connection (``migrate=False``:
     only by :meth:`migrate`). A journal uses up to *max_connections*, and a process one more to listen with as soon as
@@ -23,6 +23,8 @@ class PostgresStore:
     >>> PostgresStore("postgresql://ada:secret@db.example/agents").url
     'postgresql://ada@db.example/agents'
     """
+
+    in_process = False
 
     def __init__(
         self,
@@ -68,7 +70,7 @@ class PostgresStore:
     def __repr__(self) -> str:
         return f"PostgresStore({self.url!r}, schema={self._options.schema!r})"
 
-    def open_sync(self) -> Journal:
+    def open_sync(self) -> SyncJournal:
         """A journal for threads. It connects when it is first used."""
         from antiphon.stores._postgres_journal import open_sync
 

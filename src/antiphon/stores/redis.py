@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.errors import ConfigError
-from antiphon.stores._redis_journal import Options, RedisJournal
+from antiphon.stores._redis_journal import Options
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_url import parse
+
+if TYPE_CHECKING:
+    from antiphon.stores._redis_async import AsyncRedisJournal
+    from antiphon.stores._redis_sync import SyncRedisJournal
 
 _PREFIX = "antiphon"
 
@@ -24,6 +28,8 @@ class RedisStore:
     reached is tried again. In the URL, options are ``antiphon_NAME`` and win over the arguments. *setting* is where the
     URL was configured, for messages.
     """
+
+    in_process = False
 
     def __init__(
         self,
@@ -62,14 +68,14 @@ class RedisStore:
             return place
         return f"{place}{'&' if '?' in place else '?'}antiphon_prefix={quote(self.prefix, safe='')}"
 
-    def open_sync(self) -> RedisJournal:
-        """A journal whose calls block the calling thread and finish without suspending."""
-        from antiphon.stores._redis_sync import SyncJournal
+    def open_sync(self) -> SyncRedisJournal:
+        """A journal for threads: its methods block."""
+        from antiphon.stores._redis_sync import SyncRedisJournal
 
-        return SyncJournal(self._target, self._names, self._options)
+        return SyncRedisJournal(self._target, self._names, self._options)
 
-    def open_async(self) -> RedisJournal:
+    def open_async(self) -> AsyncRedisJournal:
         """A journal for the running event loop."""
-        from antiphon.stores._redis_async import AsyncJournal
+        from antiphon.stores._redis_async import AsyncRedisJournal
 
-        return AsyncJournal(self._target, self._names, self._options)
+        return AsyncRedisJournal(self._target, self._names, self._options)

@@ -127,17 +127,17 @@ def test_doctor_names_what_weakens_a_server(valkey_server: Callable[..., Valkey]
 
 def test_flushing_by_prefix_never_holds_the_server_up(valkey_server: Callable[..., Valkey]) -> None:
     """Thousands of claims are forgotten; no single command of it takes as long as 20 ms."""
-    from tests.integration.stores.redis_kit import ask
+    from tests.integration.stores.redis_kit import request_for
 
     server = valkey_server(options={"slowlog-log-slower-than": "20000"})
     journal = open_store(server.url).open_sync()
     for number in range(3000):
-        drive(journal.begin(ask(f"{'ab' if number % 3 else 'cd'}{number:06d}")))
+        journal.begin(request_for(f"{'ab' if number % 3 else 'cd'}{number:06d}"))
     server.command("SLOWLOG", "RESET")
-    assert drive(journal.flush(tenant="default", prefix="ab")) == 2000
+    assert journal.flush(tenant="default", prefix="ab") == 2000
     assert server.command("SLOWLOG", "LEN") == b":0"
-    assert len(drive(journal.list(tenant="default", limit=5000))) == 1000
-    drive(journal.close())
+    assert len(journal.list(tenant="default", limit=5000)) == 1000
+    journal.close()
 
 
 def test_every_process_sweeps_what_has_expired(fleet_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""What the tests of the PostgreSQL store share: asks, rows, and a look into the tables."""
+"""What the tests of the PostgreSQL store share: claim requests, rows, and a look into the tables."""
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,41 +10,38 @@ from typing import Any, cast
 
 import psycopg
 
-from antiphon._drive import drive
-from antiphon.contract.record import RecordedRequest
-from antiphon.ports import Ask, Final, Journal, Row
-from antiphon.stores import PostgresStore
-from antiphon.stores._postgres_journal import PostgresJournal
-
-Query = Callable[..., list[tuple[Any, ...]]]
-Start = Callable[[str], Journal]
-"""``start("sync")`` or ``start("async")``: a journal of that face."""
+from antiphon.ports import ClaimTemplate, Row, Settlement, StaticClaimRequest, SyncJournal
 
 
-def ask(key: str, identity: str = "a", *, ttl_ms: int = 60_000, lease_ms: int = 30_000, **changes: Any) -> Ask:
-    request = RecordedRequest(
-        session_key=changes.pop("session", "s1"),
-        actor_id="actor",
-        request_id=f"request-{identity}",
-        params_digest="digest",
-        identity=identity,
-    )
-    values: dict[str, Any] = {
+def request_for(
+    key: str, identity: str = "a", *, token: str = "", idempotency_key: str = "computed", **template: Any
+) -> StaticClaimRequest:
+    """A request for the claim on *key*."""
+    shared: dict[str, Any] = {
         "tool": "tools/send",
-        "idempotency_key": "computed",
+        "session": "s1",
+        "actor": "actor",
+        "ttl_ms": 60_000,
+        "lease_ms": 30_000,
         "owner": "test",
-        "tenant": "default",
-        "workspace": "default",
     }
-    return Ask(key=key, identity=identity, request=request, ttl_ms=ttl_ms, lease_ms=lease_ms, **{**values, **changes})
+    return StaticClaimRequest(
+        key=key,
+        identity=identity,
+        template=ClaimTemplate(**(shared | template)),
+        idempotency_key=idempotency_key,
+        params=("d" * 64, "e" * 64),
+        request_id=f"request-{identity}",
+        token=token or secrets.token_hex(4),
+    )
 
 
 def row(run: str, kind: str = "call.started", n: int = 0) -> Row:
     return Row(run, kind, 1_000 + n, b'{"lane":"0","index":%d,"payload":{"n":%d}}' % (n, n))
 
 
-def done(value: bytes = b'{"ok": true}', ttl_ms: int = 60_000) -> Final:
-    return Final("done", ttl_ms, payload=value, attempt_count=1)
+def done(value: bytes = b'{"ok": true}', ttl_ms: int = 60_000) -> Settlement:
+    return Settlement("done", ttl_ms, payload=value, attempt_count=1)
 
 
 def look(dsn: str, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -61,12 +59,6 @@ def eventually(what: Callable[[], Any], seconds: float = 10.0) -> Any:
             return found
         time.sleep(0.01)
     raise AssertionError("it did not happen in time")
-
-
-def opened(store: PostgresStore) -> PostgresJournal:
-    journal = store.open_sync()
-    assert isinstance(journal, PostgresJournal)
-    return journal
 
 
 class Background:
@@ -92,8 +84,8 @@ class Background:
         return self._result
 
 
-def seqs(journal: Journal, run: str) -> Sequence[int]:
+def seqs(journal: SyncJournal, run: str) -> Sequence[int]:
     found: list[int] = []
-    while events := drive(journal.events(run, start=len(found), limit=500)):
+    while events := journal.events(run, start=len(found), limit=500):
         found.extend(event.seq for event in events)
     return found

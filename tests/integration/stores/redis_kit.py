@@ -1,19 +1,22 @@
-"""What the tests of the Redis store share: asks, both faces, Clusters and Sentinels, a look at the server."""
+"""What the tests of the Redis store share: claim requests, both journals, Clusters, a look at the server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Literal, Self, TypeVar
 
 import redis
 
 from antiphon._drive import drive
-from antiphon.contract.record import RecordedRequest
-from antiphon.ports import Ask, Claimed, Existing, Final
-from antiphon.stores._redis_journal import RedisJournal
+from antiphon.ports import Claimed, ClaimTemplate, Existing, Settlement, StaticClaimRequest
+from antiphon.stores._adapters import AsyncFromSync
+from antiphon.stores._redis_async import AsyncRedisJournal
+from antiphon.stores._redis_claims import ClaimSteps
+from antiphon.stores._redis_sync import SyncRedisJournal
 from antiphon.stores.redis import RedisStore
 from tests.servers import HOST, Valkey, free_port
 
@@ -23,29 +26,56 @@ FACES: tuple[Face, ...] = ("sync", "async")
 HOUR_MS = 3_600_000
 
 
-def ask(key: str, identity: str = "call-1", **changes: Any) -> Ask:
+def request_for(
+    key: str,
+    identity: str = "call-1",
+    *,
+    wait_replicas: int = 0,
+    token: str = "",
+    idempotency_key: str = "computed",
+    **template: Any,
+) -> StaticClaimRequest:
     """A request for the claim on *key*."""
-    request = RecordedRequest(
-        session_key=changes.pop("session", "session-1"),
-        actor_id="actor-1",
-        request_id=f"request-of-{identity}",
-        params_digest="d" * 64,
-        identity=identity,
-    )
-    values: dict[str, Any] = {
+    shared: dict[str, Any] = {
         "tool": "tools/send",
-        "idempotency_key": "computed",
+        "session": "session-1",
+        "actor": "actor-1",
         "ttl_ms": HOUR_MS,
         "lease_ms": 60_000,
         "owner": "test",
-        "tenant": "default",
-        "workspace": "default",
     }
-    return Ask(key=key, identity=identity, request=request, **{**values, **changes})
+    return StaticClaimRequest(
+        key=key,
+        identity=identity,
+        template=ClaimTemplate(**(shared | template)),
+        idempotency_key=idempotency_key,
+        params=("d" * 64, "e" * 64),
+        request_id=f"request-of-{identity}",
+        token=token or secrets.token_hex(4),
+        wait_replicas=wait_replicas,
+    )
 
 
-def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = HOUR_MS) -> Final:
-    return Final("done", ttl_ms, payload=payload, attempt_count=1)
+class ThreadJournal(AsyncFromSync):
+    """A synchronous journal, for a test that is written once for both."""
+
+    def __init__(self, journal: SyncRedisJournal) -> None:
+        super().__init__(journal)
+        self._sync = journal
+
+    @property
+    def steps(self) -> ClaimSteps:
+        return self._sync._blocking.steps
+
+    async def usage(self, tenant: str) -> Mapping[str, float]:
+        return self._sync.usage(tenant)
+
+
+RedisJournal = AsyncRedisJournal | ThreadJournal
+
+
+def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = HOUR_MS) -> Settlement:
+    return Settlement("done", ttl_ms, payload=payload, attempt_count=1)
 
 
 def claimed(answer: Claimed | Existing) -> Claimed:
@@ -62,7 +92,7 @@ def in_face(face: Face, store: RedisStore, work: Callable[[RedisJournal], Corout
     """Run *work* with a journal of *face*, and close it."""
 
     async def run() -> T:
-        journal = store.open_sync() if face == "sync" else store.open_async()
+        journal = ThreadJournal(store.open_sync()) if face == "sync" else store.open_async()
         try:
             return await work(journal)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -11,17 +12,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from antiphon._drive import drive
 from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, InvalidInput
-from antiphon.ports import Claimed, Existing, Final, Row
+from antiphon.ports import Claimed, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import PostgresStore
 from antiphon.stores import _postgres_log as log_module
-from antiphon.stores._postgres_journal import PostgresJournal
+from antiphon.stores._common import recorded_request
 from antiphon.stores._postgres_link import SyncLink
 from antiphon.stores._postgres_sql import statements
 from antiphon.stores._postgres_types import from_text, to_text
-from tests.integration.stores.postgres_kit import ask, done, look, opened, row, seqs
+from tests.integration.stores.postgres_kit import done, look, request_for, row, seqs
 
 anything = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 
@@ -48,22 +48,22 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_guarded_call_takes_two_round_trips_and_a_reused_one_takes_one(
     postgres_database: str, trips: list[str]
 ) -> None:
-    journal = opened(PostgresStore(postgres_database))
-    drive(journal.ping())
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
     trips.clear()
-    won = drive(journal.begin(ask("k"), [row("r")]))
+    won = journal.begin(request_for("k"), [row("r")])
     assert isinstance(won, Claimed)
-    drive(journal.settle("k", won.version, done(), [row("r", "call.finished")]))
+    journal.settle("k", won.version, done(), [row("r", "call.finished")])
     assert trips == ["begin", "settle"]
     trips.clear()
-    reused = drive(journal.begin(ask("k", "again"), [row("r")]))
+    reused = journal.begin(request_for("k", "again"), [row("r")])
     assert isinstance(reused, Existing)
     assert trips == ["begin"]
     with psycopg.connect(postgres_database, autocommit=True) as other:
         here = "application_name = 'antiphon' AND datname = current_database()"
         plan = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {here}").fetchone()
     assert plan == (1,), "one caller uses one connection"
-    drive(journal.close())
+    journal.close()
 
 
 @given(key=anything, identity=anything, session=anything, tool=anything, reason=anything)
@@ -71,24 +71,24 @@ def test_a_guarded_call_takes_two_round_trips_and_a_reused_one_takes_one(
 def test_any_text_comes_back_as_it_was(
     postgres_dsn: str, key: str, identity: str, session: str, tool: str, reason: str
 ) -> None:
-    journal = opened(PostgresStore(postgres_dsn))
+    journal = PostgresStore(postgres_dsn).open_sync()
     try:
         check_text(journal, key, identity, session, tool, reason)
     finally:
-        drive(journal.close())
+        journal.close()
 
 
-def check_text(journal: PostgresJournal, key: str, identity: str, session: str, tool: str, reason: str) -> None:
+def check_text(journal: SyncJournal, key: str, identity: str, session: str, tool: str, reason: str) -> None:
     key, run, tenant = (f"{time.time_ns()}{text}" for text in (key, tool, reason))
-    asked = ask(key, identity, session=session, tool=tool, tenant=tenant, idempotency_key=reason)
-    assert isinstance(drive(journal.begin(asked, [Row(run, tool, 1, b"{}")])), Claimed)
-    found = drive(journal.begin(asked))
+    request = request_for(key, identity, session=session, tool=tool, tenant=tenant, idempotency_key=reason)
+    assert isinstance(journal.begin(request, [Row(run, tool, 1, b"{}")]), Claimed)
+    found = journal.begin(request)
     assert isinstance(found, Existing)
     assert found.own is not None
     assert (found.own.key, found.own.tool, found.own.tenant) == (key, tool, tenant)
-    assert found.own.request == asked.request
-    assert [record.key for record in drive(journal.list(tenant=tenant, tool=tool, session=session))] == [key]
-    assert [event.type for event in drive(journal.events(run))] == [tool]
+    assert found.own.request == recorded_request(request)
+    assert [record.key for record in journal.list(tenant=tenant, tool=tool, session=session)] == [key]
+    assert [event.type for event in journal.events(run)] == [tool]
 
 
 @given(text=st.text(st.sampled_from("a\0\ue00001")), other=st.text(st.sampled_from("a\0\ue00001")))
@@ -99,42 +99,72 @@ def test_escaped_text_is_reversible_and_never_collides(text: str, other: str) ->
 
 
 def test_text_that_has_no_encoding_is_refused_before_anything_is_sent(postgres_dsn: str) -> None:
-    journal = opened(PostgresStore(postgres_dsn))
-    for asked in (ask("\ud800"), ask("k", session="x\udfff")):
+    journal = PostgresStore(postgres_dsn).open_sync()
+    for request in (request_for("\ud800"), request_for("k", "x\udfff")):
         with pytest.raises(InvalidInput, match="surrogate"):
-            drive(journal.begin(asked))
-    drive(journal.close())
+            journal.begin(request)
+    journal.close()
+
+
+def test_the_owner_names_request_and_process(postgres_database: str) -> None:
+    """A record of release 0.1.0 names the process only; it is read, settled and replaced all the same."""
+    journal = PostgresStore(postgres_database).open_sync()
+    held = journal.begin(request_for("k", token="t1", owner="boot.1.22.333"))
+    assert isinstance(held, Claimed)
+    assert look(postgres_database, "SELECT owner FROM antiphon.claims") == [("t1/boot.1.22.333",)]
+    look(postgres_database, "UPDATE antiphon.claims SET owner = 'boot.1.22.333'")
+    seen = journal.begin(request_for("k", "b"))
+    assert isinstance(seen, Existing)
+    assert (seen.current.owner, seen.current.version) == ("boot.1.22.333", held.version)
+    settled = journal.settle("k", held.version, done())
+    assert settled is not None
+    assert isinstance(journal.take_over(request_for("k", "b", token="t2"), settled), Claimed)
+    found = journal.read("k", "a")
+    assert found is not None
+    assert (found.current.owner, found.own and found.own.owner) == ("t2/test", "boot.1.22.333")
+    journal.close()
+
+
+def test_canonical_parameters_are_kept_as_their_digest(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_sync()
+    request = request_for("k")._replace(params=b'{"to":"ada"}', call_id="call_7")
+    journal.begin(request)
+    found = journal.read("k")
+    assert found is not None
+    assert found.current.request == recorded_request(request)
+    assert found.current.request.params_digest == sha256(b'{"to":"ada"}').hexdigest()
+    journal.close()
 
 
 def test_bodies_are_kept_byte_for_byte(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     odd = b'{"b":1.0,  "a":[1e5,-0.0,"\\u00e4\\u0000"],"a":2}'
-    won = drive(journal.begin(ask("k"), [Row("r", "call.started", 1, b'{"payload": {"z":1.50}}')]))
+    won = journal.begin(request_for("k"), [Row("r", "call.started", 1, b'{"payload": {"z":1.50}}')])
     assert isinstance(won, Claimed)
-    drive(journal.settle("k", won.version, Final("done", 60_000, payload=odd)))
-    found = drive(journal.read("k"))
+    journal.settle("k", won.version, Settlement("done", 60_000, payload=odd))
+    found = journal.read("k")
     assert found is not None
     assert bytes(found.current.payload) == odd  # type: ignore[arg-type]
     assert look(postgres_database, "SELECT payload, (SELECT body FROM antiphon.events) FROM antiphon.claims") == [
         (odd, b'{"payload": {"z":1.50}}')
     ]
-    drive(journal.close())
+    journal.close()
 
 
 def test_one_step_may_write_to_several_runs_or_to_none(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     mixed = [row("r1"), row("r2"), row("r2", n=1), row("r1", n=1)]
-    won = drive(journal.begin(ask("k"), mixed))
+    won = journal.begin(request_for("k"), mixed)
     assert isinstance(won, Claimed)
-    assert isinstance(drive(journal.begin(ask("k", "b"), mixed)), Existing)
-    assert drive(journal.settle("k", won.version + 1, done(), mixed)) is None
-    settled = drive(journal.settle("k", won.version, done(), mixed))
+    assert isinstance(journal.begin(request_for("k", "b"), mixed), Existing)
+    assert journal.settle("k", won.version + 1, done(), mixed) is None
+    settled = journal.settle("k", won.version, done(), mixed)
     assert settled is not None
-    assert isinstance(drive(journal.take(ask("k", "c"), settled, mixed)), Claimed)
-    assert isinstance(drive(journal.take(ask("k", "d"), settled, mixed)), Existing)
+    assert isinstance(journal.take_over(request_for("k", "c"), settled, mixed), Claimed)
+    assert isinstance(journal.take_over(request_for("k", "d"), settled, mixed), Existing)
     for run in ("r1", "r2"):
         assert list(seqs(journal, run)) == list(range(8)), run
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_long_run_is_read_in_pages_and_deleted_in_batches(
@@ -142,48 +172,48 @@ def test_a_long_run_is_read_in_pages_and_deleted_in_batches(
 ) -> None:
     monkeypatch.setattr(log_module, "_APPEND_BATCH", 400)
     monkeypatch.setattr(log_module, "_DELETE_BATCH", 300)
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     manifest = RunManifest(id="r", name="long", status="running", started_at_ms=1)
-    drive(journal.open_run(manifest))
-    assert drive(journal.append("r", [row("r", n=n) for n in range(1000)])) == 0
-    assert drive(journal.append("r", [])) == 1000
-    assert drive(journal.append("other", [])) == 0
+    journal.open_run(manifest)
+    assert journal.append("r", [row("r", n=n) for n in range(1000)]) == 0
+    assert journal.append("r", []) == 1000
+    assert journal.append("other", []) == 0
     assert list(seqs(journal, "r")) == list(range(1000))
     trips.clear()
-    assert drive(journal.delete_run("r"))
+    assert journal.delete_run("r")
     assert trips.count("delete_batch") == 5
     assert look(postgres_database, "SELECT count(*) FROM antiphon.events") == [(0,)]
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_deletion_that_was_broken_off_stays_hidden_and_is_finished(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     manifest = RunManifest(id="r", name="n", status="running", started_at_ms=1)
     for finish in ("sweep", "open again"):
-        drive(journal.open_run(manifest))
-        drive(journal.append("r", [row("r"), row("r")]))
+        journal.open_run(manifest)
+        journal.append("r", [row("r"), row("r")])
         look(postgres_database, "UPDATE antiphon.runs SET deleting = true")
-        assert drive(journal.manifest("r")) is None
-        assert drive(journal.events("r")) == []
-        assert drive(journal.runs(tenant="default")) == []
-        assert not drive(journal.delete_run("r"))
+        assert journal.manifest("r") is None
+        assert journal.events("r") == []
+        assert journal.runs(tenant="default") == []
+        assert not journal.delete_run("r")
         if finish == "sweep":
-            drive(journal.sweep())
+            journal.sweep()
             assert look(postgres_database, "SELECT count(*) FROM antiphon.events") == [(0,)]
         else:
-            drive(journal.open_run(manifest))
-            assert drive(journal.manifest("r")) == manifest
-            assert drive(journal.append("r", [row("r")])) == 0
-    drive(journal.close())
+            journal.open_run(manifest)
+            assert journal.manifest("r") == manifest
+            assert journal.append("r", [row("r")]) == 0
+    journal.close()
 
 
 def test_pages_of_runs_use_the_index(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     for n in range(300):
-        drive(journal.open_run(RunManifest(id=f"run-{n:03}", name="n", status="completed", started_at_ms=n // 3)))
+        journal.open_run(RunManifest(id=f"run-{n:03}", name="n", status="completed", started_at_ms=n // 3))
     seen: list[str] = []
     before = ""
-    while page := drive(journal.runs(tenant="default", limit=70, before=before)):
+    while page := journal.runs(tenant="default", limit=70, before=before):
         seen.extend(manifest.id for manifest in page)
         before = page[-1].id
     assert seen == [f"run-{n:03}" for n in reversed(range(300))]
@@ -193,18 +223,18 @@ def test_pages_of_runs_use_the_index(postgres_database: str) -> None:
     with psycopg.connect(postgres_database, cursor_factory=psycopg.RawCursor) as connection:
         plan = connection.execute(f"EXPLAIN {statement.text}".encode(), statement.values(values)).fetchall()
     assert any("runs_by_start" in line for (line,) in plan), plan
-    drive(journal.close())
+    journal.close()
 
 
 def test_settling_moves_no_index_entry(postgres_database: str) -> None:
     """The cost of the ten thousandth call is that of the tenth: updates stay within their page."""
-    journal = opened(PostgresStore(postgres_database))
-    drive(journal.ping())
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
     for n in range(200):
-        won = drive(journal.begin(ask(f"k{n}", ttl_ms=86_400_000), [row("r")]))
+        won = journal.begin(request_for(f"k{n}", ttl_ms=86_400_000), [row("r")])
         assert isinstance(won, Claimed)
-        drive(journal.settle(f"k{n}", won.version, done(ttl_ms=86_400_000), [row("r")]))
-    drive(journal.close())
+        journal.settle(f"k{n}", won.version, done(ttl_ms=86_400_000), [row("r")])
+    journal.close()
     time.sleep(0.1)
     stats = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %s AND schemaname = 'antiphon'"
     deadline = time.monotonic() + 10
@@ -218,7 +248,7 @@ async def test_one_journal_per_loop_and_many_tasks(postgres_database: str) -> No
     journal = PostgresStore(postgres_database, max_connections=3).open_async()
 
     async def guarded(n: int) -> None:
-        won = await journal.begin(ask(f"k{n}"), [row("r", n=n)])
+        won = await journal.begin(request_for(f"k{n}"), [row("r", n=n)])
         assert isinstance(won, Claimed)
         assert await journal.settle(f"k{n}", won.version, done(), [row("r", "call.finished", n)]) is not None
 
@@ -234,7 +264,7 @@ def test_a_store_is_usable_from_loop_after_loop(postgres_database: str) -> None:
 
     async def use(n: int) -> None:
         journal = store.open_async()
-        assert isinstance(await journal.begin(ask(f"k{n}")), Claimed)
+        assert isinstance(await journal.begin(request_for(f"k{n}")), Claimed)
         await journal.close()
 
     for n in range(3):
@@ -245,24 +275,24 @@ def test_flush_goes_through_many_records_in_batches(
     postgres_database: str, trips: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("antiphon.stores._postgres_claims._FLUSH_BATCH", 30)
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     for n in range(100):
-        drive(journal.begin(ask(f"k{n}")))
+        journal.begin(request_for(f"k{n}"))
     trips.clear()
-    assert drive(journal.flush(tenant="default", tool="tools/send")) == 100
+    assert journal.flush(tenant="default", tool="tools/send") == 100
     assert trips.count("flush") == 4
-    drive(journal.close())
+    journal.close()
 
 
 def test_ping_says_what_operators_ask(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database, schema="elsewhere"))
-    answer = drive(journal.ping())
+    journal = PostgresStore(postgres_database, schema="elsewhere").open_sync()
+    answer = journal.ping()
     assert answer["store"] == "postgres"
     assert answer["schema"] == "elsewhere"
     assert answer["version"][0].isdigit()
     assert answer["readOnly"] is False
     assert answer["latencyMs"] > 0
-    drive(journal.close())
+    journal.close()
 
 
 @pytest.mark.parametrize(
@@ -299,9 +329,9 @@ def test_the_address_may_carry_options(postgres_database: str, unique: str) -> N
     options = store._options
     assert (options.schema, options.pgbouncer, options.poll_s, options.max_connections) == (unique, True, 0.5, 2)
     assert store.url.endswith(f"?connect_timeout=3&antiphon_schema={unique}")
-    journal = opened(store)
-    drive(journal.begin(ask("k")))
-    drive(journal.close())
+    journal = store.open_sync()
+    journal.begin(request_for("k"))
+    journal.close()
     assert look(postgres_database, f"SELECT count(*) FROM {unique}.claims") == [(1,)]
 
 
@@ -312,9 +342,10 @@ def test_options_in_the_address_are_checked(option: str) -> None:
     assert raised.value.path == option.partition("=")[0]
 
 
-def test_a_journal_has_the_capabilities_the_gateway_looks_for(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+def test_a_journal_is_durable_and_pushes_breakers(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_sync()
     assert journal.durable
-    assert callable(getattr(journal, "subscribe_breakers", None))
-    assert isinstance(journal, PostgresJournal)
-    drive(journal.close())
+    stop = journal.subscribe_breakers("default", lambda _: None)
+    assert stop is not None
+    stop()
+    journal.close()

@@ -13,7 +13,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from antiphon._drive import drive
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
@@ -21,7 +20,7 @@ from antiphon.stores._postgres_engine import Engine
 from antiphon.stores._postgres_errors import AnswerLost
 from antiphon.stores._postgres_link import SyncLink
 from tests.faultproxy import FaultProxy
-from tests.integration.stores.postgres_kit import Background, ask, done, eventually, look, opened, row, seqs
+from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for, row, seqs
 from tests.servers import Postgres, ServerFailed
 
 StartProxy = Callable[[int], FaultProxy]
@@ -40,16 +39,16 @@ class Line:
     def __init__(self, dsn: str, proxy: FaultProxy, **options: Any) -> None:
         self.dsn = dsn
         self.proxy = proxy
-        self.journal = opened(PostgresStore(proxy.url(dsn), max_connections=1, **options))
+        self.journal = PostgresStore(proxy.url(dsn), max_connections=1, **options).open_sync()
         for events in ([], [row("warm")]):  # a statement's first use takes a second round trip, to prepare it
-            first = drive(self.journal.begin(ask("warm", "a"), events))
+            first = self.journal.begin(request_for("warm", "a"), events)
             assert isinstance(first, Claimed)
-            version = drive(self.journal.settle("warm", first.version, done(), events))
+            version = self.journal.settle("warm", first.version, done(), events)
             assert version is not None
-            drive(self.journal.take(ask("warm", "b"), version, events))
-            drive(self.journal.append("warm", [row("warm")]))
-            drive(self.journal.clear("warm"))
-        drive(self.journal.delete_run("warm"))
+            self.journal.take_over(request_for("warm", "b"), version, events)
+            self.journal.append("warm", [row("warm")])
+            self.journal.clear("warm")
+        self.journal.delete_run("warm")
 
     def lose_the_answer(self, call: Callable[[], Any], happened: Callable[[], Any]) -> Any:
         """Run *call* so that it takes effect on the server but its answer never comes back."""
@@ -84,41 +83,41 @@ def line(postgres_database: str, fault_proxy: StartProxy) -> Line:
 
 def test_begin_whose_answer_was_lost_is_recognised_as_ours(line: Line) -> None:
     claimed = line.lose_the_answer(
-        lambda: drive(line.journal.begin(ask("k"), [row("r")])),
+        lambda: line.journal.begin(request_for("k"), [row("r")]),
         lambda: line.rows("SELECT 1 FROM antiphon.claims"),
     )
     assert isinstance(claimed, Claimed)
     assert line.rows("SELECT version, state FROM antiphon.claims") == [(claimed.version, "inflight")]
     assert seqs(line.journal, "r") == [0]
-    assert drive(line.journal.settle("k", claimed.version, done())) is not None
+    assert line.journal.settle("k", claimed.version, done()) is not None
 
 
 def test_begin_whose_request_was_lost_is_sent_again(line: Line) -> None:
-    claimed = line.lose_the_request(lambda: drive(line.journal.begin(ask("k"), [row("r")])))
+    claimed = line.lose_the_request(lambda: line.journal.begin(request_for("k"), [row("r")]))
     assert isinstance(claimed, Claimed)
     assert seqs(line.journal, "r") == [0]
 
 
 def test_a_lost_begin_that_somebody_else_won_is_not_taken_for_ours(line: Line) -> None:
     """The same process and the same identity: only the operation itself may recognise its claim."""
-    other = opened(PostgresStore(line.dsn))
+    other = PostgresStore(line.dsn).open_sync()
     line.proxy.drop("up")
-    running = Background(lambda: drive(line.journal.begin(ask("k"))))
+    running = Background(lambda: line.journal.begin(request_for("k")))
     time.sleep(0.1)
-    assert isinstance(drive(other.begin(ask("k"))), Claimed)
+    assert isinstance(other.begin(request_for("k")), Claimed)
     line.proxy.heal()
     line.proxy.reset()
     assert isinstance(running.result(), Existing)
-    drive(other.close())
+    other.close()
 
 
 def test_take_whose_answer_was_lost_is_recognised_as_ours(line: Line) -> None:
-    first = drive(line.journal.begin(ask("k", "a")))
+    first = line.journal.begin(request_for("k", "a"))
     assert isinstance(first, Claimed)
-    settled = drive(line.journal.settle("k", first.version, done()))
+    settled = line.journal.settle("k", first.version, done())
     assert settled is not None
     taken = line.lose_the_answer(
-        lambda: drive(line.journal.take(ask("k", "b"), settled, [row("r")])),
+        lambda: line.journal.take_over(request_for("k", "b"), settled, [row("r")]),
         lambda: line.rows("SELECT 1 FROM antiphon.claims WHERE state = 'inflight'"),
     )
     assert isinstance(taken, Claimed)
@@ -128,11 +127,11 @@ def test_take_whose_answer_was_lost_is_recognised_as_ours(line: Line) -> None:
 
 @pytest.mark.parametrize("events", [True, False])
 def test_settle_whose_answer_was_lost_counts_once(line: Line, events: bool) -> None:
-    first = drive(line.journal.begin(ask("k")))
+    first = line.journal.begin(request_for("k"))
     assert isinstance(first, Claimed)
     rows = [row("r", "call.finished")] if events else []
     version = line.lose_the_answer(
-        lambda: drive(line.journal.settle("k", first.version, done(), rows)),
+        lambda: line.journal.settle("k", first.version, done(), rows),
         lambda: line.rows("SELECT 1 FROM antiphon.claims WHERE state = 'done'"),
     )
     assert line.rows("SELECT version FROM antiphon.claims") == [(version,)]
@@ -140,12 +139,12 @@ def test_settle_whose_answer_was_lost_counts_once(line: Line, events: bool) -> N
 
 
 def test_a_fenced_settle_whose_answer_was_lost_writes_its_events_once(line: Line) -> None:
-    first = drive(line.journal.begin(ask("k", lease_ms=1)))
+    first = line.journal.begin(request_for("k", lease_ms=1))
     assert isinstance(first, Claimed)
-    second = drive(line.journal.take(ask("k", "b"), first.version))
+    second = line.journal.take_over(request_for("k", "b"), first.version)
     assert isinstance(second, Claimed)
     version = line.lose_the_answer(
-        lambda: drive(line.journal.settle("k", first.version, done(), [row("r", "call.finished")])),
+        lambda: line.journal.settle("k", first.version, done(), [row("r", "call.finished")]),
         lambda: line.rows("SELECT 1 FROM antiphon.events"),
     )
     assert version is None
@@ -154,24 +153,24 @@ def test_a_fenced_settle_whose_answer_was_lost_writes_its_events_once(line: Line
 
 
 def test_append_whose_answer_was_lost_is_written_once(line: Line) -> None:
-    drive(line.journal.append("r", [row("r")]))
+    line.journal.append("r", [row("r")])
     first = line.lose_the_answer(
-        lambda: drive(line.journal.append("r", [row("r", n=1), row("r", n=2)])),
+        lambda: line.journal.append("r", [row("r", n=1), row("r", n=2)]),
         lambda: line.rows("SELECT 1 FROM antiphon.events WHERE seq = 2"),
     )
     assert first == 1
     assert seqs(line.journal, "r") == [0, 1, 2]
-    assert line.lose_the_request(lambda: drive(line.journal.append("r", [row("r", n=3)]))) == 3
+    assert line.lose_the_request(lambda: line.journal.append("r", [row("r", n=3)])) == 3
     assert seqs(line.journal, "r") == [0, 1, 2, 3]
 
 
 def test_a_statement_that_outlives_its_connection_is_ended_first(line: Line) -> None:
     """Cut off while it waits for a lock, it would come to life after its twin and write history a second time."""
-    first = drive(line.journal.begin(ask("k")))
+    first = line.journal.begin(request_for("k"))
     assert isinstance(first, Claimed)
     with psycopg.connect(line.dsn) as blocker:
         blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
-        settling = Background(lambda: drive(line.journal.settle("k", first.version, done(), [row("r")])))
+        settling = Background(lambda: line.journal.settle("k", first.version, done(), [row("r")]))
         eventually(lambda: line.rows(BLOCKED))
         left = line.rows(BLOCKED)
         line.proxy.reset()
@@ -192,22 +191,22 @@ def test_a_mutant_that_blindly_repeats_is_caught(line: Line, monkeypatch: pytest
 
     monkeypatch.setattr(Engine, "not_twice", blindly)
     line.lose_the_answer(
-        lambda: drive(line.journal.append("r", [row("r")])), lambda: line.rows("SELECT 1 FROM antiphon.events")
+        lambda: line.journal.append("r", [row("r")]), lambda: line.rows("SELECT 1 FROM antiphon.events")
     )
     assert seqs(line.journal, "r") == [0, 1]
 
 
 def test_broken_idle_connections_are_thrown_away_unseen(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database, reconnect_s=0.001))
-    drive(journal.begin(ask("k1")))
+    journal = PostgresStore(postgres_database, reconnect_s=0.001).open_sync()
+    journal.begin(request_for("k1"))
     look(
         postgres_database,
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         " WHERE application_name = 'antiphon' AND datname = current_database()",
     )
     time.sleep(0.05)
-    assert isinstance(drive(journal.begin(ask("k2"))), Claimed)
-    drive(journal.close())
+    assert isinstance(journal.begin(request_for("k2")), Claimed)
+    journal.close()
 
 
 def started(server: Postgres) -> bool:
@@ -222,8 +221,8 @@ def started(server: Postgres) -> bool:
 @pytest.mark.parametrize("how", ["restart", "crash"])
 def test_a_restarted_server_loses_no_claim_and_runs_none_twice(postgres_server: StartServer, how: str) -> None:
     server = postgres_server(settings={"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"})
-    journal = opened(PostgresStore(server.url, max_connections=4, reconnect_s=20))
-    drive(journal.ping())
+    journal = PostgresStore(server.url, max_connections=4, reconnect_s=20).open_sync()
+    journal.ping()
     won: list[str] = []
     unknown: list[str] = []
     stop = threading.Event()
@@ -234,10 +233,10 @@ def test_a_restarted_server_loses_no_claim_and_runs_none_twice(postgres_server: 
             n += 1
             key = f"{worker}-{n}"
             try:
-                claimed = drive(journal.begin(ask(key, f"i{worker}"), [row(f"run{worker}")]))
+                claimed = journal.begin(request_for(key, f"i{worker}"), [row(f"run{worker}")])
                 assert isinstance(claimed, Claimed), "a claim of our own looked like somebody else's"
                 won.append(key)
-                version = drive(journal.settle(key, claimed.version, done(), [row(f"run{worker}", "call.finished")]))
+                version = journal.settle(key, claimed.version, done(), [row(f"run{worker}", "call.finished")])
                 assert version is not None
             except StoreUnavailable:
                 unknown.append(key)
@@ -263,17 +262,17 @@ def test_a_restarted_server_loses_no_claim_and_runs_none_twice(postgres_server: 
         events = seqs(journal, f"run{worker}")
         assert list(events) == list(range(len(events)))
         assert len(events) == 2 * len([key for key in won if key.startswith(f"{worker}-")])
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_server_that_stays_away_is_an_outage_after_patience(postgres_server: StartServer) -> None:
     server = postgres_server()
-    journal = opened(PostgresStore(server.url, reconnect_s=0.5))
-    drive(journal.ping())
+    journal = PostgresStore(server.url, reconnect_s=0.5).open_sync()
+    journal.ping()
     server.stop()
     start = time.monotonic()
     with pytest.raises(StoreUnavailable, match=r"cannot be reached.*\[store\] url.*Nothing was written"):
-        drive(journal.begin(ask("k")))
+        journal.begin(request_for("k"))
     assert 0.4 < time.monotonic() - start < 5
 
 
@@ -282,14 +281,14 @@ def test_a_frozen_server_does_not_freeze_the_caller(
 ) -> None:
     monkeypatch.setattr("antiphon.stores._postgres_link._GRACE_S", 0.5)
     server = postgres_server()
-    journal = opened(PostgresStore(server.url, statement_timeout_s=0.5, reconnect_s=0.5, connect_timeout_s=1))
-    claimed = drive(journal.begin(ask("k")))
+    journal = PostgresStore(server.url, statement_timeout_s=0.5, reconnect_s=0.5, connect_timeout_s=1).open_sync()
+    claimed = journal.begin(request_for("k"))
     assert isinstance(claimed, Claimed)
     server.pause()
     try:
         start = time.monotonic()
         with pytest.raises(StoreUnavailable):
-            drive(journal.settle("k", claimed.version, done()))
+            journal.settle("k", claimed.version, done())
         assert time.monotonic() - start < 15
     finally:
         server.resume()
@@ -304,13 +303,13 @@ def test_wrong_addresses_fail_at_once_and_keep_their_secrets(postgres_database: 
         store = PostgresStore(dsn)
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match=words) as raised:
-            drive(store.open_sync().ping())
+            store.open_sync().ping()
         assert time.monotonic() - start < 2
         assert "[store] url" in str(raised.value)
         assert "s3cret-word" not in f"{raised.value!r} {raised.value} {raised.value.__cause__} {store.url} {store!r}"
     for dsn in ("postgresql://ada:s3cret-word@[oops/db", "host=127.0.0.1 password=s3cret-word port", "not an address"):
         with pytest.raises((ConfigError, StoreUnavailable)) as unreadable:
-            drive(PostgresStore(dsn).open_sync().ping())
+            PostgresStore(dsn).open_sync().ping()
         assert "s3cret-word" not in f"{unreadable.value!r} {unreadable.value} {PostgresStore(dsn).url}"
 
 
@@ -327,7 +326,7 @@ def test_a_password_is_checked_and_named(postgres_server: StartServer) -> None:
 
     def refused() -> StoreUnavailable | None:
         try:
-            drive(store("wrong").open_sync().ping())
+            store("wrong").open_sync().ping()
         except StoreUnavailable as error:
             return error
         return None
@@ -335,23 +334,23 @@ def test_a_password_is_checked_and_named(postgres_server: StartServer) -> None:
     error = eventually(refused)
     assert "refused the login" in str(error)
     assert "wrong" not in str(error)
-    drive(store("right").open_sync().ping())
+    store("right").open_sync().ping()
 
 
 def test_a_read_only_server_is_named_as_such(postgres_database: str) -> None:
     PostgresStore(postgres_database).migrate()
     name = postgres_database.rpartition("/")[2]
     look(postgres_database, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     with pytest.raises(StoreUnavailable, match=r"is read-only.*\[store\] url.*primary"):
-        drive(journal.begin(ask("k")))
-    assert drive(journal.read("k")) is None
-    drive(journal.close())
+        journal.begin(request_for("k"))
+    assert journal.read("k") is None
+    journal.close()
 
 
 def test_a_full_server_is_named_as_such(postgres_server: StartServer) -> None:
     server = postgres_server(settings={"max_connections": "4", "superuser_reserved_connections": "0"})
-    journal = opened(PostgresStore(server.url))
+    journal = PostgresStore(server.url).open_sync()
     held = []
     try:
         while True:
@@ -359,41 +358,41 @@ def test_a_full_server_is_named_as_such(postgres_server: StartServer) -> None:
     except psycopg.OperationalError:
         pass
     with pytest.raises(StoreUnavailable, match=r"too many clients.*\[store\] url"):
-        drive(journal.ping())
+        journal.ping()
     for connection in held:
         connection.close()
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_busy_pool_is_an_outage_that_says_what_to_do(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database, max_connections=1, pool_timeout_s=0.2))
-    claimed = drive(journal.begin(ask("k")))
+    journal = PostgresStore(postgres_database, max_connections=1, pool_timeout_s=0.2).open_sync()
+    claimed = journal.begin(request_for("k"))
     assert isinstance(claimed, Claimed)
     with psycopg.connect(postgres_database) as blocker:
         blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
-        settling = Background(lambda: drive(journal.settle("k", claimed.version, done())))
+        settling = Background(lambda: journal.settle("k", claimed.version, done()))
         time.sleep(0.1)
         with pytest.raises(StoreUnavailable, match=r"All 1 connections.*max_connections"):
-            drive(journal.read("k"))
+            journal.read("k")
     assert settling.result() is not None
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_lock_held_too_long_is_an_outage_and_the_connection_lives_on(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database, max_connections=1, lock_timeout_s=0.2))
-    claimed = drive(journal.begin(ask("k")))
+    journal = PostgresStore(postgres_database, max_connections=1, lock_timeout_s=0.2).open_sync()
+    claimed = journal.begin(request_for("k"))
     assert isinstance(claimed, Claimed)
     with psycopg.connect(postgres_database) as blocker:
         blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
         with pytest.raises(StoreUnavailable, match=r"did not finish in time.*long transactions"):
-            drive(journal.settle("k", claimed.version, done()))
-    assert drive(journal.settle("k", claimed.version, done())) is not None
-    drive(journal.close())
+            journal.settle("k", claimed.version, done())
+    assert journal.settle("k", claimed.version, done()) is not None
+    journal.close()
 
 
 def test_a_deadlock_is_done_again(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = opened(PostgresStore(postgres_database))
-    drive(journal.ping())
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
     fetch = SyncLink.fetch
     failures = [psycopg.errors.DeadlockDetected(), psycopg.errors.SerializationFailure()]
 
@@ -403,42 +402,42 @@ def test_a_deadlock_is_done_again(postgres_database: str, monkeypatch: pytest.Mo
         return await fetch(self, *args, **kwargs)
 
     monkeypatch.setattr(SyncLink, "fetch", sometimes)
-    assert isinstance(drive(journal.begin(ask("k"))), Claimed)
+    assert isinstance(journal.begin(request_for("k")), Claimed)
     assert failures == []
-    drive(journal.close())
+    journal.close()
 
 
 def test_what_postgresql_does_not_understand_is_not_called_an_outage(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
-    drive(journal.ping())
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
     look(postgres_database, "ALTER TABLE antiphon.claims ADD CONSTRAINT no_bad_tool CHECK (tool <> 'bad')")
     with pytest.raises(StoreError, match="no_bad_tool") as raised:
-        drive(journal.begin(ask("k", tool="bad")))
+        journal.begin(request_for("k", tool="bad"))
     assert not isinstance(raised.value, StoreUnavailable)
-    drive(journal.close())
+    journal.close()
 
 
 def test_dropped_tables_are_named_as_such(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
-    drive(journal.ping())
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
     look(postgres_database, "DROP SCHEMA antiphon CASCADE")
     with pytest.raises(StoreUnavailable, match=r"lacks tables.*migrate\(\)"):
-        drive(journal.begin(ask("k")))
-    drive(journal.close())
+        journal.begin(request_for("k"))
+    journal.close()
 
 
 def test_a_closed_journal_says_so(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
-    drive(journal.ping())
-    drive(journal.close())
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
+    journal.close()
     with pytest.raises(StoreUnavailable, match="closed"):
-        drive(journal.read("k"))
+        journal.read("k")
 
 
 async def test_a_cancelled_caller_breaks_off_no_statement(postgres_database: str) -> None:
     journal = PostgresStore(postgres_database, max_connections=1).open_async()
     await journal.ping()
-    claimed = await journal.begin(ask("k"))
+    claimed = await journal.begin(request_for("k"))
     assert isinstance(claimed, Claimed)
     with psycopg.connect(postgres_database) as blocker:
         blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
@@ -457,7 +456,7 @@ async def test_a_cancelled_caller_breaks_off_no_statement(postgres_database: str
 async def test_closing_lets_a_statement_end_first(postgres_database: str) -> None:
     journal = PostgresStore(postgres_database).open_async()
     await journal.ping()
-    cancelled = asyncio.create_task(journal.begin(ask("k")))
+    cancelled = asyncio.create_task(journal.begin(request_for("k")))
     await asyncio.sleep(0)
     cancelled.cancel()
     await journal.close()
@@ -465,39 +464,39 @@ async def test_closing_lets_a_statement_end_first(postgres_database: str) -> Non
 
 
 def test_a_forked_child_dials_for_itself(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
-    claimed = drive(journal.begin(ask("parent")))
+    journal = PostgresStore(postgres_database).open_sync()
+    claimed = journal.begin(request_for("parent"))
     assert isinstance(claimed, Claimed)
-    waiting = Background(lambda: drive(journal.wait("parent", claimed.version, 20)))
+    waiting = Background(lambda: journal.wait("parent", claimed.version, 20))
     eventually(lambda: look(postgres_database, "SELECT 1 FROM antiphon.claims WHERE waited"))
     child = os.fork()
     if child == 0:
         try:
-            first = drive(journal.begin(ask("child")))
+            first = journal.begin(request_for("child"))
             assert isinstance(first, Claimed)
-            drive(journal.wait("child", first.version, 0.3))
-            drive(journal.settle("child", first.version, done()))
-            drive(journal.close())
+            journal.wait("child", first.version, 0.3)
+            journal.settle("child", first.version, done())
+            journal.close()
             os._exit(0)
         except BaseException:
             os._exit(1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert drive(journal.settle("parent", claimed.version, done())) is not None
+    assert journal.settle("parent", claimed.version, done()) is not None
     waiting.result(timeout=5)
     assert look(postgres_database, "SELECT count(*) FROM antiphon.claims WHERE state = 'done'") == [(2,)]
-    drive(journal.close())
+    journal.close()
 
 
 def test_ctrl_c_leaves_no_half_used_connection(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database, max_connections=1))
-    claimed = drive(journal.begin(ask("k")))
+    journal = PostgresStore(postgres_database, max_connections=1).open_sync()
+    claimed = journal.begin(request_for("k"))
     assert isinstance(claimed, Claimed)
     with psycopg.connect(postgres_database) as blocker:
         blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
         timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            drive(journal.settle("k", claimed.version, done()))
-    assert drive(journal.settle("k", claimed.version, done())) is not None
-    drive(journal.close())
+            journal.settle("k", claimed.version, done())
+    assert journal.settle("k", claimed.version, done()) is not None
+    journal.close()

@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         "take ignores the version",
-        ("take_bare",),
+        ("take_over_bare",),
         "one_of_many_takes",
         {
             "AS mine": "OR true AS mine",
@@ -54,12 +54,12 @@ MUTANTS = [
     ),
     Mutant("anyone may renew", ("renew",), "only_the_holder_renews", ANY_VERSION),
     Mutant("a settled claim is renewed", ("renew",), "only_the_holder_renews", {"AND c.state = 'inflight'": ""}),
-    Mutant("a replaced execution is forgotten", ("take_bare",), "alias", {"c.live AND allowed.mine": "false"}),
+    Mutant("a replaced execution is forgotten", ("take_over_bare",), "alias", {"c.live AND allowed.mine": "false"}),
     Mutant("an alias points nowhere", ("alias",), "alias", {"c.workspace, c.fence,": "c.workspace, c.fence + 1,"}),
     Mutant("a claim in flight is shared", ("alias",), "alias", {"AND state <> 'inflight'": ""}),
     Mutant(
         "who shared a result runs all the same",
-        ("take_bare",),
+        ("take_over_bare",),
         "an_identity_has_one_answer",
         {"SELECT due.mine AND (": "SELECT due.mine AND (true OR "},
     ),

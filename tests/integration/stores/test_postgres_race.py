@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
-from tests.integration.stores.postgres_kit import ask, done, eventually, opened, row, seqs
+from tests.integration.stores.postgres_kit import done, eventually, request_for, row, seqs
 
 PROCESSES, CALLERS, KEYS = 4, 16, 40
 spawn = multiprocessing.get_context("spawn")
@@ -48,34 +47,34 @@ def lines(folder: Path, name: str) -> list[str]:
 
 def race(number: int, dsn: str, folder: Path) -> None:
     """Every caller of every process wants every key; whoever gets it has an effect in the world."""
-    journal = opened(PostgresStore(dsn, max_connections=CALLERS))
+    journal = PostgresStore(dsn, max_connections=CALLERS).open_sync()
 
     def caller(who: int) -> None:
         for n in range(KEYS):
             key = f"key-{n}"
             identity = f"{number}-{who}"
-            answer = drive(journal.begin(ask(key, identity), [row("run")]))
+            answer = journal.begin(request_for(key, identity), [row("run")])
             while not isinstance(answer, Claimed):
                 if answer.current.state == "done":
                     break
-                drive(journal.wait(key, answer.current.version, 20))
-                found = drive(journal.read(key, identity))
+                journal.wait(key, answer.current.version, 20)
+                found = journal.read(key, identity)
                 assert found is not None
                 answer = found
             else:
                 note(folder, "effects", key)
-                settled = drive(journal.settle(key, answer.version, done(), [row("run", "call.finished")]))
+                settled = journal.settle(key, answer.version, done(), [row("run", "call.finished")])
                 assert settled is not None
             own_key = f"own-{number}-{who}-{n}"
-            mine = drive(journal.begin(ask(own_key, identity)))
+            mine = journal.begin(request_for(own_key, identity))
             assert isinstance(mine, Claimed)
             note(folder, "effects", own_key)
-            assert drive(journal.settle(own_key, mine.version, done())) is not None
+            assert journal.settle(own_key, mine.version, done()) is not None
 
     with ThreadPoolExecutor(CALLERS) as pool:
         for finished in [pool.submit(caller, who) for who in range(CALLERS)]:
             finished.result()
-    drive(journal.close())
+    journal.close()
 
 
 def test_four_processes_of_sixteen_connections_dispatch_each_intent_once(
@@ -87,21 +86,21 @@ def test_four_processes_of_sixteen_connections_dispatch_each_intent_once(
     effects = Counter(lines(tmp_path, "effects"))
     assert len(effects) == KEYS + PROCESSES * CALLERS * KEYS
     assert set(effects.values()) == {1}
-    journal = opened(PostgresStore(server.url))
+    journal = PostgresStore(server.url).open_sync()
     assert list(seqs(journal, "run")) == list(range(2 * KEYS))
-    drive(journal.close())
+    journal.close()
 
 
 def take_over(number: int, dsn: str, folder: Path) -> None:
     """All processes see the same expired lease; each may replace it only once."""
-    journal = opened(PostgresStore(dsn, max_connections=CALLERS))
+    journal = PostgresStore(dsn, max_connections=CALLERS).open_sync()
 
     def caller(who: int) -> None:
         for n in range(KEYS):
-            found = drive(journal.read(f"key-{n}"))
+            found = journal.read(f"key-{n}")
             assert found is not None
             version = int((folder / f"version-{n}").read_text())
-            answer = drive(journal.take(ask(f"key-{n}", f"{number}-{who}"), version))
+            answer = journal.take_over(request_for(f"key-{n}", f"{number}-{who}"), version)
             if isinstance(answer, Claimed):
                 note(folder, "taken", f"key-{n}")
             else:
@@ -110,35 +109,35 @@ def take_over(number: int, dsn: str, folder: Path) -> None:
     with ThreadPoolExecutor(CALLERS) as pool:
         for finished in [pool.submit(caller, who) for who in range(CALLERS)]:
             finished.result()
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_version_is_replaced_once_however_many_try(postgres_dsn: str, unique: str, tmp_path: Path) -> None:
     dsn = f"{postgres_dsn}?application_name={unique}"
-    journal = opened(PostgresStore(dsn))
-    drive(journal.flush(tenant="default"))
+    journal = PostgresStore(dsn).open_sync()
+    journal.flush(tenant="default")
     for n in range(KEYS):
-        won = drive(journal.begin(ask(f"key-{n}", lease_ms=1)))
+        won = journal.begin(request_for(f"key-{n}", lease_ms=1))
         assert isinstance(won, Claimed)
         (tmp_path / f"version-{n}").write_text(str(won.version))
     in_processes(take_over, dsn, tmp_path)
     taken = Counter(lines(tmp_path, "taken"))
     assert len(taken) == KEYS
     assert set(taken.values()) == {1}
-    drive(journal.flush(tenant="default"))
-    drive(journal.close())
+    journal.flush(tenant="default")
+    journal.close()
 
 
 def hold(dsn: str, folder: Path, lease_ms: int) -> None:
     """Claim, have the effect, and never come back."""
-    journal = opened(PostgresStore(dsn))
-    won = drive(journal.begin(ask("held", "holder", lease_ms=lease_ms), [row("held-run")]))
+    journal = PostgresStore(dsn).open_sync()
+    won = journal.begin(request_for("held", "holder", lease_ms=lease_ms), [row("held-run")])
     assert isinstance(won, Claimed)
     (folder / "version").write_text(str(won.version))
     time.sleep(2)
-    late = drive(journal.settle("held", won.version, done(b'"late"'), [row("held-run", "call.finished")]))
+    late = journal.settle("held", won.version, done(b'"late"'), [row("held-run", "call.finished")])
     (folder / "late").write_text(str(late))
-    drive(journal.close())
+    journal.close()
 
 
 def start_holder(dsn: str, folder: Path, lease_ms: int) -> tuple[Any, int]:
@@ -152,35 +151,35 @@ def test_a_killed_holder_leaves_its_claim_to_be_seen(postgres_database: str, tmp
     holder, version = start_holder(postgres_database, tmp_path, lease_ms=800)
     os.kill(holder.pid, signal.SIGKILL)
     holder.join()
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     start = time.monotonic()
-    drive(journal.wait("held", version, 20))
+    journal.wait("held", version, 20)
     assert time.monotonic() - start < 5, "the end of the lease wakes"
-    seen = drive(journal.begin(ask("held", "other")))
+    seen = journal.begin(request_for("held", "other"))
     assert isinstance(seen, Existing)
     assert (seen.current.state, seen.current.version) == ("inflight", version)
     assert isinstance(seen.current.lock_until_ms, int)
     assert seen.current.lock_until_ms <= seen.now_ms
     assert list(seqs(journal, "held-run")) == [0], "the log says where it stopped"
-    assert drive(journal.sweep()) == 0, "and the record stays for its whole time"
-    drive(journal.close())
+    assert journal.sweep() == 0, "and the record stays for its whole time"
+    journal.close()
 
 
 def test_a_paused_holder_that_wakes_up_late_is_fenced(postgres_database: str, tmp_path: Path) -> None:
     holder, version = start_holder(postgres_database, tmp_path, lease_ms=300)
     os.kill(holder.pid, signal.SIGSTOP)
-    journal = opened(PostgresStore(postgres_database))
-    drive(journal.wait("held", version, 20))
-    successor = drive(journal.take(ask("held", "successor"), version))
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.wait("held", version, 20)
+    successor = journal.take_over(request_for("held", "successor"), version)
     assert isinstance(successor, Claimed)
     assert successor.version > version
     os.kill(holder.pid, signal.SIGCONT)
     holder.join(30)
     assert (tmp_path / "late").read_text() == "None"
-    found = drive(journal.read("held", "holder"))
+    found = journal.read("held", "holder")
     assert found is not None
     assert (found.current.version, found.current.state) == (successor.version, "inflight")
     assert found.own is not None
     assert found.own.version == version
     assert list(seqs(journal, "held-run")) == [0, 1], "what the late holder did is history all the same"
-    drive(journal.close())
+    journal.close()

@@ -9,13 +9,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from antiphon._drive import drive
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable, StoreVersionError
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
 from antiphon.stores import _postgres_schema as schema_module
 from antiphon.stores._postgres_sql import FOLDER, in_schema, statements
-from tests.integration.stores.postgres_kit import ask, done, look, opened, row
+from tests.integration.stores.postgres_kit import done, look, request_for, row
 
 CATALOG = {
     "tables": "SELECT relname, reloptions::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
@@ -47,9 +46,9 @@ def test_the_schema_file_equals_the_applied_migrations(postgres_database: str) -
     migrated, by_hand = catalog(postgres_database, "migrated"), catalog(postgres_database, "by_hand")
     assert migrated["columns"]
     assert migrated == by_hand
-    journal = opened(PostgresStore(postgres_database, schema="by_hand", migrate=False))
-    drive(journal.begin(ask("k")))
-    drive(journal.close())
+    journal = PostgresStore(postgres_database, schema="by_hand", migrate=False).open_sync()
+    journal.begin(request_for("k"))
+    journal.close()
 
 
 def test_tenant_and_workspace_are_columns_of_every_table(postgres_database: str) -> None:
@@ -69,13 +68,13 @@ def test_many_processes_may_open_an_empty_database_at_once(postgres_database: st
     errors: list[BaseException] = []
 
     def first_use(n: int) -> None:
-        journal = opened(store)
+        journal = store.open_sync()
         try:
-            drive(journal.begin(ask(f"k{n}")))
+            journal.begin(request_for(f"k{n}"))
         except BaseException as error:
             errors.append(error)
         finally:
-            drive(journal.close())
+            journal.close()
 
     threads = [threading.Thread(target=first_use, args=(n,)) for n in range(8)]
     for thread in threads:
@@ -97,22 +96,22 @@ def test_migrating_again_changes_nothing(postgres_database: str) -> None:
 
 def test_a_later_migration_is_applied_to_what_is_there(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PostgresStore(postgres_database)
-    journal = opened(store)
-    won = drive(journal.begin(ask("kept"), [row("r")]))
+    journal = store.open_sync()
+    won = journal.begin(request_for("kept"), [row("r")])
     assert isinstance(won, Claimed)
-    drive(journal.settle("kept", won.version, done()))
+    journal.settle("kept", won.version, done())
     second = schema_module.Migration(2, "more", "ALTER TABLE antiphon.claims ADD COLUMN later text;")
     both = (*schema_module.migrations(), second)
     monkeypatch.setattr(schema_module, "migrations", lambda: both)
     assert store.migrate() == 2
     assert look(postgres_database, "SELECT key, later FROM antiphon.claims") == [("kept", None)]
     assert look(postgres_database, "SELECT version, name FROM antiphon.migrations ORDER BY 1")[-1] == (2, "more")
-    found = drive(journal.begin(ask("kept"), [row("r")]))  # statements prepared before it go on working
+    found = journal.begin(request_for("kept"), [row("r")])  # statements prepared before it go on working
     assert isinstance(found, Existing)
-    taken = drive(journal.take(ask("kept", "b"), found.current.version))
+    taken = journal.take_over(request_for("kept", "b"), found.current.version)
     assert isinstance(taken, Claimed)
-    assert drive(journal.settle("kept", taken.version, done())) is not None
-    drive(journal.close())
+    assert journal.settle("kept", taken.version, done()) is not None
+    journal.close()
 
 
 def test_a_migration_that_fails_leaves_nothing_behind(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,18 +127,18 @@ def test_a_newer_schema_is_refused(postgres_database: str) -> None:
     store = PostgresStore(postgres_database)
     store.migrate()
     look(postgres_database, "INSERT INTO antiphon.migrations (version, name) VALUES (99, 'from the future')")
-    journal = opened(store)
+    journal = store.open_sync()
     with pytest.raises(StoreVersionError, match=r"version 99; this release knows 1.*Upgrade"):
-        drive(journal.begin(ask("k")))
+        journal.begin(request_for("k"))
     with pytest.raises(StoreVersionError):
         store.migrate()
     assert look(postgres_database, "SELECT count(*) FROM antiphon.claims") == [(0,)]
 
 
 def test_without_leave_to_migrate_a_missing_schema_is_refused(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database, migrate=False))
+    journal = PostgresStore(postgres_database, migrate=False).open_sync()
     with pytest.raises(StoreVersionError, match=r"version 0; this release needs 1.*migrate\(\)"):
-        drive(journal.ping())
+        journal.ping()
     assert look(postgres_database, "SELECT to_regnamespace('antiphon')") == [(None,)]
 
 
@@ -148,13 +147,13 @@ def test_a_role_without_rights_is_told_so(postgres_database: str, unique: str) -
     poor = postgres_database.replace("postgres@", f"{unique}@")
     try:
         with pytest.raises(StoreUnavailable, match=r"denies access.*\[store\] url"):
-            drive(opened(PostgresStore(poor)).ping())
+            PostgresStore(poor).open_sync().ping()
         PostgresStore(postgres_database).migrate()
         look(postgres_database, f"GRANT USAGE ON SCHEMA antiphon TO {unique}")
         look(postgres_database, f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA antiphon TO {unique}")
-        journal = opened(PostgresStore(poor))
-        drive(journal.begin(ask("k")))
-        drive(journal.close())
+        journal = PostgresStore(poor).open_sync()
+        journal.begin(request_for("k"))
+        journal.close()
     finally:
         look(postgres_database, f"DROP OWNED BY {unique}")
         look(postgres_database, f"DROP ROLE {unique}")
@@ -172,7 +171,7 @@ def test_another_encoding_is_refused(postgres_database: str, unique: str) -> Non
 
 def test_every_statement_stands_in_a_file_and_names_no_fixed_schema() -> None:
     compiled = statements("elsewhere")
-    assert {"begin", "begin_bare", "take", "settle", "append", "watch"} <= set(compiled)
+    assert {"begin", "begin_bare", "take_over", "settle", "append", "watch"} <= set(compiled)
     for statement in compiled.values():
         assert "antiphon" not in statement.text, statement.name
         assert len(statement.names) == len(set(statement.names))

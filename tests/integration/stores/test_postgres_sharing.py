@@ -14,21 +14,20 @@ from typing import Any
 import psycopg
 import pytest
 
-from antiphon._drive import drive
-from antiphon.ports import Claimed, Existing, Journal
+from antiphon.ports import Claimed, Existing, SyncJournal
 from antiphon.stores import PostgresStore
-from antiphon.stores._postgres_records import ask_params, new_op
+from antiphon.stores._postgres_records import claim_params, new_op
 from antiphon.stores._postgres_sql import statements
-from tests.integration.stores.postgres_kit import ask, done, eventually, look, opened
+from tests.integration.stores.postgres_kit import done, eventually, look, request_for
 
 WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
 
 
 @pytest.fixture
-def journal(postgres_database: str) -> Iterator[Journal]:
-    journal = opened(PostgresStore(postgres_database))
+def journal(postgres_database: str) -> Iterator[SyncJournal]:
+    journal = PostgresStore(postgres_database).open_sync()
     yield journal
-    drive(journal.close())
+    journal.close()
 
 
 @contextmanager
@@ -40,21 +39,21 @@ def not_committed(dsn: str, name: str, params: dict[str, Any]) -> Iterator[None]
         yield
 
 
-def finished(journal: Journal) -> int:
+def finished(journal: SyncJournal) -> int:
     """A call of another identity that is done: the version of its record."""
-    held = drive(journal.begin(ask("k", "other")))
+    held = journal.begin(request_for("k", "other"))
     assert isinstance(held, Claimed)
-    settled = drive(journal.settle("k", held.version, done()))
+    settled = journal.settle("k", held.version, done())
     assert settled is not None
     return settled
 
 
-def test_who_runs_waits_for_who_is_just_sharing_and_then_shares(postgres_database: str, journal: Journal) -> None:
+def test_who_runs_waits_for_who_is_just_sharing_and_then_shares(postgres_database: str, journal: SyncJournal) -> None:
     version = finished(journal)
     shares = {"key": "k", "identity": "mine", "version": version}
     with ThreadPoolExecutor(1) as pool:
         with not_committed(postgres_database, "alias", shares):
-            runs = pool.submit(lambda: drive(journal.take(ask("k", "mine"), version)))
+            runs = pool.submit(lambda: journal.take_over(request_for("k", "mine"), version))
             eventually(lambda: look(postgres_database, WAITING))
             assert not runs.done()
         answer = runs.result(20)
@@ -64,17 +63,17 @@ def test_who_runs_waits_for_who_is_just_sharing_and_then_shares(postgres_databas
 
 
 def test_who_shares_waits_for_who_just_begins_to_run_and_then_does_not(
-    postgres_database: str, journal: Journal
+    postgres_database: str, journal: SyncJournal
 ) -> None:
     version = finished(journal)
-    runs = {**ask_params(ask("k", "mine"), new_op()), "version": version, "channel": "c"}
+    runs = {**claim_params(request_for("k", "mine"), new_op()), "version": version, "channel": "c"}
     with ThreadPoolExecutor(1) as pool:
-        with not_committed(postgres_database, "take_bare", runs):
-            shares = pool.submit(lambda: drive(journal.alias("k", "mine", version)))
+        with not_committed(postgres_database, "take_over_bare", runs):
+            shares = pool.submit(lambda: journal.alias("k", "mine", version))
             eventually(lambda: look(postgres_database, WAITING))
             assert not shares.done()
         assert shares.result(20) is False
-    found = drive(journal.read("k", "mine"))
+    found = journal.read("k", "mine")
     assert found is not None
     assert found.own == found.current
     assert found.current.state == "inflight"

@@ -12,13 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from antiphon._drive import drive
-from antiphon.ports import BreakerRow, Claimed
+from antiphon.ports import BreakerRow, Claimed, SyncJournal
 from antiphon.stores import PostgresStore
 from antiphon.stores import _postgres_hub as hub_module
 from antiphon.stores._postgres_engine import Engine
 from antiphon.stores._postgres_journal import PostgresJournal
-from tests.integration.stores.postgres_kit import Background, ask, done, eventually, look, opened
+from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for
 
 LISTENERS = (
     "SELECT pid FROM pg_stat_activity WHERE application_name = 'antiphon-listener' AND datname = current_database()"
@@ -26,8 +25,8 @@ LISTENERS = (
 WAITED = "SELECT 1 FROM antiphon.claims WHERE waited"
 
 
-def claim(journal: PostgresJournal, key: str, **changes: Any) -> int:
-    won = drive(journal.begin(ask(key, **changes)))
+def claim(journal: SyncJournal, key: str, **changes: Any) -> int:
+    won = journal.begin(request_for(key, **changes))
     assert isinstance(won, Claimed)
     return won.version
 
@@ -56,34 +55,34 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_claim_is_announced_only_if_somebody_waits(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     quiet, watched = claim(journal, "quiet"), claim(journal, "watched")
     with psycopg.connect(postgres_database, autocommit=True) as ear:
         ear.execute('LISTEN "antiphon:antiphon"')
-        drive(journal.settle("quiet", quiet, done()))
-        waiting = Background(lambda: drive(journal.wait("watched", watched, 20)))
+        journal.settle("quiet", quiet, done())
+        waiting = Background(lambda: journal.wait("watched", watched, 20))
         eventually(lambda: look(postgres_database, WAITED))
-        drive(journal.settle("watched", watched, done()))
+        journal.settle("watched", watched, done())
         waiting.result(timeout=5)
         assert [notify.payload for notify in ear.notifies(timeout=0.3)] == ["cwatched"]
-    drive(journal.close())
+    journal.close()
 
 
 def test_what_is_over_is_not_waited_for(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "k")
-    settled = drive(journal.settle("k", version, done()))
+    settled = journal.settle("k", version, done())
     assert settled is not None
     start = time.monotonic()
     for key, number in (("k", version), ("k", settled), ("never", 1)):
-        drive(journal.wait(key, number, 20))
+        journal.wait(key, number, 20)
     assert time.monotonic() - start < 5
-    drive(journal.close())
+    journal.close()
 
 
 async def test_many_tasks_share_one_listener_and_few_reads(postgres_database: str, reads: list[str]) -> None:
     journal = PostgresStore(postgres_database).open_async()
-    won = await journal.begin(ask("k"))
+    won = await journal.begin(request_for("k"))
     assert isinstance(won, Claimed)
     latencies: list[float] = []
     settled_at = 0.0
@@ -112,12 +111,12 @@ async def test_many_tasks_share_one_listener_and_few_reads(postgres_database: st
 
 
 def test_many_threads_share_one_listener_and_few_reads(postgres_database: str, reads: list[str]) -> None:
-    journal = opened(PostgresStore(postgres_database, max_connections=2))
+    journal = PostgresStore(postgres_database, max_connections=2).open_sync()
     version = claim(journal, "k")
 
     def wait(n: int) -> str:
-        drive(journal.wait("k", version, 20))
-        existing = drive(journal.read("k", f"waiter-{n}"))
+        journal.wait("k", version, 20)
+        existing = journal.read("k", f"waiter-{n}")
         assert existing is not None
         return existing.current.state
 
@@ -126,18 +125,18 @@ def test_many_threads_share_one_listener_and_few_reads(postgres_database: str, r
         eventually(lambda: look(postgres_database, WAITED))
         time.sleep(0.2)
         reads.clear()
-        drive(journal.settle("k", version, done()))
+        journal.settle("k", version, done())
         assert {thread.result(timeout=10) for thread in waiting} == {"done"}
     assert reads.count("read") < 16
     assert len(look(postgres_database, LISTENERS)) == 1
-    drive(journal.close())
+    journal.close()
 
 
-def test_two_faces_and_two_journals_share_the_listener(postgres_database: str) -> None:
+def test_journals_for_threads_and_loops_share_the_listener(postgres_database: str) -> None:
     store = PostgresStore(postgres_database)
-    one, two = opened(store), opened(PostgresStore(postgres_database))
+    one, two = store.open_sync(), PostgresStore(postgres_database).open_sync()
     version = claim(one, "k")
-    waiting = [Background(lambda journal=journal: drive(journal.wait("k", version, 20))) for journal in (one, two)]  # type: ignore[misc]
+    waiting = [Background(lambda journal=journal: journal.wait("k", version, 20)) for journal in (one, two)]  # type: ignore[misc]
 
     async def third() -> None:
         journal = store.open_async()
@@ -148,41 +147,41 @@ def test_two_faces_and_two_journals_share_the_listener(postgres_database: str) -
     eventually(lambda: look(postgres_database, WAITED))
     time.sleep(0.2)
     assert len(look(postgres_database, LISTENERS)) == 1
-    drive(one.settle("k", version, done()))
+    one.settle("k", version, done())
     for thread in waiting:
         thread.result(timeout=5)
-    drive(one.close())
+    one.close()
     assert hub_module._hubs
-    drive(two.close())
+    two.close()
     assert not hub_module._hubs
     eventually(lambda: not look(postgres_database, LISTENERS))
 
 
 def test_the_end_of_a_lease_wakes_and_a_renewal_does_not(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "k", lease_ms=600)
     start = time.monotonic()
-    waiting = Background(lambda: drive(journal.wait("k", version, 20)))
+    waiting = Background(lambda: journal.wait("k", version, 20))
     time.sleep(0.3)
-    assert drive(journal.renew("k", version, 1000))
+    assert journal.renew("k", version, 1000)
     waiting.result(timeout=5)
     assert 1.2 < time.monotonic() - start < 4
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_takeover_wakes(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "k")
-    waiting = Background(lambda: drive(journal.wait("k", version, 20)))
+    waiting = Background(lambda: journal.wait("k", version, 20))
     eventually(lambda: look(postgres_database, WAITED))
-    assert isinstance(drive(journal.take(ask("k", "b"), version)), Claimed)
+    assert isinstance(journal.take_over(request_for("k", "b"), version), Claimed)
     waiting.result(timeout=5)
     assert look(postgres_database, WAITED) == []
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_listener_that_lost_its_connection_reads_what_it_missed(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "k")
     waiting = Background(lambda: wait_until_settled(journal, version))
     eventually(lambda: look(postgres_database, WAITED))
@@ -193,18 +192,18 @@ def test_a_listener_that_lost_its_connection_reads_what_it_missed(postgres_datab
     start = time.monotonic()
     waiting.result(timeout=10)
     assert time.monotonic() - start < 5
-    drive(journal.close())
+    journal.close()
 
 
-def wait_until_settled(journal: PostgresJournal, version: int) -> None:
+def wait_until_settled(journal: SyncJournal, version: int) -> None:
     """As the gateway waits: a wake-up is a reason to look, not a promise."""
-    while (existing := drive(journal.read("k"))) is not None and existing.current.state == "inflight":
-        drive(journal.wait("k", version, 20))
+    while (existing := journal.read("k")) is not None and existing.current.state == "inflight":
+        journal.wait("k", version, 20)
 
 
 async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(postgres_database: str) -> None:
     journal = PostgresStore(postgres_database).open_async()
-    won = await journal.begin(ask("k"))
+    won = await journal.begin(request_for("k"))
     assert isinstance(won, Claimed)
     waiting = [asyncio.create_task(journal.wait("k", won.version, 20)) for _ in range(2)]
     await asyncio.sleep(0.2)
@@ -218,31 +217,31 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(postgres_databas
 
 
 def test_behind_a_pooler_without_a_direct_line_waiting_polls(postgres_database: str, reads: list[str]) -> None:
-    journal = opened(PostgresStore(postgres_database, pgbouncer=True, poll_s=0.1))
+    journal = PostgresStore(postgres_database, pgbouncer=True, poll_s=0.1).open_sync()
     version = claim(journal, "k")
-    waiting = Background(lambda: drive(journal.wait("k", version, 20)))
+    waiting = Background(lambda: journal.wait("k", version, 20))
     time.sleep(0.3)
-    drive(journal.settle("k", version, done()))
+    journal.settle("k", version, done())
     waiting.result(timeout=5)
     assert look(postgres_database, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%'") == []
     assert look(postgres_database, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
-    drive(journal.close())
+    journal.close()
 
 
 def test_very_long_keys_wake_too(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     key = "ä" * 600
     version = claim(journal, key)
-    waiting = Background(lambda: drive(journal.wait(key, version, 20)))
+    waiting = Background(lambda: journal.wait(key, version, 20))
     eventually(lambda: look(postgres_database, WAITED))
-    drive(journal.settle(key, version, done()))
+    journal.settle(key, version, done())
     waiting.result(timeout=5)
-    drive(journal.close())
+    journal.close()
 
 
 def test_breakers_are_pushed_to_every_process(postgres_database: str) -> None:
-    mine, theirs = opened(PostgresStore(postgres_database)), opened(PostgresStore(postgres_database))
-    drive(theirs.save_breaker("acme", BreakerRow("early", "OPEN", 1, 0, "before", 1)))
+    mine, theirs = PostgresStore(postgres_database).open_sync(), PostgresStore(postgres_database).open_sync()
+    theirs.save_breaker("acme", BreakerRow("early", "OPEN", 1, 0, "before", 1))
     heard: list[BreakerRow] = []
     changed = threading.Event()
 
@@ -251,25 +250,26 @@ def test_breakers_are_pushed_to_every_process(postgres_database: str) -> None:
         changed.set()
 
     unsubscribe = mine.subscribe_breakers("acme", told)
+    assert unsubscribe is not None
     assert changed.wait(5), "what is there is told at once"
     changed.clear()
-    drive(theirs.save_breaker("other", BreakerRow("x", "OPEN", 1, 0, "not mine", 1)))
+    theirs.save_breaker("other", BreakerRow("x", "OPEN", 1, 0, "not mine", 1))
     start = time.monotonic()
-    drive(theirs.save_breaker("acme", BreakerRow("tool/x", "FORCED_OPEN", 2, 0, "an operator", 1)))
+    theirs.save_breaker("acme", BreakerRow("tool/x", "FORCED_OPEN", 2, 0, "an operator", 1))
     assert changed.wait(5)
     assert time.monotonic() - start < 1
     assert [row.key for row in heard] == ["early", "tool/x"]
     changed.clear()
     look(postgres_database, "SELECT pg_terminate_backend(pid) FROM (" + LISTENERS + ") AS listeners")
-    drive(theirs.save_breaker("acme", BreakerRow("tool/x", "CLOSED", 3, 0, "reset", 2)))
+    theirs.save_breaker("acme", BreakerRow("tool/x", "CLOSED", 3, 0, "reset", 2))
     assert changed.wait(5), "what was missed during a reconnect is told afterwards"
     assert heard[-1].state == "CLOSED"
     unsubscribe()
-    drive(theirs.save_breaker("acme", BreakerRow("tool/x", "OPEN", 4, 0, "unheard", 3)))
+    theirs.save_breaker("acme", BreakerRow("tool/x", "OPEN", 4, 0, "unheard", 3))
     time.sleep(0.3)
     assert heard[-1].state == "CLOSED"
-    drive(mine.close())
-    drive(theirs.close())
+    mine.close()
+    theirs.close()
 
 
 async def test_breakers_are_told_in_the_event_loop(postgres_database: str) -> None:
@@ -285,7 +285,7 @@ async def test_breakers_are_told_in_the_event_loop(postgres_database: str) -> No
 
 
 def test_a_listener_that_raises_does_not_end_the_listening(postgres_database: str) -> None:
-    journal = opened(PostgresStore(postgres_database))
+    journal = PostgresStore(postgres_database).open_sync()
     heard: list[str] = []
 
     def bad(_: BreakerRow) -> None:
@@ -294,8 +294,8 @@ def test_a_listener_that_raises_does_not_end_the_listening(postgres_database: st
     listeners: list[Callable[[BreakerRow], None]] = [bad, lambda row: heard.append(row.key)]
     for listener in listeners:
         journal.subscribe_breakers("acme", listener)
-    drive(journal.save_breaker("acme", BreakerRow("a", "OPEN", 1, 0, "", 1)))
+    journal.save_breaker("acme", BreakerRow("a", "OPEN", 1, 0, "", 1))
     eventually(lambda: "a" in heard)
-    drive(journal.save_breaker("acme", BreakerRow("b", "OPEN", 1, 0, "", 1)))
+    journal.save_breaker("acme", BreakerRow("b", "OPEN", 1, 0, "", 1))
     eventually(lambda: "b" in heard)
-    drive(journal.close())
+    journal.close()

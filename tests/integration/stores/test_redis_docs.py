@@ -11,7 +11,7 @@ import pytest
 from antiphon.stores import RedisStore
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_record import head_of
-from tests.integration.stores.redis_kit import ask
+from tests.integration.stores.redis_kit import request_for
 
 DOCS = Path(__file__).parents[3] / "docs"
 HOW_TO = DOCS / "how-to" / "run-a-fleet-redis.md"
@@ -76,7 +76,7 @@ def test_options_are_as_documented() -> None:
 
 def test_the_head_is_as_documented() -> None:
     (fields,) = re.findall(r"`\[(idempotencyKey[^\]]*)\]`", REFERENCE.read_text())
-    identity, tool, session, rest = head_of(ask("k")).split(b"\n")
+    identity, tool, session, rest = head_of(request_for("k")).split(b"\n")
     import json
 
     assert [json.loads(line) for line in (identity, tool, session)] == ["call-1", "tools/send", "session-1"]

@@ -10,23 +10,22 @@ from typing import Any
 import pytest
 import redis
 
-from antiphon._drive import drive
 from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_journal import RedisJournal
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_record import CLEARED
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
     Face,
-    ask,
+    RedisJournal,
     claimed,
     command,
     done,
     existing,
     in_face,
+    request_for,
     sleep,
     until,
     until_sync,
@@ -41,7 +40,7 @@ both_faces = pytest.mark.parametrize("face", FACES)
 
 def error_of(face: Face, store: RedisStore, key: str = "k") -> StoreUnavailable:
     async def begin(journal: RedisJournal) -> None:
-        await journal.begin(ask(key))
+        await journal.begin(request_for(key))
 
     with pytest.raises(StoreUnavailable) as caught:
         in_face(face, store, begin)
@@ -69,7 +68,7 @@ def test_auth_refused(face: Face, login: str, words: str, valkey_server: Start) 
     assert "wrong" not in str(error)
 
     async def begin(journal: RedisJournal) -> Claimed | Existing:
-        return await journal.begin(ask("k"))
+        return await journal.begin(request_for("k"))
 
     claimed(in_face(face, RedisStore(server.url), begin))
 
@@ -83,7 +82,7 @@ def test_acl_that_forbids_what_the_store_needs(face: Face, valkey_server: Start)
         command(client, "ACL", "SETUSER", "app", "resetkeys", "~antiphon:*", "resetchannels", "&antiphon:*")
 
         async def wait_and_settle(journal: RedisJournal) -> None:
-            held = claimed(await journal.begin(ask("k")))
+            held = claimed(await journal.begin(request_for("k")))
             await journal.wait("k", held.version, 0.1)
             assert await journal.settle("k", held.version, done()) is not None
 
@@ -108,10 +107,10 @@ def test_full_server_refuses_new_claims_but_lets_running_calls_settle(face: Face
     with redis.Redis(HOST, server.port) as client:
 
         async def fill(journal: RedisJournal) -> None:
-            held = claimed(await journal.begin(ask("running")))
+            held = claimed(await journal.begin(request_for("running")))
             client.config_set("maxmemory", "100kb")  # less than it uses already
             with pytest.raises(StoreUnavailable, match="full") as caught:
-                await journal.begin(ask("new"))
+                await journal.begin(request_for("new"))
             assert "noeviction" in str(caught.value)
             assert await journal.settle("running", held.version, done(b'"kept"')) is not None
             assert existing(await journal.read("running")).current.state == "done"
@@ -138,11 +137,11 @@ def test_scripts_are_loaded_again_after_script_flush(face: Face, valkey_url: str
 
         async def work(journal: RedisJournal) -> None:
             client.script_flush()
-            held = claimed(await journal.begin(ask("k")))
+            held = claimed(await journal.begin(request_for("k")))
             client.script_flush()
             assert await journal.settle("k", held.version, done()) is not None
             client.script_flush()
-            assert existing(await journal.begin(ask("k", "call-2"))).current.state == "done"
+            assert existing(await journal.begin(request_for("k", "call-2"))).current.state == "done"
             client.script_flush()
             assert len(await journal.list(tenant="default")) == 1
             client.script_flush()
@@ -156,12 +155,12 @@ def test_restart_in_the_middle_keeps_claims_and_nobody_wins_twice(face: Face, va
     server = valkey_server(appendonly=True, appendfsync="always")
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("k")))
+        held = claimed(await journal.begin(request_for("k")))
         server.kill()
         with pytest.raises(StoreUnavailable):
-            await journal.begin(ask("k", "call-2"))
+            await journal.begin(request_for("k", "call-2"))
         server.start()
-        assert existing(await journal.begin(ask("k", "call-2"))).current.version == held.version
+        assert existing(await journal.begin(request_for("k", "call-2"))).current.version == held.version
         assert await journal.settle("k", held.version, done()) is not None
 
     in_face(face, RedisStore(server.url, patience_s=0.1), work)
@@ -171,7 +170,7 @@ async def test_settle_waits_out_a_restart(valkey_server: Start) -> None:
     """An outcome that is not written makes its call unknown: settling is more patient than claiming."""
     server = valkey_server(appendonly=True, appendfsync="always")
     journal = RedisStore(server.url, patience_s=0.1).open_async()
-    held = claimed(await journal.begin(ask("k")))
+    held = claimed(await journal.begin(request_for("k")))
     server.kill()
     settling = asyncio.create_task(journal.settle("k", held.version, done()))
     await asyncio.sleep(0.5)
@@ -189,7 +188,7 @@ def test_an_idle_connection_that_broke_is_not_noticed_by_callers(
 
     async def work(journal: RedisJournal) -> None:
         for n in range(5):
-            held = claimed(await journal.begin(ask(f"k{n}")))
+            held = claimed(await journal.begin(request_for(f"k{n}")))
             proxy.reset()
             assert await journal.settle(f"k{n}", held.version, done()) is not None
             proxy.reset()
@@ -209,7 +208,7 @@ def test_a_claim_whose_answer_was_lost_is_recognised_as_ours(
         await journal.read("k")
         proxy.truncate(0, "down")  # the answer is cut off and the connection closed
         healing = _heal_soon(proxy, face)
-        held = claimed(await journal.begin(ask("k")))
+        held = claimed(await journal.begin(request_for("k")))
         await healing()
         assert existing(await journal.read("k")).current.version == held.version
         proxy.truncate(0, "down")
@@ -251,18 +250,18 @@ def test_a_claim_that_was_reported_as_failed_is_given_back_when_the_server_wakes
     server = valkey_server()
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("first")))
+        held = claimed(await journal.begin(request_for("first")))
         server.pause()
         with pytest.raises(StoreUnavailable):
-            await journal.begin(ask("ghost"))
+            await journal.begin(request_for("ghost"))
         server.resume()
         with redis.Redis(HOST, server.port) as client:
             name = Names("antiphon").shard("ghost").record + "ghost"
             until_sync(lambda: client.exists(name))
             assert await journal.settle("first", held.version, done()) is not None
-            claimed(await journal.begin(ask("second")))
+            claimed(await journal.begin(request_for("second")))
             until_sync(lambda: client.getrange(name, 0, 1) == CLEARED)
-        claimed(await journal.begin(ask("ghost", "call-2")))
+        claimed(await journal.begin(request_for("ghost", "call-2")))
 
     in_face(face, RedisStore(f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2", patience_s=0.1), work)
 
@@ -272,12 +271,12 @@ def test_a_server_that_does_not_answer_fails_in_time(face: Face, valkey_server: 
     server = valkey_server()
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("k")))
+        held = claimed(await journal.begin(request_for("k")))
         server.pause()
         started = time.monotonic()
         try:
             with pytest.raises(StoreUnavailable, match="cannot be reached"):
-                await journal.begin(ask("k2"))
+                await journal.begin(request_for("k2"))
             assert time.monotonic() - started < 6
         finally:
             server.resume()
@@ -290,9 +289,9 @@ async def test_a_cancelled_caller_gives_its_claim_back(valkey_url: str, unique: 
     """The command was sent when its caller went away: the claim it won must not block others for a lease."""
     proxy = fault_proxy(_port(valkey_url))
     journal = RedisStore(proxy.url(valkey_url), prefix=unique).open_async()
-    claimed(await journal.begin(ask("another")))
+    claimed(await journal.begin(request_for("another")))
     proxy.delay(0.1)
-    task = asyncio.create_task(journal.begin(ask("k")))
+    task = asyncio.create_task(journal.begin(request_for("k")))
     await asyncio.sleep(0.02)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -301,13 +300,13 @@ async def test_a_cancelled_caller_gives_its_claim_back(valkey_url: str, unique: 
     with redis.Redis.from_url(valkey_url) as client:
         name = Names(unique).shard("k").record + "k"
         await until(lambda: client.getrange(name, 0, 1) == CLEARED)
-    claimed(await journal.begin(ask("k", "call-2")))
+    claimed(await journal.begin(request_for("k", "call-2")))
     await journal.close()
 
 
 async def test_replies_never_shift_when_callers_are_cancelled(valkey_url: str, unique: str) -> None:
     journal = RedisStore(valkey_url, prefix=unique).open_async()
-    versions = {n: claimed(await journal.begin(ask(f"k{n}"))).version for n in range(50)}
+    versions = {n: claimed(await journal.begin(request_for(f"k{n}"))).version for n in range(50)}
     for delay in range(20):
         tasks = [asyncio.create_task(journal.read(f"k{n}", "call-1")) for n in range(50)]
         await asyncio.sleep(delay / 20_000)
@@ -322,8 +321,8 @@ async def test_replies_never_shift_when_callers_are_cancelled(valkey_url: str, u
 
 async def test_a_cancelled_claim_that_was_never_sent_is_not_sent(valkey_url: str, unique: str) -> None:
     journal = RedisStore(valkey_url, prefix=unique).open_async()
-    claimed(await journal.begin(ask("warm")))
-    sent, queued = (asyncio.create_task(journal.begin(ask(key))) for key in ("sent", "queued"))
+    claimed(await journal.begin(request_for("warm")))
+    sent, queued = (asyncio.create_task(journal.begin(request_for(key))) for key in ("sent", "queued"))
     await asyncio.sleep(0)  # the first is on its way; the second leaves with the next step of the loop
     queued.cancel()
     claimed(await sent)
@@ -351,22 +350,22 @@ def test_wait_lets_a_claim_count_only_when_replicas_have_it(face: Face, pair: tu
     store = RedisStore(primary.url, wait_ms=200)
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("safe", wait_replicas=1)))
+        held = claimed(await journal.begin(request_for("safe", wait_replicas=1)))
         with redis.Redis(HOST, replica.port) as copy:
             assert copy.exists(Names("antiphon").shard("safe").record + "safe"), "the replica has it already"
         assert await journal.settle("safe", held.version, done()) is not None
         replica.pause()
         try:
-            again = existing(await journal.begin(ask("safe", "call-2", wait_replicas=1)))
+            again = existing(await journal.begin(request_for("safe", "call-2", wait_replicas=1)))
             assert again.current.state == "done", "a record that is there answers whatever the replicas do"
             with pytest.raises(StoreUnavailable, match="Only 0 of 1 replicas"):
-                await journal.begin(ask("unsafe", wait_replicas=1))
+                await journal.begin(request_for("unsafe", wait_replicas=1))
             assert await journal.read("unsafe") is None, "the claim was given back"
-            claimed(await journal.begin(ask("unsafe")))
+            claimed(await journal.begin(request_for("unsafe")))
         finally:
             replica.resume()
         with pytest.raises(StoreUnavailable, match="of 2 replicas"):
-            await journal.begin(ask("too-many", wait_replicas=2))
+            await journal.begin(request_for("too-many", wait_replicas=2))
 
     in_face(face, store, work)
 
@@ -383,15 +382,15 @@ def test_without_wait_a_failover_can_forget_a_claim_and_with_it_not(
     _in_step(primary)
 
     async def before(journal: RedisJournal) -> None:
-        claimed(await journal.begin(ask("safe", wait_replicas=1)))
+        claimed(await journal.begin(request_for("safe", wait_replicas=1)))
         cable.drop("down")
-        claimed(await journal.begin(ask("fast")))
+        claimed(await journal.begin(request_for("fast")))
         with pytest.raises(StoreUnavailable):
-            await journal.begin(ask("refused", wait_replicas=1))
+            await journal.begin(request_for("refused", wait_replicas=1))
 
     async def after(journal: RedisJournal) -> None:
-        assert existing(await journal.begin(ask("safe", "call-2"))).current.state == "inflight"
-        claimed(await journal.begin(ask("fast", "call-2")))  # won a second time: this is what WAIT is for
+        assert existing(await journal.begin(request_for("safe", "call-2"))).current.state == "inflight"
+        claimed(await journal.begin(request_for("fast", "call-2")))  # won a second time: this is what WAIT is for
 
     in_face(face, RedisStore(primary.url, wait_ms=1_000), before)
     primary.kill()
@@ -412,9 +411,9 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_closed_store_says_so(valkey_url: str, unique: str) -> None:
     journal = RedisStore(valkey_url, prefix=unique).open_sync()
-    drive(journal.close())
+    journal.close()
     with pytest.raises(StoreUnavailable, match="closed"):
-        drive(journal.begin(ask("k")))
+        journal.begin(request_for("k"))
 
 
 def _port(url: str) -> int:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from multiprocessing.connection import Connection
 
 import pytest
@@ -19,19 +20,20 @@ import redis
 from antiphon._drive import drive
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_journal import RedisJournal
+from antiphon.stores._common import recorded_request
 from antiphon.stores._redis_keys import Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
     Face,
-    ask,
+    RedisJournal,
     calls,
     claimed,
     command,
     done,
     existing,
     in_face,
+    request_for,
     until_sync,
 )
 from tests.servers import Valkey
@@ -45,7 +47,7 @@ def _fleet_worker(url: str, prefix: str, number: int, pipe: Connection) -> None:
     """64 callers; each asks for shared keys and one of its own, dispatches if it may, and waits otherwise."""
 
     async def dispatch(journal: RedisJournal, client: redis.Redis, key: str, identity: str) -> str:
-        answer = await journal.begin(ask(key, identity))
+        answer = await journal.begin(request_for(key, identity))
         while not isinstance(answer, Claimed):
             current = answer.current
             if current.state == "done":
@@ -102,10 +104,10 @@ def test_each_intent_is_dispatched_once_by_a_whole_fleet(valkey_url: str, unique
 
 def _holder(url: str, prefix: str, pipe: Connection) -> None:
     journal = RedisStore(url, prefix=prefix).open_sync()
-    held = claimed(drive(journal.begin(ask("k", "worker", lease_ms=300))))
+    held = claimed(journal.begin(request_for("k", "worker", lease_ms=300)))
     pipe.send(held.version)
     pipe.recv()
-    pipe.send(drive(journal.settle("k", held.version, done(b'"late"'))))
+    pipe.send(journal.settle("k", held.version, done(b'"late"')))
 
 
 @both_faces
@@ -118,10 +120,10 @@ def test_a_worker_paused_beyond_its_lease_is_fenced(face: Face, valkey_url: str,
     os.kill(child.pid, signal.SIGSTOP)
 
     async def succeed(journal: RedisJournal) -> None:
-        seen = existing(await journal.begin(ask("k", "successor")))
+        seen = existing(await journal.begin(request_for("k", "successor")))
         assert seen.current.version == version
         until_sync(lambda: time.time() * 1000 > int(seen.current.lock_until_ms) + 50)  # type: ignore[arg-type]
-        taken = claimed(await journal.take(ask("k", "successor"), version))
+        taken = claimed(await journal.take_over(request_for("k", "successor"), version))
         assert taken.version > version
         assert await journal.settle("k", taken.version, done(b'"in time"')) is not None
         assert child.pid is not None
@@ -142,17 +144,17 @@ def test_versions_grow_when_the_servers_clock_goes_back(face: Face, valkey_url: 
 
     async def work(journal: RedisJournal) -> None:
         with redis.Redis.from_url(valkey_url) as client:
-            held = claimed(await journal.begin(ask("k")))
+            held = claimed(await journal.begin(request_for("k")))
             name = names.shard("k").record + "k"
             text = client.get(name)
             assert isinstance(text, bytes)
             client.set(name, text.replace(str(held.version).encode(), str(ahead).encode(), 1), keepttl=True)
             settled = await journal.settle("k", ahead, done())
             assert settled == ahead + 1
-            taken = claimed(await journal.take(ask("k", "call-2"), settled))
+            taken = claimed(await journal.take_over(request_for("k", "call-2"), settled))
             assert taken.version == ahead + 2
             assert await journal.clear("k")
-            assert claimed(await journal.begin(ask("k", "call-3"))).version == ahead + 3, "also after clearing"
+            assert claimed(await journal.begin(request_for("k", "call-3"))).version == ahead + 3, "also after clearing"
 
     in_face(face, RedisStore(valkey_url, prefix=unique), work)
 
@@ -164,17 +166,17 @@ def test_round_trips_are_two_for_a_miss_and_one_for_a_reused_answer(
     url = valkey_server().url  # of its own: what others do there would be counted
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("warm")))
+        held = claimed(await journal.begin(request_for("warm")))
         await journal.settle("warm", held.version, done())
         with redis.Redis.from_url(url) as client:
             before = calls(client)
             for n in range(50):
-                held = claimed(await journal.begin(ask(f"k{n}")))
+                held = claimed(await journal.begin(request_for(f"k{n}")))
                 assert await journal.settle(f"k{n}", held.version, done()) is not None
             after = calls(client)
             assert after["evalsha"] - before["evalsha"] == 100
             for n in range(50):
-                existing(await journal.begin(ask(f"k{n}", "call-2")))
+                existing(await journal.begin(request_for(f"k{n}", "call-2")))
             last = calls(client)
             assert last["evalsha"] - after["evalsha"] == 50
             inside = {
@@ -199,10 +201,10 @@ def test_lists_of_thousands_are_complete_and_in_order(face: Face, valkey_url: st
 
     async def work(journal: RedisJournal) -> None:
         if face == "async":
-            await asyncio.gather(*(journal.begin(ask(f"k{n}", session=f"s{n % 7}")) for n in range(total)))
+            await asyncio.gather(*(journal.begin(request_for(f"k{n}", session=f"s{n % 7}")) for n in range(total)))
         else:
             for n in range(total):
-                await journal.begin(ask(f"k{n}", session=f"s{n % 7}"))
+                await journal.begin(request_for(f"k{n}", session=f"s{n % 7}"))
         records = await journal.list(tenant="default", limit=total + 5)
         assert len({record.key for record in records}) == total
         times = [record.created_at_ms for record in records]
@@ -230,7 +232,7 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
 
     async def work(journal: RedisJournal) -> None:
         with redis.Redis.from_url(valkey_url) as client:
-            held = claimed(await journal.begin(ask("live")))
+            held = claimed(await journal.begin(request_for("live")))
             index = names.shard("live").entries + "default"
             old = int(time.time() * 1000) - 100 * 3_600_000
             client.zadd(index, {f"old-{n}": -old - n for n in range(500)})
@@ -238,9 +240,8 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
                 if client.zcard(index) < 20:
                     break
                 await journal.settle("live", held.version, done())
-                held = claimed(
-                    await journal.take(ask("live", f"next-{n}"), existing(await journal.read("live")).current.version)
-                )
+                version = existing(await journal.read("live")).current.version
+                held = claimed(await journal.take_over(request_for("live", f"next-{n}"), version))
             assert client.zcard(index) < 20, "claims of the same shard have dropped what is older than any record"
             recent = int(time.time() * 1000) - 10_000
             client.zadd(index, {f"gone-{n}": -recent - n for n in range(50)})
@@ -259,15 +260,14 @@ def test_the_index_forgets_expired_claims_by_itself(face: Face, valkey_url: str,
 @pytest.mark.parametrize("identity", ["", "a b", "line\nbreak", "nul\0byte", "ümläut😀", "x" * 256, "%d %s"])
 def test_identities_of_any_kind_find_their_own(face: Face, identity: str, valkey_url: str, unique: str) -> None:
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("k", identity)))
+        held = claimed(await journal.begin(request_for("k", identity)))
         assert await journal.renew("k", held.version, 60_000)
-        assert await journal.mark_dispatched("k", held.version)
         settled = await journal.settle("k", held.version, done(b'"mine"'))
-        seen = existing(await journal.begin(ask("k", identity)))
+        seen = existing(await journal.begin(request_for("k", identity)))
         assert seen.own is not None
         assert seen.own.request.identity == identity
-        claimed(await journal.take(ask("k", "another"), settled or 0))
-        own = existing(await journal.begin(ask("k", identity))).own
+        claimed(await journal.take_over(request_for("k", "another"), settled or 0))
+        own = existing(await journal.begin(request_for("k", identity))).own
         assert own is not None
         assert (own.version, own.request.identity, own.dispatched) == (settled, identity, True)
 
@@ -275,13 +275,48 @@ def test_identities_of_any_kind_find_their_own(face: Face, identity: str, valkey
 
 
 @both_faces
+def test_the_owner_names_request_and_process(face: Face, valkey_url: str, unique: str) -> None:
+    """A record of release 0.1.0 names the process only; it is read, settled and replaced all the same."""
+
+    async def work(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(request_for("k", token="t1", owner="boot.1.22.333")))
+        assert existing(await journal.read("k")).current.owner == "t1/boot.1.22.333"
+        name = Names(unique).shard("k").record + "k"
+        with redis.Redis.from_url(valkey_url) as client:
+            text = client.get(name)
+            assert isinstance(text, bytes)
+            client.set(name, text.replace(b"t1/", b""), keepttl=True)
+        seen = existing(await journal.begin(request_for("k", "call-2")))
+        assert (seen.current.owner, seen.current.version) == ("boot.1.22.333", held.version)
+        settled = await journal.settle("k", held.version, done())
+        assert settled is not None
+        claimed(await journal.take_over(request_for("k", "call-2", token="t2"), settled))
+        seen = existing(await journal.read("k", "call-1"))
+        assert (seen.current.owner, seen.own and seen.own.owner) == ("t2/test", "boot.1.22.333")
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
+def test_canonical_parameters_are_kept_as_their_digest(face: Face, valkey_url: str, unique: str) -> None:
+    async def work(journal: RedisJournal) -> None:
+        request = request_for("k")._replace(params=b'{"to":"ada"}', call_id="call_7")
+        claimed(await journal.begin(request))
+        recorded = existing(await journal.read("k")).current.request
+        assert recorded == recorded_request(request)
+        assert recorded.params_digest == sha256(b'{"to":"ada"}').hexdigest()
+
+    in_face(face, RedisStore(valkey_url, prefix=unique), work)
+
+
+@both_faces
 def test_an_outcome_kept_for_no_time_is_gone_at_once(face: Face, valkey_url: str, unique: str) -> None:
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("k")))
+        held = claimed(await journal.begin(request_for("k")))
         assert await journal.settle("k", held.version, done(ttl_ms=0)) is not None
         with redis.Redis.from_url(valkey_url) as client:
             until_sync(lambda: not client.exists(Names(unique).shard("k").record + "k"))
-        claimed(await journal.begin(ask("k", "call-2")))
+        claimed(await journal.begin(request_for("k", "call-2")))
 
     in_face(face, RedisStore(valkey_url, prefix=unique), work)
 
@@ -303,7 +338,7 @@ def test_a_network_that_keeps_breaking_neither_loses_nor_doubles_a_claim(
     async def call(journal: RedisJournal, number: int) -> None:
         for n in range(keys):
             for key in (f"shared-{n}", f"own-{number}-{n}"):
-                answer = await journal.begin(ask(key, f"{number}"))
+                answer = await journal.begin(request_for(key, f"{number}"))
                 if isinstance(answer, Claimed):
                     wins.append(key)
                     settled = await journal.settle(key, answer.version, done())
@@ -335,11 +370,11 @@ def _own(callers: int, keys: int) -> list[str]:
 async def test_cancelled_callers_leave_no_claim_behind(valkey_url: str, unique: str) -> None:
     """Callers are cancelled at every possible moment; afterwards every key is free or held by somebody who knows it."""
     journal = RedisStore(valkey_url, prefix=unique).open_async()
-    claimed(await journal.begin(ask("warm")))
+    claimed(await journal.begin(request_for("warm")))
     held: set[str] = set()
 
     async def call(key: str) -> None:
-        claimed(await journal.begin(ask(key)))
+        claimed(await journal.begin(request_for(key)))
         held.add(key)
 
     chance = random.Random(7)

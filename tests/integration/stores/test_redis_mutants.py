@@ -10,15 +10,22 @@ from typing import Any
 import pytest
 import redis
 
-from antiphon._drive import drive
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore, _redis_commands, _redis_scripts, _settling
-from antiphon.stores._redis_journal import RedisJournal
 from antiphon.stores._redis_keys import Names
 from antiphon.stores._redis_pipe import Pipe
 from antiphon.stores._redis_scripts import Script
 from antiphon.testing.journal_conformance import JournalConformance
-from tests.integration.stores.redis_kit import ask, claimed, done, existing, in_face, make_newer, waited_for
+from tests.integration.stores.redis_kit import (
+    RedisJournal,
+    claimed,
+    done,
+    existing,
+    in_face,
+    make_newer,
+    request_for,
+    waited_for,
+)
 
 Plant = Callable[[str, str, str], None]
 
@@ -108,9 +115,9 @@ def test_a_repeated_claim_that_is_not_recognised(plant: Plant, valkey_url: str, 
 
 def _claim_twice(url: str, prefix: str) -> None:
     async def work(journal: RedisJournal) -> None:
-        journal._steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
-        first = claimed(await journal.begin(ask("k")))
-        assert claimed(await journal.begin(ask("k"))).version == first.version
+        journal.steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
+        first = claimed(await journal.begin(request_for("k")))
+        assert claimed(await journal.begin(request_for("k"))).version == first.version
 
     in_face("sync", RedisStore(url, prefix=prefix), work)
 
@@ -124,8 +131,8 @@ def test_a_repeated_settlement_that_is_not_recognised(plant: Plant, valkey_url: 
 
 def _settle_twice(url: str, prefix: str) -> None:
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("k")))
-        journal._steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
+        held = claimed(await journal.begin(request_for("k")))
+        journal.steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
         first = await journal.settle("k", held.version, done())
         assert first is not None
         assert await journal.settle("k", held.version, done()) == first
@@ -148,14 +155,14 @@ def _woken(script: str, url: str, prefix: str) -> None:
     store = RedisStore(url, prefix=prefix)
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("k")))
+        held = claimed(await journal.begin(request_for("k")))
         other = store.open_sync()
 
         def act() -> None:
             with redis.Redis.from_url(url) as client:
                 while not waited_for(client, Names(prefix).shard("k").record + "k"):
                     time.sleep(0.01)
-            drive(other.clear("k") if script == "clear" else other.settle("k", held.version, done()))
+            other.clear("k") if script == "clear" else other.settle("k", held.version, done())
 
         thread = threading.Thread(target=act)
         thread.start()
@@ -171,10 +178,10 @@ def test_a_newer_record_that_is_taken(plant: Plant, valkey_url: str, unique: str
     plant("claim", "'^1 (%d+)", "'^%d+ (%d+)")
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask("k")))
+        held = claimed(await journal.begin(request_for("k")))
         with redis.Redis.from_url(valkey_url) as client:
             make_newer(client, Names(unique).shard("k").record + "k")
-        assert isinstance(await journal.take(ask("k", "call-2"), held.version), Claimed), "the planted bug"
+        assert isinstance(await journal.take_over(request_for("k", "call-2"), held.version), Claimed), "the planted bug"
 
     in_face("sync", RedisStore(valkey_url, prefix=unique), work)
 
@@ -191,8 +198,8 @@ async def test_a_cancelled_caller_whose_claim_stays(
 
     monkeypatch.setattr(Pipe, "_reply", deaf)
     journal = RedisStore(valkey_url, prefix=unique).open_async()
-    claimed(await journal.begin(ask("another")))
-    task = asyncio.create_task(journal.begin(ask("k")))
+    claimed(await journal.begin(request_for("another")))
+    task = asyncio.create_task(journal.begin(request_for("k")))
     pipe = journal._link._seed
     assert isinstance(pipe, Pipe)
     while not pipe._sent:
@@ -200,7 +207,7 @@ async def test_a_cancelled_caller_whose_claim_stays(
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.sleep(0.2)
-    assert existing(await journal.begin(ask("k", "call-2"))).current.state == "inflight", "the planted bug"
+    assert existing(await journal.begin(request_for("k", "call-2"))).current.state == "inflight", "the planted bug"
     await journal.close()
 
 

@@ -17,18 +17,18 @@ import redis
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_journal import RedisJournal
 from antiphon.stores._redis_keys import Names
 from tests.integration.stores.redis_kit import (
     FACES,
     Cluster,
     Face,
-    ask,
+    RedisJournal,
     claimed,
     command,
     done,
     existing,
     in_face,
+    request_for,
     sleep,
     until_sync,
 )
@@ -40,13 +40,13 @@ both_faces = pytest.mark.parametrize("face", FACES)
 
 async def everything(journal: RedisJournal) -> None:
     """A claim's whole life, waiting, listing, breakers."""
-    held = claimed(await journal.begin(ask("k")))
+    held = claimed(await journal.begin(request_for("k")))
     await journal.wait("k", held.version, 0.05)
     settled = await journal.settle("k", held.version, done(b'"x"'))
     assert settled is not None
-    assert existing(await journal.begin(ask("k", "call-2"))).current.version == settled
+    assert existing(await journal.begin(request_for("k", "call-2"))).current.version == settled
     for n in range(50):
-        claimed(await journal.begin(ask(f"k{n}")))
+        claimed(await journal.begin(request_for(f"k{n}")))
     assert len(await journal.list(tenant="default", limit=1000)) == 51
     assert await journal.counts("default") == {("tools/send", "done"): 1, ("tools/send", "inflight"): 50}
     row = BreakerRow("b", "OPEN", 1, 0, "", 1)
@@ -222,13 +222,13 @@ def test_sentinel_names_the_primary_and_a_new_one_is_followed(face: Face, valkey
     try:
 
         async def work(journal: RedisJournal) -> None:
-            held = claimed(await journal.begin(ask("k", wait_replicas=1)))
+            held = claimed(await journal.begin(request_for("k", wait_replicas=1)))
             primary.kill()
             until_sync(lambda: sentinel.primary_port() == replica.port, 60)
             settled = await journal.settle("k", held.version, done())
             assert settled is not None
             await journal.wait("k", settled, 1.0)
-            assert existing(await journal.begin(ask("k", "call-2"))).current.version == settled
+            assert existing(await journal.begin(request_for("k", "call-2"))).current.version == settled
 
         in_face(face, RedisStore(url, patience_s=10), work)
         with pytest.raises(StoreUnavailable, match="knows no service"):
@@ -276,11 +276,11 @@ def test_a_moved_slot_is_followed(face: Face, own_cluster: Cluster, unique: str)
     slot = names.shard(key).slot
 
     async def work(journal: RedisJournal) -> None:
-        claimed(await journal.begin(ask("elsewhere")))
+        claimed(await journal.begin(request_for("elsewhere")))
         for number in (1, 0, 2):
             with own_cluster.client(number) as client:
                 command(client, "CLUSTER", "SETSLOT", slot, "NODE", _node_id(own_cluster, 1))
-        held = claimed(await journal.begin(ask(key)))  # MOVED
+        held = claimed(await journal.begin(request_for(key)))  # MOVED
         assert await journal.settle(key, held.version, done()) is not None
         with own_cluster.client(1) as client:
             assert client.exists(names.shard(key).record + key)
@@ -300,7 +300,7 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
     port = own_cluster.nodes[1].port
 
     async def work(journal: RedisJournal) -> None:
-        held = claimed(await journal.begin(ask(key)))
+        held = claimed(await journal.begin(request_for(key)))
         with own_cluster.client(1) as target, own_cluster.client(0) as source:
             command(target, "CLUSTER", "SETSLOT", shard.slot, "IMPORTING", _node_id(own_cluster, 0))
             command(source, "CLUSTER", "SETSLOT", shard.slot, "MIGRATING", _node_id(own_cluster, 1))
@@ -315,7 +315,7 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
 
             timer = threading.Timer(0.3, arrive)
             timer.start()
-            seen = existing(await journal.begin(ask(key, "call-2")))  # TRYAGAIN until then
+            seen = existing(await journal.begin(request_for(key, "call-2")))  # TRYAGAIN until then
             assert (seen.current.version, seen.current.state) == (settled, "done")
             timer.join()
 
@@ -328,7 +328,7 @@ def test_waiting_in_a_cluster_is_pushed_from_any_node(face: Face, cluster: Clust
 
     async def work(journal: RedisJournal) -> None:
         for n in range(6):
-            held = claimed(await journal.begin(ask(f"k{n}")))
+            held = claimed(await journal.begin(request_for(f"k{n}")))
             thread = threading.Thread(target=_settle_elsewhere, args=(store, f"k{n}", held.version))
             thread.start()
             started = time.monotonic()

@@ -1,4 +1,4 @@
--- Take the claim on one intent, or return what is there (begin and take of the port).
+-- Take the claim on one intent, or return what is there (begin and take_over of the port).
 -- KEYS: record, history, history expiries, index of the tenant
 -- ARGV: 1 index member  2 channel  3 version to replace ('' = only if there is none)  4 identity  5 how long to keep it, ms
 --       6 minus the longest time an index entry of such a claim can be needed, ms

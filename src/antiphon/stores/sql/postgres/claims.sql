@@ -102,7 +102,7 @@ SELECT clock.ms, n.identity, NULL, {_record}
 FROM named AS n JOIN antiphon.executions AS c ON c.key = %(key)s AND c.fence = n.fence, clock
 WHERE c.expires_at_ms > clock.ms
 
--- name: take
+-- name: take_over
 -- The replaced record moves to where its own identity, and those who shared it, still find it.
 -- A row that this very operation wrote counts as won: the answer to its first try was lost.
 -- Whoever takes and whoever shares writes the row of his identity first: of two deliveries of one call, the faster one
