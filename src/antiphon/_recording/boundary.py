@@ -163,7 +163,7 @@ class Boundary:
                 self._report(len(rows), error)
 
     def finish_now(self, outcome: str, value: Any, meta: dict[str, Any]) -> bool:
-        """:meth:`finish` for synchronous code, or for a log in memory, if nobody else needs the answer; whether it did."""
+        """:meth:`finish` likewise, where only the log needs the answer."""
         scope = self.scope
         if scope.write is None or scope.llm_cache is not None or self._live is not None:
             return False
