@@ -80,7 +80,6 @@ def _one_event(ctx: Context) -> list[Row]:
 
 def _large_run() -> str:
     from antiphon import Antiphon
-    from antiphon._drive import drive
     from antiphon._scope import Site
 
     app = Antiphon({"telemetry": {"logs": False}})
@@ -94,6 +93,6 @@ def _large_run() -> str:
             rows.append(run._recorder.encode("call.started", site, asked, {}))
             rows.append(run._recorder.encode("call.finished", site, {"outcome": "ok", "value": number}, {}))
             if len(rows) == 500:
-                drive(app.journal.append(run.id, rows))
+                app.journal.append(run.id, rows)
                 rows = []
     return run.id

@@ -22,6 +22,10 @@ from antiphon.ports import Invoker, Row
 P = ParamSpec("P")
 T = TypeVar("T")
 
+Write = Callable[[Sequence[Row]], object]
+"""Appends rows to the log of a run and blocks until they are there."""
+WriteAsync = Callable[[Sequence[Row]], Awaitable[object]]
+
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 ORPHAN_LANE = "~orphan"
 _HOMELESS = "~homeless"
@@ -101,21 +105,22 @@ class RunScope:
         "compose",
         "encode",
         "gateway_state",
+        "in_memory",
         "invoker",
         "llm_cache",
         "lock",
-        "note",
         "pieces",
         "present",
         "root",
         "run_id",
         "shown",
-        "sink",
         "store",
         "streams",
         "tenant",
         "twins",
         "workspace",
+        "write",
+        "write_async",
     )
 
     def __init__(
@@ -124,17 +129,20 @@ class RunScope:
         *,
         clock_ms: Callable[[], int],
         encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row],
-        sink: Callable[[Sequence[Row], bool], Awaitable[None]] | None,
+        write: Write | None,
+        write_async: WriteAsync | None,
         pieces: Callable[[Site], Any],
         compose: Callable[[str, Site, bytes, bytes], Row],
         shown: Callable[[Any, str, bytes | None], tuple[bytes, str, bool]],
         present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
-        note: Callable[[str, Sequence[Row]], None] | None = None,
+        in_memory: bool = False,
         store: object | None = None,
         invoker: Invoker | None = None,
         tenant: str = "default",
         workspace: str = "default",
     ) -> None:
+        if (write is None) != (write_async is None):
+            raise ValueError("a run is recorded with both write and write_async, or with neither")
         self.run_id = run_id
         self.clock_ms = clock_ms
         self.encode = encode
@@ -148,12 +156,14 @@ class RunScope:
         self.pieces = pieces
         """(site) -> what takes the pieces of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
         ``rest()``."""
-        self.sink = sink
-        """Writes rows at once (the flag says whether an event loop runs); ``None`` switches recording off."""
-        self.note = note
-        """(run, rows): the same without a coroutine, where the log is in this process."""
+        self.write = write
+        """Writes rows before it returns; ``None`` switches recording off."""
+        self.write_async = write_async
+        """The same for code in an event loop."""
+        self.in_memory = in_memory
+        """Whether *write* only touches memory, so that code in an event loop may call it, too."""
         self.store = store
-        """The store description whose journal *sink* writes to: claims on the same store share its transaction."""
+        """The store description whose journal *write* writes to: claims on the same store share its transaction."""
         self.invoker = invoker
         self.llm_cache: Any = None
         """Answers of models kept for equal requests, where that was asked for (D14)."""
@@ -167,6 +177,11 @@ class RunScope:
         """Lanes that only their order of arrival tells apart: common part of their paths -> how many."""
         self.streams: dict[int, Callable[[], None]] = {}
         """Streams of models that nobody has read to their end or closed yet: how each is ended with the run."""
+
+    @property
+    def records(self) -> bool:
+        """Whether events of this run are written."""
+        return self.write is not None
 
     def activate(self) -> Token[Cursor | None]:
         """Make this run current in this context; :meth:`deactivate` ends it."""

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon._drive import drive
 from antiphon.contract.events import Event
 from antiphon.llm.key import llm_cache_key
 from antiphon.stores import MemoryStore
@@ -117,7 +116,7 @@ def test_divergence_at_refusal_is_an_event_and_an_error(first: bool) -> None:
     host.refuses = not first
     report = antiphon.replay(run, app=host.app, mode="strict", function=host.main, verify=True)
     assert report["error"]["code"] == "replay_diverged_at_refusal"
-    events = drive(host.app.journal.events(report["replayRun"]))
+    events = host.app.journal.events(report["replayRun"])
     payload = next(event.payload for event in events if event.type == "replay.divergedAtRefusal")
     assert {"sourceRunId", "atSequence", "originalEnvelopeKind", "replayEnvelopeKind"} <= payload.keys()
     assert payload["originalEnvelopeKind"] == ("refusal" if first else "valid")
@@ -146,7 +145,7 @@ def test_observable_sequence_is_byte_equal_and_the_nondeterministic_result_is_re
     report = antiphon.replay(run, app=host.app, mode="explore", function=host.main, table=ALL_FROZEN)
     assert report.passed, report.text()
     assert next(host.draws) == drawn + 1  # the tool was not called again
-    replayed = drive(host.app.journal.events(report["replayRun"]))
+    replayed = host.app.journal.events(report["replayRun"])
     assert _observable(replayed) == _observable(run.events())
 
 

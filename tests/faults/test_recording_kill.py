@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from antiphon import Antiphon
-from antiphon._drive import drive
 from antiphon._recording.recorder import Recorder
 from antiphon.contract.events import Event
 from antiphon.ops.runs import find_run
@@ -113,14 +112,19 @@ def test_killed_at_random_points(app: Antiphon, seed: int) -> None:
 
 def test_a_recorder_that_writes_later_would_be_caught(app: Antiphon, monkeypatch: pytest.MonkeyPatch) -> None:
     later: list[Row] = []
+    make = Recorder.__init__
 
-    async def write(self: Recorder, rows: Sequence[Row], asynchronous: bool) -> None:
-        later.extend(rows)
-        if len(later) > 20:
-            drive(self.journal.append(self.run_id, later))
-            later.clear()
+    def make_late(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        def write(rows: Sequence[Row]) -> None:
+            later.extend(rows)
+            if len(later) > 20:
+                self.journal.append(self.run_id, later)
+                later.clear()
 
-    monkeypatch.setattr(Recorder, "write", write)
+        make(self, *args, **kwargs)
+        self.scope.write = write
+
+    monkeypatch.setattr(Recorder, "__init__", make_late)
     lost: set[str] = set()
     for number in range(10):
         run_id, *told = record_until_killed(app, f"agent {number}", LONGEST_S)

@@ -122,27 +122,30 @@ class Boundary:
         """Where the cache keeps an answer: the key of the request as it was given, and its variant (D14, D21)."""
         return self._raw, str(self.payload["variant"]), self.asynchronous
 
-    async def _write_or_report(self, rows: Sequence[Row]) -> None:
-        """Write what came of a call that has been made: its answer is worth more than its event."""
-        try:
-            if self.scope.sink is not None and rows:
-                await self.scope.sink(rows, self.asynchronous)
-        except StoreError as error:
-            log.error("the run log misses %d events of a call of %s: %s", len(rows), self.name, error)
+    async def _write(self, rows: Sequence[Row]) -> None:
+        scope = self.scope
+        if self.asynchronous and not scope.in_memory:
+            if scope.write_async is not None:
+                await scope.write_async(rows)
+        elif scope.write is not None:
+            scope.write(rows)
+
+    def _report(self, missing: int, error: StoreError) -> None:
+        """The call has been made, and its answer is worth more than its events."""
+        log.error("the run log misses %d events of a call of %s: %s", missing, self.name, error)
 
     def start_now(self) -> bool:
-        """:meth:`start` without a coroutine, where the log is in this process; whether it is."""
+        """:meth:`start` for synchronous code, or for a log in memory; whether the event is written."""
         scope = self.scope
-        if scope.note is None or scope.sink is None:
+        if scope.write is None or (self.asynchronous and not scope.in_memory):
             return False
-        scope.note(scope.run_id, (scope.encode("call.started", self.site, self.payload, self.meta),))
+        scope.write((scope.encode("call.started", self.site, self.payload, self.meta),))
         return True
 
     async def start(self) -> None:
         """Write the start event; the call may be made after this."""
-        if not self.start_now() and self.scope.sink is not None:
-            row = self.scope.encode("call.started", self.site, self.payload, self.meta)
-            await self.scope.sink((row,), self.asynchronous)
+        if not self.start_now() and self.scope.write_async is not None:
+            await self.scope.write_async((self.scope.encode("call.started", self.site, self.payload, self.meta),))
 
     def chunk(self, data: Any, gap_ms: float) -> None:
         """Note a piece of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
@@ -152,17 +155,26 @@ class Boundary:
 
     async def pulled(self) -> None:
         """The reader asks for the next piece: write those it has."""
-        if self._pieces is not None:
-            await self._write_or_report(self._pieces.due())
+        rows = () if self._pieces is None else self._pieces.due()
+        if rows:
+            try:
+                await self._write(rows)
+            except StoreError as error:
+                self._report(len(rows), error)
 
     def finish_now(self, outcome: str, value: Any, meta: dict[str, Any]) -> bool:
-        """:meth:`finish` for an answer that nobody waits for but the log of this process; whether that was all."""
+        """:meth:`finish` likewise, where only the log needs the answer."""
         scope = self.scope
-        if scope.note is None or scope.sink is None or scope.llm_cache is not None or self._live is not None:
+        if scope.write is None or scope.llm_cache is not None or self._live is not None:
+            return False
+        if self.asynchronous and not scope.in_memory:
             return False
         told = {"durationMs": scope.clock_ms() - self.started, **meta}
         row = scope.encode("call.finished", self.site, {"outcome": outcome, "value": value}, told)
-        scope.note(scope.run_id, (row,))
+        try:
+            scope.write((row,))
+        except StoreError as error:
+            self._report(1, error)
         return True
 
     async def finish(
@@ -187,10 +199,13 @@ class Boundary:
             told.update(meta)
         rows = [] if self._pieces is None else self._pieces.rest()
         rows.append(scope.encode("call.finished", self.site, payload, told))
-        if scope.note is not None and scope.sink is not None:
-            scope.note(scope.run_id, rows)
-        else:
-            await self._write_or_report(rows)
+        try:
+            if scope.in_memory and scope.write is not None:
+                scope.write(rows)
+            else:
+                await self._write(rows)
+        except StoreError as error:
+            self._report(len(rows), error)
         if scope.llm_cache is not None:
             fresh = outcome == "ok" and scope.invoker is None and not self._reused
             if fresh and self._keyed and not self.stream:
@@ -203,9 +218,8 @@ class Boundary:
         judge = getattr(self.scope.invoker, "judge", None)
         found = None if judge is None else judge(self._live, outcome, meta.get("refusalReason"))
         if found is not None:
-            if self.scope.sink is not None:
-                row = self.scope.encode(REFUSAL_EVENT, self.site, found.payload, {})
-                await self.scope.sink((row,), self.asynchronous)
+            if self.scope.records:
+                await self._write((self.scope.encode(REFUSAL_EVENT, self.site, found.payload, {}),))
             raise found.error
 
 

@@ -9,6 +9,7 @@ nor is an answer in which something would have to be redacted.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,9 @@ import orjson
 
 from antiphon._recording.recorder import dump
 from antiphon.contract._base import UNSET
-from antiphon.contract.record import RecordedRequest
 from antiphon.errors import StoreError
 from antiphon.keys import Recipe, store_key
-from antiphon.ports import Answer, Ask, Claimed, Final, Journal
+from antiphon.ports import Answer, Claimed, ClaimTemplate, Journal, Settlement, StaticClaimRequest
 from antiphon.redact import Redactor
 
 log = logging.getLogger("antiphon.recording")
@@ -50,8 +50,17 @@ class LlmCache:
         self._tenant = tenant
         self._workspace = workspace
         self._ttl_ms = ttl_ms
-        self._owner = owner
         self._recipe = recipe
+        self._template = ClaimTemplate(
+            tool=f"{NAMESPACE}/{recipe}",
+            session="",
+            actor="",
+            ttl_ms=ttl_ms,
+            lease_ms=_LEASE_MS,
+            owner=owner,
+            tenant=tenant,
+            workspace=workspace,
+        )
 
     def _key(self, key: str, variant: str) -> str:
         return store_key(
@@ -87,30 +96,13 @@ class LlmCache:
         if len(data) > LARGEST or orjson.loads(data) != value or self._redactor.redact_bytes(data)[1]:
             return
         place = self._key(key, variant)
-        request = RecordedRequest(
-            session_key="",
-            actor_id="",
-            request_id=place[:32],
-            params_digest=key,
-            identity=place,
-            params_digest_exact=variant,
-        )
-        ask = Ask(
-            place,
-            place,
-            f"{NAMESPACE}/{self._recipe}",
-            key,
-            request,
-            self._ttl_ms,
-            _LEASE_MS,
-            self._owner,
-            self._tenant,
-            self._workspace,
+        request = StaticClaimRequest(
+            place, place, self._template, key, (key, variant), place[:32], token=str(uuid.uuid4())
         )
         try:
             journal = self._journal(asynchronous)
-            claim = await journal.begin(ask)
+            claim = await journal.begin(request)
             if isinstance(claim, Claimed):
-                await journal.settle(place, claim.version, Final("done", self._ttl_ms, payload=data))
+                await journal.settle(place, claim.version, Settlement("done", self._ttl_ms, payload=data))
         except StoreError as error:
             log.warning("an answer of a model could not be kept: %s", error)

@@ -129,7 +129,7 @@ def ask(scope: RunScope, request: Mapping[str, Any], send: Callable[[Any], Any],
     answer = drive(boundary.answer())
     if answer is not None:
         return _given(boundary, answer, provider)
-    drive(boundary.start())
+    boundary.start_now()
     try:
         response = send(dict(request))
     except BaseException as error:
@@ -215,7 +215,7 @@ def _broken(error: BaseException, chunks: int) -> dict[str, Any]:
 
 
 def _given(boundary: Boundary, answer: Answer, provider: str) -> Any:
-    drive(boundary.start())
+    boundary.start_now()
     if answer.chunks is not None:
         return _stream(boundary, _pieces(answer), provider)
     if answer.outcome == "error":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,11 +15,12 @@ from antiphon._recording.familiar import Familiar
 from antiphon._recording.late import LateRow, Taken
 from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
-from antiphon._scope import RunScope, Site
+from antiphon._scope import RunScope, Site, Write, WriteAsync
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import Event, RunManifest, sum_holds, summed, with_sum
-from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store
+from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store, SyncJournal
 from antiphon.redact import Redactor
+from antiphon.stores._adapters import AsyncFromSync
 
 __all__ = ["SPILL_BYTES", "Recorder", "dump"]
 
@@ -50,15 +52,17 @@ class Recorder:
         run_id: str,
         *,
         store: Store,
-        journal: Journal,
+        journal: SyncJournal,
         clock: Clock,
         redactor: Redactor,
         blobs: Callable[[], Blobs | None],
         tenant: str,
         workspace: str,
         invoker: Invoker | None = None,
-        sink: Callable[[Sequence[Row], bool], Any] | None = None,
+        write: Write | None = None,
+        write_async: WriteAsync | None = None,
     ) -> None:
+        """*write* and *write_async*: where events go instead of the journal; give both or neither."""
         self.run_id = run_id
         self.store = store
         self.journal = journal
@@ -66,7 +70,7 @@ class Recorder:
         self.redactor = redactor
         self.blobs = blobs
         self.tenant = tenant
-        self._in_process = hasattr(store, "in_process")
+        self._in_process = store.in_process
         """Events of a store in this process are written out when somebody reads them: most are never read."""
         self._presented: tuple[Any, bytes] = (None, b"")
         """The arguments looked at last: their start event comes right after."""
@@ -75,12 +79,16 @@ class Recorder:
         """The site written last and the beginning of its events: an end mostly follows its start."""
         self._now_ms = clock.now_ms
         self._async: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
+        in_memory = self._in_process and write is None
+        if write is None and write_async is None:
+            write, write_async = partial(journal.append, run_id), self._append_async
         self.scope = RunScope(
             run_id,
             clock_ms=clock.now_ms,
             encode=self.encode,
-            sink=sink or self.write,
-            note=journal.append_now if self._in_process and sink is None else None,  # type: ignore[attr-defined]
+            write=write,
+            write_async=write_async,
+            in_memory=in_memory,
             present=self.present,
             shown=self.shown,
             compose=self.compose,
@@ -214,10 +222,8 @@ class Recorder:
         blobs = self.blobs()
         if blobs is None:
             return {}
-        from antiphon._drive import drive
-
         return {
-            name: {"$blob": drive(blobs.put(self.tenant, part)), "bytes": len(part)}
+            name: {"$blob": blobs.put(self.tenant, part), "bytes": len(part)}
             for name, part in parts
             if len(part) > SPILL_BYTES // 4
         }
@@ -230,14 +236,16 @@ class Recorder:
 
         return Pieces(self.redactor, encode)
 
-    async def write(self, rows: Sequence[Row], asynchronous: bool) -> None:
-        """Append to the log, on the event loop's own journal where there is a loop."""
-        await self.journal_for(asynchronous).append(self.run_id, rows)
+    async def _append_async(self, rows: Sequence[Row]) -> None:
+        if self._in_process:
+            self.journal.append(self.run_id, rows)
+        else:
+            await self.journal_for(True).append(self.run_id, rows)
 
     def journal_for(self, asynchronous: bool) -> Journal:
-        """The journal to write with: each event loop has its own."""
+        """The journal of the running event loop, or one whose coroutines never suspend."""
         if not asynchronous or self._in_process:
-            return self.journal
+            return AsyncFromSync(self.journal)
         import asyncio
 
         loop = asyncio.get_running_loop()

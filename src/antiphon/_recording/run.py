@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from antiphon._drive import drive
 from antiphon._recording import model
 from antiphon._recording.ambiguous import ambiguous
 from antiphon._recording.boundary import error_payload
@@ -147,8 +146,8 @@ class Run:
             payload["input"] = self.input
         recorder = self._recorder
         self._manifest = recorder.clean_manifest(self._manifest)
-        drive(recorder.journal.open_run(self._manifest))
-        drive(recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, {}),)))
+        recorder.journal.open_run(self._manifest)
+        recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, {}),))
         self._token = self.scope.activate()
         active_run.set(self)
         return self
@@ -168,7 +167,7 @@ class Run:
         recorder = self._recorder
         rows = [recorder.encode("decision", None, found, {}) for found in ambiguous(self.scope.twins, self.events)]
         rows.append(recorder.encode("run.finished", None, payload, {}))
-        first = drive(recorder.journal.append(self.id, rows))
+        first = recorder.journal.append(self.id, rows)
         tags = {**self._manifest.tags, **self._facts.get("tags", {})}
         tags.pop(EXIT_TAG, None)  # of an earlier attempt
         if status == "failed" and isinstance(error, SystemExit):
@@ -183,7 +182,7 @@ class Run:
                 **facts,
             )
         )
-        drive(recorder.journal.update_run(self._manifest))
+        recorder.journal.update_run(self._manifest)
 
     @contextmanager
     def attached(self) -> Iterator[Run]:
@@ -213,9 +212,8 @@ class Run:
         site = scope.enter(what, "")
         drawer = scope.gateway_state.get(EARLIER) if scope.invoker is None else scope.invoker
         value = fresh() if drawer is None else drawer.draw(what, site, fresh)
-        if scope.sink is not None:
-            row = scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {})
-            drive(scope.sink((row,), False))  # type: ignore[arg-type]
+        if scope.write is not None:
+            scope.write((scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {}),))
         return value
 
     def now(self) -> datetime:
@@ -242,9 +240,9 @@ class Run:
     def note(self, kind: str, payload: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
         """Write an event of *kind* at the current place."""
         scope = self.scope
-        if scope.sink is not None:
+        if scope.write is not None:
             site = scope.enter(kind, _digest(scope, payload))
-            drive(scope.sink((scope.encode(kind, site, payload, meta or {}),), False))  # type: ignore[arg-type]
+            scope.write((scope.encode(kind, site, payload, meta or {}),))
 
     @contextmanager
     def interaction(self, value: Any) -> Iterator[Interaction]:
@@ -291,7 +289,7 @@ class Run:
     def events(self) -> list[Event]:
         """Everything recorded so far."""
         journal, found, start = self._recorder.journal, [], 0
-        while batch := drive(journal.events(self.id, start=start)):
+        while batch := journal.events(self.id, start=start):
             found += batch
             start = batch[-1].seq + 1
         return found

@@ -17,7 +17,7 @@ def is_spilled(value: Any) -> bool:
     return isinstance(value, dict) and value.keys() == {"$blob", "bytes"}
 
 
-async def resolve(payload: Any, blobs: Blobs | None, tenant: str) -> Any:
+def resolve(payload: Any, blobs: Blobs | None, tenant: str) -> Any:
     """Bring spilled parts of an event's payload back."""
     if not isinstance(payload, dict):
         return payload
@@ -26,13 +26,13 @@ async def resolve(payload: Any, blobs: Blobs | None, tenant: str) -> Any:
         if is_spilled(value):
             if blobs is None:
                 raise AntiphonError("The event refers to a blob and no blob store is configured.")
-            resolved[name] = orjson.loads(await blobs.get(tenant, value["$blob"]))
+            resolved[name] = orjson.loads(blobs.get(tenant, value["$blob"]))
     return resolved
 
 
-async def whole(event: Event, blobs: Blobs | None, tenant: str) -> Event:
+def whole(event: Event, blobs: Blobs | None, tenant: str) -> Event:
     """The event with its spilled parts brought back, and a check sum that still says whether it was changed."""
     if not any(is_spilled(value) for value in event.payload.values()):
         return event
-    made = msgspec.structs.replace(event, payload=await resolve(event.payload, blobs, tenant))
+    made = msgspec.structs.replace(event, payload=resolve(event.payload, blobs, tenant))
     return summed(made) if sum_holds(event) else made

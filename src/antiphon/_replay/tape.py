@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import orjson
 
-from antiphon._drive import AFTER, drive, was_given_up
+from antiphon._drive import AFTER, was_given_up
 from antiphon.contract.events import Event, RunManifest, sum_holds, type_not_kept
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ports import Answer
@@ -31,7 +31,7 @@ depends on how fast a stream is read, not on what the code does."""
 class Events(Protocol):
     """The part of a journal that a recording is read from."""
 
-    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]: ...
+    def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]: ...
 
 
 class Key(NamedTuple):
@@ -240,7 +240,7 @@ class Tape:
     def _read(self, seq: int) -> Event:
         """An event from the log, and those behind it, which will be asked for next."""
         if seq not in self._window:
-            rows = drive(self._journal.events(self.manifest.id, start=seq, stop=seq + READ_AHEAD))
+            rows = self._journal.events(self.manifest.id, start=seq, stop=seq + READ_AHEAD)
             self._window = {event.seq: event for event in rows}
         try:
             return self._window[seq]
@@ -347,7 +347,7 @@ def _count(value: Any) -> int:
 
 def _all_events(journal: Events, run: str) -> Iterator[Event]:
     start = 0
-    while batch := drive(journal.events(run, start=start, limit=500)):
+    while batch := journal.events(run, start=start, limit=500):
         yield from batch
         start = batch[-1].seq + 1
 

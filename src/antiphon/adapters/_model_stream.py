@@ -71,7 +71,7 @@ def stream(scope: RunScope, asking: Asking, send: Callable[[], Iterator[Any]], c
     """A synchronous stream: answered by the replay, or read and recorded."""
     boundary = open_asking(scope, asking, asynchronous=False, stream=True)
     answer = drive(boundary.answer())
-    drive(boundary.start())
+    boundary.start_now()
     if answer is not None:
         drive(_note(boundary, answer))
         yield from _pieces(answer, codec)

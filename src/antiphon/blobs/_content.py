@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 from urllib.parse import quote
 
 from antiphon.errors import ArtifactError, InvalidInput, NotFound
 
-T = TypeVar("T")
 _REF = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_NAME = 120
-_LIST_CHUNK = 1000
 
 
 class Objects(Protocol):
@@ -51,27 +49,25 @@ class Objects(Protocol):
 
 
 class ContentBlobs:
-    """Blobs over named objects. With *asynchronous* the work is done on a thread, else in the caller's."""
+    """Blobs over named objects."""
 
-    def __init__(self, objects: Objects, *, asynchronous: bool = False) -> None:
+    def __init__(self, objects: Objects) -> None:
         self.objects = objects
-        self._asynchronous = asynchronous
 
     @property
     def url(self) -> str:
         """Where the blobs are, without secrets."""
         return self.objects.url
 
-    async def put(self, tenant: str, data: bytes) -> str:
+    def put(self, tenant: str, data: bytes) -> str:
         digest = sha256(data).hexdigest()
-        name = _name(tenant, digest)
-        await self._do(lambda: self.objects.put_once(name, data))
+        self.objects.put_once(_name(tenant, digest), data)
         return f"sha256:{digest}"
 
-    async def get(self, tenant: str, ref: str) -> bytes:
+    def get(self, tenant: str, ref: str) -> bytes:
         digest = _digest(ref)
         try:
-            data = await self._do(lambda: self.objects.get(_name(tenant, digest)))
+            data = self.objects.get(_name(tenant, digest))
         except NotFound:
             raise NotFound(f"No blob {ref} of tenant {tenant!r} in {self.url}.") from None
         if sha256(data).hexdigest() != digest:
@@ -81,23 +77,14 @@ class ContentBlobs:
             )
         return data
 
-    async def delete(self, tenant: str, ref: str) -> None:
-        await self._do(lambda: self.objects.delete(_name(tenant, _digest(ref))))
+    def delete(self, tenant: str, ref: str) -> None:
+        self.objects.delete(_name(tenant, _digest(ref)))
 
-    async def refs(self, tenant: str) -> AsyncIterator[str]:
-        names = self.objects.names(f"{tenant_folder(tenant)}/")
-        while chunk := await self._do(lambda: [name for name, _ in zip(names, range(_LIST_CHUNK), strict=False)]):
-            for name in chunk:
-                ref = f"sha256:{name.rpartition('/')[2]}"
-                if _REF.fullmatch(ref):
-                    yield ref
-
-    async def _do(self, work: Callable[[], T]) -> T:
-        if not self._asynchronous:
-            return work()
-        import asyncio
-
-        return await asyncio.to_thread(work)
+    def refs(self, tenant: str) -> Iterator[str]:
+        for name in self.objects.names(f"{tenant_folder(tenant)}/"):
+            ref = f"sha256:{name.rpartition('/')[2]}"
+            if _REF.fullmatch(ref):
+                yield ref
 
 
 def tenant_folder(tenant: str) -> str:

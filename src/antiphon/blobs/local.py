@@ -121,8 +121,8 @@ class LocalBlobs(ContentBlobs):
     'file:///var/lib/antiphon/blobs'
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, asynchronous: bool = False) -> None:
-        super().__init__(LocalObjects(folder), asynchronous=asynchronous)
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(LocalObjects(folder))
 
 
 def _missing(folder: Path) -> list[Path]:

@@ -210,9 +210,8 @@ class OutboxBlobs(ContentBlobs):
         folder: str | os.PathLike[str],
         remote: ContentBlobs,
         *,
-        asynchronous: bool = False,
         later: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
     ) -> None:
         self.outbox = Outbox(folder, remote.objects, later=later, first_pause=first_pause)
-        super().__init__(self.outbox, asynchronous=asynchronous)
+        super().__init__(self.outbox)

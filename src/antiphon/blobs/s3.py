@@ -207,7 +207,6 @@ class S3Blobs(ContentBlobs):
         prefix: str = "",
         timeout: float = 30.0,
         retries: int = 3,
-        asynchronous: bool = False,
     ) -> None:
         found = bucket_from(
             os.environ,
@@ -218,7 +217,7 @@ class S3Blobs(ContentBlobs):
             secret_key=secret_key,
             prefix=prefix,
         )
-        super().__init__(S3Objects(found, timeout=timeout, retries=retries), asynchronous=asynchronous)
+        super().__init__(S3Objects(found, timeout=timeout, retries=retries))
 
 
 def _create(obstore: Any, store: Any, name: str, data: bytes) -> bool:

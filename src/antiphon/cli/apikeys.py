@@ -26,9 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Create, list or revoke."""
     from antiphon._drive import drive
     from antiphon.ops.host_keys import KeyRing
+    from antiphon.stores._adapters import AsyncFromSync
 
     with application(arguments) as app:
-        ring = KeyRing(app.journal, app.clock, default_tenant=app.tenant)
+        ring = KeyRing(AsyncFromSync(app.journal), app.clock, default_tenant=app.tenant)
         if arguments.act == "create":
             tenant = arguments.tenant or app.tenant
             token, key = drive(ring.create(role=arguments.role, tenant=tenant, name=arguments.name))

@@ -38,7 +38,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do the act."""
     from antiphon._drive import drive
-    from antiphon.ops.admin import admin
+    from antiphon.ops.admin import admin, usage
 
     with application(arguments) as app:
         acts = admin(app)
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
             _list(found, arguments.json)
             return 0
-        result = drive(_act(acts, arguments))
+        result = usage(app) if arguments.what == "usage" else drive(_act(acts, arguments))
     if arguments.json or arguments.what == "show":
         print_json(result)
     else:
@@ -65,8 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
 async def _act(acts: Any, arguments: argparse.Namespace) -> Any:
     if arguments.what == "show":
         return await acts.claim(arguments.key)
-    if arguments.what == "usage":
-        return await acts.usage()
     if arguments.what == "clear":
         return await acts.clear(arguments.key, arguments.reason)
     if arguments.what == "flush":

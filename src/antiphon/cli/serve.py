@@ -83,8 +83,10 @@ def _has_key(config: str | None) -> bool:
     from antiphon._drive import drive
     from antiphon.ops.app import Antiphon
     from antiphon.ops.host_keys import ENVIRONMENT_KEY, KeyRing
+    from antiphon.stores._adapters import AsyncFromSync
 
     if os.environ.get(ENVIRONMENT_KEY):
         return True
     app = Antiphon(config)
-    return drive(KeyRing(app.journal, app.clock, default_tenant=app.tenant).any())
+    ring = KeyRing(AsyncFromSync(app.journal), app.clock, default_tenant=app.tenant)
+    return drive(ring.any())

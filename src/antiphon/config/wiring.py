@@ -180,7 +180,7 @@ def wire(
     if given:
         settings = msgspec.structs.replace(settings, **given)
     found = store_from(store, loaded.config)
-    in_process = found.url.startswith("memory")
+    in_process = found.in_process
     kept: dict[str, Blobs] = {}
 
     def blobs(asynchronous: bool) -> Blobs | None:

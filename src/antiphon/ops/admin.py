@@ -1,7 +1,7 @@
 """What an operator may do: look, force or reset breakers, settle or forget claims (R13).
 
-Each act is one method of :class:`Admin`, written once: a command drives it on the synchronous journal, the host awaits
-it on its own. Every act that changes something leaves a line in the audit run of its tenant.
+Each act is one method of :class:`Admin`, written once: the host awaits it, a command completes it with ``drive``. Every
+act that changes something leaves a line in the audit run of its tenant.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from antiphon.decide.claim import is_unknown
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
-from antiphon.ports import BreakerRow, Clock, Final, Journal, Row
+from antiphon.ports import BreakerRow, Clock, Journal, Row, Settlement
 from antiphon.redact import Redactor
+from antiphon.stores._adapters import AsyncFromSync
 
 Verdict = Literal["happened", "did-not-happen"]
 _RESOLVED_TTL_MS = 86_400_000
@@ -114,15 +115,6 @@ class Admin:
             found = [record for record in found if is_unknown(record)]
         return [describe(record) for record in found[:limit]]
 
-    async def usage(self) -> dict[str, Any]:
-        """How many claim records there are, and what one costs the server, where the store can tell."""
-        measure = getattr(self._journal, "usage", None)
-        if measure is None:
-            return {"records": sum((await self._journal.counts(self.tenant)).values())}
-        found = await measure(self.tenant)
-        records, each = int(found["records"]), float(found["bytesPerRecord"])
-        return {"records": records, "bytesPerRecord": round(each), "bytes": round(records * each)}
-
     async def claim(self, key: str) -> dict[str, Any]:
         """One claim record, by its key or a unique beginning of it, such as the fingerprint that logs show."""
         return describe(await self._find(key))
@@ -203,10 +195,10 @@ class Admin:
                 path="$.key",
             )
         if verdict == "happened":
-            final = Final("done", _RESOLVED_TTL_MS, payload=orjson.dumps(value), attempt_count=1)
+            settlement = Settlement("done", _RESOLVED_TTL_MS, payload=orjson.dumps(value), attempt_count=1)
         else:
-            final = Final("cancelled", _RESOLVED_TTL_MS, dispatched=False)
-        settled = await self._journal.settle(record.key, record.version, final)
+            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False)
+        settled = await self._journal.settle(record.key, record.version, settlement)
         if settled is None:
             raise InvalidInput("The claim changed at the same moment.", hint="Look at it again, then decide.")
         await self._note("resolve", {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason})
@@ -278,9 +270,9 @@ def describe(record: DedupeRecord) -> dict[str, Any]:
 
 
 def admin(app: Antiphon, actor: str = "cli") -> Admin:
-    """The acts on the state of *app*, on its synchronous journal: ``drive(admin(app).status())``."""
+    """The acts on the state of *app*, which never suspend: ``drive(admin(app).status())``."""
     return Admin(
-        app.journal,
+        AsyncFromSync(app.journal),
         tenant=app.tenant,
         workspace=app.workspace,
         clock=app.clock,
@@ -288,3 +280,13 @@ def admin(app: Antiphon, actor: str = "cli") -> Admin:
         actor=actor,
         settings=app.config.tools,
     )
+
+
+def usage(app: Antiphon) -> dict[str, Any]:
+    """How many claim records there are, and what one costs the server, where the store can tell."""
+    measure = getattr(app.journal, "usage", None)
+    if measure is None:
+        return {"records": sum(app.journal.counts(app.tenant).values())}
+    found = measure(app.tenant)
+    records, each = int(found["records"]), float(found["bytesPerRecord"])
+    return {"records": records, "bytesPerRecord": round(each), "bytes": round(records * each)}

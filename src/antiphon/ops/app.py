@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 import msgspec
 
-from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_from
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
 from antiphon.ops.entry import AGENT_MARK
-from antiphon.ports import Blobs, Clock, Invoker, Journal, Store
+from antiphon.ports import Blobs, Clock, Invoker, Store, SyncJournal
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
     from antiphon._recording.recorder import Recorder
     from antiphon._recording.run import Run
+    from antiphon._scope import Write, WriteAsync
     from antiphon.ops.gateways import AsyncGateway, Gateway
     from antiphon.redact import Redactor
 
@@ -60,7 +60,7 @@ class Antiphon:
         self.clock = clock or Clock()
 
     @functools.cached_property
-    def journal(self) -> Journal:
+    def journal(self) -> SyncJournal:
         """The store's synchronous journal."""
         return self.store.open_sync()
 
@@ -81,7 +81,7 @@ class Antiphon:
     @functools.cached_property
     def blobs(self) -> Blobs | None:
         """Large payloads; none for a store that never leaves the process."""
-        return None if self.store.url.startswith("memory") else blobs_of(self.config)
+        return None if self.store.in_process else blobs_of(self.config)
 
     @functools.cached_property
     def _redactor(self) -> Redactor:
@@ -91,8 +91,16 @@ class Antiphon:
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
-    def recorder(self, run_id: str, salt: str, *, invoker: Invoker | None = None, sink: Any = None) -> Recorder:
-        """What writes the events of a run."""
+    def recorder(
+        self,
+        run_id: str,
+        salt: str,
+        *,
+        invoker: Invoker | None = None,
+        write: Write | None = None,
+        write_async: WriteAsync | None = None,
+    ) -> Recorder:
+        """What writes the events of a run: to the store, or with *write* and *write_async*."""
         from antiphon._recording.recorder import Recorder
 
         return Recorder(
@@ -105,7 +113,8 @@ class Antiphon:
             tenant=self.tenant,
             workspace=self.workspace,
             invoker=invoker,
-            sink=sink,
+            write=write,
+            write_async=write_async,
         )
 
     def run(
@@ -167,7 +176,7 @@ class Antiphon:
 
         scope = recorder.scope
         earlier = Earlier(
-            events_of(self, scope.run_id), lambda event: drive(whole(event, self.blobs, self.tenant)), scope.llm_cache
+            events_of(self, scope.run_id), lambda event: whole(event, self.blobs, self.tenant), scope.llm_cache
         )
         scope.llm_cache = scope.gateway_state[EARLIER] = earlier
 
@@ -184,7 +193,7 @@ class Antiphon:
         )
 
     def _resumed(self, run_id: str) -> RunManifest:
-        found = drive(self.journal.manifest(run_id))
+        found = self.journal.manifest(run_id)
         if found is None or found.tenant != self.tenant:
             raise NotFound(f"There is no run {run_id} to resume.", hint="List the runs with: antiphon runs")
         return msgspec.structs.replace(

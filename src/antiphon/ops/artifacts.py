@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import orjson
 
-from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording import artifact, kurral
@@ -41,7 +40,7 @@ _MAX_KURRAL = 256 * 1024 * 1024
 def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
     """The events with their spilled payloads brought back: what a document that stands alone needs."""
     for event in events_of(app, run):
-        yield drive(whole(event, app.blobs, app.tenant))
+        yield whole(event, app.blobs, app.tenant)
 
 
 def export_run(
@@ -157,7 +156,7 @@ class _Import:
     def _same(self, run_id: str) -> RunManifest | Literal["free", "taken"]:
         """The run of this id if it is this very artifact; else whether the id can be used."""
         app = self.app
-        there = drive(app.journal.manifest(run_id))
+        there = app.journal.manifest(run_id)
         if there is None:
             return "free"
         if there.tenant != app.tenant:
@@ -165,7 +164,7 @@ class _Import:
         if _IMPORTING in there.tags:
             if not certainly_dead(there.tags.get("owner", "")):
                 return "taken"
-            drive(app.journal.delete_run(run_id))  # an import that was killed
+            app.journal.delete_run(run_id)  # an import that was killed
             return "free"
         if there.tags.get(_DIGEST) == self.document.digest:
             return there
@@ -193,12 +192,12 @@ class _Import:
         )
         made = recorder.clean_manifest(made)
         under_way = {**made.tags, _IMPORTING: "true", "owner": owner_token()}
-        drive(app.journal.open_run(msgspec.structs.replace(made, status="running", tags=under_way, events=0)))
+        app.journal.open_run(msgspec.structs.replace(made, status="running", tags=under_way, events=0))
         try:
             made = msgspec.structs.replace(made, events=self._append(recorder))
-            drive(app.journal.update_run(made))
+            app.journal.update_run(made)
         except BaseException:
-            drive(app.journal.delete_run(run_id))
+            app.journal.delete_run(run_id)
             raise
         return made
 
@@ -212,8 +211,8 @@ class _Import:
             count += 1
             size += len(row.body)
             if len(batch) >= _BATCH or size >= _BATCH_BYTES:
-                drive(journal.append(recorder.run_id, batch))
+                journal.append(recorder.run_id, batch)
                 batch, size = [], 0
         if batch:
-            drive(journal.append(recorder.run_id, batch))
+            journal.append(recorder.run_id, batch)
         return count

@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
-from antiphon.ops.admin import admin
+from antiphon.ops.admin import admin, usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import declared
@@ -37,7 +37,7 @@ def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
 
 def _store(app: Antiphon) -> list[dict[str, Any]]:
     try:
-        facts = drive(app.journal.ping())
+        facts = app.journal.ping()
     except AntiphonError as error:
         return [_found("error", "store", f"{app.store.url}: {error.message}", error.hint)]
     parts = [facts["claims"], facts["log"]] if facts.get("store") == "composed" else [facts]
@@ -64,9 +64,9 @@ def _server(url: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _records(app: Antiphon) -> list[dict[str, Any]]:
     try:
-        counts = drive(app.journal.counts(app.tenant))
+        counts = app.journal.counts(app.tenant)
         unknown = drive(admin(app).claims(state="unknown", limit=20))
-        usage = drive(admin(app).usage())
+        cost = usage(app)
     except AntiphonError as error:
         return [_found("error", "claims", error.message, error.hint)]
     findings = []
@@ -81,9 +81,9 @@ def _records(app: Antiphon) -> list[dict[str, Any]]:
         command = f"antiphon claims resolve {claim['fingerprint']} --happened | --did-not-happen"
         hint = f"Find out what happened, then: {command}"
         findings.append(_found("warning", "claims", f"{claim['tool']}: outcome unknown ({claim['fingerprint']})", hint))
-    if "bytesPerRecord" in usage:
-        text = f"about {usage['bytesPerRecord']} bytes each in the server, {usage['bytes'] / 1e6:.1f} MB together"
-        findings.append(_found("ok", "claims", f"{usage['records']} records, {text}"))
+    if "bytesPerRecord" in cost:
+        text = f"about {cost['bytesPerRecord']} bytes each in the server, {cost['bytes'] / 1e6:.1f} MB together"
+        findings.append(_found("ok", "claims", f"{cost['records']} records, {text}"))
     return findings or [_found("ok", "claims", f"{sum(counts.values())} records, none stale, none unknown")]
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.run import Run
@@ -127,7 +126,7 @@ def execute_exploring(
             run.output = call_entry(run.scope, function, args, kwargs)
     except (Exception, SystemExit) as error:
         run.error = error
-    fresh = drive(app.journal.manifest(run.id))
+    fresh = app.journal.manifest(run.id)
     return Explored(run, load_tape(app, fresh if fresh is not None else run.manifest), invoker)
 
 

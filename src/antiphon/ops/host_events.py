@@ -89,7 +89,7 @@ class Reader:
     async def _numbered(self, event: Event) -> Numbered:
         payload = event.payload
         if any(is_spilled(value) for value in payload.values()):
-            payload = await resolve(payload, self._blobs, self._tenant)
+            payload = await asyncio.to_thread(resolve, payload, self._blobs, self._tenant)
         told = Told(event.type, payload)
         return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
 

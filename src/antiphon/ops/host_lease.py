@@ -11,13 +11,13 @@ import logging
 import secrets
 import time
 
+from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon.canonical import canonical_digest
 from antiphon.contract._base import UNSET
-from antiphon.contract.record import RecordedRequest
 from antiphon.errors import StoreError
 from antiphon.ops.host_keys import HOST_TENANT
-from antiphon.ports import Ask, Claimed, Final, Journal
+from antiphon.ports import Claimed, ClaimTemplate, Journal, Settlement, StaticClaimRequest
 
 log = logging.getLogger("antiphon.host")
 
@@ -26,11 +26,17 @@ RENEW_S = 8.0
 _DAY_MS = 86_400_000
 
 
-def _ask(key: str, identity: str, lease_ms: int) -> Ask:
-    request = RecordedRequest(
-        session_key="host", actor_id="host", request_id=identity, params_digest=key, identity=identity
+def _request(key: str, identity: str) -> StaticClaimRequest:
+    template = ClaimTemplate(
+        tool="host/lease",
+        session="host",
+        actor="host",
+        ttl_ms=_DAY_MS,
+        lease_ms=LEASE_MS,
+        owner=owner_token(),
+        tenant=HOST_TENANT,
     )
-    return Ask(key, identity, "host/lease", key, request, _DAY_MS, lease_ms, owner_token(), HOST_TENANT, "default")
+    return StaticClaimRequest(key, identity, template, key, (key, key), identity, token=uuid7())
 
 
 def _worker_key(owner: str) -> str:
@@ -55,9 +61,9 @@ class WorkerLease:
 
     async def _take(self) -> None:
         asked = time.monotonic()
-        got = await self._journal.begin(_ask(self._key, self._key, LEASE_MS))
+        got = await self._journal.begin(_request(self._key, self._key))
         if not isinstance(got, Claimed):  # ours from before, in this very process
-            got = await self._journal.take(_ask(self._key, self._key, LEASE_MS), got.current.version)
+            got = await self._journal.take_over(_request(self._key, self._key), got.current.version)
         if isinstance(got, Claimed):
             self._version, self._until = got.version, asked + LEASE_MS / 1000
 
@@ -102,9 +108,8 @@ async def is_gone(journal: Journal, owner: str) -> bool:
 async def take_over(journal: Journal, run: str, owner: str, successor: str) -> bool:
     """Become the one host that resumes *run*, which *owner* left behind."""
     key = canonical_digest(["host-resume", run, owner])
-    ask = _ask(key, f"{key}:{successor}", LEASE_MS)
-    got = await journal.begin(ask)
+    got = await journal.begin(_request(key, f"{key}:{successor}"))
     if isinstance(got, Claimed):
-        await journal.settle(key, got.version, Final("done", LEASE_MS))
+        await journal.settle(key, got.version, Settlement("done", LEASE_MS))
         return True
     return False

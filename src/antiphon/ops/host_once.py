@@ -16,9 +16,9 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon.canonical import canonical_digest
 from antiphon.contract._base import UNSET
-from antiphon.contract.record import DedupeRecord, RecordedRequest
+from antiphon.contract.record import DedupeRecord
 from antiphon.errors import AntiphonError, StoreError
-from antiphon.ports import Ask, Claimed, Existing, Final, Journal
+from antiphon.ports import Claimed, ClaimTemplate, Existing, Journal, Settlement, StaticClaimRequest
 
 KEEP_MS = 26 * 3_600_000
 """A little more than the 24 hours the protocol asks for."""
@@ -60,16 +60,22 @@ async def once(
     """The answer of *action*, or the one it gave the first time."""
     claim = canonical_digest(["openwop-layer-1", tenant, endpoint, key])
 
-    def ask(identifier: str) -> Ask:
-        request = RecordedRequest(
-            session_key="http", actor_id="http", request_id=identifier, params_digest=digest, identity=claim
-        )
-        return Ask(
-            claim, claim, f"http/{endpoint}", claim, request, KEEP_MS, _LEASE_MS, owner_token(), tenant, workspace
-        )
+    template = ClaimTemplate(
+        tool=f"http/{endpoint}",
+        session="http",
+        actor="http",
+        ttl_ms=KEEP_MS,
+        lease_ms=_LEASE_MS,
+        owner=owner_token(),
+        tenant=tenant,
+        workspace=workspace,
+    )
+
+    def request(identifier: str) -> StaticClaimRequest:
+        return StaticClaimRequest(claim, claim, template, claim, (digest, digest), identifier, token=uuid7())
 
     identifier, again = uuid7(), False
-    got: Claimed | Existing = await journal.begin(ask(identifier))
+    got: Claimed | Existing = await journal.begin(request(identifier))
     until = time.monotonic() + _WAIT_S
     while not isinstance(got, Claimed):
         record = got.current
@@ -81,31 +87,31 @@ async def once(
         if lost:
             if record.request.params_digest == digest:  # it may have created something: ours has the same id
                 identifier, again = record.request.request_id, True
-            got = await journal.take(ask(identifier), record.version)
+            got = await journal.take_over(request(identifier), record.version)
             continue
         left = until - time.monotonic()
         if left <= 0:
             raise StillRunning
         await journal.wait(claim, record.version, min(left, _LOOK_S))
         identifier, again = uuid7(), False
-        got = await journal.begin(ask(identifier))
+        got = await journal.begin(request(identifier))
     try:
         reply = await action(identifier, again)
     except AntiphonError as error:
         if isinstance(error, StoreError):
-            await journal.settle(claim, got.version, Final("cancelled", KEEP_MS, dispatched=False))
+            await journal.settle(claim, got.version, Settlement("cancelled", KEEP_MS, dispatched=False))
         else:  # refused before anything was made: the key is free again
             await journal.clear(claim)
         raise
     except BaseException:
-        await journal.settle(claim, got.version, Final("cancelled", KEEP_MS, dispatched=False))
+        await journal.settle(claim, got.version, Settlement("cancelled", KEEP_MS, dispatched=False))
         raise
     if _keeps(reply.status):
         body = reply.body
         if reply.unkept:
             body = {name: value for name, value in body.items() if name not in reply.unkept}
         kept = orjson.dumps({"status": reply.status, "body": body})
-        await journal.settle(claim, got.version, Final("done", KEEP_MS, payload=kept, attempt_count=1))
+        await journal.settle(claim, got.version, Settlement("done", KEEP_MS, payload=kept, attempt_count=1))
     else:
         await journal.clear(claim)
     return reply

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.recorder import Recorder
 from antiphon._workflow.model import Workflow
@@ -16,14 +17,12 @@ from antiphon._workflow.runner import Replay, Runner, Stopped
 from antiphon._workflow.source import Comparison, Source
 from antiphon._workflow.state import TERMINAL, State, Told, fold
 from antiphon.canonical import canonical_digest
-from antiphon.contract._base import UNSET
 from antiphon.contract.events import Event, RunManifest
-from antiphon.contract.record import RecordedRequest
 from antiphon.errors import StoreError
 from antiphon.ops.host_events import Numbered, Reader, as_row
 from antiphon.ops.host_llm import ModelBoundary
 from antiphon.ops.host_world import ClosedWorld, HostWorld
-from antiphon.ports import Ask, Row
+from antiphon.ports import ClaimTemplate, Row, StaticClaimRequest
 
 if TYPE_CHECKING:
     from antiphon.ops.host import Host
@@ -46,7 +45,9 @@ class HostRun:
         self._rows: int | None = len(events)
         """Rows of the log, as long as all of them are written here; calls of tools write their own."""
         closed = ClosedWorld() if self.is_replay else None
-        self.recorder = tenant.app.recorder(manifest.id, manifest.salt, invoker=closed, sink=self._sink)
+        self.recorder = tenant.app.recorder(
+            manifest.id, manifest.salt, invoker=closed, write=self._record, write_async=self._record_async
+        )
         self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
         world = HostWorld(
             tenant.app,
@@ -108,11 +109,15 @@ class HostRun:
     def _lose_count(self) -> None:
         self._rows = None
 
-    async def _sink(self, rows: Sequence[Row], asynchronous: bool) -> None:
+    def _record(self, rows: Sequence[Row]) -> None:
         if self._rows is not None:
             self._rows += len(rows)
-        journal = self.host.journal if asynchronous else self.host.tenant(self.manifest.tenant).app.journal
-        await journal.append(self.id, rows)
+        self.host.tenant(self.manifest.tenant).app.journal.append(self.id, rows)
+
+    async def _record_async(self, rows: Sequence[Row]) -> None:
+        if self._rows is not None:
+            self._rows += len(rows)
+        await self.host.journal.append(self.id, rows)
 
     async def _write(self, events: Sequence[tuple[Told, int]], over: bool) -> None:
         if not self.host.lease.holds():
@@ -239,8 +244,14 @@ def cancel_key(run: str) -> str:
 async def request_cancel(host: Host, manifest: RunManifest) -> None:
     """Leave a note for the process that executes the run."""
     key = cancel_key(manifest.id)
-    request = RecordedRequest(
-        session_key="host", actor_id="host", request_id=manifest.id, params_digest=key, identity=key, tool_call_id=UNSET
+    template = ClaimTemplate(
+        tool="host/cancel",
+        session="host",
+        actor="host",
+        ttl_ms=_DAY_MS,
+        lease_ms=1,
+        owner=owner_token(),
+        tenant=manifest.tenant,
+        workspace=manifest.workspace,
     )
-    ask = Ask(key, key, "host/cancel", key, request, _DAY_MS, 1, owner_token(), manifest.tenant, manifest.workspace)
-    await host.journal.begin(ask)
+    await host.journal.begin(StaticClaimRequest(key, key, template, key, (key, key), manifest.id, token=uuid7()))

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from antiphon import scoring
-from antiphon._drive import drive
 from antiphon._replay.observe import DivergenceFound, Observer
 from antiphon._replay.refusal import CODE, EVENT
 from antiphon._replay.strict import VerifyInvoker
@@ -180,9 +179,9 @@ def keep_strict(app: Antiphon, tape: Tape, data: dict[str, Any], refusals: Seque
         last = {"status": "failed", "error": error}
     rows.append(recorder.encode("run.finished", None, last, {}))
     status = "completed" if data["verdict"] == "pass" else "failed"
-    drive(app.journal.open_run(manifest))
-    drive(app.journal.append(manifest.id, rows))
-    drive(app.journal.update_run(msgspec.structs.replace(manifest, status=status, events=len(rows))))
+    app.journal.open_run(manifest)
+    app.journal.append(manifest.id, rows)
+    app.journal.update_run(msgspec.structs.replace(manifest, status=status, events=len(rows)))
 
 
 def explore_report(
@@ -232,10 +231,10 @@ def explore_report(
         reasons.append(f"the fault {rule.fault} was never met: no call was {rule.match.removeprefix('*:')}")
     if reasons:
         data["verdict"], data["verdictReasons"] = "fail", reasons
-    fresh = drive(app.journal.manifest(explored.run.id))
+    fresh = app.journal.manifest(explored.run.id)
     if fresh is not None:
         details = {name: data[name] for name in _KEPT}
-        drive(app.journal.update_run(msgspec.structs.replace(fresh, replay=details)))
+        app.journal.update_run(msgspec.structs.replace(fresh, replay=details))
     return data
 
 

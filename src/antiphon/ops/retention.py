@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 
-from antiphon._drive import drive
 from antiphon._gateway.owner import certainly_dead
 from antiphon._recording.spill import is_spilled
 from antiphon.contract.events import RunManifest
@@ -21,7 +20,7 @@ _PAGE = 200
 def _all_runs(app: Antiphon, *, audit: bool = False) -> list[RunManifest]:
     found: list[RunManifest] = []
     before = ""
-    while batch := drive(app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before)):
+    while batch := app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before):
         found += [manifest for manifest in batch if audit or not is_audit(manifest)]
         before = batch[-1].id
         if len(batch) < _PAGE:
@@ -72,14 +71,14 @@ def collect(
     deleted = list(doomed.values())
     if not dry_run:
         for manifest in deleted:
-            drive(app.journal.delete_run(manifest.id))
+            app.journal.delete_run(manifest.id)
     return {
         "dryRun": dry_run,
         "runs": [summary(manifest) for manifest in deleted],
         "protected": protected,
         "retentionDays": window_days,
         "blobs": 0 if dry_run else _unused_blobs(app),
-        "claims": 0 if dry_run else drive(app.journal.sweep()),
+        "claims": 0 if dry_run else app.journal.sweep(),
     }
 
 
@@ -91,33 +90,28 @@ def _unused_blobs(app: Antiphon) -> int:
     blobs = app.blobs
     if blobs is None:
         return 0
-    import asyncio
-
-    async def present() -> list[str]:
-        return [ref async for ref in blobs.refs(app.tenant)]
-
-    found = asyncio.run(present())
+    found = list(blobs.refs(app.tenant))
     if not found or _busy(app):
         return 0
     used: set[str] = set()
     for manifest in _all_runs(app, audit=True):
         for event in events_of(app, manifest.id):
             used |= {value["$blob"] for value in event.payload.values() if is_spilled(value)}
-    for record in drive(app.journal.list(tenant=app.tenant, limit=1_000_000)):
+    for record in app.journal.list(tenant=app.tenant, limit=1_000_000):
         if isinstance(record.payload_ref, str):
             used.add(record.payload_ref.removeprefix("sealed+"))
     dead = [ref for ref in found if ref not in used]
     if not dead or _busy(app):
         return 0
     for ref in dead:
-        drive(blobs.delete(app.tenant, ref))
+        blobs.delete(app.tenant, ref)
     return len(dead)
 
 
 def _busy(app: Antiphon) -> bool:
     """Whether a run is open or a call in flight."""
-    running = drive(app.journal.runs(tenant=app.tenant, status="running", limit=1_000))
+    running = app.journal.runs(tenant=app.tenant, status="running", limit=1_000)
     if any(real_status(manifest) == "running" for manifest in running):
         return True
-    claims = drive(app.journal.list(tenant=app.tenant, state="inflight", limit=1_000))
+    claims = app.journal.list(tenant=app.tenant, state="inflight", limit=1_000)
     return any(not certainly_dead(claim.owner) for claim in claims)

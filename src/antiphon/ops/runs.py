@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from antiphon._drive import drive
 from antiphon._recording.spill import resolve
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.fence import lifted
-from antiphon.ports import Journal
+from antiphon.ports import SyncJournal
 
 if TYPE_CHECKING:
     from antiphon._replay.tape import Tape
@@ -26,18 +25,16 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
     journal = app.journal
     if wanted is None or wanted == LATEST:
         return _latest(app)
-    exact = drive(journal.manifest(wanted))
+    exact = journal.manifest(wanted)
     if exact is not None and exact.tenant == app.tenant:
         return exact
     if not wanted.strip():
         raise InvalidInput("The run id is empty.")
-    matches = [
-        found for found in drive(journal.runs(tenant=app.tenant, prefix=wanted, limit=10)) if not is_audit(found)
-    ]
+    matches = [found for found in journal.runs(tenant=app.tenant, prefix=wanted, limit=10) if not is_audit(found)]
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        newest = [found for found in drive(journal.runs(tenant=app.tenant, limit=4)) if not is_audit(found)][:3]
+        newest = [found for found in journal.runs(tenant=app.tenant, limit=4) if not is_audit(found)][:3]
         last = ", ".join(f"{m.id} ({m.name})" for m in newest)
         hint = f"The latest: {last}. List them: antiphon runs" if last else "Nothing has been recorded yet."
         raise NotFound(f"There is no run {wanted!r}.", hint=hint)
@@ -53,7 +50,7 @@ def is_audit(manifest: RunManifest) -> bool:
 def _latest(app: Antiphon) -> RunManifest:
     """The newest run that is no replay of another."""
     before = ""
-    while page := drive(app.journal.runs(tenant=app.tenant, limit=100, before=before)):
+    while page := app.journal.runs(tenant=app.tenant, limit=100, before=before):
         for manifest in page:
             if manifest.source_run is None and not is_audit(manifest):
                 return manifest
@@ -76,7 +73,7 @@ def load_tape(app: Antiphon, manifest: RunManifest) -> Tape:
             import msgspec
 
             with lifted():
-                return msgspec.structs.replace(event, payload=drive(resolve(payload, app.blobs, app.tenant)))
+                return msgspec.structs.replace(event, payload=resolve(payload, app.blobs, app.tenant))
         return event
 
     return Tape.load(manifest, _Outside(app.journal), whole)
@@ -85,16 +82,16 @@ def load_tape(app: Antiphon, manifest: RunManifest) -> Tape:
 class _Outside:
     """The log of a recording, read from inside a fenced replay: the store may need the network."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: SyncJournal) -> None:
         self._journal = journal
 
-    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
+    def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
         with lifted():
-            return await self._journal.events(run, start=start, stop=stop, limit=limit)
+            return self._journal.events(run, start=start, stop=stop, limit=limit)
 
 
 def events_of(app: Antiphon, run: str, *, start: int = 0, stop: int | None = None) -> Iterator[Event]:
     """The events of a run in order, read in batches."""
-    while batch := drive(app.journal.events(run, start=start, stop=stop, limit=_BATCH)):
+    while batch := app.journal.events(run, start=start, stop=stop, limit=_BATCH):
         yield from batch
         start = batch[-1].seq + 1

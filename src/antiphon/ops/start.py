@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from antiphon._drive import drive
 from antiphon._recording.manifest import entry_of
 from antiphon._recording.run import EXIT_TAG, Run, exit_code, exit_error
 from antiphon._scope import RunScope
@@ -46,16 +45,16 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
 
 def note_exit(app: Antiphon, run: str, code: int) -> None:
     """Note that the program that was *run* ended with *code*, not 0: only who started it knows, after its end."""
-    manifest = drive(app.journal.manifest(run))
+    manifest = app.journal.manifest(run)
     if manifest is None or manifest.status == "interrupted":  # kept in a store that went with the process; a signal
         return
     kept = msgspec.structs.replace(manifest, status="failed", tags={**manifest.tags, EXIT_TAG: str(code)})
     if manifest.status != "failed":  # by an exception, which the run tells
         recorder = app.recorder(run, manifest.salt)
         row = recorder.encode("run.finished", None, {"status": "failed", "error": exit_error(code)}, {})
-        last = drive(app.journal.append(run, (row,)))
+        last = app.journal.append(run, (row,))
         kept = msgspec.structs.replace(kept, events=last + 1, finished_at_ms=app.clock.now_ms())
-    drive(app.journal.update_run(kept))
+    app.journal.update_run(kept)
 
 
 def _check_arguments(target: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:

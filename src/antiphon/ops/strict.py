@@ -135,10 +135,13 @@ def watched(
             setup.saw_prompt(payload)
         return Seen(kind, site, payload, meta)
 
-    async def sink(rows: Sequence[Any], asynchronous: bool) -> None:
+    def see(rows: Sequence[Any]) -> None:
         observer.see(rows)
 
-    recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, sink=sink)
+    async def see_async(rows: Sequence[Any]) -> None:
+        observer.see(rows)
+
+    recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, write=see, write_async=see_async)
     recorder.scope.encode = encode
     recorder.scope.present = lambda arguments, digest: (
         (arguments, digest, False) if digest in tape.plain else recorder.present(arguments, digest)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from antiphon._drive import drive
 from antiphon._gateway.owner import certainly_dead
 from antiphon._recording.run import EXIT_TAG
 from antiphon._recording.spill import whole
@@ -43,8 +42,8 @@ def _fitting(app: Antiphon, prefix: str, name: str, status: str) -> Iterator[Run
     kinds = (asked, "interrupted") if status == "interrupted" else (asked,)
     for kind in kinds:
         before = ""
-        while page := drive(
-            app.journal.runs(tenant=app.tenant, prefix=prefix, name=name, status=kind, limit=_PAGE, before=before)
+        while page := app.journal.runs(
+            tenant=app.tenant, prefix=prefix, name=name, status=kind, limit=_PAGE, before=before
         ):
             yield from page
             before = page[-1].id
@@ -56,7 +55,7 @@ def event_count(app: Antiphon, manifest: RunManifest) -> int:
         return manifest.events
 
     def there(seq: int) -> bool:
-        return bool(drive(app.journal.events(manifest.id, start=seq, stop=seq + 1, limit=1)))
+        return bool(app.journal.events(manifest.id, start=seq, stop=seq + 1, limit=1))
 
     low, high = 0, 1
     while there(high - 1):
@@ -91,12 +90,12 @@ def summary(manifest: RunManifest) -> dict[str, Any]:
 
 def one_event(app: Antiphon, run: str, seq: int) -> Event:
     """A single event, spilled parts brought back; nothing else of the run is read."""
-    found = drive(app.journal.events(run, start=seq, stop=seq + 1, limit=1)) if seq >= 0 else []
+    found = app.journal.events(run, start=seq, stop=seq + 1, limit=1) if seq >= 0 else []
     if not found:
-        manifest = drive(app.journal.manifest(run))
+        manifest = app.journal.manifest(run)
         count = 0 if manifest is None else event_count(app, manifest)
         raise NotFound(f"Run {run} has no event {seq}.", hint=f"It has 0 to {count - 1}." if count else "It has none.")
-    return drive(whole(found[0], app.blobs, app.tenant))
+    return whole(found[0], app.blobs, app.tenant)
 
 
 def context_of(app: Antiphon, run: str, seq: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.blobs import LocalBlobs
 from antiphon.blobs._content import tenant_folder
 from antiphon.blobs.local import LocalObjects
@@ -28,40 +27,37 @@ def files(folder: Path) -> list[Path]:
 
 
 def refs(blobs: LocalBlobs, tenant: str) -> list[str]:
-    async def collect() -> list[str]:
-        return [ref async for ref in blobs.refs(tenant)]
-
-    return drive(collect())
+    return list(blobs.refs(tenant))
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"\x00\xff" * 10, b"y" * 3_000_000])
 def test_what_was_put_is_got(tmp_path: Path, data: bytes) -> None:
     blobs = LocalBlobs(tmp_path / "blobs")
-    ref = drive(blobs.put("default", data))
+    ref = blobs.put("default", data)
     assert ref == f"sha256:{sha256(data).hexdigest()}"
-    assert drive(blobs.get("default", ref)) == data
+    assert blobs.get("default", ref) == data
     assert refs(blobs, "default") == [ref]
 
 
 def test_equal_payloads_are_stored_once(tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path)
-    assert drive(blobs.put("default", b"same")) == drive(blobs.put("default", b"same"))
+    assert blobs.put("default", b"same") == blobs.put("default", b"same")
     assert len(files(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("tenant", TENANTS)
 def test_tenants_stay_in_their_own_folder(tmp_path: Path, tenant: str) -> None:
     blobs = LocalBlobs(tmp_path / "blobs")
-    ref = drive(blobs.put(tenant, b"mine"))
-    assert drive(blobs.get(tenant, ref)) == b"mine"
+    ref = blobs.put(tenant, b"mine")
+    assert blobs.get(tenant, ref) == b"mine"
     for other in TENANTS:
         if other != tenant:
             assert refs(blobs, other) == []
             with pytest.raises(NotFound):
-                drive(blobs.get(other, ref))
+                blobs.get(other, ref)
     assert all(path.is_relative_to(tmp_path / "blobs") for path in files(tmp_path))
-    drive(blobs.delete(tenant, ref))
-    drive(blobs.delete(tenant, ref))
+    blobs.delete(tenant, ref)
+    blobs.delete(tenant, ref)
     assert refs(blobs, tenant) == []
 
 
@@ -70,7 +66,7 @@ def test_no_two_tenants_share_a_folder() -> None:
 
 
 def test_files_are_private(tmp_path: Path) -> None:
-    drive(LocalBlobs(tmp_path / "blobs").put("default", b"x"))
+    LocalBlobs(tmp_path / "blobs").put("default", b"x")
     (path,) = files(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -78,13 +74,13 @@ def test_files_are_private(tmp_path: Path) -> None:
 
 def test_a_damaged_blob_is_refused_and_healed_by_the_next_put(tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path)
-    ref = drive(blobs.put("default", b"good"))
+    ref = blobs.put("default", b"good")
     (path,) = files(tmp_path)
     path.write_bytes(b"evil")
     with pytest.raises(ArtifactError, match="damaged"):
-        drive(blobs.get("default", ref))
-    drive(blobs.put("default", b"good"))
-    assert drive(blobs.get("default", ref)) == b"good"
+        blobs.get("default", ref)
+    blobs.put("default", b"good")
+    assert blobs.get("default", ref) == b"good"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +88,7 @@ def test_a_damaged_blob_is_refused_and_healed_by_the_next_put(tmp_path: Path) ->
 )
 def test_what_is_no_reference_is_refused(tmp_path: Path, ref: str) -> None:
     with pytest.raises(InvalidInput):
-        drive(LocalBlobs(tmp_path).get("default", ref))
+        LocalBlobs(tmp_path).get("default", ref)
 
 
 @pytest.mark.parametrize("name", ["", "/x", "../x", "a/../b", "a//b", ".hidden", "a/.unfinished/b", "a\0b"])
@@ -104,7 +100,7 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
 def test_many_writers_of_the_same_and_of_other_content(tmp_path: Path) -> None:
     blobs = LocalBlobs(tmp_path)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: drive(blobs.put("default", b"%d" % (n % 10))), range(80)))
+        found = list(pool.map(lambda n: blobs.put("default", b"%d" % (n % 10)), range(80)))
     assert len(set(found)) == 10
     assert sorted(set(found)) == sorted(refs(blobs, "default"))
 
@@ -112,12 +108,11 @@ def test_many_writers_of_the_same_and_of_other_content(tmp_path: Path) -> None:
 def test_killed_while_writing_leaves_no_half_blob(tmp_path: Path) -> None:
     code = """
 import sys
-from antiphon._drive import drive
 from antiphon.blobs import LocalBlobs
 blobs = LocalBlobs(sys.argv[1])
 print("ready", flush=True)
 for n in range(10_000):
-    drive(blobs.put("default", bytes([n % 256]) * 300_000 + str(n).encode()))
+    blobs.put("default", bytes([n % 256]) * 300_000 + str(n).encode())
 """
     for n in range(5):
         child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
@@ -131,7 +126,7 @@ for n in range(10_000):
     found = refs(blobs, "default")
     assert found
     for ref in found:
-        drive(blobs.get("default", ref))  # verifies the digest
+        blobs.get("default", ref)  # verifies the digest
 
 
 def test_unfinished_writes_are_cleared_away_after_a_day(tmp_path: Path) -> None:
@@ -140,7 +135,7 @@ def test_unfinished_writes_are_cleared_away_after_a_day(tmp_path: Path) -> None:
     for name, age in (("old", 90_000), ("new", 10)):
         (unfinished / name).write_bytes(b"half")
         os.utime(unfinished / name, (time.time() - age, time.time() - age))
-    drive(LocalBlobs(tmp_path).put("default", b"x"))
+    LocalBlobs(tmp_path).put("default", b"x")
     assert [path.name for path in unfinished.iterdir()] == ["new"]
 
 
@@ -148,14 +143,14 @@ def test_a_place_that_cannot_be_written_is_an_outage(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     blobs = LocalBlobs(tmp_path / "file" / "blobs")
     with pytest.raises(StoreUnavailable, match=str(tmp_path)):
-        drive(blobs.put("default", b"x"))
+        blobs.put("default", b"x")
 
 
-async def test_the_asynchronous_face_does_not_block_the_loop(tmp_path: Path) -> None:
-    blobs = LocalBlobs(tmp_path, asynchronous=True)
-    found = await asyncio.gather(*(blobs.put("default", b"%d" % n) for n in range(20)))
-    assert sorted([ref async for ref in blobs.refs("default")]) == sorted(found)
-    assert await blobs.get("default", found[7]) == b"7"
-    await blobs.delete("default", found[7])
+async def test_an_event_loop_uses_it_in_threads(tmp_path: Path) -> None:
+    blobs = LocalBlobs(tmp_path)
+    found = await asyncio.gather(*(asyncio.to_thread(blobs.put, "default", b"%d" % n) for n in range(20)))
+    assert sorted(await asyncio.to_thread(refs, blobs, "default")) == sorted(found)
+    assert await asyncio.to_thread(blobs.get, "default", found[7]) == b"7"
+    await asyncio.to_thread(blobs.delete, "default", found[7])
     with pytest.raises(NotFound):
-        await blobs.get("default", found[7])
+        await asyncio.to_thread(blobs.get, "default", found[7])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.blobs import S3Blobs
 from antiphon.blobs._content import ContentBlobs
 from antiphon.blobs._multipart import PART_BYTES, Multipart
@@ -34,10 +34,7 @@ def objects_of(access: S3Access, prefix: str = "") -> S3Objects:
 
 
 def refs(blobs: ContentBlobs, tenant: str) -> list[str]:
-    async def collect() -> list[str]:
-        return [ref async for ref in blobs.refs(tenant)]
-
-    return drive(collect())
+    return list(blobs.refs(tenant))
 
 
 def some_bytes(length: int) -> bytes:
@@ -47,50 +44,50 @@ def some_bytes(length: int) -> bytes:
 @pytest.mark.parametrize("prefix", ["", "team/antiphon"])
 def test_put_get_list_delete(s3_access: S3Access, prefix: str) -> None:
     blobs = blobs_of(s3_access, prefix=prefix)
-    found = [drive(blobs.put("a/b ä", data)) for data in (b"", b"x", some_bytes(100_000))]
-    assert drive(blobs.put("a/b ä", b"x")) == found[1]
-    assert drive(blobs.get("a/b ä", found[2])) == some_bytes(100_000)
+    found = [blobs.put("a/b ä", data) for data in (b"", b"x", some_bytes(100_000))]
+    assert blobs.put("a/b ä", b"x") == found[1]
+    assert blobs.get("a/b ä", found[2]) == some_bytes(100_000)
     assert sorted(refs(blobs, "a/b ä")) == sorted(found)
     assert refs(blobs, "other") == []
     with pytest.raises(NotFound):
-        drive(blobs.get("other", found[0]))
-    drive(blobs.delete("a/b ä", found[0]))
-    drive(blobs.delete("a/b ä", found[0]))
+        blobs.get("other", found[0])
+    blobs.delete("a/b ä", found[0])
+    blobs.delete("a/b ä", found[0])
     with pytest.raises(NotFound):
-        drive(blobs.get("a/b ä", found[0]))
+        blobs.get("a/b ä", found[0])
 
 
-async def test_the_asynchronous_face(s3_access: S3Access) -> None:
-    blobs = blobs_of(s3_access, asynchronous=True)
-    ref = await blobs.put("default", b"x")
-    assert await blobs.get("default", ref) == b"x"
-    assert [found async for found in blobs.refs("default")] == [ref]
+async def test_an_event_loop_uses_it_in_threads(s3_access: S3Access) -> None:
+    blobs = blobs_of(s3_access)
+    ref = await asyncio.to_thread(blobs.put, "default", b"x")
+    assert await asyncio.to_thread(blobs.get, "default", ref) == b"x"
+    assert await asyncio.to_thread(refs, blobs, "default") == [ref]
 
 
 def test_many_writers_of_one_payload(s3_access: S3Access) -> None:
     blobs = blobs_of(s3_access)
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda n: drive(blobs.put("default", b"%d" % (n % 4))), range(32)))
+        found = set(pool.map(lambda n: blobs.put("default", b"%d" % (n % 4)), range(32)))
     assert sorted(refs(blobs, "default")) == sorted(found)
 
 
 def test_a_damaged_object_is_refused_and_healed(s3_access: S3Access) -> None:
     blobs = blobs_of(s3_access)
-    ref = drive(blobs.put("default", b"good content"))
+    ref = blobs.put("default", b"good content")
     digest = ref.removeprefix("sha256:")
     objects_of(s3_access).put(f"t=default/{digest[:2]}/{digest}", b"evil")
     with pytest.raises(ArtifactError, match="damaged"):
-        drive(blobs.get("default", ref))
-    drive(blobs.put("default", b"good content"))
-    assert drive(blobs.get("default", ref)) == b"good content"
+        blobs.get("default", ref)
+    blobs.put("default", b"good content")
+    assert blobs.get("default", ref) == b"good content"
 
 
 def test_large_payloads_go_up_in_parts(s3_access: S3Access, tmp_path: Path) -> None:
     data = some_bytes(2 * PART_BYTES + 12_345)
     blobs = blobs_of(s3_access)
-    ref = drive(blobs.put("default", data))
-    assert drive(blobs.put("default", data)) == ref
-    assert drive(blobs.get("default", ref)) == data
+    ref = blobs.put("default", data)
+    assert blobs.put("default", data) == ref
+    assert blobs.get("default", ref) == data
     path = tmp_path / "large"
     path.write_bytes(data)
     told: list[tuple[int, int]] = []
@@ -143,7 +140,7 @@ def test_an_upload_of_other_content_is_not_continued_with_its_parts(
 def test_wrong_credentials_are_named_and_not_shown(s3_access: S3Access, tmp_path: Path) -> None:
     wrong = s3_access._replace(secret="wrong-secret-value")
     with pytest.raises(StoreUnavailable, match="credentials") as refused:
-        drive(blobs_of(wrong).put("default", b"x"))
+        blobs_of(wrong).put("default", b"x")
     assert "wrong-secret-value" not in repr(refused.value) + str(refused.value.__cause__)
     path = tmp_path / "large"
     path.write_bytes(some_bytes(PART_BYTES + 1))
@@ -154,7 +151,7 @@ def test_wrong_credentials_are_named_and_not_shown(s3_access: S3Access, tmp_path
 def test_a_bucket_that_is_not_there(s3_access: S3Access) -> None:
     blobs = blobs_of(s3_access._replace(bucket="no-such-bucket-here"))
     with pytest.raises((StoreUnavailable, NotFound), match="no-such-bucket-here"):
-        drive(blobs.get("default", "sha256:" + "0" * 64))
+        blobs.get("default", "sha256:" + "0" * 64)
 
 
 def test_credentials_from_the_environment(s3_access: S3Access, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,13 +161,13 @@ def test_credentials_from_the_environment(s3_access: S3Access, monkeypatch: pyte
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_access.secret)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_access.endpoint)
     monkeypatch.setenv("AWS_REGION", s3_access.region)
-    ref = drive(S3Blobs(s3_access.bucket).put("default", b"x"))
+    ref = S3Blobs(s3_access.bucket).put("default", b"x")
     monkeypatch.setenv("R2_ACCESS_KEY_ID", s3_access.key)
     monkeypatch.setenv("R2_SECRET_ACCESS_KEY", s3_access.secret)
     monkeypatch.setenv("R2_ENDPOINT_URL", s3_access.endpoint)
     monkeypatch.setenv("R2_BUCKET_NAME", s3_access.bucket)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-somebody-else")
-    assert drive(S3Blobs().get("default", ref)) == b"x"
+    assert S3Blobs().get("default", ref) == b"x"
 
 
 def test_settings_and_environment() -> None:

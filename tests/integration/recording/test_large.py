@@ -14,7 +14,6 @@ import orjson
 import pytest
 
 from antiphon import Antiphon
-from antiphon._drive import drive
 from antiphon._scope import Site
 from antiphon.ops.retention import collect
 from antiphon.ops.runs import find_run
@@ -45,9 +44,9 @@ def record(app: Antiphon, name: str, megabytes: int) -> str:
             rows.append(encode("call.started", site, asked, {}))
             rows.append(encode("call.finished", site, {"outcome": "ok", "value": n}, {"durationMs": 1}))
             if len(rows) >= 500:
-                drive(app.journal.append(run.id, rows))
+                app.journal.append(run.id, rows)
                 rows = []
-        drive(app.journal.append(run.id, rows))
+        app.journal.append(run.id, rows)
     return run.id
 
 

@@ -50,15 +50,14 @@ async def test_claims_are_listed_cleared_and_flushed(client: Client) -> None:
 
 
 async def test_an_unknown_outcome_is_resolved(client: Client) -> None:
-    from antiphon.contract.record import RecordedRequest
-    from antiphon.ports import Ask, Claimed, Final
+    from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest
 
-    request = RecordedRequest(session_key="s", actor_id="a", request_id="r", params_digest="d", identity="i")
-    ask = Ask("f" * 64, "i", "tools/pay", "k", request, 60_000, 60_000, "o", "default", "default")
-    claimed = await client.host.journal.begin(ask)
+    template = ClaimTemplate(tool="tools/pay", session="s", actor="a", ttl_ms=60_000, lease_ms=60_000, owner="o")
+    request = StaticClaimRequest("f" * 64, "i", template, "k", ("d", "d"), "r", token="t")
+    claimed = await client.host.journal.begin(request)
     assert isinstance(claimed, Claimed)
-    final = Final("failed", 60_000, error=("outcome_unknown", "lost", True, False), attempt_count=1)
-    await client.host.journal.settle("f" * 64, claimed.version, final)
+    lost = Settlement("failed", 60_000, error=("outcome_unknown", "lost", True, False), attempt_count=1)
+    await client.host.journal.settle("f" * 64, claimed.version, lost)
     listed = (await client.get("/v1/admin/claims", params={"state": "unknown"})).json()["claims"]
     assert [one["key"] for one in listed] == ["f" * 64]
     found = await act(client, WHERE[0], action="resolve", key="f" * 16, verdict="happened", value={"id": 7})

@@ -21,14 +21,14 @@ class Trouble:
 
     def __init__(self, run: Any, good: int) -> None:
         self.good = good
-        self._write = run.scope.sink
-        run.scope.sink, run.scope.note = self, None
+        self._write = run.scope.write
+        run.scope.write = self
 
-    async def __call__(self, rows: Sequence[Row], asynchronous: bool) -> None:
+    def __call__(self, rows: Sequence[Row]) -> None:
         self.good -= 1
         if self.good < 0:
             raise StoreUnavailable("The disk is full.")
-        await self._write(rows, asynchronous)
+        self._write(rows)
 
 
 def test_an_answer_is_worth_more_than_its_event(caplog: pytest.LogCaptureFixture) -> None:

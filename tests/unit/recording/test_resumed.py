@@ -116,8 +116,8 @@ def test_failures_are_asked_for_again_and_a_cache_stands_behind() -> None:
 
     with pytest.raises(ConnectionResetError):
         asyncio.run(main(None))
-    (failed,) = asyncio.run(_runs(app))
-    done = asyncio.run(main(failed))
+    (failed,) = app.journal.runs(tenant=app.tenant)
+    done = asyncio.run(main(failed.id))
     assert done.output == says("well")
     assert len(asked) == 2
     other = asyncio.run(main(None))
@@ -205,7 +205,3 @@ def test_a_stream_that_broke_off_or_was_redacted_is_asked_for_again() -> None:
     assert world.attempt(resume=run.id, answers=1).output == [["a", f" {SECRET} "]]
     assert world.attempt(resume=run.id, answers=1).output == [["a", "3"]]
     assert world.asked == 3
-
-
-async def _runs(app: antiphon.Antiphon) -> list[str]:
-    return [found.id for found in await app.journal.runs(tenant=app.tenant)]

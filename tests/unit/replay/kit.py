@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 import antiphon
-from antiphon._drive import drive
 from antiphon._recording.run import Run
 from antiphon.contract.events import Event
 from antiphon.ports import Row
@@ -43,11 +42,11 @@ def asks(name: str, **arguments: Any) -> dict[str, Any]:
 def copied(app: antiphon.Antiphon, run: Run, change: Callable[[list[Event]], list[Event]]) -> antiphon.Antiphon:
     """Another store with the same run, after *change* had its way with the events."""
     other = antiphon.Antiphon(app.loaded, store=MemoryStore())
-    manifest = drive(app.journal.manifest(run.id))
+    manifest = app.journal.manifest(run.id)
     assert manifest is not None
-    drive(other.journal.open_run(manifest))
+    other.journal.open_run(manifest)
     rows = [_row(event, run.id) for event in change(run.events())]
-    drive(other.journal.append(run.id, rows))
+    other.journal.append(run.id, rows)
     return other
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon._drive import drive
 from antiphon.decide.effects import BoundaryRule, BoundaryTable
 from antiphon.errors import InvalidInput, ReplayBlocked
 from antiphon.ops.replay import Report
@@ -142,9 +141,7 @@ def test_a_declared_side_effect_never_runs_whatever_the_file_says() -> None:
     assert agent.executed == []
     assert [entry["name"] for entry in report["blocked"]] == ["tools/send_email"]
     assert not report.passed
-    told = [
-        event.payload for event in drive(agent.app.journal.events(report["replayRun"])) if event.type == "call.finished"
-    ]
+    told = [event.payload for event in agent.app.journal.events(report["replayRun"]) if event.type == "call.finished"]
     assert told[1]["value"] == "[Antiphon] Tool 'send_email' blocked (side effect, no cache available)"
 
 
@@ -220,9 +217,7 @@ def test_static_answers_and_faults_by_table() -> None:
     )  # the frozen model was never asked this
     live = (BoundaryRule(match="llm", mode="live"),)
     report = agent.explore(run, table=BoundaryTable(rules=(*fixed.rules, *live)))
-    told = [
-        event.payload for event in drive(agent.app.journal.events(report["replayRun"])) if event.type == "call.finished"
-    ]
+    told = [event.payload for event in agent.app.journal.events(report["replayRun"]) if event.type == "call.finished"]
     assert told[1]["value"] == {"fixed": 1}
     for fault, expected in (("timeout", "TimeoutError"), ("rate_limited", "CallFailed")):
         broken = BoundaryTable(rules=(BoundaryRule(match="llm", mode="fault", fault=fault),))  # type: ignore[arg-type]
@@ -254,7 +249,7 @@ def test_the_recorded_model_with_live_tools() -> None:
 def test_a_fork_is_frozen_before_and_live_after() -> None:
     agent = Agent([SF, asks("search_web", q="tides"), says("low")])
     run = agent.record()
-    events = drive(agent.app.journal.events(run))
+    events = agent.app.journal.events(run)
     second = [event.seq for event in events if event.type == "call.started" and event.payload["kind"] == "llm"][1]
     report = agent.explore(run, [says("unreachable"), says("high")], from_event=second)
     assert report["liveModelCalls"] == 1
@@ -265,7 +260,7 @@ def test_a_fork_is_frozen_before_and_live_after() -> None:
 def test_an_edit_changes_what_the_code_is_told() -> None:
     agent = Agent([SF, says("sunny")])
     run = agent.record()
-    finished = [event.seq for event in drive(agent.app.journal.events(run)) if event.type == "call.finished"][1]
+    finished = [event.seq for event in agent.app.journal.events(run) if event.type == "call.finished"][1]
     seen: list[str] = []
 
     def model(body: dict[str, Any]) -> dict[str, Any]:

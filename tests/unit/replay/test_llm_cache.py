@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon._drive import drive
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore
 from tests.unit.replay.kit import memory_app, says
@@ -101,10 +100,10 @@ def test_an_answer_that_would_be_redacted_is_not_kept() -> None:
 def test_entries_are_records_that_expire_and_can_be_flushed() -> None:
     app, model = memory_app(), Model()
     ask(app, model)
-    records = drive(app.journal.list(tenant="default", tool="llm-cache/rfc0041"))
+    records = app.journal.list(tenant="default", tool="llm-cache/rfc0041")
     assert [record.state for record in records] == ["done"]
     assert records[0].ttl_ms == 14 * 86_400_000
-    assert drive(app.journal.flush(tenant="default", tool="llm-cache/rfc0041")) == 1
+    assert app.journal.flush(tenant="default", tool="llm-cache/rfc0041") == 1
     ask(app, model)
     assert model.asked == 2
 
@@ -114,7 +113,7 @@ def test_a_store_that_fails_means_that_the_model_is_asked(
 ) -> None:
     app, model = memory_app(), Model()
 
-    async def down(*args: Any, **kwargs: Any) -> Any:
+    def down(*args: Any, **kwargs: Any) -> Any:
         raise StoreUnavailable("down")
 
     monkeypatch.setattr(type(app.journal), "read", down)

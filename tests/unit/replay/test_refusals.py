@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon._drive import drive
 from antiphon.ops.replay import Report
 from tests.unit.replay.kit import memory_app, says
 
@@ -62,7 +61,7 @@ class Agent:
 
 
 def _events(app: antiphon.Antiphon, report: Report) -> list[dict[str, Any]]:
-    found = drive(app.journal.events(report["replayRun"]))
+    found = app.journal.events(report["replayRun"])
     return [event.payload for event in found if event.type == "replay.divergedAtRefusal"]
 
 

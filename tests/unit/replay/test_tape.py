@@ -47,8 +47,8 @@ def test_a_gap_in_the_log_is_an_error() -> None:
     other = copied(app, run, lambda events: events)
 
     class Holes:
-        async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Any:
-            return [event for event in await other.journal.events(run, start=start, limit=limit) if event.seq != 0]
+        def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Any:
+            return [event for event in other.journal.events(run, start=start, limit=limit) if event.seq != 0]
 
     with pytest.raises(ArtifactError, match="gap"):
         Tape.load(run.manifest, Holes())
@@ -111,14 +111,13 @@ def test_a_nested_call_is_part_of_the_call_that_made_it() -> None:
 
 
 def test_a_strict_replay_leaves_a_run_that_can_be_shown() -> None:
-    from antiphon._drive import drive
 
     app = memory_app()
     run = app.record(lambda: 1)
     passed = antiphon.replay(run, app=app, mode="strict", function=lambda: 1)
     failed = antiphon.replay(run, app=app, mode="strict", function=lambda: 2)
-    kinds = [[event.type for event in drive(app.journal.events(report["replayRun"]))] for report in (passed, failed)]
+    kinds = [[event.type for event in app.journal.events(report["replayRun"])] for report in (passed, failed)]
     assert kinds == [["run.started", "run.finished"], ["run.started", "replay.diverged", "run.finished"]]
-    manifest = drive(app.journal.manifest(failed["replayRun"]))
+    manifest = app.journal.manifest(failed["replayRun"])
     assert manifest is not None
     assert (manifest.status, manifest.source_run) == ("failed", run.id)
