@@ -70,7 +70,7 @@ class CallKeys(NamedTuple):
 
 
 QuickKeys = tuple[str, str, bytes, bytes | None]
-"""Store key, idempotency key, what the latter was hashed from, and the canonical parameters as given if they differ."""
+"""Store key, idempotency key, the canonical parameters, and the parameters as given if they differ."""
 _MEMO_KEPT = 1024
 _MEMO_BYTES = 4096
 
@@ -136,10 +136,6 @@ class KeyMaker:
 
     def keys(self, params: dict[str, Any]) -> CallKeys:
         """The computed key of a call, and what goes with it."""
-        return self.keys_and_text(params)[0]
-
-    def keys_and_text(self, params: dict[str, Any]) -> tuple[CallKeys, bytes]:
-        """The same with the canonical form of the parameters as they were given."""
         volatile = self._volatile
         if volatile is not None and type(params) is dict and volatile.isdisjoint(params):
             canonical = exact = canonical_json(params)
@@ -148,7 +144,7 @@ class KeyMaker:
         store, key = self._hashed(canonical + self._after)
         digest = _sha256(canonical).hexdigest()
         given = digest if exact is canonical else _sha256(exact).hexdigest()
-        return _new(CallKeys, (store, key, digest, given, store[:16])), exact
+        return CallKeys(store, key, digest, given, store[:16])
 
     def _hashed(self, rest: bytes) -> tuple[str, str]:
         """Store key and idempotency key; hashes that were fed the beginning are cheaper than new ones."""

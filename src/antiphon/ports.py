@@ -307,7 +307,7 @@ class SyncJournal(Protocol):
         ...
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
-        """Call *callback* with each saved row of *tenant*; returns how to stop, or ``None`` where the store cannot push.
+        """Call *callback* with each saved row of *tenant*; returns how to stop, or ``None`` if the store cannot push.
 
         It may be called from the store's own thread and must not block. After a gap in the connection it is called
         with every row: a repeated one changes nothing.

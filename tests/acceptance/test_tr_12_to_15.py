@@ -67,7 +67,7 @@ def test_TR_12_hooks_fire_once_for_every_short_circuit(bench: Bench) -> None:
     hooks.take()
     bench.execute(key="k", params={"to": "bob"})
     assert (hooks.take(), hooks.codes[-1]) == (ONCE, "idempotency_conflict")
-    bench.gateway.core.breakers.get("tool/tools/act").force_open(bench.clock.seconds, "maintenance")
+    bench.gateway._plans.breakers.get("tool/tools/act").force_open(bench.clock.seconds, "maintenance")
     bench.execute(params={"to": "eve"})
     assert (hooks.take(), hooks.codes[-1]) == (ONCE, "circuit_open")
 

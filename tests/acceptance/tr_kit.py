@@ -55,7 +55,7 @@ class Bench:
             drive(journal.close())
 
     def breaker_state(self, name: str = "act") -> str:
-        state: str = self.gateway.core.breakers.get(f"tool/tools/{name}").state
+        state: str = self.gateway._plans.breakers.get(f"tool/tools/{name}").state
         return state
 
     def close(self) -> None:

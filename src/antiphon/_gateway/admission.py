@@ -111,9 +111,7 @@ def _ask_hooks(call: GuardedCall) -> Outcome | None:
     plan, (session, actor, _) = call.plan, call.place
     assert plan.hooks is not None
     spec = plan.tool.spec
-    hooked = HookCall(
-        spec.name, spec.namespace, call.arguments, session, actor, call.request_id, call.call_id, 1
-    )
+    hooked = HookCall(spec.name, spec.namespace, call.arguments, session, actor, call.request_id, call.call_id, 1)
     call.off_path().hooked = hooked
     try:
         reply = plan.hooks.before(hooked)

@@ -278,9 +278,7 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
         text = outcomes.unknown_message(plan.name, message)
         outcome = failed("error", "outcome_unknown", text, attempts=number, reason=code)
     else:
-        outcome = failed(
-            step.status, code, message, retriable=failure.retriable, attempts=number, reason=step.reason
-        )
+        outcome = failed(step.status, code, message, retriable=failure.retriable, attempts=number, reason=step.reason)
     outcome.unclassified, outcome.exception = failure.unclassified, error
     if open_now:
         refusals = (breaker.peek(now) for _, breaker in policy.path)

@@ -1,7 +1,7 @@
 """One guarded call: everything known about it, and nothing that waits.
 
-Functions of ``admission``, ``claim``, ``attempt``, ``settlement`` and ``repair`` decide what comes next and return it as
-a step; a driver makes the step and hands the reply back (``steps``, ``drivers``).
+Functions of ``admission``, ``claim``, ``attempt``, ``settlement`` and ``repair`` decide what comes next and return it
+as a step; a driver makes the step and hands the reply back (``steps``, ``drivers``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The claim: acts on what ``decide.claim`` says. Claim, wait, reuse, take over, or stay away from an unknown outcome."""
+"""Acts on what ``decide.claim`` says: claim, wait, reuse, take over, or stay away from an unknown outcome."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def claimed(call: GuardedCall, reply: Claimed | Existing) -> Step:
     """The claim is ours, or somebody else's record decides."""
     if reply.__class__ is not Claimed:
         return _decide(call, reply)  # type: ignore[arg-type]
-    call.version = reply[0]  # type: ignore[assignment]
+    call.version = reply[0]
     plan, run = call.plan, call.run
     if plan.watched_only:
         return start_unclaimed(call)
@@ -290,7 +290,7 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
 
 def _reconciled_kept(call: GuardedCall, ref: str) -> Step:
     found = call.extras.found
-    assert found is not None
+    assert found is not None and call.settlement is not None
     return Mark(call.key, found.version, call.plan.results.placed(call.settlement, ref), _marked)
 
 
@@ -311,5 +311,3 @@ def _settled_as(found: DedupeRecord, version: int) -> DedupeRecord:
     import msgspec
 
     return msgspec.structs.replace(found, version=version)
-
-

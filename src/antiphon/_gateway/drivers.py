@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from typing import Any
 
+from antiphon._drive import until_cancelled
 from antiphon._gateway.admission import admit
 from antiphon._gateway.attempt import returned
 from antiphon._gateway.call import GuardedCall
@@ -24,9 +25,8 @@ from antiphon._gateway.plan import Plans
 from antiphon._gateway.recording import RunEntry
 from antiphon._gateway.repair import abandon, broke_off
 from antiphon._gateway.settlement import settled
-from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Step
 from antiphon._gateway.source import Opened, Source, within
-from antiphon._drive import until_cancelled
+from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Step
 from antiphon.errors import StoreError
 from antiphon.ports import Answer, Blobs, Invocation, Journal, Row, SyncJournal
 
@@ -72,13 +72,14 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
 async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = None) -> Outcome | None:
     """Make a call in this task; what an interrupt leaves to be done is done in a task of its own."""
     error: BaseException | None = None
+    interrupt: BaseException
     try:
         while True:
             try:
                 if error is not None:
-                    broken, error = error, None
-                    step = broke_off(call, step, broken)
-                    if call.extras.interrupt is broken:
+                    interrupt, error = error, None
+                    step = broke_off(call, step, interrupt)
+                    if call.extras.interrupt is interrupt:
                         break
                 elif step is None:
                     step = admit(call)
@@ -97,14 +98,14 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                         step = step.then(call, await step.ask(world))
             except BaseException as raised:
                 error = raised
-        if isinstance(broken, GeneratorExit):  # a closed coroutine cannot wait
+        if isinstance(interrupt, GeneratorExit):  # a closed coroutine cannot wait
             abandon(call)
         elif step is not DONE:
             await world.shielded(run_async(call, world, step))
     except BaseException:
         abandon(call)
         raise
-    raise broken
+    raise interrupt
 
 
 class SyncWorld:

@@ -159,7 +159,6 @@ class BaseGateway:
         """Take over breaker states from the store now."""
         self._plans.adopt(rows)
 
-
     # -- calls by name -------------------------------------------------------------------------------------------
 
     def envelope_call(self, envelope: Envelope) -> GuardedCall | ToolResultEnvelope:

@@ -64,9 +64,7 @@ class LateResult:
                 return False
             cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)
-            settlement = Settlement(
-                "failed", self.tool.ttl.failed_ms, error=cause, attempts=attempts, attempt_count=1
-            )
+            settlement = Settlement("failed", self.tool.ttl.failed_ms, error=cause, attempts=attempts, attempt_count=1)
         return journal.settle(self._key, record.version, settlement) is not None
 
     def _success(self, value: Any) -> Settlement:

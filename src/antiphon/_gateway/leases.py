@@ -9,6 +9,7 @@ import weakref
 from typing import Any, NamedTuple, Protocol
 
 from antiphon._gateway.janitor import Janitor
+from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.settings import Settings
 from antiphon.errors import StoreError
 from antiphon.ports import Clock, Settlement, Store, SyncJournal
@@ -49,7 +50,8 @@ class _Abandoned(NamedTuple):
 
     key: str
     identity: str
-    owner: str
+    token: str
+    process: str
     settlement: Settlement
 
 
@@ -98,9 +100,9 @@ class Leases:
         """Whether the lease of *call* is being renewed."""
         return id(call) in self._held
 
-    def abandon(self, key: str, identity: str, owner: str, settlement: Settlement) -> None:
+    def abandon(self, key: str, identity: str, token: str, process: str, settlement: Settlement) -> None:
         """End the claim of a caller that was interrupted once more while it did so itself, as soon as possible."""
-        self._abandoned.append(_Abandoned(key, identity, owner, settlement))
+        self._abandoned.append(_Abandoned(key, identity, token, process, settlement))
         self._next = 0.0
         if self._attached:
             _service.wake()
@@ -110,7 +112,9 @@ class Leases:
         for claim in left:
             try:
                 found = journal.read(claim.key, claim.identity)
-                if found is None or found.current.state != "inflight" or found.current.owner != claim.owner:
+                if found is None or found.current.state != "inflight":
+                    continue
+                if not is_owned_by(found.current.owner, claim.token, claim.process):
                     continue
                 journal.settle(claim.key, found.current.version, claim.settlement)
             except StoreError as error:
@@ -164,7 +168,7 @@ class Leases:
     def renew_due(self, journal: SyncJournal, now: float) -> None:
         """Renew every lease whose third has passed; give up those past their deadline or lost to another."""
         for call in list(self._held.values()):
-            stream = call.lease
+            stream = call.stream
             if stream is not None and now - stream.last_pull > self._idle:
                 self.release(call)
                 stream.break_off(journal, "its stream was not read for too long")

@@ -1,7 +1,7 @@
 """Who holds a claim, and whether that process is certainly gone.
 
-A process is named by boot, process namespace, pid and start time; the owner of a claim is ``token/process``. Only when boot and namespace are ours can a missing
-process be taken for dead; anything else is left to the lease.
+A process is named by boot, process namespace, pid and start time; the owner of a claim is ``token/process``. Only when
+boot and namespace are ours can a missing process be taken for dead; anything else is left to the lease.
 """
 
 from __future__ import annotations
@@ -57,6 +57,11 @@ def _forget_token() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_token)
+
+
+def is_owned_by(owner: str, token: str, process: str) -> bool:
+    """Whether the claim of *owner* was made with *token* by *process*; a composed store puts its run before them."""
+    return owner.rpartition("@")[2] == f"{token}/{process}"
 
 
 def certainly_dead(owner: str) -> bool:

@@ -373,5 +373,3 @@ class Plans:
             if tool.breaker_policy != before:
                 self.breakers.replace(tool)
         self.changed()
-
-

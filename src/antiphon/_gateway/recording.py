@@ -39,7 +39,18 @@ class Form:
 class RunEntry:
     """The place of one call in its run, and what is written there."""
 
-    __slots__ = ("_decisions", "_form", "_outside", "_shown", "_start", "entered", "finished", "scope", "site", "together")
+    __slots__ = (
+        "_decisions",
+        "_form",
+        "_outside",
+        "_shown",
+        "_start",
+        "entered",
+        "finished",
+        "scope",
+        "site",
+        "together",
+    )
 
     site: Site
     _shown: tuple[bytes, str, bool]

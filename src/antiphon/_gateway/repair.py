@@ -13,7 +13,9 @@ from antiphon._gateway import replay
 from antiphon._gateway.attempt import dispatch, not_renewed, raised
 from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.claim import looked_at_alias, not_readable, not_remembered, start_unclaimed, still_unknown
+from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.settlement import (
+    after_hooks,
     answered,
     append_broke_off,
     append_missed,
@@ -109,8 +111,8 @@ def _settle(call: GuardedCall, error: BaseException) -> Step:
         return settle_value(call)  # the tool had returned: only the writing is missing
     if call.outcome is None:
         step = settle_interrupted(call, error)
-        if call.outcome is not None and not call.attempts and call.plan.hooks is not None and call.extras.hooked:
-            call.plan.hooks.after(call.extras.hooked, call.outcome)
+        if not call.attempts:
+            after_hooks(call, call.result())
         return step
     if call.outcome.status == "success" or not call.version:
         return settled(call, 0)
@@ -121,7 +123,8 @@ def _recovered(call: GuardedCall, reply: Existing | None) -> Step:
     """The claim may have been won before the interrupt came: nothing was sent, so it is given back."""
     interrupt = call.extras.interrupt
     assert interrupt is not None
-    if reply is not None and reply.current.state == "inflight" and reply.current.owner == owner_of(call):
+    ours = reply is not None and is_owned_by(reply.current.owner, call.token, call.template.owner)
+    if ours and reply is not None and reply.current.state == "inflight":
         call.version = reply.current.version
         if call.run is not None and call.events:
             call.run.begun()
@@ -136,18 +139,13 @@ def _reread(call: GuardedCall, reply: Existing | None) -> Step:
     return SETTLE
 
 
-def owner_of(call: GuardedCall) -> str:
-    """Who the record names as the holder of this call's claim."""
-    return f"{call.token}/{call.template.owner}"
-
-
 def abandon(call: GuardedCall) -> None:
     """Leave the claim, if there is one, to the process's own thread: it writes what is known of the call."""
     plan = call.plan
     plan.release(call)
     if call.key and not plan.off:
         settlement = call.settlement or interrupted(call, "the caller was interrupted")
-        plan.plans.leases.abandon(call.key, call.identity, owner_of(call), settlement)
+        plan.plans.leases.abandon(call.key, call.identity, call.token, call.template.owner, settlement)
 
 
 # -- the store failed ----------------------------------------------------------------------------------------------

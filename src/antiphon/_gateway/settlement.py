@@ -65,6 +65,7 @@ def _keep(call: GuardedCall, payload: bytes) -> Step:
 
 
 def _kept(call: GuardedCall, ref: str) -> Step:
+    assert call.settlement is not None
     return _settle_as(call, call.plan.results.placed(call.settlement, ref))
 
 

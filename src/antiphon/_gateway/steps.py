@@ -18,10 +18,13 @@ from antiphon.ports import Blobs, BreakerRow, Invocation, Row, Settlement
 class World(Protocol):
     """What a driver reaches: each method returns the reply, or an awaitable of it."""
 
-    journal: Any
-    """The :class:`~antiphon.ports.SyncJournal` of a thread, or the :class:`~antiphon.ports.Journal` of a loop."""
+    @property
+    def journal(self) -> Any:
+        """The :class:`~antiphon.ports.SyncJournal` of a thread, or the :class:`~antiphon.ports.Journal` of a loop."""
+        ...
 
-    def sleep(self, seconds: float) -> Any: ...
+    @property
+    def sleep(self) -> Callable[[float], Any]: ...
 
     def refresh(self) -> Any: ...
 

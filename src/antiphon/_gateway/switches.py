@@ -55,7 +55,7 @@ class Switches:
     ) -> None:
         """The environment gives the start values."""
         env = os.environ if environment is None else environment
-        object.__setattr__(self, "_changed", lambda: None)
+        self._changed: Callable[[], None]
         self.enabled = _flag(env, "enabled", settings.enabled)
         self.open_mode = _flag(env, "open_mode", settings.open_mode)
         self.derive_keys = _flag(env, "derive_keys", settings.derive_keys)
@@ -66,7 +66,8 @@ class Switches:
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        self._changed()
+        if hasattr(self, "_changed"):
+            self._changed()
 
     def take(self, settings: Settings) -> None:
         """Take what *settings* change; a flag they leave as it was keeps its present value."""

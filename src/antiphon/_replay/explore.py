@@ -114,21 +114,28 @@ class ExploreInvoker:
         place = (site.lane, what, site.nth)
         return self._tape.draws[place] if place in self._tape.draws else fresh()
 
-    async def answer(self, call: Invocation) -> Answer | None:
+    def answer_tool(self, call: Invocation) -> Answer | None:
         rule = self._table.rule(call.kind, call.name)
-        if call.kind == "llm":
-            self._stand_beside(call)
+        return self._ruled(rule) or self._tool(call, rule)
+
+    async def answer(self, call: Invocation) -> Answer | None:
+        if call.kind != "llm":
+            return self.answer_tool(call)
+        rule = self._table.rule(call.kind, call.name)
+        self._stand_beside(call)
+        answer = self._ruled(rule) or self._model(call, rule)
+        if answer is None and self._llm is not None:
+            answer = await self._ask(call)
+        return answer
+
+    def _ruled(self, rule: BoundaryRule) -> Answer | None:
+        """The answer of a rule that needs no recording."""
         if rule.mode == "static":
             return Answer("ok", rule.value, source="static")
         if rule.mode == "fault":
             self.faults.add(rule.match)
             return _fault(rule)
-        if call.kind != "llm":
-            return self._tool(call, rule)
-        answer = self._model(call, rule)
-        if answer is None and self._llm is not None:
-            answer = await self._ask(call)
-        return answer
+        return None
 
     async def _ask(self, call: Invocation) -> Answer:
         """The model this replay was given answers instead of the one the code knows."""

@@ -43,8 +43,11 @@ class StrictInvoker:
         """What this request body was mapped to in the recording: a later release may map it in another way."""
         return self._tape.known_request(provider, body)
 
-    async def answer(self, call: Invocation) -> Answer:
+    def answer_tool(self, call: Invocation) -> Answer:
         return self._answer(call, self._find(call))
+
+    async def answer(self, call: Invocation) -> Answer:
+        return self.answer_tool(call)
 
     def _find(self, call: Invocation) -> RecordedCall:
         site = call.site

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from antiphon._gateway import edge
-from antiphon._gateway.call import Call, Outcome
-from antiphon._gateway.faces import AsyncGateway, Gateway
+from antiphon._gateway import results
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.ids import uuid7
-from antiphon._gateway.settling import said_in
+from antiphon._gateway.outcome import Outcome, said_in
 from antiphon._gateway.turns import SessionState, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
@@ -103,7 +103,7 @@ class Guard:
             call = self._opened(gateway, spec, arguments, place)
             if isinstance(call, ToolResultEnvelope):
                 return failure.given(call)
-            return failure.outcome(gateway, call, gateway._outcome(call))
+            return failure.outcome(gateway, call, gateway.run(call))
 
     async def call_async(
         self,
@@ -120,16 +120,16 @@ class Guard:
             call = self._opened(gateway, spec, arguments, place)
             if isinstance(call, ToolResultEnvelope):
                 return failure.given(call)
-            return failure.outcome(gateway, call, await gateway._outcome(call))
+            return failure.outcome(gateway, call, await gateway.run(call))
 
     def _opened(
         self, gateway: Gateway | AsyncGateway, spec: ToolSpec, arguments: Mapping[str, Any], place: Place
-    ) -> Call | ToolResultEnvelope:
+    ) -> GuardedCall | ToolResultEnvelope:
         """The call, or why it cannot be made. One without an id is known by its place in the run (D2)."""
         if place.call_id is None:
             alone = TurnState(SessionState(_session(place), "default"))
-            return gateway._named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
-        return gateway._envelope_call(_envelope(spec, arguments, place))
+            return gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
+        return gateway.envelope_call(_envelope(spec, arguments, place))
 
     @contextmanager
     def _around(self, place: Place, body: Body) -> Iterator[None]:
@@ -174,13 +174,13 @@ class _Failure:
             self._error = error
             raise
 
-    def outcome(self, gateway: Gateway | AsyncGateway, call: Call, outcome: Outcome) -> Given:
+    def outcome(self, gateway: Gateway | AsyncGateway, call: GuardedCall, outcome: Outcome) -> Given:
         """What the framework is given; a replay raises the exception that the recorded tool raised."""
         if outcome.code == "denied":
-            return Given(None, False, outcome.code, edge.denied(call, outcome).details)
+            return Given(None, False, outcome.code, results.denied(call, outcome).details)
         if self._error is None and outcome.exception is not None and not _is_ours(outcome.exception):
             self._error = _in_its_words(call, outcome.exception)
-        return self.given(gateway._answer(call, outcome))
+        return self.given(gateway.answer(call, outcome))
 
     def given(self, result: ToolResultEnvelope) -> Given:
         if result.ok:
@@ -192,7 +192,7 @@ class _Failure:
         return Given(None, False, result.code, message, result.from_cache)
 
 
-def _in_its_words(call: Call, error: BaseException) -> BaseException:
+def _in_its_words(call: GuardedCall, error: BaseException) -> BaseException:
     """A recorded exception with the message it had: where the outcome is unknown, the gateway's words are around it."""
     said = said_in(str(error), call.tool.full_name)
     if said is None:
@@ -218,7 +218,7 @@ async def _run_async(**params: Any) -> Any:
 
 def _registered(gateway: Any, spec: ToolSpec, function: Callable[..., Any]) -> None:
     """Register the tool once; a declaration that changed replaces the one before."""
-    found = gateway.core.find(spec.namespace, spec.name)
+    found = gateway.find(spec.namespace, spec.name)
     if found is None or (found.spec is not spec and found.spec != spec and found.function in (_run, _run_async)):
         gateway.register(function, spec)
 

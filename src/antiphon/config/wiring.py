@@ -19,7 +19,7 @@ from antiphon.decide.loop import LoopPolicy
 from antiphon.ports import Blobs, Clock, Listener, Store
 
 if TYPE_CHECKING:
-    from antiphon._gateway.parts import Parts
+    from antiphon._gateway.dependencies import Dependencies
     from antiphon._gateway.report import Metrics
     from antiphon.redact import Rules
 
@@ -169,9 +169,9 @@ def wire(
     workspace: str | None = None,
     clock: Clock | None = None,
     listeners: tuple[Listener, ...] = (),
-) -> Parts:
-    """All parts of a gateway."""
-    from antiphon._gateway.parts import Parts
+) -> Dependencies:
+    """What a gateway is built from."""
+    from antiphon._gateway.dependencies import Dependencies
     from antiphon._gateway.report import Reporter
 
     loaded = resolve(config)
@@ -183,17 +183,17 @@ def wire(
     in_process = found.in_process
     kept: dict[str, Blobs] = {}
 
-    def blobs(asynchronous: bool) -> Blobs | None:
+    def blobs() -> Blobs | None:
         if in_process:
             return None
         if "blobs" not in kept:
             kept["blobs"] = blobs_of(loaded.config)
         return kept["blobs"]
 
-    return Parts(
+    return Dependencies(
         store=found,
         settings=settings,
-        clock=clock,
+        clock=clock or Clock(),
         reporter=Reporter(metrics_of(loaded.config), (*listeners_of(loaded.config), *listeners)),
         redactor=None if in_process else LateRedactor(lambda: rules_of(loaded.config)),
         sealer=sealer_of(loaded.config, found),

@@ -207,10 +207,10 @@ class Antiphon:
 
         def call(tool: str, arguments: Mapping[str, Any], call_id: str | None) -> Any:
             gateway = self.gateway
-            if tool in gateway.core.tools:
+            if gateway.has(tool):
                 turn = TurnState(state.session)
-                return gateway._turn_call(turn, tool, arguments, call_id)
-            return self.async_gateway._turn_call(TurnState(state.session), tool, arguments, call_id)
+                return gateway.turn_call(turn, tool, arguments, call_id)
+            return self.async_gateway.turn_call(TurnState(state.session), tool, arguments, call_id)
 
         return call
 

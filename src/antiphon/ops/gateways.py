@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 
-from antiphon._gateway import faces
+from antiphon._gateway import gateway as engine
 from antiphon.config.wiring import ConfigLike, wire
 from antiphon.contract.spec import ToolSpec
 from antiphon.ports import Clock, Listener, Store
 
-_alive: weakref.WeakSet[faces.Gateway | faces.AsyncGateway] = weakref.WeakSet()
+_alive: weakref.WeakSet[engine.Gateway | engine.AsyncGateway] = weakref.WeakSet()
 
 
 def declared() -> dict[str, ToolSpec]:
@@ -17,7 +17,7 @@ def declared() -> dict[str, ToolSpec]:
     return {name: spec for gateway in list(_alive) for name, spec in gateway.tools.items()}
 
 
-class Gateway(faces.Gateway):
+class Gateway(engine.Gateway):
     """Makes tool calls safe for synchronous code.
 
     A store is an object or its URL (``"redis://…"``). Without one it is the configured one: a SQLite file under
@@ -42,12 +42,11 @@ class Gateway(faces.Gateway):
         clock: Clock | None = None,
         listeners: tuple[Listener, ...] = (),
     ) -> None:
-        parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
-        super().__init__(parts)
+        super().__init__(wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners))
         _alive.add(self)
 
 
-class AsyncGateway(faces.AsyncGateway):
+class AsyncGateway(engine.AsyncGateway):
     """Makes tool calls safe for asyncio code; synchronous tools run on worker threads."""
 
     def __init__(
@@ -60,6 +59,5 @@ class AsyncGateway(faces.AsyncGateway):
         clock: Clock | None = None,
         listeners: tuple[Listener, ...] = (),
     ) -> None:
-        parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
-        super().__init__(parts)
+        super().__init__(wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners))
         _alive.add(self)

@@ -197,7 +197,7 @@ class Host:
 
     async def refresh_breakers(self, tenant: str) -> None:
         """Let an operator's act count at once in this process; others look within a second."""
-        self.tenant(tenant).gateway.core.adopt(await self.journal.load_breakers(tenant))
+        self.tenant(tenant).gateway.adopt_breakers(await self.journal.load_breakers(tenant))
 
     def metrics(self) -> str:
         """The gateway's metrics of every tenant that this process has served, and the runs it executes."""

@@ -39,12 +39,17 @@ class ClosedWorld:
         self.inner: Any = None
         """Answers from a tape while an agent runs."""
 
+    def answer_tool(self, call: Invocation) -> Answer | None:
+        return self._reached(call).answer_tool(call)  # type: ignore[no-any-return]
+
     async def answer(self, call: Invocation) -> Answer | None:
-        if self.inner is not None:
-            return await self.inner.answer(call)  # type: ignore[no-any-return]
-        raise Divergence(
-            f"{call.name} was called in a replay fork, which performs no call.", code="replay_source_missing"
-        )
+        return await self._reached(call).answer(call)  # type: ignore[no-any-return]
+
+    def _reached(self, call: Invocation) -> Any:
+        if self.inner is None:
+            message = f"{call.name} was called in a replay fork, which performs no call."
+            raise Divergence(message, code="replay_source_missing")
+        return self.inner
 
     def draw(self, what: str, site: Site, fresh: Any) -> Any:
         return fresh() if self.inner is None else self.inner.draw(what, site, fresh)

@@ -143,8 +143,14 @@ def watched(
 
     recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, write=see, write_async=see_async)
     recorder.scope.encode = encode
+    recorder.scope.compose = lambda kind, site, payload, meta: encode(
+        kind, site, orjson.loads(payload), orjson.loads(meta)
+    )
     recorder.scope.present = lambda arguments, digest: (
         (arguments, digest, False) if digest in tape.plain else recorder.present(arguments, digest)
+    )
+    recorder.scope.shown = lambda arguments, digest, text: (
+        (dump(arguments), digest, False) if digest in tape.plain else recorder.shown(arguments, digest, text)
     )
     entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
     given = tape.input()

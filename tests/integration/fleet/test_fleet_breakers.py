@@ -44,7 +44,7 @@ def _worker(url: str, effects: Effects, number: int, pipe: Connection) -> None:
         return [call(True) for _ in range(5)]
 
     def state() -> tuple[str, str]:
-        breaker = gateway.core.breakers.get(KEY)
+        breaker = gateway._plans.breakers.get(KEY)
         return breaker.state, breaker.reason
 
     def warm() -> str:
@@ -72,7 +72,7 @@ def _async_worker(url: str, effects: Effects, number: int, pipe: Connection) -> 
             return type(error).__name__
 
     def state() -> tuple[str, str]:
-        breaker = gateway.core.breakers.get(KEY)
+        breaker = gateway._plans.breakers.get(KEY)
         return breaker.state, breaker.reason
 
     serve(pipe, {"call": call, "trip": lambda: [call(True) for _ in range(5)], "state": state})
@@ -160,9 +160,9 @@ def test_closing_a_gateway_ends_its_subscription(fleet_url: str) -> None:
     before = threading.active_count()
     send()
     journal = gateway._journal
-    assert journal in gateway.core.feed._stops
+    assert journal in gateway._feed._stops
     gateway.close()
-    assert journal not in gateway.core.feed._stops
+    assert journal not in gateway._feed._stops
     until(lambda: threading.active_count() <= before + 1, "the listener's thread has ended")
     send()
     gateway.close()

@@ -16,7 +16,7 @@ import pytest
 
 from antiphon._drive import drive
 from antiphon._gateway import janitor
-from antiphon._gateway.renewer import Renewer
+from antiphon._gateway.leases import Leases
 from antiphon._gateway.settings import Settings
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
@@ -158,7 +158,7 @@ def test_every_process_sweeps_what_has_expired(fleet_url: str, monkeypatch: pyte
     for row in (ended, reset):
         drive(journal.save_breaker("default", row))
     time.sleep(0.1)
-    renewer = Renewer(store, Clock(), Settings())  # what the process's one thread looks after
+    renewer = Leases(store, Clock(), Settings())  # what the process's one thread looks after
     monkeypatch.setattr("antiphon._gateway.renewer._janitor", janitor.Janitor())
 
     def swept() -> bool:

@@ -43,7 +43,7 @@ def _told_within(url: str, seconds: float) -> bool:
         _force_open(url)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            if gateway.core.breakers.get(KEY).state == "FORCED_OPEN":
+            if gateway._plans.breakers.get(KEY).state == "FORCED_OPEN":
                 return True
             time.sleep(0.01)
         return False
@@ -103,7 +103,7 @@ def test_planted_a_worker_that_trusts_an_old_claim_is_noticed(fleet_url: str) ->
     assert _away(fleet_url, lambda gateway: None, "a") == []
 
     def spoil(gateway: Gateway) -> None:
-        gateway.core.tools["send"].renew_every = 1e9
+        gateway._plans.tools["send"].renew_every = 1e9
 
     assert _away(fleet_url, spoil, "b") == ["b"], "it ran beside the one that took over"
 
@@ -124,7 +124,7 @@ def _forking(url: str, effects: Effects, number: int, pipe: Connection) -> None:
         send()  # its own connection, and its own subscription
         effects.add("listening")
         for _ in range(500):
-            if gateway.core.breakers.get(KEY).state == "FORCED_OPEN":
+            if gateway._plans.breakers.get(KEY).state == "FORCED_OPEN":
                 effects.add("told")
                 break
             time.sleep(0.01)

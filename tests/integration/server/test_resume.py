@@ -157,7 +157,7 @@ async def test_an_effect_in_flight_is_not_dispatched_again(
         return {"nodeId": nodeId}
 
     gateway = client.host.tenant("default").gateway
-    tool = gateway.core.tools[SIDE_EFFECT_TOOL]
+    tool = gateway._plans.tools[SIDE_EFFECT_TOOL]
     gateway.register(effect, tool.spec)
     run = await client.start("conformance-replay-side-effect", {"delayMs": 1})
     while dispatched == 0:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from antiphon._drive import drive
-from antiphon._gateway.faces import AsyncGateway, Gateway
-from antiphon._gateway.parts import Parts
-from antiphon._gateway.renewer import Renewer
+from antiphon._gateway.gateway import AsyncGateway, Gateway
+from antiphon._gateway.dependencies import Dependencies
+from antiphon._gateway.leases import Leases
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon.contract.record import DedupeRecord
@@ -42,9 +41,12 @@ class ManualClock(Clock):
     def uniform(self, low: float, high: float) -> float:
         return low + (high - low) * self.chance
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.seconds += seconds
+
+    async def sleep_async(self, seconds: float) -> None:
+        self.sleep(seconds)
 
     def advance(self, seconds: float) -> None:
         self.seconds += seconds
@@ -74,6 +76,12 @@ class Tally:
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
         self._count("calls", tool, status, scope)
+
+    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+        return lambda duration_ms: self.call_ended(tool, status, scope, duration_ms)
+
+    def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None:
+        return None
 
     def retried(self, tool: str, reason: str) -> None:
         self._count("retries", tool, reason)
@@ -130,20 +138,20 @@ class Rig:
         self.clock = ManualClock(chance)
         self.store = store or MemoryStore(clock=self.clock)
         self.ears, self.tally = Ears(), Tally()
-        self.parts = Parts(
+        self.parts = Dependencies(
             store=self.store,
             clock=self.clock,
             settings=Settings(**settings),
             reporter=Reporter(self.tally, (self.ears,)),
+            renews=False,
             **(parts or {}),
         )
         self.gateway = Gateway(self.parts)
-        self._renew_by_hand()
 
-    def _renew_by_hand(self) -> None:
-        """Leases are renewed when the test says ``core.renewer.look()``, not when the process's thread gets to it."""
-        core = self.gateway.core
-        core.renewer = Renewer(self.store, self.clock, core.settings, attached=False)
+    @property
+    def leases(self) -> Leases:
+        """Leases are renewed when the test says ``look()``, not when the process's thread gets to it."""
+        return self.gateway._plans.leases
 
     def tool(self, *steps: Any, name: str = "send", idempotent: bool = False, **spec: Any) -> Script:
         """Register a scripted tool ``name(to=..., text=...)``."""
@@ -159,10 +167,10 @@ class Rig:
         return self.gateway.execute(envelope(**changes))
 
     def records(self, **filters: Any) -> list[DedupeRecord]:
-        return drive(self.store.open_sync().list(tenant="default", **filters))
+        return self.store.open_sync().list(tenant="default", **filters)  # type: ignore[no-any-return]
 
     def breaker(self, name: str = "send") -> Any:
-        return self.gateway.core.breakers.get(f"tool/tools/{name}")
+        return self.gateway._plans.breakers.get(f"tool/tools/{name}")
 
 
 class AsyncRig(Rig):
@@ -173,7 +181,6 @@ class AsyncRig(Rig):
     def __init__(self, store: Any = None, **options: Any) -> None:
         super().__init__(store, **options)
         self.gateway = AsyncGateway(self.parts)
-        self._renew_by_hand()
 
 
 def envelope(

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon._drive import drive
 from antiphon._gateway.breakers import Breakers
-from antiphon._gateway.faces import Gateway
+from antiphon._gateway.gateway import Gateway
 from antiphon.contract.spec import BreakerPolicy
 from antiphon.ports import BreakerRow
 from antiphon.stores import MemoryStore
@@ -126,7 +126,7 @@ def test_hints_choose_the_breaker_that_counts() -> None:
 def test_the_global_breaker_encloses_all() -> None:
     rig = Rig()
     rig.tool("fine")
-    rig.gateway.core.breakers.get("global").force_open(rig.clock.seconds, "stop everything")
+    rig.gateway._plans.breakers.get("global").force_open(rig.clock.seconds, "stop everything")
     assert rig.execute().error.breaker_state == "FORCED_OPEN"
 
 
@@ -178,12 +178,12 @@ def test_a_forced_state_binds_every_process_until_reset() -> None:
     scripts = first.tool("fine"), second.tool("fine")
     breaker = first.breaker()
     breaker.force_open(first.clock.seconds, "maintenance")
-    drive(store.open_sync().save_breaker("default", first.gateway.core.breakers.row("tool/tools/send", breaker)))
+    drive(store.open_sync().save_breaker("default", first.gateway._plans.breakers.row("tool/tools/send", breaker)))
     refused = second.execute()
     assert refused.error.breaker_state == "FORCED_OPEN"
     assert "maintenance" in refused.error.message
     breaker.reset(first.clock.seconds, "over")
-    drive(store.open_sync().save_breaker("default", first.gateway.core.breakers.row("tool/tools/send", breaker)))
+    drive(store.open_sync().save_breaker("default", first.gateway._plans.breakers.row("tool/tools/send", breaker)))
     second.clock.advance(1.1)
     assert second.execute().ok
     assert (len(scripts[0]), len(scripts[1])) == (0, 1)

@@ -84,7 +84,7 @@ def test_a_sweep_after_a_jump_does_not_free_a_call_in_flight(begin: Begin, secon
     jump(rig, seconds)
     assert sweep(rig) == 0
     rig.clock.advance(1.1)
-    rig.gateway.core.renewer.look()
+    rig.gateway._plans.leases.look()
     assert sweep(rig) == 0
     assert rig.execute(call_id="c1", mode="bestEffort").code == "in_flight"  # renewed, it has its lease again
     hold.go.set()

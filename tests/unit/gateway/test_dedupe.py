@@ -308,15 +308,15 @@ def test_a_call_that_was_never_dispatched_leaves_nothing_in_the_way() -> None:
     rig = Rig()
     script = rig.tool("fine", breaker=NEVER_TRIPS)
 
-    real = rig.gateway.core.renewer.hold
+    real = rig.gateway._plans.leases.hold
 
     def opened_meanwhile(call: Any) -> None:
         rig.breaker().force_open(rig.clock.seconds, "just now")
         real(call)
 
-    rig.gateway.core.renewer.hold = opened_meanwhile  # type: ignore[method-assign]
+    rig.gateway._plans.leases.hold = opened_meanwhile  # type: ignore[method-assign]
     refused = rig.execute(call_id="c1")
-    rig.gateway.core.renewer.hold = real  # type: ignore[method-assign]
+    rig.gateway._plans.leases.hold = real  # type: ignore[method-assign]
     assert (refused.status, refused.attempts) == ("circuit_open", 0)
     rig.breaker().reset(rig.clock.seconds)
     assert rig.execute(call_id="c1").content == "fine"

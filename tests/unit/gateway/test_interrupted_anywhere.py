@@ -14,8 +14,8 @@ import pytest
 import antiphon._gateway
 from antiphon._drive import drive
 from antiphon._gateway.context import held
-from antiphon._gateway.faces import Gateway
-from antiphon._gateway.parts import Parts
+from antiphon._gateway.gateway import Gateway
+from antiphon._gateway.dependencies import Dependencies
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.unit.gateway.kit import Rig, envelope
 
@@ -55,7 +55,7 @@ def _no_call_before(frame: FrameType) -> bool:
 
 
 def gateway_on(store: str, folder: Path) -> Gateway:
-    return Gateway(Parts(store=MemoryStore() if store == "memory" else SQLiteStore(folder / "claims.db")))
+    return Gateway(Dependencies(store=MemoryStore() if store == "memory" else SQLiteStore(folder / "claims.db")))
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -75,7 +75,7 @@ def test_a_call_with_an_identity_is_not_made_again(store: str, tmp_path: Path) -
             with interrupter:
                 gateway.execute(wire)
         except KeyboardInterrupt:
-            assert not gateway.core.renewer._held
+            assert not gateway._plans.leases._held
             assert held.get() is None
             again = gateway.execute(wire)
             assert again.from_cache or again.code == "outcome_unknown", again
@@ -103,7 +103,7 @@ def test_a_plain_call_is_settled(store: str, tmp_path: Path) -> None:
             with interrupter:
                 send(nth)
         except KeyboardInterrupt:
-            assert not gateway.core.renewer._held
+            assert not gateway._plans.leases._held
             assert held.get() is None
         if interrupter.left:
             break
@@ -145,7 +145,7 @@ def test_an_interrupt_in_an_after_hook_keeps_a_stream() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         rig.execute(call_id="c1")
-    assert not rig.gateway.core.renewer._held
+    assert not rig.gateway._plans.leases._held
     again = rig.execute(call_id="c1")
     assert again.from_cache
     assert again.content == [1, 2]

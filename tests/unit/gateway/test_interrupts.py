@@ -75,7 +75,7 @@ def test_interrupts_are_no_votes_and_the_lease_is_let_go() -> None:
         with pytest.raises(KeyboardInterrupt):
             rig.execute(params={"to": str(number)})
     assert rig.breaker().state == "CLOSED"
-    assert not rig.gateway.core.renewer._held
+    assert not rig.gateway._plans.leases._held
 
 
 async def test_a_cancelled_call_is_settled_before_the_cancellation_goes_on() -> None:

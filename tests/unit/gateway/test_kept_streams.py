@@ -7,7 +7,7 @@ import json
 import pytest
 
 from antiphon._gateway import codec
-from antiphon._gateway.keeping import _clean_pieces
+from antiphon._gateway.result_store import _clean_chunks
 from antiphon.redact import Redactor, Rules
 
 SECRET = "sk-ant-api03-AbC123dEf456GhI789jKl012MnO345"
@@ -22,7 +22,7 @@ def events(text: str, size: int) -> list[str]:
 def test_a_secret_in_events_is_seen(size: int) -> None:
     told = events(f"it is {SECRET} now", size)
     for pieces in (told, [piece.encode() for piece in told]):
-        clean, changed = _clean_pieces(Redactor(Rules(), salt="unit"), codec.encode(pieces))
+        clean, changed = _clean_chunks(Redactor(Rules(), salt="unit"), codec.encode(pieces))
         assert changed
         assert b"[secret:anthropic:" in clean
         assert len(codec.plain(clean)) == len(pieces)
@@ -31,4 +31,4 @@ def test_a_secret_in_events_is_seen(size: int) -> None:
 def test_a_stream_without_a_secret_is_kept_as_it_is() -> None:
     for pieces in (events("nothing here", 4), [b"\xff\x00", b"abc"], ["a", "b"], [], [{"$bytes": 1}]):
         data = codec.encode(pieces)
-        assert _clean_pieces(Redactor(Rules(), salt="unit"), data) == (data, False)
+        assert _clean_chunks(Redactor(Rules(), salt="unit"), data) == (data, False)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from antiphon._drive import drive
-from antiphon._gateway import renewer as module
+from antiphon._gateway import leases as module
 from antiphon._gateway.call import Call
-from antiphon._gateway.faces import Gateway
+from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.owner import certainly_dead, owner_token
-from antiphon._gateway.parts import Parts
+from antiphon._gateway.dependencies import Dependencies
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore
@@ -32,7 +32,7 @@ def running(rig: Rig, **changes: Any) -> tuple[Hold, Thread]:
 
 
 def look(rig: Rig) -> None:
-    rig.gateway.core.renewer.look()
+    rig.gateway._plans.leases.look()
 
 
 def test_a_call_of_many_leases_keeps_its_claim() -> None:
@@ -83,9 +83,9 @@ def test_a_store_that_cannot_be_opened_is_no_verdict_either() -> None:
     hold, thread = running(rig)
     store.fail("open", error=StoreUnavailable("gone"))
     rig.clock.advance(1.1)
-    assert rig.gateway.core.renewer.look() == 1.0
+    assert rig.gateway._plans.leases.look() == 1.0
     store.broken.clear()
-    assert rig.gateway.core.renewer.look() > 0
+    assert rig.gateway._plans.leases.look() > 0
     hold.go.set()
     assert thread.result().content == "done"
 
@@ -101,10 +101,10 @@ def test_renewal_ends_with_the_deadline_and_with_the_cap() -> None:
         for _ in range(9):
             rig.clock.advance(1.0)
             look(rig)
-        assert rig.gateway.core.renewer._held
+        assert rig.gateway._plans.leases._held
         rig.clock.advance(2.0)
         look(rig)
-        assert not rig.gateway.core.renewer._held
+        assert not rig.gateway._plans.leases._held
         hold.go.set()
         thread.result()
 
@@ -115,7 +115,7 @@ def test_a_worker_that_slept_through_its_lease_is_fenced() -> None:
     rig.clock.advance(3.1)  # nobody renewed: the process was paused
     assert rig.execute(call_id="c2").content == "again"
     look(rig)
-    assert not rig.gateway.core.renewer._held
+    assert not rig.gateway._plans.leases._held
     hold.go.set()
     late = thread.result()
     assert (late.content, late.output.metadata) == ("done", {"fenced": True})
@@ -125,9 +125,9 @@ def test_a_worker_that_slept_through_its_lease_is_fenced() -> None:
 
 def test_a_call_that_begins_while_the_renewer_plans_is_not_forgotten() -> None:
     rig = Rig()
-    renewer = rig.gateway.core.renewer
+    renewer = rig.gateway._plans.leases
     rig.tool()
-    tool = rig.gateway.core.tools["send"]
+    tool = rig.gateway._plans.tools["send"]
     real = renewer._earliest
     calls = [Call(tool, {}, "s", "a", f"r{n}") for n in range(2)]
     calls[0].started = calls[1].started = rig.clock.seconds
@@ -148,7 +148,7 @@ def test_a_call_that_begins_while_the_renewer_plans_is_not_forgotten() -> None:
 
 def test_one_thread_serves_all_gateways() -> None:
     for _ in range(5):
-        gateway = Gateway(Parts(store=MemoryStore()))
+        gateway = Gateway(Dependencies(store=MemoryStore()))
         assert gateway.tool(idempotent=True)(str.upper)("x") == "X"
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("antiphon-leases") == 1
@@ -158,9 +158,9 @@ def test_a_gateway_that_is_gone_is_not_kept() -> None:
     import gc
     import weakref
 
-    gateway = Gateway(Parts(store=MemoryStore()))
+    gateway = Gateway(Dependencies(store=MemoryStore()))
     gateway.tool(idempotent=True)(str.upper)("x")
-    gone = weakref.ref(gateway.core.renewer)
+    gone = weakref.ref(gateway._plans.leases)
     del gateway
     gc.collect()
     assert gone() is None
@@ -169,8 +169,8 @@ def test_a_gateway_that_is_gone_is_not_kept() -> None:
 def test_after_a_fork_the_parents_calls_are_not_renewed() -> None:
     rig = Rig()
     hold, thread = running(rig)
-    rig.gateway.core.renewer.forget()
-    assert not rig.gateway.core.renewer._held
+    rig.gateway._plans.leases.forget()
+    assert not rig.gateway._plans.leases._held
     hold.go.set()
     thread.result()
 
@@ -190,7 +190,7 @@ async def test_leases_of_the_asynchronous_face_are_renewed_from_outside_the_loop
     await asyncio.sleep(0)
     for _ in range(10):
         rig.clock.advance(1.0)
-        rig.gateway.core.renewer.look()
+        rig.gateway._plans.leases.look()
         rig.clock.advance(1.5)
     assert (await rig.execute(call_id="c2", mode="bestEffort")).code == "in_flight"
     gate.set()

@@ -152,7 +152,7 @@ def test_a_broken_off_stream_says_so_in_the_log() -> None:
         next(left), next(dropped)
         left.close()  # type: ignore[attr-defined]
         rig.clock.advance(2)
-        rig.gateway.core.renewer.renew_due(rig.store.open_sync(), rig.clock.seconds)
+        rig.gateway._plans.leases.renew_due(rig.store.open_sync(), rig.clock.seconds)
     ends = [event.payload["error"]["code"] for event in events(rig) if event.type == "call.finished"]
     assert ends == ["stream_broken_off", "stream_broken_off"]
 

@@ -209,7 +209,7 @@ def test_a_stream_that_nobody_reads_ends_at_the_idle_limit(idempotent: bool) -> 
     read = streaming(rig, [["a", "b"]], idempotent=idempotent)
     stream = read()
     next(stream)
-    renewer = rig.gateway.core.renewer
+    renewer = rig.gateway._plans.leases
     rig.clock.advance(9)
     renewer.renew_due(rig.store.open_sync(), rig.clock.seconds)
     assert rig.records()[0].state == "inflight"
@@ -227,7 +227,7 @@ def test_reading_keeps_it_alive() -> None:
     rig = Rig(stream_idle_ms=10_000)
     read = streaming(rig, [list("abcdef")])
     stream = read()
-    renewer = rig.gateway.core.renewer
+    renewer = rig.gateway._plans.leases
     for piece in "abcdef":
         assert next(stream) == piece
         rig.clock.advance(8)

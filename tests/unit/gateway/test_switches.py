@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from antiphon._gateway.context import CallContext
-from antiphon._gateway.faces import Gateway
-from antiphon._gateway.parts import Parts
+from antiphon._gateway.gateway import Gateway
+from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import BreakerPolicy
 from antiphon.errors import ConfigError
@@ -34,7 +34,7 @@ class Reloading:
 
 def gateway_with(reload: Reloading, **settings: Any) -> tuple[Gateway, ManualClock]:
     clock = ManualClock()
-    parts = Parts(store=MemoryStore(clock=clock), clock=clock, settings=Settings(**settings), reload=reload)
+    parts = Dependencies(store=MemoryStore(clock=clock), clock=clock, settings=Settings(**settings), reload=reload)
     return Gateway(parts), clock
 
 
@@ -174,11 +174,11 @@ def test_an_operators_flip_beats_the_start_value(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TOOL_RELIABILITY_ENABLED", "true")
     rig = Rig()
     rig.gateway.configure(Settings(enabled=False))
-    assert not rig.gateway.core.switches.enabled
+    assert not rig.gateway._plans.switches.enabled
     rig.gateway.configure(Settings(enabled=False, open_mode=False))
-    assert not rig.gateway.core.switches.enabled
+    assert not rig.gateway._plans.switches.enabled
     rig.gateway.configure(Settings(enabled=True))
-    assert rig.gateway.core.switches.enabled
+    assert rig.gateway._plans.switches.enabled
 
 
 def test_open_mode_off_counts_but_never_blocks(monkeypatch: pytest.MonkeyPatch) -> None:

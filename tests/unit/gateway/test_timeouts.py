@@ -125,7 +125,7 @@ def test_abandoned_threads_are_counted_and_capped() -> None:
     assert (refused.status, refused.code, refused.attempts) == ("retriable_error", "too_many_abandoned_threads", 0)
     for hold in holds:
         hold.go.set()
-    eventually(lambda: rig.gateway.core.attempts.threads.abandoned == 0, "threads stay counted")
+    eventually(lambda: rig.gateway._plans.threads.abandoned == 0, "threads stay counted")
     assert rig.execute(params={"to": "3"}).content == "free again"
     assert len(script) == 3
 

@@ -131,7 +131,7 @@ async def test_reconcile_in_the_asynchronous_face(asynchronous: bool) -> None:
 
 def abandoned_claim(rig: Rig, identity: str = "lost", lease_ms: int = 1_000) -> None:
     """A claim on ``send(to="ada")`` whose holder is never heard of again."""
-    tool = rig.gateway.core.tools["send"]
+    tool = rig.gateway._plans.tools["send"]
     keys = rig.gateway.core._maker(tool, ("s1", "a1", None)).keys({"to": "ada"})
     request = RecordedRequest(
         session_key="s1", actor_id="a1", request_id="r", params_digest=keys.params_digest, identity=identity

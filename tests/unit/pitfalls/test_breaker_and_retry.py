@@ -239,7 +239,7 @@ def test_the_budget_is_charged_before_the_pause() -> None:
     rig = Rig()
     script = rig.tool(HttpError(503), idempotent=True, breaker=NEVER_TRIPS)
     tokens: list[float] = []
-    bucket = rig.gateway.core.budget(rig.gateway.core.tools["send"])
+    bucket = rig.gateway._plans.budget(rig.gateway._plans.tools["send"])
 
     async def sleep(seconds: float) -> None:
         tokens.append(bucket.tokens(rig.clock.seconds))

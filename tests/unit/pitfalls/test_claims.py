@@ -30,7 +30,7 @@ def test_a_call_longer_than_its_lease_runs_once() -> None:
     eventually(lambda: bool(rig.store._data.claims.waiters), "the duplicate does not wait")
     for _ in range(30):
         rig.clock.advance(1.0)
-        rig.gateway.core.renewer.look()
+        rig.gateway._plans.leases.look()
     hold.go.set()
     assert (leader.result().content, waiter.result().content) == ("sent", "sent")
     assert len(script) == 1
@@ -84,10 +84,10 @@ def test_one_failed_renewal_does_not_kill_a_healthy_call() -> None:
     hold.until_reached()
     store.fail("renew")
     rig.clock.advance(1.1)
-    rig.gateway.core.renewer.look()
+    rig.gateway._plans.leases.look()
     store.broken.clear()
     rig.clock.advance(0.5)
-    rig.gateway.core.renewer.look()
+    rig.gateway._plans.leases.look()
     hold.go.set()
     result = leader.result()
     assert (result.content, result.output.to_wire()) == ("sent", {"content": "sent"})
