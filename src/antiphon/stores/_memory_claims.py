@@ -8,44 +8,48 @@ all nodes, and only when one of them can have expired.
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from threading import Lock
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Ask, Claimed, Existing, Final
-from antiphon.stores._common import must_be_kept, next_version
-from antiphon.stores._memory_node import Form, Node, new_node
-from antiphon.stores._waiters import Waiters
+from antiphon.ports import Claimed, ClaimRequest, Clock, Existing, Row, Settlement
+from antiphon.stores._common import digests_of, must_be_kept, next_version
+from antiphon.stores._memory_log import LogTable
+from antiphon.stores._memory_node import Node
+from antiphon.stores._waiters import ThreadWaiter, Waiter, Waiters
 
 _ROOM = 32
+_KEPT_BYTES = 2048
+"""Longer parameters are kept as their digests, so that claims stay small."""
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
-QuickSteps = tuple[
-    Callable[[str, str, Form, Any], int],
-    Callable[[str, int, bytes, float], int | None],
-    Callable[[str], bytes | None],
-]
 
+class MemoryClaims:
+    """The claim steps of a journal: its public methods take the lock, the others need it to be held.
 
-class ClaimTable:
-    """The claim steps of a journal as plain functions of the time. The caller holds the lock."""
+    ``begin`` and ``settle`` are written out in one frame each: every call pays for them.
+    """
 
     __slots__ = (
+        "__weakref__",
         "_current",
         "_full_at",
         "_history",
         "_last",
+        "_log",
         "_max",
         "_past",
         "_room",
         "_soonest",
+        "_time_ns",
         "_waiting",
+        "lock",
         "waiters",
     )
 
-    def __init__(self, max_keys: int) -> None:
+    def __init__(self, max_keys: int, log: LogTable, clock: Clock) -> None:
         self._max = max_keys
         self._room = max_keys
         """How many current nodes there may be beside the past ones."""
@@ -58,201 +62,204 @@ class ClaimTable:
         """Before this moment nothing expires."""
         self._full_at = -1
         """The last version given out when nothing could be evicted; a later one may have changed that."""
+        self._log = log
+        self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
+        self.lock = threading.Lock()
+        """Never held across an ``await``."""
         self.waiters = Waiters()
         self._waiting = self.waiters.by_key
 
-    def __len__(self) -> int:
-        return len(self._current) + len(self._past)
+    # -- the steps ---------------------------------------------------------------------------------------------------
 
-    # -- for callers in this process -----------------------------------------------------------------------------------
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        key, identity, template, params = request.key, request.identity, request.template, request.params
+        if len(params) > _KEPT_BYTES:
+            params = digests_of(params)
+        with self.lock:
+            time_ns, current = self._time_ns, self._current
+            now = time_ns() // 1_000_000
+            if key in current or key in self._history:
+                found = self._live(key, identity, now)
+                if found is not None:
+                    return found
+            if len(current) >= self._room:
+                self._make_room(now)
+            version = now * 1000
+            if version <= self._last:
+                version = self._last + 1
+            self._last = version
+            ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
+            expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
+            if expires < self._soonest:
+                self._soonest = expires
+            node = Node()
+            node.key = key
+            node.identity = node.found_by = identity
+            node.template = template
+            node.idempotency_key = request.idempotency_key
+            node.params = params
+            node.request_id = request.request_id
+            node.token = request.token
+            node.call_id = request.call_id
+            node.serial = node.version = node.fence = version
+            node.created = node.updated = now
+            node.expires = expires
+            node.renewed_until = 0
+            node.state = "inflight"
+            node.kept = True
+            node.settlement = node.record = None
+            current[key] = node
+            if events:
+                self._log.write(events)
+            return _new(Claimed, (version, now))
 
-    def quick_steps(self, lock: Lock, time_ns: Callable[[], int]) -> QuickSteps:
-        """``claim_now``, ``succeed_now`` and ``done_now`` of a journal, each in one frame."""
-        current, history, waiters, waiting = self._current, self._history, self.waiters, self._waiting
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        with self.lock:
+            time_ns, current = self._time_ns, self._current
+            now = time_ns() // 1_000_000
+            node = current.get(key)
+            if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
+                if events:
+                    self._log.write(events)
+                return None
+            version = now * 1000
+            if version <= self._last:
+                version = self._last + 1
+            self._last = version
+            state = settlement.state
+            node.settlement = settlement
+            node.state = state
+            node.kept = (state != "done" or settlement.payload is None) and must_be_kept(settlement)
+            node.record = None
+            node.updated = now
+            node.expires = expires = now + settlement.ttl_ms
+            if expires < self._soonest:
+                self._soonest = expires
+            current.move_to_end(key)
+            if self._waiting:
+                self.waiters.wake(key)
+            if events:
+                self._log.write(events)
+            node.version = version  # last: a caller who is interrupted before it can settle once more
+            return version
 
-        def claim_now(key: str, identity: str, form: Form, material: Any) -> int:
-            with lock:
-                if key in current or key in history:
-                    return 0
-                now = time_ns() // 1_000_000
-                if len(current) >= self._room:
-                    self._make_room(now)
-                version = now * 1000
-                if version <= self._last:
-                    version = self._last + 1
-                self._last = version
-                ttl_ms, lease_ms = form.ttl_ms, form.lease_ms
-                expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
-                if expires < self._soonest:
-                    self._soonest = expires
-                current[key] = new_node(key, identity, form, material, version, now, expires)
-                return version
-
-        def succeed_now(key: str, version: int, payload: bytes, took_ms: float) -> int | None:
-            with lock:
-                now = time_ns() // 1_000_000
-                node = current.get(key)
-                if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
-                    return None
-                version = now * 1000
-                if version <= self._last:
-                    version = self._last + 1
-                self._last = node.version = version
-                node.state = "done"
-                node.kept = False
-                node.answer = payload
-                node.took_ms = took_ms
-                node.updated = now
-                node.final = node.record = None
-                node.expires = expires = now + node.form.ttl_ms
-                if expires < self._soonest:
-                    self._soonest = expires
-                current.move_to_end(key)
-                if waiting:
-                    waiters.wake(key)
-                return version
-
-        def done_now(key: str) -> bytes | None:
-            with lock:
-                node = current.get(key)
-                if node is None or node.answer is None or node.expires <= time_ns() // 1_000_000:
-                    return None
-                current.move_to_end(key)
-                return node.answer
-
-        return claim_now, succeed_now, done_now
-
-    # -- the steps of a journal --------------------------------------------------------------------------------------
-
-    def begin(self, ask: Ask, now: int) -> Claimed | Existing:
-        node = self._current.get(ask[0])
-        if node is not None and (node.expires > now or node.state == "inflight"):
-            return self._existing(node, ask[1], now)
-        if self._history:
-            own = self._earlier(ask.key, ask.identity, now)
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        key, identity, params = request.key, request.identity, request.params
+        if len(params) > _KEPT_BYTES:
+            params = digests_of(params)
+        with self.lock:
+            now = self._now()
+            node = self._living(key, now)
+            own = node if node is not None and node.found_by == identity else self._earlier(key, identity, now)
+            live = node or own
+            if live is not None and (live.version != version or (own is not None and own.state == "done")):
+                return self._existing(live, identity, now)
+            self._make_room(now)
+            node = self._current.get(key)  # making room may have dropped it
+            if node is not None:
+                if node.expires > now and node.found_by != identity:
+                    self._keep_as_history(node)
+                else:
+                    self._drop(node)
+            own = self._earlier(key, identity, 0)
             if own is not None:
-                return self._existing(own, ask.identity, now)
-        if node is not None:
-            self._drop(node)
-        return _new(Claimed, (self._insert(ask, now), now))
-
-    def take(self, ask: Ask, version: int, now: int) -> Claimed | Existing:
-        key, identity = ask.key, ask.identity
-        node = self._living(key, now)
-        own = node if node is not None and node.identity == identity else self._earlier(key, identity, now)
-        live = node or own
-        if live is not None and (live.version != version or (own is not None and own.state == "done")):
-            return self._existing(live, identity, now)
-        self._make_room(now)
-        node = self._current.get(key)  # making room may have dropped it
-        if node is not None:
-            if node.expires > now and node.identity != identity:
-                self._keep_as_history(node)
-            else:
-                self._drop(node)
-        own = self._earlier(key, identity, 0)
-        if own is not None:
-            self._drop(own)
-        self.waiters.wake(key)
-        return _new(Claimed, (self._insert(ask, now), now))
-
-    def settle(self, key: str, version: int, final: Final, now: int) -> int | None:
-        node = self._current.get(key)
-        if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
-            return None
-        self._last = node.version = next_version(self._last, now)
-        node.final = final
-        node.state = final.state
-        node.answer = final.payload if final.state == "done" and not final.output_redacted else None
-        node.kept = must_be_kept(final)
-        node.record = None
-        node.updated = now
-        self._expire_at(node, now + final.ttl_ms)
-        self._current.move_to_end(key)
-        if self._waiting:
+                self._drop(own)
             self.waiters.wake(key)
-        return node.version
+            claimed = self._insert(request, params, now)
+            if events:
+                self._log.write(events)
+            return claimed
 
-    def alias(self, key: str, identity: str, version: int, now: int) -> bool:
-        node = self._living(key, now)
-        if node is not None and node.identity == identity:
-            return node.version == version and node.state != "inflight"
-        own = self._earlier(key, identity, now)
-        if own is not None and (own.state == "done" or own.version == version):
-            return own.version == version
-        if node is None or node.version != version:
-            node = next((past for past in self._history.get(key, {}).values() if past.version == version), None)
-        if node is None or node.state == "inflight" or node.expires <= now:
-            return False
-        older = self._earlier(key, identity, 0)
-        if older is not None:
-            self._drop(older)
-        self._make_room(now)
-        self._last = next_version(self._last, now)
-        node.to_record()
-        self._remember(key, node.alias(identity, self._last))
-        return True
+    def alias(self, key: str, identity: str, version: int) -> bool:
+        with self.lock:
+            now = self._now()
+            node = self._living(key, now)
+            if node is not None and node.found_by == identity:
+                return node.version == version and node.state != "inflight"
+            own = self._earlier(key, identity, now)
+            if own is not None and (own.state == "done" or own.version == version):
+                return own.version == version
+            if node is None or node.version != version:
+                node = next((past for past in self._history.get(key, {}).values() if past.version == version), None)
+            if node is None or node.state == "inflight" or node.expires <= now:
+                return False
+            older = self._earlier(key, identity, 0)
+            if older is not None:
+                self._drop(older)
+            self._make_room(now)
+            self._last = next_version(self._last, now)
+            node.to_record()
+            self._remember(key, node.alias(identity, self._last))
+            return True
 
-    def renew(self, key: str, version: int, lease_ms: int, now: int) -> bool:
-        node = self._current.get(key)
-        if node is None or node.version != version or node.state != "inflight":
-            return False
-        node.renewed_until = now + lease_ms
-        node.updated = now
-        node.record = None
-        self._expire_at(node, max(node.expires, node.lock_until))
-        return True
+    def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        with self.lock:
+            now = self._now()
+            node = self._current.get(key)
+            if node is None or node.version != version or node.state != "inflight":
+                return False
+            node.renewed_until = now + lease_ms
+            node.updated = now
+            node.record = None
+            node.expires = max(node.expires, node.lock_until)
+            return True
 
-    def read(self, key: str, identity: str, now: int) -> Existing | None:
-        node = self._living(key, now) or self._earlier(key, identity, now)
-        return None if node is None else self._existing(node, identity, now)
+    def read(self, key: str, identity: str = "") -> Existing | None:
+        with self.lock:
+            now = self._now()
+            node = self._living(key, now) or self._earlier(key, identity, now)
+            return None if node is None else self._existing(node, identity, now)
 
-    def waiting_for(self, key: str, version: int) -> bool:
-        """Whether *version* is still in flight."""
-        node = self._current.get(key)
-        return node is not None and node.version == version and node.state == "inflight"
+    def wait(self, key: str, version: int, timeout_s: float) -> None:
+        waiter = ThreadWaiter()
+        if self.watch(key, version, waiter):
+            try:
+                waiter.block(timeout_s)
+            finally:
+                self.unwatch(key, waiter)
+
+    def watch(self, key: str, version: int, waiter: Waiter) -> bool:
+        """Wake *waiter* when *version* is no longer in flight; whether it is now."""
+        with self.lock:
+            node = self._current.get(key)
+            if node is None or node.version != version or node.state != "inflight":
+                return False
+            self.waiters.add(key, waiter)
+            return True
+
+    def unwatch(self, key: str, waiter: Waiter) -> None:
+        with self.lock:
+            self.waiters.discard(key, waiter)
 
     def clear(self, key: str) -> bool:
-        node = self._current.get(key)
-        past = tuple(self._history.get(key, {}).values())
-        for forgotten in past:
-            self._drop(forgotten)
-        if node is not None:
-            self._drop(node)
-        return node is not None or bool(past)
+        with self.lock:
+            return self._clear(key)
 
-    def nodes(self) -> tuple[Node, ...]:
-        """The current nodes, as they were last used."""
-        return tuple(self._current.values())
-
-    def all_nodes(self) -> Iterator[Node]:
-        """The current nodes and all earlier executions."""
-        yield from self._current.values()
-        yield from self._past.values()
-
-    def sweep(self, limit: int, now: int) -> int:
-        if now < self._soonest:
-            return 0
-        dropped, soonest = 0, math.inf
-        for node in tuple(self.all_nodes()):
-            if node.expires <= now and dropped < limit:
-                if node.state != "inflight" or node.spared or self._current.get(node.key) is not node:
-                    self._drop(node)
-                    dropped += 1
-                    continue
-                node.expires = now + max(1, node.form.ttl_ms)
-                node.record = None
-            if node.expires < soonest:
-                soonest = node.expires
-        self._soonest = soonest
-        return dropped
+    def sweep(self, limit: int = 1000) -> int:
+        with self.lock:
+            return self._sweep(limit, self._now())
 
     # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return self._time_ns() // 1_000_000
+
+    def _live(self, key: str, identity: str, now: int) -> Existing | None:
+        """What is there for this key and identity, if anything lives; a current node that has expired is dropped."""
+        node = self._current.get(key)
+        if node is not None and (node.expires > now or node.state == "inflight"):
+            return self._existing(node, identity, now)
+        own = self._earlier(key, identity, now)
+        if own is not None:
+            return self._existing(own, identity, now)
+        if node is not None:
+            self._drop(node)
+        return None
 
     def _existing(self, node: Node, identity: str, now: int) -> Existing:
         record = node.record or node.to_record()
         self._touch(node)
-        if node.identity == identity:
+        if node.found_by == identity:
             return _new(Existing, (record, record, now))
         own = self._earlier(node.key, identity, now) if self._history else None
         if own is None:
@@ -277,25 +284,42 @@ class ClaimTable:
         node = None if past is None else past.get(identity)
         return node if node is not None and node.expires > now else None
 
-    def _insert(self, ask: Ask, now: int) -> int:
+    def _insert(self, request: ClaimRequest, params: bytes | tuple[str, str], now: int) -> Claimed:
+        """What ``begin`` does in its own frame, for a claim that replaces another."""
         if len(self._current) >= self._room:
             self._make_room(now)
-        self._last = version = next_version(self._last, now)
-        expires = now + max(ask.ttl_ms, ask.lease_ms)
-        node = new_node(ask.key, ask.identity, ask, None, version, now, expires)
-        self._current[ask.key] = node
-        self._expire_at(node, expires)
-        return version
-
-    def _expire_at(self, node: Node, expires: int) -> None:
-        node.expires = expires
+        template = request.template
+        version = now * 1000
+        if version <= self._last:
+            version = self._last + 1
+        self._last = version
+        ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
+        expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
         if expires < self._soonest:
             self._soonest = expires
+        node = Node()
+        node.key = key = request.key
+        node.identity = node.found_by = request.identity
+        node.template = template
+        node.idempotency_key = request.idempotency_key
+        node.params = params
+        node.request_id = request.request_id
+        node.token = request.token
+        node.call_id = request.call_id
+        node.serial = node.version = node.fence = version
+        node.created = node.updated = now
+        node.expires = expires
+        node.renewed_until = 0
+        node.state = "inflight"
+        node.kept = True
+        node.settlement = node.record = None
+        self._current[key] = node
+        return _new(Claimed, (version, now))
 
     def _make_room(self, now: int) -> None:
         """Evict what was used longest ago; refuse if all that is left must be kept (D3)."""
-        size = len(self)
-        if size < self._max or self._evict(min(_ROOM, max(1, self._max // 8))) or self.sweep(64, now):
+        size = len(self._current) + len(self._past)
+        if size < self._max or self._evict(min(_ROOM, max(1, self._max // 8))) or self._sweep(64, now):
             return
         raise StoreUnavailable(
             f"The memory store is full: {size} claims are in flight or of unknown outcome and must be kept.",
@@ -350,7 +374,7 @@ class ClaimTable:
 
     def _keep_as_history(self, node: Node) -> None:
         key = node.key
-        older = self._earlier(key, node.identity, 0)
+        older = self._earlier(key, node.found_by, 0)
         if older is not None:
             self._drop(older)
         del self._current[key]
@@ -358,7 +382,7 @@ class ClaimTable:
 
     def _remember(self, key: str, node: Node) -> None:
         """Among the past ones."""
-        self._history.setdefault(key, {})[node.identity] = node
+        self._history.setdefault(key, {})[node.found_by] = node
         self._past[node.serial] = node
         self._room = self._max - len(self._past)
         if node.expires < self._soonest:
@@ -372,8 +396,39 @@ class ClaimTable:
                 self.waiters.wake(key)
             return
         past = self._history[key]
-        del past[node.identity]
+        del past[node.found_by]
         if not past:
             del self._history[key]
         del self._past[node.serial]
         self._room = self._max - len(self._past)
+
+    def _clear(self, key: str) -> bool:
+        node = self._current.get(key)
+        past = tuple(self._history.get(key, {}).values())
+        for forgotten in past:
+            self._drop(forgotten)
+        if node is not None:
+            self._drop(node)
+        return node is not None or bool(past)
+
+    def _all_nodes(self) -> Iterator[Node]:
+        """The current nodes and all earlier executions."""
+        yield from self._current.values()
+        yield from self._past.values()
+
+    def _sweep(self, limit: int, now: int) -> int:
+        if now < self._soonest:
+            return 0
+        dropped, soonest = 0, math.inf
+        for node in tuple(self._all_nodes()):
+            if node.expires <= now and dropped < limit:
+                if node.state != "inflight" or node.spared or self._current.get(node.key) is not node:
+                    self._drop(node)
+                    dropped += 1
+                    continue
+                node.expires = now + max(1, node.template.ttl_ms)
+                node.record = None
+            if node.expires < soonest:
+                soonest = node.expires
+        self._soonest = soonest
+        return dropped

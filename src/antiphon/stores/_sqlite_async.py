@@ -1,122 +1,159 @@
-"""How the asynchronous face reaches SQLite: one thread per file writes and shares commits, one reads.
-
-A step that was handed over is always finished, whatever happens to the task that asked. A task that is
-cancelled meanwhile gets its answer first and the cancellation at its next suspension, so a claim that was
-won is never forgotten by its owner.
-"""
+"""The SQLite journal of an event loop: two threads do its work, and its writes share commits."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable
-from queue import Empty, SimpleQueue
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from antiphon.stores._sqlite_file import DatabaseFile, Operation, Run
+from antiphon.contract.events import RunManifest
+from antiphon.ports import (
+    BreakerRow,
+    BreakerRows,
+    Claimed,
+    ClaimRequest,
+    Clock,
+    Events,
+    Existing,
+    Manifests,
+    Records,
+    Row,
+    Settlement,
+    Told,
+)
+from antiphon.stores import _sqlite_catalogue as catalogue
+from antiphon.stores import _sqlite_claims as claims
+from antiphon.stores import _sqlite_log as log
+from antiphon.stores._common import event_of, manifest_of
+from antiphon.stores._sqlite_access import AsyncAccess
+from antiphon.stores._sqlite_file import DatabaseFile, Operation
+from antiphon.stores._sqlite_steps import CHUNK, Steps
+from antiphon.stores._waiters import loop_waiter
 
 T = TypeVar("T")
-_IDLE_S = 10.0
 
 
-class Answer(asyncio.Future[Any]):
-    """A future that cannot be cancelled: the transaction it stands for cannot be either."""
+class SQLiteJournal(Steps):
+    """A database file for one event loop."""
 
-    def cancel(self, msg: Any | None = None) -> bool:
-        return False
+    __slots__ = ("_access",)
 
+    def __init__(self, file: DatabaseFile, clock: Clock) -> None:
+        super().__init__(file, clock)
+        self._access = AsyncAccess(file)
 
-class Worker:
-    """A daemon thread that runs a function whenever it is nudged, and leaves when nobody does for a while."""
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        answer: Claimed | Existing = await self._access.write(self._begin(request, events))
+        self._won = self._won + 1 if answer.__class__ is Claimed else 0
+        return answer
 
-    def __init__(self, name: str, work: Callable[[], None]) -> None:
-        self._name = name
-        self._work = work
-        self._nudges: SimpleQueue[None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        return await self._access.write(self._take_over(request, version, events))  # type: ignore[no-any-return]
 
-    def nudge(self) -> None:
-        with self._lock:
-            self._nudges.put(None)
-            if self._thread is None or not self._thread.is_alive():  # a forked child has no thread yet
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+    async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        return await self._access.write(self._settle(key, version, settlement, events))  # type: ignore[no-any-return]
 
-    def _run(self) -> None:
-        while True:
-            try:
-                self._nudges.get(timeout=_IDLE_S)
-            except Empty:
-                with self._lock:
-                    if self._nudges.empty():
-                        self._thread = None
-                        return
-                continue
-            self._work()
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await self._write(lambda connection: claims.alias(connection, key, identity, version, self._now()))
 
+    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        return await self._write(lambda connection: claims.renew(connection, key, version, lease_ms, self._now()))
 
-class AsyncAccess:
-    """Reading and writing steps of one event loop."""
+    async def read(self, key: str, identity: str = "") -> Existing | None:
+        return await self._access.read(lambda connection: claims.look_up(connection, key, identity, self._now()))
 
-    def __init__(self, file: DatabaseFile) -> None:
-        self._file = file
-        self._reads: SimpleQueue[tuple[Run[Any], Answer]] = SimpleQueue()
-        self._writer = Worker(f"antiphon-write-{file.path.name}", file.write_queued)
-        self._reader = Worker(f"antiphon-read-{file.path.name}", self._read_queued)
-
-    async def read(self, run: Run[T]) -> T:
-        answer = Answer(loop=asyncio.get_running_loop())
-        self._reads.put((run, answer))
-        self._reader.nudge()
-        return await _answered(answer)  # type: ignore[no-any-return]
-
-    async def write(self, operation: Operation) -> Any:
-        answer = Answer(loop=asyncio.get_running_loop())
-        operation.deliver = _Delivery(answer)
-        self._file.submit(operation)
-        self._writer.nudge()
-        return await _answered(answer)
-
-    def _read_queued(self) -> None:
-        while not self._reads.empty():
-            run, answer = self._reads.get()
-            operation = Operation(run)
-            try:
-                operation.result = self._file.read(run)
-            except Exception as error:
-                operation.error = error
-            _Delivery(answer)(operation)
-
-
-class _Delivery:
-    """Carries the outcome of a step to the loop of the task that waits for it."""
-
-    __slots__ = ("_answer",)
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-
-    def __call__(self, operation: Operation) -> None:
+    async def wait(self, key: str, version: int, timeout_s: float) -> None:
+        waiter = loop_waiter()
+        watch = self._file.watch
+        watch.add(key, version, waiter)
         try:
-            self._answer.get_loop().call_soon_threadsafe(self._hand_over, operation)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            return
+            if await self._access.read(lambda connection: claims.in_flight(connection, key, version)):
+                await waiter.wait(timeout_s)
+        finally:
+            watch.discard(key, waiter)
 
-    def _hand_over(self, operation: Operation) -> None:
-        if operation.error is not None:
-            self._answer.set_exception(operation.error)
-        else:
-            self._answer.set_result(operation.result)
+    async def clear(self, key: str) -> bool:
+        return await self._write(lambda connection: claims.clear(connection, key), (key,))
 
+    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
+        await self._catch_up()
+        which = catalogue.Filter(tenant, tool, session, prefix)
+        up_to = await self._access.read(catalogue.newest)
+        total = 0
+        while True:
+            keys = await self._write(lambda connection: catalogue.flush(connection, which, up_to, CHUNK))
+            self._file.watch.wake(keys)
+            total += len(keys)
+            if len(keys) < CHUNK:
+                return total
 
-async def _answered(answer: Answer) -> Any:
-    try:
-        return await answer
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if not answer.done() or task is None:
-            raise
-        task.uncancel()
-        task.cancel(*error.args)
-        return answer.result()
+    async def list(
+        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+    ) -> Records:
+        await self._catch_up()
+        which = catalogue.Filter(tenant, tool, session, prefix, state)
+        return await self._access.read(lambda connection: catalogue.find(connection, which, limit, self._now()))
+
+    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
+        await self._catch_up()
+        return await self._access.read(lambda connection: catalogue.counts(connection, tenant, self._now()))
+
+    async def sweep(self, limit: int = 1000) -> int:
+        await self._catch_up()
+        return await self._write(lambda connection: catalogue.sweep(connection, limit, self._now()))
+
+    async def open_run(self, manifest: RunManifest) -> None:
+        await self._write(lambda connection: log.open_run(connection, manifest))
+
+    async def update_run(self, manifest: RunManifest) -> None:
+        await self._write(lambda connection: log.update_run(connection, manifest))
+
+    async def append(self, run: str, rows: Sequence[Row]) -> int:
+        return await self._write(lambda connection: log.append(connection, run, rows))
+
+    async def manifest(self, run: str) -> RunManifest | None:
+        found = await self._access.read(lambda connection: log.manifest_bytes(connection, run))
+        return None if found is None else manifest_of(found)
+
+    async def runs(
+        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+    ) -> Manifests:
+        found = await self._access.read(
+            lambda connection: log.runs(connection, tenant, prefix, name, status, limit, before)
+        )
+        return [manifest_of(manifest) for manifest in found]
+
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
+        rows = await self._access.read(lambda connection: log.rows(connection, run, start, stop, limit))
+        return [event_of(seq, row) for seq, row in rows]
+
+    async def delete_run(self, run: str) -> bool:
+        return await self._write(lambda connection: log.delete_run(connection, run))
+
+    async def load_breakers(self, tenant: str) -> BreakerRows:
+        return await self._access.read(lambda connection: log.load_breakers(connection, tenant))
+
+    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        await self._write(lambda connection: log.save_breaker(connection, tenant, row))
+
+    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+        """SQLite cannot push: processes look for themselves."""
+        return None
+
+    async def ping(self) -> Mapping[str, Any]:
+        started = time.perf_counter()
+        await self._write(lambda connection: None)
+        return self._described(started)
+
+    async def close(self) -> None:
+        """Close this process's idle connections to the file; another journal of the same file opens its own anew."""
+        self._file.close()
+
+    async def _catch_up(self) -> None:
+        if await self._access.read(catalogue.is_behind):
+            while await self._write(lambda connection: catalogue.catch_up(connection, CHUNK, self._now())):
+                pass
+
+    async def _write(self, run: Callable[[sqlite3.Connection], T], changed: Sequence[str] = ()) -> T:
+        return await self._access.write(Operation(run, changed))  # type: ignore[no-any-return]

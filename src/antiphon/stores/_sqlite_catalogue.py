@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from antiphon.contract.record import DedupeRecord
+from antiphon.stores import _sqlite_log as log
 from antiphon.stores._sqlite_claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
 
 
@@ -114,6 +115,7 @@ def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
 
     A claim in flight is spared the first time: a clock that was set forward may have ended its life, and not its call.
     """
+    log.sweep_breakers(connection, now)
     swept = connection.execute(SQL["sweep_executions"], (now, limit)).rowcount
     connection.execute(SQL["close_open"])
     due = connection.execute(SQL["due"], (now, limit)).fetchall()

@@ -8,17 +8,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Raw
+from orjson import dumps
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
-from antiphon.ports import Ask, Claimed, Existing, Final
+from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement
 from antiphon.stores._common import (
     NO_OUTCOME,
     SQL_FOLDER,
     Outcome,
     check_version,
+    digests_of,
     named_queries,
     next_version,
     outcome_of,
+    owner_of,
 )
 
 SQL = named_queries(SQL_FOLDER / "sqlite" / "queries.sql")
@@ -28,6 +31,15 @@ COLUMNS = "SELECT c." + ", c.".join(_CLAIM[len("SELECT ") : _CLAIM.index("FROM")
 
 LOOK_AGAIN_MS = 300_000
 """How soon a claim that was in flight is looked at again: its outcome may have made its life shorter."""
+
+_REQUEST = b'{"sessionKey":%b,"actorId":%b,"requestId":%b,"paramsDigest":%b,"identity":%b,"paramsDigestExact":%b}'
+_REQUEST_OF_CALL = _REQUEST[:-1] + b',"toolCallId":%b}'
+"""What :class:`~antiphon.contract.record.RecordedRequest` is written as."""
+_ONE_SUCCESS = (
+    b'{"execution":{"attemptCount":1,"attempts":['
+    b'{"startedAtMs":%d,"finishedAtMs":%d,"status":"success","retriable":false}]}}'
+)
+"""The outcome of a call whose first attempt succeeded."""
 
 _encode = msgspec.json.Encoder().encode
 _request = msgspec.json.Decoder(RecordedRequest).decode
@@ -113,54 +125,108 @@ def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -
     return None if own is None else Existing(own, own, now)
 
 
-def begin(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed | Existing:
+def begin(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Claimed | Existing:
     """Insert, or answer with what is there."""
-    won = begin_new(connection, ask, now)
-    if won is not None:
-        return won
-    return look_up(connection, ask.key, ask.identity, now) or _replace(connection, ask, now)
-
-
-def begin_new(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed | None:
-    """Insert, in one statement, if the key is new."""
     version = now * 1000
-    return Claimed(version, now) if _insert(connection, ask, now, version) else None
+    if connection.execute(INSERT_CLAIM, claim_values(request, now, version)).rowcount > 0:
+        return Claimed(version, now)
+    return look_up(connection, request.key, request.identity, now) or _replace(connection, request, now)
 
 
-def take(connection: sqlite3.Connection, ask: Ask, version: int, now: int) -> Claimed | Existing:
+def take_over(connection: sqlite3.Connection, request: ClaimRequest, version: int, now: int) -> Claimed | Existing:
     """Replace *version*, or answer with what is there instead."""
-    existing = look_up(connection, ask.key, ask.identity, now)
+    existing = look_up(connection, request.key, request.identity, now)
     if existing is not None:
         current, own, _ = existing
         if current.version != version or (own is not None and own.state == "done"):
             return existing
-    return _replace(connection, ask, now)
+    return _replace(connection, request, now)
 
 
-def settle(connection: sqlite3.Connection, key: str, version: int, final: Final, now: int) -> int | None:
+def settle(connection: sqlite3.Connection, key: str, version: int, settlement: Settlement, now: int) -> int | None:
     """End the claim, or learn that it is somebody else's by now."""
-    new_version = settle_only(connection, key, version, final, now)
-    if new_version is None:
+    new_version = next_version(version, now)
+    if not connection.execute(SETTLE, settle_values(key, version, settlement, new_version, now)).rowcount:
         return None
-    if final.state != "done":
+    if settlement.state != "done":
         connection.execute(SQL["open_claim"], (key,))
-    if final.state != "done" or final.ttl_ms < LOOK_AGAIN_MS:
+    if not is_plain(settlement):
         connection.execute(SQL["expire_claim"], (key,))
     return new_version
 
 
-def is_plain(final: Final) -> bool:
-    """Whether :func:`settle_only` is all there is to do."""
-    return final.state == "done" and final.ttl_ms >= LOOK_AGAIN_MS
+def is_plain(settlement: Settlement) -> bool:
+    """Whether the statement :data:`SETTLE` is all there is to do."""
+    return settlement.state == "done" and settlement.ttl_ms >= LOOK_AGAIN_MS
 
 
-def settle_only(connection: sqlite3.Connection, key: str, version: int, final: Final, now: int) -> int | None:
-    """Write the outcome in one statement, if the version still holds the claim."""
-    new_version = next_version(version, now)
-    outcome = _encode(outcome_of(final))
-    values = (final.state, new_version, now, now + final.ttl_ms, final.ttl_ms, final.dispatched, outcome, final.payload)
-    changed = connection.execute(SETTLE, (*values, key, version)).rowcount
-    return new_version if changed else None
+def claim_values(
+    request: ClaimRequest, now: int, version: int, sweep_at: int = 0, history: bool = False
+) -> tuple[Any, ...]:
+    """What :data:`INSERT_CLAIM` takes."""
+    template, key, identity = request.template, request.key, request.identity
+    ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
+    expires = now + max(ttl_ms, lease_ms)
+    return (
+        key,
+        template.tenant,
+        template.workspace,
+        template.tool,
+        template.session,
+        identity,
+        request.idempotency_key,
+        version,
+        owner_of(request),
+        now,
+        expires,
+        now + lease_ms,
+        ttl_ms,
+        max(sweep_at, expires),
+        history,
+        _request_json(request),
+        RECORD_VERSION,
+    )
+
+
+def settle_values(key: str, version: int, settlement: Settlement, new_version: int, now: int) -> tuple[Any, ...]:
+    """What :data:`SETTLE` takes."""
+    ttl_ms = settlement.ttl_ms
+    return (
+        settlement.state,
+        new_version,
+        now,
+        now + ttl_ms,
+        ttl_ms,
+        settlement.dispatched,
+        _outcome_json(settlement),
+        settlement.payload,
+        key,
+        version,
+    )
+
+
+def _request_json(request: ClaimRequest) -> bytes:
+    template, call_id = request.template, request.call_id
+    digest, exact = digests_of(request.params)
+    values = (
+        template.session_json,
+        template.actor_json,
+        dumps(request.request_id),
+        dumps(digest),
+        dumps(request.identity),
+        dumps(exact),
+    )
+    return _REQUEST % values if call_id is None else _REQUEST_OF_CALL % (*values, dumps(call_id))
+
+
+def _outcome_json(settlement: Settlement) -> bytes:
+    _, _, _, payload_ref, payload_sealed, redacted, error, attempts, count, _ = settlement
+    plain = payload_ref is None and payload_sealed is None and error is None and not redacted
+    if plain and count == len(attempts) == 1:
+        started, finished, error_code, retriable = attempts[0]
+        if not error_code and not retriable:
+            return _ONE_SUCCESS % (started, finished)
+    return _encode(outcome_of(settlement))
 
 
 def alias(connection: sqlite3.Connection, key: str, identity: str, version: int, now: int) -> bool:
@@ -258,46 +324,18 @@ def _known(key: str, record: bytes, v: int) -> DedupeRecord:
     return _record(record)
 
 
-def _insert(
-    connection: sqlite3.Connection, ask: Ask, now: int, version: int, sweep_at: int = 0, history: bool = False
-) -> bool:
-    """Add a claim, unless the key has one or *version* was already given."""
-    key, identity, tool, idempotency_key, request, ttl_ms, lease_ms, owner, tenant, workspace, _ = ask
-    expires = now + max(ttl_ms, lease_ms)
-    values = (
-        key,
-        tenant,
-        workspace,
-        tool,
-        request.session_key,
-        identity,
-        idempotency_key,
-        version,
-        owner,
-        now,
-        expires,
-        now + lease_ms,
-        ttl_ms,
-        max(sweep_at, expires),
-        history,
-        _encode(request),
-        RECORD_VERSION,
-    )
-    return connection.execute(INSERT_CLAIM, values).rowcount > 0
-
-
-def _replace(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed:
+def _replace(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Claimed:
     """Put a new claim in the place of whatever is there, which stays findable by its own identity."""
     (previous,) = connection.execute(SQL["version_floor"]).fetchone()
     sweep_at, history = 0, False
-    before = _find(connection, ask.key)
+    before = _find(connection, request.key)
     if before is not None:
-        own = _earlier(connection, before, ask.identity, now)
+        own = _earlier(connection, before, request.identity, now)
         previous = max(previous, before.version, 0 if own is None else own.version)
         history = bool(before.history)
         if history:
-            connection.execute(SQL["delete_execution"], (ask.key, ask.identity))
-        if before.expires_at_ms > now and before.identity != ask.identity:
+            connection.execute(SQL["delete_execution"], (request.key, request.identity))
+        if before.expires_at_ms > now and before.identity != request.identity:
             _keep(connection, before.to_record(), before.identity)
             history = True
         sweep_at = before.sweep_at_ms if history else 0
@@ -305,7 +343,7 @@ def _replace(connection: sqlite3.Connection, ask: Ask, now: int) -> Claimed:
         _leave_catalogue(connection, before.gone())
         connection.execute(SQL["shrink_catalogued"])
     version = next_version(previous, now)
-    _insert(connection, ask, now, version, sweep_at, history)
+    connection.execute(INSERT_CLAIM, claim_values(request, now, version, sweep_at, history))
     return Claimed(version, now)
 
 

@@ -37,22 +37,14 @@ _LOOK_EVERY_S = 0.002
 class Operation:
     """One atomic step on its way into a transaction."""
 
-    __slots__ = ("changed", "deliver", "done", "error", "probe", "quick", "result", "run")
+    __slots__ = ("changed", "deliver", "done", "error", "probe", "result", "run")
 
-    def __init__(
-        self,
-        run: Run[Any],
-        changed: Sequence[str] = (),
-        probe: Run[Any] | None = None,
-        quick: Run[Any] | None = None,
-    ) -> None:
+    def __init__(self, run: Run[Any], changed: Sequence[str] = (), probe: Run[Any] | None = None) -> None:
         self.run = run
         self.changed = changed
         """Keys whose waiters are to be woken once it is committed."""
         self.probe = probe
         """Tried first, outside a transaction: an answer makes writing needless."""
-        self.quick = quick
-        """The step as a single statement, which commits itself; without an answer it has changed nothing."""
         self.deliver: Callable[[Operation], None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -122,6 +114,11 @@ class DatabaseFile:
 
     def write(self, operation: Operation) -> Any:
         """Run a writing step and commit it, together with whatever else is waiting."""
+        if operation.probe is not None:
+            found = self.read(operation.probe)
+            if found is not None:
+                return found
+            operation.probe = None
         if not self._queue and not self._writer_lock.locked():
             with self._writer_lock:
                 return self._write_alone(operation)
@@ -141,7 +138,7 @@ class DatabaseFile:
     ) -> bool:
         """Run and commit one or two statements at once, if nobody else writes and each of them changes something.
 
-        ``False`` means that nothing was changed; the long way knows why.
+        ``False`` means that nothing was changed; :meth:`write` knows why.
         """
         now = time.monotonic()
         lock = self._writer_lock
@@ -221,12 +218,6 @@ class DatabaseFile:
     def _write_alone(self, operation: Operation) -> Any:
         try:
             connection = self._writer or self._writing()
-            if operation.quick is not None and time.monotonic() >= self._polite_until:
-                result = self._write_at_once(connection, operation.quick)
-                if result is not None:
-                    if operation.changed:
-                        self.watch.wake(operation.changed)
-                    return result
             self._before_commit(connection)
             try:
                 self._begin(connection)
@@ -242,13 +233,6 @@ class DatabaseFile:
         if operation.changed:
             self.watch.wake(operation.changed)
         return result
-
-    def _write_at_once(self, connection: sqlite3.Connection, quick: Run[Any]) -> Any:
-        self._before_commit(connection)
-        try:
-            return quick(connection)
-        except sqlite3.OperationalError:  # busy, full, locked: the long way knows what to do
-            return None
 
     def _lead(self) -> None:
         batch: list[Operation] = []

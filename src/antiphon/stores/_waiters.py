@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ThreadWaiter:
-    """A thread of the synchronous face that waits."""
+    """A thread that waits."""
 
     __slots__ = ("_event",)
 
@@ -21,9 +21,13 @@ class ThreadWaiter:
     def wake(self) -> None:
         self._event.set()
 
-    async def wait(self, timeout_s: float) -> bool:
+    def block(self, timeout_s: float) -> bool:
         """Block this thread; whether it was woken."""
         return self._event.wait(max(0.0, timeout_s))
+
+    async def wait(self, timeout_s: float) -> bool:
+        """The same for steps that are written as coroutines."""
+        return self.block(timeout_s)
 
 
 class LoopWaiter:
@@ -94,7 +98,7 @@ class Waiters:
         self.by_key.clear()
 
 
-def loop_waiter() -> Waiter:
+def loop_waiter() -> LoopWaiter:
     """A waiter for the running task."""
     import asyncio
 
@@ -102,4 +106,4 @@ def loop_waiter() -> Waiter:
 
 
 NewWaiter = Callable[[], Waiter]
-"""How a face waits: ``ThreadWaiter`` or ``loop_waiter``."""
+"""How a journal waits: ``ThreadWaiter`` or ``loop_waiter``."""

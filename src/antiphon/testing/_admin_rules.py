@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from antiphon.ports import Journal
-from antiphon.testing._bench import SHORT_MS, TTL_MS, Bench, claimed, done, existing, failed, must
+from antiphon.testing._harness import SHORT_MS, TTL_MS, Harness, claimed, done, existing, failed, must
 
 
-class AdminRules(Bench):
+class AdminRules(Harness):
     """One method per rule; each gets an open journal and a tenant of its own."""
 
     async def rule_clear_forgets_record_and_history(self, j: Journal) -> None:
         """After clearing, nothing of the key is left."""
         key = self.key()
         must(not await j.clear(key), "there is nothing to clear")
-        first = claimed(await j.begin(self.ask(key)))
+        first = claimed(await j.begin(self.request(key)))
         settled = await j.settle(key, first.version, done()) or 0
-        claimed(await j.take(self.ask(key, "call-2"), settled))
+        claimed(await j.take_over(self.request(key, "call-2"), settled))
         must(await j.clear(key), "there is something to clear")
         must(await j.read(key, "call-1") is None, "the record is gone")
-        claimed(await j.begin(self.ask(key, "call-1")))
+        claimed(await j.begin(self.request(key, "call-1")))
 
     async def rule_flush_fits_its_filter(self, j: Journal) -> None:
         """Flushing takes what was meant, in flight or not, and nothing else."""
@@ -32,12 +32,12 @@ class AdminRules(Bench):
         must(await j.flush(tenant=self.tenant, tool="tools/send") == 1, "a tool")
         must(await j.flush(tenant=self.tenant) == 1, "the rest of the tenant")
         must(await j.list(tenant=self.tenant) == [], "nothing is left")
-        claimed(await j.begin(self.ask(keys["read", "s-1"])))
+        claimed(await j.begin(self.request(keys["read", "s-1"])))
 
     async def rule_tenants_do_not_see_each_other(self, j: Journal) -> None:
         """Listing, counting and flushing stay within a tenant."""
-        claimed(await j.begin(self.ask(self.key("mine"))))
-        claimed(await j.begin(self.ask(self.key("theirs"), tenant="other-" + self.name)))
+        claimed(await j.begin(self.request(self.key("mine"))))
+        claimed(await j.begin(self.request(self.key("theirs"), tenant="other-" + self.name)))
         for tenant, name in ((self.tenant, "mine"), ("other-" + self.name, "theirs")):
             listed = await j.list(tenant=tenant)
             must([record.key for record in listed] == [self.key(name)], f"{tenant} sees only its own")
@@ -61,7 +61,7 @@ class AdminRules(Bench):
         await self._expect(j, [current.key], state="done")
         await self._expect(j, [current.key], state="done", tool="tools/read")
         await self._expect(j, order[:-1], state="inflight")
-        claimed(await j.take(self.ask(current.key, "call-2", tool="tools/read", session="s-1"), settled))
+        claimed(await j.take_over(self.request(current.key, "call-2", tool="tools/read", session="s-1"), settled))
         newest = (await j.list(tenant=self.tenant, limit=1))[0]
         must(newest.key == current.key, "a new execution makes a claim the newest")
 
@@ -69,7 +69,7 @@ class AdminRules(Bench):
         """Live records by tool and state; in flight past the lease is stale, expired is not counted."""
         for n, state in enumerate(("done", "done", "failed", "unknown", "inflight", "stale", "gone")):
             key = self.key(f"{n}")
-            held = claimed(await j.begin(self.ask(key, lease_ms=50 if state == "stale" else TTL_MS)))
+            held = claimed(await j.begin(self.request(key, lease_ms=50 if state == "stale" else TTL_MS)))
             if state in ("done", "gone"):
                 await j.settle(key, held.version, done(ttl_ms=SHORT_MS if state == "gone" else TTL_MS))
             elif state in ("failed", "unknown"):
@@ -81,8 +81,8 @@ class AdminRules(Bench):
     async def rule_sweep_drops_only_what_expired(self, j: Journal) -> None:
         """Sweeping removes expired records and their history, and nothing that lives."""
         live, dead = self.key("live"), self.key("dead")
-        claimed(await j.begin(self.ask(live, lease_ms=50)))
-        held = claimed(await j.begin(self.ask(dead)))
+        claimed(await j.begin(self.request(live, lease_ms=50)))
+        held = claimed(await j.begin(self.request(dead)))
         await j.settle(dead, held.version, done(ttl_ms=SHORT_MS))
         await self.pass_ms(SHORT_MS + 50)
         await j.sweep()
@@ -95,7 +95,7 @@ class AdminRules(Bench):
         for name in ("read s-1", "send s-1", "read s-2", "send s-2", "send s-3", "x s-4"):
             tool, session = name.split()
             key = keys[tool, session] = f"{tool}-{session}-{self.name}-end"
-            claimed(await j.begin(self.ask(key, tool=f"tools/{tool}", session=session)))
+            claimed(await j.begin(self.request(key, tool=f"tools/{tool}", session=session)))
             await self.pass_ms(2)  # newest first is by the store's clock
         return keys
 

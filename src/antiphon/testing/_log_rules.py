@@ -5,20 +5,20 @@ from __future__ import annotations
 from antiphon.contract.events import CodeVersion
 from antiphon.errors import StoreVersionError
 from antiphon.ports import BreakerRow, Journal, Row
-from antiphon.testing._bench import Bench, Step, claimed, done, existing, must
+from antiphon.testing._harness import Harness, Step, claimed, done, existing, must
 
 WRITERS, EACH = 8, 15
 
 
-class LogRules(Bench):
+class LogRules(Harness):
     """One method per rule."""
 
     async def rule_events_come_with_the_claim(self, j: Journal) -> None:
         """A claim's events are written with it: by the winner only, by the settler always, in order."""
         key, run = self.key(), self.key("run")
-        held = claimed(await j.begin(self.ask(key), self.rows(run, "call.started")))
-        existing(await j.begin(self.ask(key, "call-2"), self.rows(run, "lost")))
-        existing(await j.take(self.ask(key, "call-2"), held.version + 7, self.rows(run, "lost")))
+        held = claimed(await j.begin(self.request(key), self.rows(run, "call.started")))
+        existing(await j.begin(self.request(key, "call-2"), self.rows(run, "lost")))
+        existing(await j.take_over(self.request(key, "call-2"), held.version + 7, self.rows(run, "lost")))
         await j.settle(key, held.version, done(), self.rows(run, "call.finished", "decision"))
         events = await j.events(run)
         must([event.type for event in events] == ["call.started", "call.finished", "decision"], "as it happened")

@@ -11,14 +11,14 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon.ports import Claimed, Journal, Store
-from antiphon.testing._bench import TTL_MS, Bench, Face, claimed, done, existing, must
+from antiphon.testing._harness import TTL_MS, Face, Harness, claimed, done, existing, must
 
 PROCESSES, KEYS = 4, 25
 
 _spawn = multiprocessing.get_context("spawn")
 
 
-class ProcessRules(Bench):
+class ProcessRules(Harness):
     """One method per rule. The function that makes the store is pickled and called in each process."""
 
     async def process_rule_one_of_many_processes_begins(self, j: Journal) -> None:
@@ -43,13 +43,13 @@ class ProcessRules(Bench):
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         key = self.key()
-        seen = existing(await j.begin(self.ask(key, "call-2")))
+        seen = existing(await j.begin(self.request(key, "call-2")))
         must((seen.current.state, seen.current.version) == ("inflight", version), "the claim outlives its process")
         events = await j.events(self.key("run"))
         must([event.type for event in events] == ["call.started"], "and so does the event written with it")
         successors = await self.together(
             j,
-            [lambda journal, n=n: journal.take(self.ask(key, f"next-{n}"), version) for n in range(4)],  # type: ignore[misc]
+            [lambda journal, n=n: journal.take_over(self.request(key, f"next-{n}"), version) for n in range(4)],  # type: ignore[misc]
         )
         must(sum(isinstance(answer, Claimed) for answer in successors) == 1, "exactly one takes it over")
         must(await j.settle(key, version, done()) is None, "the dead one's version is fenced")
@@ -93,48 +93,48 @@ class ProcessRules(Bench):
         self.__dict__.update(state, store=state["make"](), _advance=None)
 
 
-def _racer(bench: ProcessRules, what: str, number: int, pipe: Connection) -> None:
+def _racer(harness: ProcessRules, what: str, number: int, pipe: Connection) -> None:
     async def race() -> list[int]:
-        journal = bench.open()
+        journal = harness.open()
         await journal.ping()
         pipe.send("ready")
         pipe.recv()
         won = []
         for n in range(KEYS):
             if what == "begin":
-                answer = await journal.begin(bench.ask(bench.key(f"{n}"), f"call-{number}"))
+                answer = await journal.begin(harness.request(harness.key(f"{n}"), f"call-{number}"))
                 if isinstance(answer, Claimed):
                     won.append(n)
             else:
-                await journal.append(bench.key("run"), bench.rows(bench.key("run"), f"{number}.{n}"))
+                await journal.append(harness.key("run"), harness.rows(harness.key("run"), f"{number}.{n}"))
         await journal.close()
         return won
 
-    pipe.send(_run(bench.face, race))
+    pipe.send(_run(harness.face, race))
 
 
-def _claim_and_hang(bench: ProcessRules, pipe: Connection) -> None:
+def _claim_and_hang(harness: ProcessRules, pipe: Connection) -> None:
     async def claim() -> None:
-        journal = bench.open()
-        rows = bench.rows(bench.key("run"), "call.started")
-        held = claimed(await journal.begin(bench.ask(bench.key(), lease_ms=TTL_MS), rows))
+        journal = harness.open()
+        rows = harness.rows(harness.key("run"), "call.started")
+        held = claimed(await journal.begin(harness.request(harness.key(), lease_ms=TTL_MS), rows))
         pipe.send(held.version)
         pipe.recv()  # for ever
 
-    _run(bench.face, claim)
+    _run(harness.face, claim)
 
 
-def _claim_and_settle(bench: ProcessRules, pipe: Connection) -> None:
+def _claim_and_settle(harness: ProcessRules, pipe: Connection) -> None:
     async def claim() -> None:
-        journal = bench.open()
-        held = claimed(await journal.begin(bench.ask(bench.key())))
+        journal = harness.open()
+        held = claimed(await journal.begin(harness.request(harness.key())))
         pipe.send(held.version)
         pipe.recv()
-        await bench.sleep(0.3)
-        await journal.settle(bench.key(), held.version, done())
+        await harness.sleep(0.3)
+        await journal.settle(harness.key(), held.version, done())
         await journal.close()
 
-    _run(bench.face, claim)
+    _run(harness.face, claim)
 
 
 def _run(face: Face, work: Callable[[], Any]) -> Any:

@@ -7,21 +7,22 @@ from collections.abc import Awaitable, Callable
 
 from antiphon._drive import drive
 from antiphon.ports import Claimed, Journal
-from antiphon.testing._bench import Bench, Step, claimed, done, existing, failed, must
+from antiphon.stores._adapters import AsyncFromSync
+from antiphon.testing._harness import Harness, Step, claimed, done, existing, failed, must
 
 WAITERS = 4
 PATIENCE_S = 30.0
 Act = Callable[[str, int], Awaitable[object]]
 
 
-class WaitRules(Bench):
+class WaitRules(Harness):
     """One method per rule; nobody is woken by chance: patience is far longer than any pause in here."""
 
     async def rule_wait_returns_at_once_if_nothing_to_wait_for(self, j: Journal) -> None:
         """No record, another version, or a settled record: there is nothing to wait for."""
         key = self.key()
         await self._returns_soon(j, key, 1)
-        held = claimed(await j.begin(self.ask(key)))
+        held = claimed(await j.begin(self.request(key)))
         await self._returns_soon(j, key, held.version + 1)
         settled = await j.settle(key, held.version, done()) or 0
         await self._returns_soon(j, key, held.version)
@@ -29,7 +30,7 @@ class WaitRules(Bench):
 
     async def rule_wait_times_out(self, j: Journal) -> None:
         """A waiter is given back its time, and may wait again."""
-        held = claimed(await j.begin(self.ask(self.key())))
+        held = claimed(await j.begin(self.request(self.key())))
         for _ in range(2):
             started = time.monotonic()
             await j.wait(self.key(), held.version, 0.05)
@@ -41,7 +42,7 @@ class WaitRules(Bench):
 
     async def rule_take_wakes_all_waiters(self, j: Journal) -> None:
         """Everybody who waits learns that the claim changed hands."""
-        await self._woken_by(j, lambda key, version: j.take(self.ask(key, "call-2"), version))
+        await self._woken_by(j, lambda key, version: j.take_over(self.request(key, "call-2"), version))
 
     async def rule_clear_wakes_all_waiters(self, j: Journal) -> None:
         """Everybody who waits learns that the claim is gone."""
@@ -54,7 +55,7 @@ class WaitRules(Bench):
     async def rule_a_waiter_that_leaves_concerns_nobody_else(self, j: Journal) -> None:
         """One waiter gives up (or is cancelled); the others are woken as if it had never been there."""
         key = self.key()
-        held = claimed(await j.begin(self.ask(key)))
+        held = claimed(await j.begin(self.request(key)))
 
         async def leave(journal: Journal) -> float:
             if self.face == "sync":
@@ -77,14 +78,16 @@ class WaitRules(Bench):
     async def rule_one_waiter_takes_over(self, j: Journal) -> None:
         """When the leader fails, exactly one of those who waited goes on."""
         key = self.key()
-        held = claimed(await j.begin(self.ask(key)))
+        held = claimed(await j.begin(self.request(key)))
 
         async def follow(journal: Journal, n: int) -> bool:
             await journal.wait(key, held.version, PATIENCE_S)
             seen = existing(await journal.read(key))
             if seen.current.state == "inflight":
                 return False
-            return isinstance(await journal.take(self.ask(key, f"follower-{n}"), seen.current.version), Claimed)
+            return isinstance(
+                await journal.take_over(self.request(key, f"follower-{n}"), seen.current.version), Claimed
+            )
 
         async def fail(journal: Journal) -> bool:
             await self.sleep(0.2)
@@ -99,12 +102,12 @@ class WaitRules(Bench):
         import threading
 
         key = self.key()
-        held = claimed(await j.begin(self.ask(key)))
+        held = claimed(await j.begin(self.request(key)))
         waited: list[float] = []
 
         def in_thread() -> None:
             async def wait_and_close() -> None:
-                journal = store.open_sync() if self.face == "async" else store.open_async()
+                journal = AsyncFromSync(store.open_sync()) if self.face == "async" else store.open_async()
                 waited.append(await self._wait(key, held.version)(journal))
                 await journal.close()
 
@@ -121,7 +124,7 @@ class WaitRules(Bench):
 
     async def _woken_by(self, j: Journal, act: Act) -> None:
         key = self.key()
-        held = claimed(await j.begin(self.ask(key)))
+        held = claimed(await j.begin(self.request(key)))
 
         async def later(journal: Journal) -> float:
             await self.sleep(0.2)

@@ -9,7 +9,8 @@
     def test_my_store(rule, face, tmp_path):
         JournalConformance(partial(MyStore, tmp_path / "my.db"), face).check(rule)
 
-A rule is written once and runs in both faces. It fails with :class:`AssertionError` and one sentence.
+A rule is written once, as a coroutine, and runs in both faces: the synchronous journal is put behind coroutines that
+never suspend. It fails with :class:`AssertionError` and one sentence.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from antiphon._drive import drive
 from antiphon.errors import StoreVersionError
 from antiphon.ports import Journal, Store
 from antiphon.testing._admin_rules import AdminRules
-from antiphon.testing._bench import Face, claimed, must
 from antiphon.testing._claim_rules import ClaimRules
+from antiphon.testing._harness import Face, claimed, must
 from antiphon.testing._log_rules import LogRules
 from antiphon.testing._process_rules import ProcessRules
+from antiphon.testing._record_rules import RecordRules
 from antiphon.testing._wait_rules import WaitRules
 
 __all__ = ["FACES", "Face", "JournalConformance"]
@@ -33,7 +35,7 @@ __all__ = ["FACES", "Face", "JournalConformance"]
 FACES: tuple[Face, ...] = ("sync", "async")
 
 
-class JournalConformance(ClaimRules, AdminRules, WaitRules, LogRules, ProcessRules):
+class JournalConformance(ClaimRules, RecordRules, AdminRules, WaitRules, LogRules, ProcessRules):
     """A store under test in one face.
 
     *make* gives the store; for rules across processes it must be picklable and reach the same data each time.
@@ -71,11 +73,11 @@ class JournalConformance(ClaimRules, AdminRules, WaitRules, LogRules, ProcessRul
         """A record of a newer release fails closed: it is neither reused nor replaced (D1)."""
         assert self._make_newer is not None
         key = self.key()
-        held = claimed(await j.begin(self.ask(key)))
+        held = claimed(await j.begin(self.request(key)))
         self._make_newer(key)
         for what, step in (
-            ("begin", lambda: j.begin(self.ask(key, "call-2"))),
-            ("take", lambda: j.take(self.ask(key, "call-2"), held.version)),
+            ("begin", lambda: j.begin(self.request(key, "call-2"))),
+            ("take_over", lambda: j.take_over(self.request(key, "call-2"), held.version)),
             ("read", lambda: j.read(key)),
         ):
             try:

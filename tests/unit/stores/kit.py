@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
 
-from antiphon._drive import drive
-from antiphon.ports import Claimed, Existing, Journal
+from antiphon.ports import Claimed, Existing, Settlement
 from antiphon.stores import MemoryStore
-from antiphon.testing._bench import Bench, claimed, done, existing, failed
+from antiphon.testing._harness import Harness, claimed, done, existing, failed
 from tests.unit.stores.clock import ManualClock
-
-T = TypeVar("T")
 
 __all__ = ["Kit", "claimed", "done", "existing", "failed"]
 
 
 class Kit:
-    """A journal of the synchronous face, its clock, and calls that are driven at once."""
+    """A synchronous journal, its clock, and short ways to claim and settle."""
 
     def __init__(self, max_keys: int = 25_000, **options: Any) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore(max_keys, clock=self.clock, **options)
-        self.journal: Journal = self.store.open_sync()
-        self.bench = Bench(lambda: self.store)
-
-    def run(self, step: Coroutine[Any, Any, T]) -> T:
-        return drive(step)
+        self.journal = self.store.open_sync()
+        self.harness = Harness(lambda: self.store)
 
     def begin(self, key: str, identity: str = "call-1", **changes: Any) -> Claimed | Existing:
-        return drive(self.journal.begin(self.bench.ask(key, identity, **changes)))
+        return self.journal.begin(self.harness.request(key, identity, **changes))
 
     def claim(self, key: str, identity: str = "call-1", **changes: Any) -> int:
         return claimed(self.begin(key, identity, **changes)).version
 
-    def finish(self, key: str, identity: str = "call-1", final: Any = None) -> int:
-        version = drive(self.journal.settle(key, self.claim(key, identity), final or done()))
+    def finish(self, key: str, identity: str = "call-1", settlement: Settlement | None = None) -> int:
+        version = self.journal.settle(key, self.claim(key, identity), settlement or done())
         assert version is not None
         return version
 
     def known(self, key: str, identity: str = "") -> bool:
-        return drive(self.journal.read(key, identity)) is not None
+        return self.journal.read(key, identity) is not None
 
     def size(self) -> int:
-        return int(drive(self.journal.ping())["claims"])
+        return int(self.journal.ping()["claims"])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from antiphon.errors import InvalidInput, StoreUnavailable
-from antiphon.ports import Final
+from antiphon.ports import Settlement
 from tests.unit.stores.kit import Kit, claimed, done, existing, failed
 
 MUST_BE_KEPT = [
     failed("outcome_unknown"),
-    Final("cancelled", 60_000, dispatched=True),
+    Settlement("cancelled", 60_000, dispatched=True),
     done(None),
 ]
 MAY_GO = [
@@ -18,7 +18,7 @@ MAY_GO = [
     done(None, payload_ref="sha256:x"),
     done(None, payload_sealed="x"),
     failed("refused"),
-    Final("cancelled", 60_000, dispatched=False),
+    Settlement("cancelled", 60_000, dispatched=False),
 ]
 
 
@@ -32,18 +32,18 @@ def test_the_least_recently_used_goes_first() -> None:
     assert kit.size() == 3
 
 
-@pytest.mark.parametrize("final", MAY_GO)
-def test_what_may_go_makes_room(final: Final) -> None:
+@pytest.mark.parametrize("settlement", MAY_GO)
+def test_what_may_go_makes_room(settlement: Settlement) -> None:
     kit = Kit(max_keys=1)
-    kit.finish("a", final=final)
+    kit.finish("a", settlement=settlement)
     kit.claim("b")
     assert not kit.known("a")
 
 
-@pytest.mark.parametrize("final", MUST_BE_KEPT)
-def test_unknown_outcomes_are_never_evicted(final: Final) -> None:
+@pytest.mark.parametrize("settlement", MUST_BE_KEPT)
+def test_unknown_outcomes_are_never_evicted(settlement: Settlement) -> None:
     kit = Kit(max_keys=3)
-    kit.finish("unknown", final=final)
+    kit.finish("unknown", settlement=settlement)
     kit.claim("in-flight")
     for n in range(20):
         kit.finish(f"done-{n}")
@@ -55,7 +55,7 @@ def test_unknown_outcomes_are_never_evicted(final: Final) -> None:
 def test_a_store_full_of_what_must_be_kept_refuses_new_claims_and_keeps_the_old() -> None:
     kit = Kit(max_keys=3)
     held = kit.claim("a")
-    kit.finish("b", final=failed("outcome_unknown"))
+    kit.finish("b", settlement=failed("outcome_unknown"))
     kit.claim("c")
     with pytest.raises(StoreUnavailable, match="full") as refused:
         kit.begin("d")
@@ -64,15 +64,15 @@ def test_a_store_full_of_what_must_be_kept_refuses_new_claims_and_keeps_the_old(
     assert all(kit.known(key) for key in "abc")
     assert existing(kit.begin("a", "call-2")).current.version == held  # duplicates are still answered
     with pytest.raises(StoreUnavailable):
-        kit.run(kit.journal.take(kit.bench.ask("a", "call-2"), held))
-    assert kit.run(kit.journal.settle("a", held, done())) is not None
+        kit.journal.take_over(kit.harness.request("a", "call-2"), held)
+    assert kit.journal.settle("a", held, done()) is not None
     claimed(kit.begin("d"))
 
 
 def test_what_must_be_kept_goes_when_its_whole_time_is_over() -> None:
     kit = Kit(max_keys=2)
     kit.claim("a")
-    kit.finish("b", final=failed("outcome_unknown"))
+    kit.finish("b", settlement=failed("outcome_unknown"))
     kit.clock.advance(60_001)
     kit.claim("c")  # in the place of the unknown one
     with pytest.raises(StoreUnavailable):
@@ -86,8 +86,8 @@ def test_what_must_be_kept_goes_when_its_whole_time_is_over() -> None:
 
 def test_an_unknown_that_was_settled_may_go() -> None:
     kit = Kit(max_keys=1)
-    version = kit.finish("a", final=failed("outcome_unknown"))
-    kit.run(kit.journal.settle("a", version, done()))
+    version = kit.finish("a", settlement=failed("outcome_unknown"))
+    kit.journal.settle("a", version, done())
     kit.claim("b")
     assert not kit.known("a")
 
@@ -95,7 +95,7 @@ def test_an_unknown_that_was_settled_may_go() -> None:
 def test_a_done_record_that_turns_out_unknown_stays() -> None:
     kit = Kit(max_keys=1)
     version = kit.finish("a")
-    kit.run(kit.journal.settle("a", version, failed("outcome_unknown")))
+    kit.journal.settle("a", version, failed("outcome_unknown"))
     with pytest.raises(StoreUnavailable):
         kit.begin("b")
 
@@ -104,8 +104,8 @@ def test_executions_of_one_key_are_bounded_too() -> None:
     kit = Kit(max_keys=10)
     version = kit.finish("a", "call-0")
     for n in range(1, 50):
-        taken = claimed(kit.run(kit.journal.take(kit.bench.ask("a", f"call-{n}"), version)))
-        version = kit.run(kit.journal.settle("a", taken.version, done())) or 0
+        taken = claimed(kit.journal.take_over(kit.harness.request("a", f"call-{n}"), version))
+        version = kit.journal.settle("a", taken.version, done()) or 0
     assert kit.size() == 10
     assert existing(kit.begin("a", "call-0")).own is None
     assert existing(kit.begin("a", "call-45")).own is not None
@@ -115,7 +115,7 @@ def test_aliases_are_bounded_too() -> None:
     kit = Kit(max_keys=10)
     version = kit.finish("a")
     for n in range(50):
-        kit.run(kit.journal.alias("a", f"sharer-{n}", version))
+        kit.journal.alias("a", f"sharer-{n}", version)
     assert kit.size() <= 10
     assert existing(kit.begin("a", "sharer-49")).own is not None
 
@@ -123,7 +123,7 @@ def test_aliases_are_bounded_too() -> None:
 def test_an_earlier_execution_makes_room_where_all_current_ones_must_be_kept() -> None:
     kit = Kit(max_keys=4)
     version = kit.finish("a", "call-1")
-    claimed(kit.run(kit.journal.take(kit.bench.ask("a", "call-2"), version)))
+    claimed(kit.journal.take_over(kit.harness.request("a", "call-2"), version))
     for key in ("b", "c"):
         kit.claim(key)
     kit.claim("d")  # instead of the first execution of a
@@ -138,7 +138,7 @@ def test_what_ran_long_is_forgotten_last() -> None:
     long = kit.claim("long")
     for key in ("a", "b"):
         kit.finish(key)
-    assert kit.run(kit.journal.settle("long", long, done())) is not None
+    assert kit.journal.settle("long", long, done()) is not None
     kit.finish("c")
     assert [kit.known(key) for key in ("long", "a", "b", "c")] == [True, False, True, True]
 
@@ -149,19 +149,19 @@ def test_records_are_listed_newest_claim_first_whatever_was_used_since() -> None
         kit.finish(key)
         kit.clock.advance(1)
     existing(kit.begin("a"))
-    assert [record.key for record in kit.run(kit.journal.list(tenant=kit.bench.tenant))] == ["c", "b", "a"]
+    assert [record.key for record in kit.journal.list(tenant=kit.harness.tenant)] == ["c", "b", "a"]
 
 
 def test_everything_goes_when_everything_expired() -> None:
     kit = Kit()
     for n in range(100):
-        kit.finish(f"k{n}", final=done(ttl_ms=1_000 * (n + 1)))
+        kit.finish(f"k{n}", settlement=done(ttl_ms=1_000 * (n + 1)))
     kit.clock.advance(50_000)
-    assert kit.run(kit.journal.sweep()) == 50
+    assert kit.journal.sweep() == 50
     assert kit.size() == 50
     kit.clock.advance(3_600_000)
-    assert kit.run(kit.journal.sweep(limit=20)) == 20
-    assert kit.run(kit.journal.sweep()) == 30
+    assert kit.journal.sweep(limit=20) == 20
+    assert kit.journal.sweep() == 30
     assert kit.size() == 0
 
 
@@ -169,25 +169,25 @@ def test_a_clock_that_goes_back_gives_no_version_twice() -> None:
     kit = Kit()
     versions = [kit.claim("a")]
     kit.clock.advance(-3_600_000)
-    kit.run(kit.journal.clear("a"))
+    kit.journal.clear("a")
     versions.append(kit.claim("a"))
     kit.clock.advance(-3_600_000)
-    versions.append(kit.run(kit.journal.settle("a", versions[-1], done())) or 0)
+    versions.append(kit.journal.settle("a", versions[-1], done()) or 0)
     assert versions == sorted(set(versions))
 
 
 def test_the_log_forgets_whole_finished_runs_oldest_first() -> None:
     kit = Kit(max_events=10)
-    journal, bench = kit.journal, kit.bench
-    kit.run(journal.open_run(bench.manifest("live")))
-    kit.run(journal.append("live", bench.rows("live", "a", "b")))
+    journal, harness = kit.journal, kit.harness
+    journal.open_run(harness.manifest("live"))
+    journal.append("live", harness.rows("live", "a", "b"))
     for n in range(6):
-        kit.run(journal.open_run(bench.manifest(f"r{n}", status="completed")))
-        kit.run(journal.append(f"r{n}", bench.rows(f"r{n}", *"abc")))
-    kit.run(journal.open_run(bench.manifest("last")))
-    kept = [len(kit.run(journal.events(f"r{n}"))) for n in range(6)]
+        journal.open_run(harness.manifest(f"r{n}", status="completed"))
+        journal.append(f"r{n}", harness.rows(f"r{n}", *"abc"))
+    journal.open_run(harness.manifest("last"))
+    kept = [len(journal.events(f"r{n}")) for n in range(6)]
     assert kept == [0, 0, 0, 0, 3, 3]
-    assert len(kit.run(journal.events("live"))) == 2
+    assert len(journal.events("live")) == 2
 
 
 def test_a_store_without_room_makes_no_sense() -> None:
@@ -198,11 +198,11 @@ def test_a_store_without_room_makes_no_sense() -> None:
 def test_flushing_forgets_executions_whose_current_record_is_gone() -> None:
     kit = Kit()
     version = kit.finish("a", "call-1")
-    taken = claimed(kit.run(kit.journal.take(kit.bench.ask("a", "call-2"), version)))
-    kit.run(kit.journal.settle("a", taken.version, failed(ttl_ms=10)))
+    taken = claimed(kit.journal.take_over(kit.harness.request("a", "call-2"), version))
+    kit.journal.settle("a", taken.version, failed(ttl_ms=10))
     kit.clock.advance(20)
-    kit.run(kit.journal.sweep())
+    kit.journal.sweep()
     assert kit.known("a", "call-1")
-    assert kit.run(kit.journal.flush(tenant=kit.bench.tenant)) == 1
+    assert kit.journal.flush(tenant=kit.harness.tenant) == 1
     assert not kit.known("a", "call-1")
     assert kit.size() == 0

@@ -1,4 +1,4 @@
-"""What the conformance rules stand on: asks, finals, faces and concurrency, the same for both faces."""
+"""What the conformance rules stand on: requests, settlements, faces and concurrency, the same for both faces."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from typing import Any, Literal, TypeVar
 
 from antiphon._drive import drive
 from antiphon.contract.events import RunManifest
-from antiphon.contract.record import RecordedRequest
-from antiphon.ports import Ask, Claimed, Existing, Final, Journal, Row, Store
+from antiphon.contract.record import DedupeRecord, RecordedExecution
+from antiphon.ports import (
+    Attempt,
+    Claimed,
+    ClaimTemplate,
+    Existing,
+    Journal,
+    Row,
+    Settlement,
+    StaticClaimRequest,
+    Store,
+)
+from antiphon.stores._adapters import AsyncFromSync
 
 T = TypeVar("T")
 Face = Literal["sync", "async"]
@@ -38,7 +49,17 @@ def existing(answer: Claimed | Existing | None) -> Existing:
     return answer  # type: ignore[return-value]
 
 
-class Bench:
+def check_attempts(record: DedupeRecord, attempts: Sequence[Attempt]) -> None:
+    """Whether *record* tells of these attempts, and of no others."""
+    execution = record.execution
+    assert isinstance(execution, RecordedExecution)
+    told = [(a.started_at_ms, a.finished_at_ms, a.error_code or "", a.retriable, a.status) for a in execution.attempts]
+    expected = [(*attempt, "error" if attempt.error_code else "success") for attempt in attempts]
+    must(told == expected, f"attempts are kept: {expected}, not {told}")
+    must(execution.attempt_count == len(attempts), "and counted")
+
+
+class Harness:
     """A store under test in one face."""
 
     def __init__(
@@ -52,8 +73,8 @@ class Bench:
         self.tenant = f"tenant-{self.name}"
 
     def open(self) -> Journal:
-        """A journal of this face."""
-        return self.store.open_sync() if self.face == "sync" else self.store.open_async()
+        """A journal of this face; one for threads behind coroutines that never suspend."""
+        return AsyncFromSync(self.store.open_sync()) if self.face == "sync" else self.store.open_async()
 
     async def pass_ms(self, milliseconds: int) -> None:
         """Let time pass on the store's clock."""
@@ -88,30 +109,30 @@ class Bench:
         """A store key nobody else has."""
         return f"{name}-{self.name}"
 
-    def ask(self, key: str, identity: str = "call-1", **changes: Any) -> Ask:
-        """A request for the claim on *key*."""
-        session = changes.pop("session", "session-1")
-        values: dict[str, Any] = {
-            "key": key,
-            "identity": identity,
+    def request(self, key: str, identity: str = "call-1", **changes: Any) -> StaticClaimRequest:
+        """A request for the claim on *key*; *changes* are fields of the request or of its template."""
+        shared: dict[str, Any] = {
             "tool": "tools/send",
-            "idempotency_key": f"given-{key}",
-            "request": RecordedRequest(
-                session_key=session,
-                actor_id="actor-1",
-                request_id=f"request-of-{identity}",
-                params_digest="digest",
-                identity=identity,
-                params_digest_exact="exact",
-                tool_call_id=identity,
-            ),
+            "session": "session-1",
+            "actor": "actor-1",
             "ttl_ms": TTL_MS,
             "lease_ms": TTL_MS,
-            "owner": "owner-1",
+            "owner": "process-1",
             "tenant": self.tenant,
             "workspace": "workspace-1",
         }
-        return Ask(**(values | changes))
+        values: dict[str, Any] = {
+            "key": key,
+            "identity": identity,
+            "idempotency_key": f"given-{key}",
+            "params": ("digest", "exact"),
+            "request_id": f"request-of-{identity}",
+            "token": f"token-of-{identity}",
+            "call_id": identity,
+        }
+        for name, value in changes.items():
+            (shared if name in shared else values)[name] = value
+        return StaticClaimRequest(template=ClaimTemplate(**shared), **values)
 
     def rows(self, run: str, *types: str) -> list[Row]:
         """Events on their way into the log."""
@@ -123,14 +144,14 @@ class Bench:
         return RunManifest(**(values | {"tenant": self.tenant} | changes))
 
 
-def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = TTL_MS, **changes: Any) -> Final:
+def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = TTL_MS, **changes: Any) -> Settlement:
     """A call that succeeded."""
-    return Final("done", ttl_ms, payload=payload, attempt_count=1, **changes)
+    return Settlement("done", ttl_ms, payload=payload, attempt_count=1, **changes)
 
 
-def failed(code: str = "refused", ttl_ms: int = TTL_MS) -> Final:
+def failed(code: str = "refused", ttl_ms: int = TTL_MS) -> Settlement:
     """A call that did not."""
-    return Final("failed", ttl_ms, error=(code, "it did not work", True, False), attempt_count=1)
+    return Settlement("failed", ttl_ms, error=(code, "it did not work", True, False), attempt_count=1)
 
 
 async def _as_coroutine(step: Step[T], journal: Journal) -> T:

@@ -1,0 +1,122 @@
+"""How an event loop reaches SQLite: one thread per file writes and shares commits, one reads.
+
+A step that was handed over is always finished, whatever happens to the task that asked. A task that is
+cancelled meanwhile gets its answer first and the cancellation at its next suspension, so a claim that was
+won is never forgotten by its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from antiphon.stores._sqlite_file import DatabaseFile, Operation, Run
+
+T = TypeVar("T")
+_IDLE_S = 10.0
+
+
+class Answer(asyncio.Future[Any]):
+    """A future that cannot be cancelled: the transaction it stands for cannot be either."""
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        return False
+
+
+class Worker:
+    """A daemon thread that runs a function whenever it is nudged, and leaves when nobody does for a while."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._name = name
+        self._work = work
+        self._nudges: SimpleQueue[None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def nudge(self) -> None:
+        with self._lock:
+            self._nudges.put(None)
+            if self._thread is None or not self._thread.is_alive():  # a forked child has no thread yet
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._nudges.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._nudges.empty():
+                        self._thread = None
+                        return
+                continue
+            self._work()
+
+
+class AsyncAccess:
+    """Reading and writing steps of one event loop."""
+
+    def __init__(self, file: DatabaseFile) -> None:
+        self._file = file
+        self._reads: SimpleQueue[tuple[Run[Any], Answer]] = SimpleQueue()
+        self._writer = Worker(f"antiphon-write-{file.path.name}", file.write_queued)
+        self._reader = Worker(f"antiphon-read-{file.path.name}", self._read_queued)
+
+    async def read(self, run: Run[T]) -> T:
+        answer = Answer(loop=asyncio.get_running_loop())
+        self._reads.put((run, answer))
+        self._reader.nudge()
+        return await _answered(answer)  # type: ignore[no-any-return]
+
+    async def write(self, operation: Operation) -> Any:
+        answer = Answer(loop=asyncio.get_running_loop())
+        operation.deliver = _Delivery(answer)
+        self._file.submit(operation)
+        self._writer.nudge()
+        return await _answered(answer)
+
+    def _read_queued(self) -> None:
+        while not self._reads.empty():
+            run, answer = self._reads.get()
+            operation = Operation(run)
+            try:
+                operation.result = self._file.read(run)
+            except Exception as error:
+                operation.error = error
+            _Delivery(answer)(operation)
+
+
+class _Delivery:
+    """Carries the outcome of a step to the loop of the task that waits for it."""
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def __call__(self, operation: Operation) -> None:
+        try:
+            self._answer.get_loop().call_soon_threadsafe(self._hand_over, operation)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    def _hand_over(self, operation: Operation) -> None:
+        if operation.error is not None:
+            self._answer.set_exception(operation.error)
+        else:
+            self._answer.set_result(operation.result)
+
+
+async def _answered(answer: Answer) -> Any:
+    try:
+        return await answer
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if not answer.done() or task is None:
+            raise
+        task.uncancel()
+        task.cancel(*error.args)
+        return answer.result()
