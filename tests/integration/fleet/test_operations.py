@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon._gateway import janitor
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.settings import Settings
@@ -156,19 +155,19 @@ def test_every_process_sweeps_what_has_expired(fleet_url: str, monkeypatch: pyte
     ended = BreakerRow("tool/tools/send#gone.1", "OPEN", 1, long_ago, "5 consecutive failures", long_ago, "gone.1")
     reset = BreakerRow("tool/tools/send", "CLOSED", 2, 0, "reset", long_ago, "operator")
     for row in (ended, reset):
-        drive(journal.save_breaker("default", row))
+        journal.save_breaker("default", row)
     time.sleep(0.1)
     renewer = Leases(store, Clock(), Settings())  # what the process's one thread looks after
     monkeypatch.setattr("antiphon._gateway.renewer._janitor", janitor.Janitor())
 
     def swept() -> bool:
         renewer.look()
-        return drive(journal.load_breakers("default")) == [reset] and drive(journal.sweep()) == 0
+        return journal.load_breakers("default") == [reset] and journal.sweep() == 0
 
     until(swept, "expired claims and ended breaker states are gone", 10)
-    assert drive(journal.list(tenant="default")) == []
+    assert journal.list(tenant="default") == []
     gateway.close()
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_janitor_sweeps_each_store_once_and_goes_on_after_a_full_portion() -> None:

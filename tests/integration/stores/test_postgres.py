@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from hashlib import sha256
 from typing import Any
 
 import psycopg
@@ -122,17 +121,6 @@ def test_the_owner_names_request_and_process(postgres_database: str) -> None:
     found = journal.read("k", "a")
     assert found is not None
     assert (found.current.owner, found.own and found.own.owner) == ("t2/test", "boot.1.22.333")
-    journal.close()
-
-
-def test_canonical_parameters_are_kept_as_their_digest(postgres_database: str) -> None:
-    journal = PostgresStore(postgres_database).open_sync()
-    request = request_for("k")._replace(params=b'{"to":"ada"}', call_id="call_7")
-    journal.begin(request)
-    found = journal.read("k")
-    assert found is not None
-    assert found.current.request == recorded_request(request)
-    assert found.current.request.params_digest == sha256(b'{"to":"ada"}').hexdigest()
     journal.close()
 
 

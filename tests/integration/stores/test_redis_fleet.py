@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from hashlib import sha256
 from multiprocessing.connection import Connection
 
 import pytest
@@ -20,7 +19,6 @@ import redis
 from antiphon._drive import drive
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore
-from antiphon.stores._common import recorded_request
 from antiphon.stores._redis_keys import Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
@@ -293,18 +291,6 @@ def test_the_owner_names_request_and_process(face: Face, valkey_url: str, unique
         claimed(await journal.take_over(request_for("k", "call-2", token="t2"), settled))
         seen = existing(await journal.read("k", "call-1"))
         assert (seen.current.owner, seen.own and seen.own.owner) == ("t2/test", "boot.1.22.333")
-
-    in_face(face, RedisStore(valkey_url, prefix=unique), work)
-
-
-@both_faces
-def test_canonical_parameters_are_kept_as_their_digest(face: Face, valkey_url: str, unique: str) -> None:
-    async def work(journal: RedisJournal) -> None:
-        request = request_for("k")._replace(params=b'{"to":"ada"}', call_id="call_7")
-        claimed(await journal.begin(request))
-        recorded = existing(await journal.read("k")).current.request
-        assert recorded == recorded_request(request)
-        assert recorded.params_digest == sha256(b'{"to":"ada"}').hexdigest()
 
     in_face(face, RedisStore(valkey_url, prefix=unique), work)
 

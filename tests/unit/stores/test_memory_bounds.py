@@ -172,7 +172,7 @@ def test_a_clock_that_goes_back_gives_no_version_twice() -> None:
     kit.journal.clear("a")
     versions.append(kit.claim("a"))
     kit.clock.advance(-3_600_000)
-    versions.append(kit.journal.settle("a", versions[-1], done())) or 0
+    versions.append(kit.journal.settle("a", versions[-1], done()) or 0)
     assert versions == sorted(set(versions))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from antiphon.ports import Ask, BreakerRow, Claimed, Existing, Final, Journal, Row
-from antiphon.stores.memory import MemoryJournal, MemoryStore
+from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
+from antiphon.stores._common import digests_of
+from antiphon.stores.memory import MemoryJournal, MemoryStore, SyncMemoryJournal
 from antiphon.testing.journal_conformance import Face, JournalConformance
 from tests.unit.stores.clock import ManualClock
 
@@ -16,152 +18,153 @@ from tests.unit.stores.clock import ManualClock
 class CheckThenSet(MemoryJournal):
     """Begin in two steps: look, then insert."""
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
-        seen = await self.read(ask.key, ask.identity)
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        seen = await self.read(request.key, request.identity)
         await asyncio.sleep(0)
         if seen is not None:
             return seen
-        await self.clear(ask.key)
-        return await super().begin(ask, events)
+        await self.clear(request.key)
+        return await super().begin(request, events)
 
 
-class TakeWithoutCompare(MemoryJournal):
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        seen = await self.read(ask.key)
-        return await super().take(ask, seen.current.version if seen else version, events)
+class TakeWithoutCompare(SyncMemoryJournal):
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        seen = self.read(request.key)
+        return super().take_over(request, seen.current.version if seen else version, events)
 
 
-class SettleWithoutFence(MemoryJournal):
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        seen = await self.read(key)
-        return await super().settle(key, seen.current.version if seen else version, final, events)
+class SettleWithoutFence(SyncMemoryJournal):
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        seen = self.read(key)
+        return super().settle(key, seen.current.version if seen else version, settlement, events)
 
 
-class IdentityOverwritten(MemoryJournal):
+class IdentityOverwritten(SyncMemoryJournal):
     """Taking a claim forgets who had it before."""
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        seen = await self.read(ask.key, ask.identity)
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        seen = self.read(request.key, request.identity)
         if seen is None or seen.current.version != version:
-            return await super().take(ask, version, events)
-        await self.clear(ask.key)
-        return await super().begin(ask, events)
+            return super().take_over(request, version, events)
+        self.clear(request.key)
+        return super().begin(request, events)
 
 
-class AliasForgotten(MemoryJournal):
-    async def alias(self, key: str, identity: str, version: int) -> bool:
+class AliasForgotten(SyncMemoryJournal):
+    def alias(self, key: str, identity: str, version: int) -> bool:
         return True
 
 
-class SharesWhatRuns(MemoryJournal):
+class SharesWhatRuns(SyncMemoryJournal):
     """Sharing does not look whether the call has begun to run."""
 
-    async def alias(self, key: str, identity: str, version: int) -> bool:
-        return await super().alias(key, identity, version) or version > 0
+    def alias(self, key: str, identity: str, version: int) -> bool:
+        return super().alias(key, identity, version) or version > 0
 
 
-class RunsWhatWasShared(MemoryJournal):
+class RunsWhatWasShared(SyncMemoryJournal):
     """Taking compares the current version alone."""
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        answer = await super().take(ask, version, events)
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        answer = super().take_over(request, version, events)
         if isinstance(answer, Existing) and answer.current.version == version:
-            return await super().take(ask._replace(identity=f"{ask.identity}, again"), version, events)
+            again = _changed(request, identity=f"{request.identity}, again")
+            return super().take_over(again, version, events)
         return answer
 
 
-class LifeFreesTheClaim(MemoryJournal):
+class LifeFreesTheClaim(SyncMemoryJournal):
     """A claim in flight expires like a settled one."""
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
-        seen = await self.read(ask.key)
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        seen = self.read(request.key)
         if seen is not None and seen.current.expires_at_ms <= seen.now_ms:
-            await self.clear(ask.key)
-        return await super().begin(ask, events)
+            self.clear(request.key)
+        return super().begin(request, events)
 
 
-class LifeFencesTheHolder(MemoryJournal):
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        seen = await self.read(key)
+class LifeFencesTheHolder(SyncMemoryJournal):
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        seen = self.read(key)
         if seen is not None and seen.current.expires_at_ms <= seen.now_ms:
             return None
-        return await super().settle(key, version, final, events)
+        return super().settle(key, version, settlement, events)
 
 
-class SweepsAtFirstSight(MemoryJournal):
-    async def sweep(self, limit: int = 1000) -> int:
-        dropped = await super().sweep(limit)
-        return dropped + sum([await self.clear(node.key) for node in self._nodes() if node.spared])
+class SweepsAtFirstSight(SyncMemoryJournal):
+    def sweep(self, limit: int = 1000) -> int:
+        dropped = super().sweep(limit)
+        return dropped + sum([self.clear(node.key) for node in self._nodes() if node.spared])
 
 
-class NeverForgets(MemoryJournal):
-    async def sweep(self, limit: int = 1000) -> int:
+class NeverForgets(SyncMemoryJournal):
+    def sweep(self, limit: int = 1000) -> int:
         for node in self._nodes():
             if node.state == "inflight":
-                await self.renew(node.key, node.version, 1_000)
-        return await super().sweep(limit)
+                self.renew(node.key, node.version, 1_000)
+        return super().sweep(limit)
 
 
-class LeaseFreesTheClaim(MemoryJournal):
+class LeaseFreesTheClaim(SyncMemoryJournal):
     """A claim past its lease is treated as free."""
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
-        seen = await self.read(ask.key)
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        seen = self.read(request.key)
         if seen and isinstance(seen.current.lock_until_ms, int) and seen.current.lock_until_ms <= seen.now_ms:
-            await self.clear(ask.key)
-        return await super().begin(ask, events)
+            self.clear(request.key)
+        return super().begin(request, events)
 
 
-class AnybodyRenews(MemoryJournal):
-    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        seen = await self.read(key)
-        return seen is not None and await super().renew(key, seen.current.version, lease_ms)
+class AnybodyRenews(SyncMemoryJournal):
+    def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        seen = self.read(key)
+        return seen is not None and super().renew(key, seen.current.version, lease_ms)
 
 
-class LosersWriteEvents(MemoryJournal):
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
-        answer = await super().begin(ask)
+class LosersWriteEvents(SyncMemoryJournal):
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        answer = super().begin(request)
         self._log.write(events)
         return answer
 
 
-class FencedEventsLost(MemoryJournal):
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        settled = await super().settle(key, version, final)
+class FencedEventsLost(SyncMemoryJournal):
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        settled = super().settle(key, version, settlement)
         if settled is not None:
             self._log.write(events)
         return settled
 
 
-class SilentSettle(MemoryJournal):
+class SilentSettle(SyncMemoryJournal):
     """Nobody is told."""
 
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        waiting = dict(self._claims.waiters.by_key)
-        self._claims.waiters.by_key.clear()
-        settled = await super().settle(key, version, final, events)
-        self._claims.waiters.by_key.update(waiting)
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        waiting = dict(self.waiters.by_key)
+        self.waiters.by_key.clear()
+        settled = super().settle(key, version, settlement, events)
+        self.waiters.by_key.update(waiting)
         return settled
 
 
-class OneTtlForAll(MemoryJournal):
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
-        return await super().settle(key, version, final._replace(ttl_ms=86_400_000), events)
+class OneTtlForAll(SyncMemoryJournal):
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        return super().settle(key, version, settlement._replace(ttl_ms=86_400_000), events)
 
 
-class FlushesAllTenants(MemoryJournal):
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        doomed = [node.ask.key for node in self._nodes()]
+class FlushesAllTenants(SyncMemoryJournal):
+    def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
+        doomed = [node.key for node in self._nodes()]
         for key in doomed:
-            await self.clear(key)
+            self.clear(key)
         return len(doomed)
 
 
-class LastBreakerWins(MemoryJournal):
-    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        for kept in await self.load_breakers(tenant):
+class LastBreakerWins(SyncMemoryJournal):
+    def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        for kept in self.load_breakers(tenant):
             row = row._replace(epoch=max(row.epoch, kept.epoch)) if kept.key == row.key else row
-        await super().save_breaker(tenant, row)
+        super().save_breaker(tenant, row)
 
 
 class GapsInTheLog(MemoryJournal):
@@ -174,11 +177,80 @@ class GapsInTheLog(MemoryJournal):
         return first
 
 
-class ReopeningReplaces(MemoryJournal):
-    open_run = MemoryJournal.update_run
+class ReopeningReplaces(SyncMemoryJournal):
+    open_run = SyncMemoryJournal.update_run
 
 
-CAUGHT_BY: list[tuple[type[MemoryJournal], str, Face]] = [
+class Keeps(SyncMemoryJournal):
+    """A request or a settlement is kept, but not all of it."""
+
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        return super().begin(self.kept_request(request), events)
+
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        return super().settle(key, version, self.kept_settlement(settlement), events)
+
+    def kept_request(self, request: ClaimRequest) -> ClaimRequest:
+        return request
+
+    def kept_settlement(self, settlement: Settlement) -> Settlement:
+        return settlement
+
+
+class KeepsNoCallId(Keeps):
+    def kept_request(self, request: ClaimRequest) -> ClaimRequest:
+        return _changed(request, call_id=None)
+
+
+class KeepsNoToken(Keeps):
+    def kept_request(self, request: ClaimRequest) -> ClaimRequest:
+        return _changed(request, token="")
+
+
+class KeepsOneDigest(Keeps):
+    def kept_request(self, request: ClaimRequest) -> ClaimRequest:
+        digests = digests_of(request.params)
+        return _changed(request, params=(digests[0], digests[0]))
+
+
+class CutsLongParameters(Keeps):
+    def kept_request(self, request: ClaimRequest) -> ClaimRequest:
+        return _changed(request, params=request.params[:2_048])
+
+
+class KeepsTheLastAttempt(Keeps):
+    def kept_settlement(self, settlement: Settlement) -> Settlement:
+        return settlement._replace(attempts=settlement.attempts[-1:])
+
+
+class TakesAllForNew(SyncMemoryJournal):
+    """After many claims in a row it does not look any more."""
+
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        if self.ping()["claims"] >= 20:
+            self.clear(request.key)
+        return super().begin(request, events)
+
+
+class TakesAllForHeld(SyncMemoryJournal):
+    """After many claims in a row any version settles."""
+
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        seen = self.read(key) if self.ping()["claims"] >= 20 else None
+        return super().settle(key, seen.current.version if seen else version, settlement, events)
+
+
+class LosesSecondEvents(SyncMemoryJournal):
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        return super().settle(key, version, settlement, events[:1])
+
+
+def _changed(request: ClaimRequest, **changes: Any) -> ClaimRequest:
+    assert isinstance(request, StaticClaimRequest)
+    return request._replace(**changes)
+
+
+CAUGHT_BY: list[tuple[type[SyncMemoryJournal | MemoryJournal], str, Face]] = [
     (CheckThenSet, "one_of_many_begins", "async"),
     (TakeWithoutCompare, "one_of_many_takes", "sync"),
     (SettleWithoutFence, "settle_is_fenced_after_takeover", "sync"),
@@ -201,29 +273,37 @@ CAUGHT_BY: list[tuple[type[MemoryJournal], str, Face]] = [
     (LastBreakerWins, "breakers_keep_the_newest_epoch", "sync"),
     (GapsInTheLog, "append_is_gap_free", "async"),
     (ReopeningReplaces, "opening_a_run_twice_keeps_the_first", "sync"),
+    (KeepsNoCallId, "record_says_who_asked", "sync"),
+    (KeepsNoToken, "record_says_who_asked", "sync"),
+    (KeepsNoToken, "owner_is_token_and_process", "async"),
+    (KeepsOneDigest, "record_says_who_asked", "sync"),
+    (CutsLongParameters, "record_says_who_asked", "sync"),
+    (KeepsTheLastAttempt, "record_says_how_it_ended", "sync"),
+    (TakesAllForNew, "a_duplicate_after_many_claims_is_shown_the_record", "sync"),
+    (TakesAllForHeld, "a_late_settlement_after_many_claims_is_fenced", "sync"),
+    (LosesSecondEvents, "events_are_in_order_after_many_claims", "sync"),
 ]
 
 
 class _Buggy(MemoryStore):
-    def __init__(self, kind: type[MemoryJournal], clock: ManualClock) -> None:
+    """A bug in the steps shows in both faces, one in the coroutines only in theirs."""
+
+    def __init__(self, kind: type[SyncMemoryJournal | MemoryJournal], clock: ManualClock) -> None:
         super().__init__(clock=clock)
-        self._kind = kind
+        self._kind = MemoryJournal
+        if issubclass(kind, SyncMemoryJournal):
+            self._journal = kind(25_000, 250_000, clock)
+        else:
+            self._kind = kind
 
-    def open_sync(self) -> Journal:
-        return self._as_buggy(super().open_sync())
-
-    def open_async(self) -> Journal:
-        return self._as_buggy(super().open_async())
-
-    def _as_buggy(self, journal: Journal) -> Journal:
-        assert isinstance(journal, MemoryJournal)
-        return self._kind(journal._data, self._clock, journal._new_waiter)
+    def open_async(self) -> MemoryJournal:
+        return self._kind(self._journal)
 
 
 @pytest.mark.parametrize(
     ("bug", "rule", "face"), CAUGHT_BY, ids=[f"{bug.__name__}-{rule}" for bug, rule, _ in CAUGHT_BY]
 )
-def test_planted_bug_is_found(bug: type[MemoryJournal], rule: str, face: Face) -> None:
+def test_planted_bug_is_found(bug: type[SyncMemoryJournal | MemoryJournal], rule: str, face: Face) -> None:
     clock = ManualClock()
     with pytest.raises(AssertionError):
         JournalConformance(lambda: _Buggy(bug, clock), face, advance=clock.advance).check(rule)
@@ -234,11 +314,11 @@ async def test_a_silent_settle_leaves_waiters_alone() -> None:
     store = _Buggy(SilentSettle, ManualClock())
     suite = JournalConformance(lambda: store, "async")
     journal = store.open_async()
-    held = await journal.begin(suite.ask("k"))
+    held = await journal.begin(suite.request("k"))
     assert isinstance(held, Claimed)
     waiter = asyncio.ensure_future(journal.wait("k", held.version, 60))
     await asyncio.sleep(0)
-    await journal.settle("k", held.version, Final("done", 1000))
+    await journal.settle("k", held.version, Settlement("done", 1000))
     await asyncio.sleep(0)
     assert not waiter.done()
     waiter.cancel()
