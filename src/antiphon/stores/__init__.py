@@ -1,4 +1,4 @@
-"""Where claims, the run log and breaker state are kept. A store is a description; each face opens its own journal."""
+"""Where claims, the run log and breaker states are kept. A store describes a back-end; gateways open its journals."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class SyncFromAsync:
 
 
 class AsyncFromSync:
-    """A journal for a loop whose steps run at once in the calling thread: for conformance, tests and the simulator."""
+    """A journal for a loop whose steps run at once, in the calling thread."""
 
     __slots__ = ("_journal", "durable")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +18,6 @@ from antiphon.stores._common import (
     SQL_FOLDER,
     Outcome,
     check_version,
-    digests_of,
     named_queries,
     next_version,
     outcome_of,
@@ -166,7 +166,7 @@ def claim_values(
     """What :data:`INSERT_CLAIM` takes."""
     template, key, identity = request.template, request.key, request.identity
     ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
-    expires = now + max(ttl_ms, lease_ms)
+    expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
     return (
         key,
         template.tenant,
@@ -181,7 +181,7 @@ def claim_values(
         expires,
         now + lease_ms,
         ttl_ms,
-        max(sweep_at, expires),
+        sweep_at if sweep_at > expires else expires,
         history,
         _request_json(request),
         RECORD_VERSION,
@@ -206,25 +206,28 @@ def settle_values(key: str, version: int, settlement: Settlement, new_version: i
 
 
 def _request_json(request: ClaimRequest) -> bytes:
-    template, call_id = request.template, request.call_id
-    digest, exact = digests_of(request.params)
+    template, params, call_id = request.template, request.params, request.call_id
+    if isinstance(params, bytes):
+        digest = exact = dumps(sha256(params).hexdigest())
+    else:
+        digest, exact = map(dumps, params)
     values = (
         template.session_json,
         template.actor_json,
         dumps(request.request_id),
-        dumps(digest),
+        digest,
         dumps(request.identity),
-        dumps(exact),
+        exact,
     )
     return _REQUEST % values if call_id is None else _REQUEST_OF_CALL % (*values, dumps(call_id))
 
 
 def _outcome_json(settlement: Settlement) -> bytes:
-    _, _, _, payload_ref, payload_sealed, redacted, error, attempts, count, _ = settlement
-    plain = payload_ref is None and payload_sealed is None and error is None and not redacted
-    if plain and count == len(attempts) == 1:
+    attempts = settlement.attempts
+    elsewhere = settlement.payload_ref is not None or settlement.payload_sealed is not None
+    if len(attempts) == 1 == settlement.attempt_count and not elsewhere:
         started, finished, error_code, retriable = attempts[0]
-        if not error_code and not retriable:
+        if not (error_code or retriable or settlement.error or settlement.output_redacted):
             return _ONE_SUCCESS % (started, finished)
     return _encode(outcome_of(settlement))
 

@@ -98,7 +98,8 @@ class RecordRules(Harness):
         settled = await j.settle(key, version, _plain(1))
         must(settled is not None and settled > version, "the holder settles")
         must(await j.settle(key, version, _plain(2)) is None, "and only once by that version")
-        must(bytes(existing(await j.read(key)).current.payload) == b'"1"', "its outcome stays")
+        current = existing(await j.read(key)).current
+        must(bytes(current.payload) == b'"1"', "its outcome stays")  # type: ignore[arg-type]
 
     async def rule_owner_is_token_and_process(self, j: Journal) -> None:
         """A caller that was interrupted finds its own token in the record, also after a takeover."""

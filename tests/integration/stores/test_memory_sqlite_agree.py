@@ -11,22 +11,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from antiphon._drive import drive
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Claimed, Existing, Final, Journal
+from antiphon.ports import Attempt, Claimed, Existing, Settlement, StaticClaimRequest, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
-from antiphon.testing._bench import Bench
+from antiphon.stores._sqlite_steps import ALL_NEW
+from antiphon.testing._harness import Harness
 from tests.unit.stores.clock import ManualClock
 
 KEYS = st.sampled_from(["a", "b", "ab"])
 IDENTITIES = st.sampled_from(["call-1", "call-2", "call-3"])
-TTLS = st.sampled_from([10, 1_000, 60_000])
-FINALS = st.builds(
-    lambda state, ttl_ms, payload, dispatched: Final(state, ttl_ms, payload=payload, dispatched=dispatched),
+TTLS = st.sampled_from([10, 1_000, 60_000, 3_600_000])
+PARAMS = st.sampled_from([b"{}", b"x" * 3_000, ("digest", "exact")])
+CALL_IDS = st.sampled_from([None, "call", 'é "1"'])
+SETTLEMENTS = st.builds(
+    Settlement,
     st.sampled_from(["done", "failed", "cancelled"]),
     TTLS,
-    st.sampled_from([None, b'"x"']),
-    st.booleans(),
+    payload=st.sampled_from([None, b'"x"']),
+    attempts=st.sampled_from([(), (Attempt(1, 2),), (Attempt(1, 2, "refused", True), Attempt(3, 4))]),
+    attempt_count=st.sampled_from([0, 1, 2]),
+    dispatched=st.booleans(),
 )
 
 
@@ -39,44 +43,55 @@ class TwoStores(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
         memory = MemoryStore(clock=self.clock)
         sqlite = SQLiteStore(Path(self.folder.name) / "a.db", "NORMAL", clock=self.clock)
-        self.bench = Bench(lambda: memory)
-        self.journals = [memory.open_sync(), sqlite.open_sync()]
+        self.harness = Harness(lambda: memory)
+        self.sqlite = sqlite.open_sync()
+        self.journals: list[SyncJournal] = [memory.open_sync(), self.sqlite]
         self.versions: list[dict[str, list[int]]] = [{key: [] for key in ("a", "b", "ab")} for _ in range(2)]
 
     def teardown(self) -> None:
         if hasattr(self, "journals"):
-            drive(self.journals[1].close())
+            self.journals[1].close()
             self.folder.cleanup()
 
-    @rule(key=KEYS, identity=IDENTITIES, ttl=TTLS, lease=TTLS)
-    def begin(self, key: str, identity: str, ttl: int, lease: int) -> None:
-        ask = self.bench.ask(key, identity, ttl_ms=ttl, lease_ms=lease, tool=f"tools/{key}", session=f"session-{key}")
-        self._both(lambda journal, _: drive(journal.begin(ask, self.bench.rows("run", "started"))), key)
+    @rule(key=KEYS, identity=IDENTITIES, ttl=TTLS, lease=TTLS, params=PARAMS, call_id=CALL_IDS, sure=st.booleans())
+    def begin(
+        self,
+        key: str,
+        identity: str,
+        ttl: int,
+        lease: int,
+        params: bytes | tuple[str, str],
+        call_id: str | None,
+        sure: bool,
+    ) -> None:
+        """*sure*: after so many new claims that SQLite does not look before it writes."""
+        self.sqlite._won = ALL_NEW if sure else 0
+        request = self._request(key, identity, ttl_ms=ttl, lease_ms=lease, params=params, call_id=call_id)
+        self._both(lambda journal, _: journal.begin(request, self.harness.rows("run", "started")), key)
 
     @rule(key=KEYS, identity=IDENTITIES, ttl=TTLS, which=st.integers(0, 5))
-    def take(self, key: str, identity: str, ttl: int, which: int) -> None:
-        ask = self.bench.ask(key, identity, ttl_ms=ttl, lease_ms=5, tool=f"tools/{key}", session=f"session-{key}")
-        self._both(
-            lambda journal, version: drive(journal.take(ask, version(which), self.bench.rows("run", "taken"))), key
-        )
+    def take_over(self, key: str, identity: str, ttl: int, which: int) -> None:
+        request = self._request(key, identity, ttl_ms=ttl, lease_ms=5)
+        rows = self.harness.rows("run", "taken")
+        self._both(lambda journal, version: journal.take_over(request, version(which), rows), key)
 
-    @rule(key=KEYS, which=st.integers(0, 5), final=FINALS)
-    def settle(self, key: str, which: int, final: Final) -> None:
-        rows = self.bench.rows("run", "settled")
-        self._both(lambda journal, version: drive(journal.settle(key, version(which), final, rows)), key)
+    @rule(key=KEYS, which=st.integers(0, 5), settlement=SETTLEMENTS, events=st.integers(0, 2))
+    def settle(self, key: str, which: int, settlement: Settlement, events: int) -> None:
+        rows = self.harness.rows("run", *["settled"] * events)
+        self._both(lambda journal, version: journal.settle(key, version(which), settlement, rows), key)
 
     @rule(key=KEYS, which=st.integers(0, 5), lease=TTLS)
     def renew(self, key: str, which: int, lease: int) -> None:
-        self._both(lambda journal, version: drive(journal.renew(key, version(which), lease)), key)
+        self._both(lambda journal, version: journal.renew(key, version(which), lease), key)
 
     @rule(key=KEYS, identity=IDENTITIES, which=st.integers(0, 5))
     def alias(self, key: str, identity: str, which: int) -> None:
-        self._both(lambda journal, version: drive(journal.alias(key, identity, version(which))), key)
+        self._both(lambda journal, version: journal.alias(key, identity, version(which)), key)
 
     @rule(key=KEYS)
     def clear(self, key: str) -> None:
         for journal in self.journals:  # how much of what had expired was still there is each store's own affair
-            drive(journal.clear(key))
+            journal.clear(key)
 
     @rule(
         tool=st.sampled_from(["", "tools/a"]),
@@ -84,20 +99,20 @@ class TwoStores(RuleBasedStateMachine):
         prefix=st.sampled_from(["", "a"]),
     )
     def flush(self, tool: str, session: str, prefix: str) -> None:
-        which = {"tenant": self.bench.tenant, "tool": tool, "session": session, "prefix": prefix}
-        self._both(lambda journal, _: len(drive(journal.list(**which))))
+        which = {"tenant": self.harness.tenant, "tool": tool, "session": session, "prefix": prefix}
+        self._both(lambda journal, _: len(journal.list(**which)))
         if tool or session or prefix:
             for journal in self.journals:
-                drive(journal.flush(**which))
+                journal.flush(**which)
 
-    @rule(milliseconds=st.sampled_from([1, 9, 10, 11, 999, 1_000, 59_000, 61_000, -5]))
+    @rule(milliseconds=st.sampled_from([1, 9, 10, 11, 999, 1_000, 59_000, 61_000, 3_700_000, -5]))
     def time_passes(self, milliseconds: int) -> None:
         self.clock.advance(milliseconds)
 
     @rule()
     def sweep(self) -> None:
         for journal in self.journals:
-            drive(journal.sweep(limit=10_000))
+            journal.sweep(limit=10_000)
 
     @invariant()
     def all_they_show_is_equal(self) -> None:
@@ -105,17 +120,20 @@ class TwoStores(RuleBasedStateMachine):
             return
         for key in ("a", "b", "ab"):
             for identity in ("call-1", "call-2", "call-3", ""):
-                self._both(lambda journal, _, key=key, identity=identity: drive(journal.read(key, identity)), key)
-        self._both(lambda journal, _: _not_done(drive(journal.counts(self.bench.tenant))))
+                self._both(lambda journal, _, key=key, identity=identity: journal.read(key, identity), key)
+        self._both(lambda journal, _: _not_done(journal.counts(self.harness.tenant)))
         for which in ({}, {"tool": "tools/a"}, {"session": "session-a"}, {"prefix": "a"}, {"state": "inflight"}):
             self._both(lambda journal, _, which=which: self._listed(journal, limit=100, **which))
             self._both(lambda journal, _, which=which: self._listed(journal, limit=1, **which))
         for state in ("done", "failed", "cancelled"):
             self._both(lambda journal, _, state=state: self._listed(journal, tool="tools/b", state=state))
-        self._both(lambda journal, _: drive(journal.events("run", limit=10_000)))
+        self._both(lambda journal, _: journal.events("run", limit=10_000))
 
-    def _listed(self, journal: Journal, **which: Any) -> list[str]:
-        return [record.key for record in drive(journal.list(tenant=self.bench.tenant, **which))]
+    def _request(self, key: str, identity: str, **changes: Any) -> StaticClaimRequest:
+        return self.harness.request(key, identity, tool=f"tools/{key}", session=f"session-{key}", **changes)
+
+    def _listed(self, journal: SyncJournal, **which: Any) -> list[str]:
+        return [record.key for record in journal.list(tenant=self.harness.tenant, **which)]
 
     def _both(self, step: Any, key: str = "") -> None:
         answers = []

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Claimed, Journal
+from antiphon.ports import Claimed, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.stores._sqlite_file import DatabaseFile, Operation
-from antiphon.testing._bench import Bench, claimed, done, existing
+from antiphon.testing._harness import Harness, claimed, done, existing
 
 
 @pytest.fixture
@@ -26,8 +25,8 @@ def store(tmp_path: Path) -> SQLiteStore:
 
 
 @pytest.fixture
-def bench(store: SQLiteStore) -> Bench:
-    return Bench(lambda: store)
+def harness(store: SQLiteStore) -> Harness:
+    return Harness(lambda: store)
 
 
 @pytest.fixture
@@ -44,11 +43,13 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-async def test_tasks_share_commits(store: SQLiteStore, bench: Bench, batches: list[int]) -> None:
+async def test_tasks_share_commits(store: SQLiteStore, harness: Harness, batches: list[int]) -> None:
     journal = store.open_async()
     await journal.ping()
     batches.clear()
-    answers = await asyncio.gather(*(journal.begin(bench.ask(f"k{n}"), bench.rows("run", "a")) for n in range(200)))
+    answers = await asyncio.gather(
+        *(journal.begin(harness.request(f"k{n}"), harness.rows("run", "a")) for n in range(200))
+    )
     assert all(isinstance(answer, Claimed) for answer in answers)
     assert sum(batches) == 200
     assert len(batches) < 40
@@ -56,33 +57,33 @@ async def test_tasks_share_commits(store: SQLiteStore, bench: Bench, batches: li
     await journal.close()
 
 
-def test_threads_share_commits(store: SQLiteStore, bench: Bench, batches: list[int]) -> None:
+def test_threads_share_commits(store: SQLiteStore, harness: Harness, batches: list[int]) -> None:
     journal = store.open_sync()
-    drive(journal.ping())
+    journal.ping()
     other = sqlite3.connect(store.path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # hold them back until all are queued
     batches.clear()
     with ThreadPoolExecutor(8) as pool:
-        asks = [bench.ask(f"k{n}") for n in range(8)]
-        answers = [pool.submit(drive, journal.begin(ask)) for ask in asks]
-        while len(journal._file._queue) < 7:  # type: ignore[attr-defined]
+        requests = [harness.request(f"k{n}") for n in range(8)]
+        answers = [pool.submit(journal.begin, request) for request in requests]
+        while len(journal._file._queue) < 7:
             threading.Event().wait(0.001)
         other.execute("ROLLBACK")
         assert all(isinstance(answer.result(), Claimed) for answer in answers)
     assert batches == [7], "the first one went alone, the others together"
     other.close()
-    drive(journal.close())
+    journal.close()
 
 
-async def test_one_bad_step_does_not_harm_its_batch(store: SQLiteStore, bench: Bench) -> None:
+async def test_one_bad_step_does_not_harm_its_batch(store: SQLiteStore, harness: Harness) -> None:
     journal = store.open_async()
-    await journal.begin(bench.ask("newer"))
+    await journal.begin(harness.request("newer"))
     with sqlite3.connect(store.path) as connection:
         connection.execute("UPDATE claims SET v = 99")
     connection.close()
-    steps = [journal.settle("newer", n, done(), bench.rows("run", f"{n}")) for n in range(5)]
-    takes = [journal.take(bench.ask("newer", "call-2"), 0)]
-    good = [journal.begin(bench.ask(f"good-{n}")) for n in range(5)]
+    steps = [journal.settle("newer", n, done(), harness.rows("run", f"{n}")) for n in range(5)]
+    takes = [journal.take_over(harness.request("newer", "call-2"), 0)]
+    good = [journal.begin(harness.request(f"good-{n}")) for n in range(5)]
     answers = await asyncio.gather(*steps, *takes, *good, return_exceptions=True)
     assert answers[:5] == [None] * 5
     assert type(answers[5]).__name__ == "StoreVersionError"
@@ -93,20 +94,20 @@ async def test_one_bad_step_does_not_harm_its_batch(store: SQLiteStore, bench: B
 
 async def test_every_caller_gets_an_exception_of_its_own(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "no" / "such" / "a.db")
-    journal, bench = store.open_async(), Bench(lambda: store)
-    answers = await asyncio.gather(*(journal.begin(bench.ask(f"k{n}")) for n in range(5)), return_exceptions=True)
+    journal, harness = store.open_async(), Harness(lambda: store)
+    answers = await asyncio.gather(*(journal.begin(harness.request(f"k{n}")) for n in range(5)), return_exceptions=True)
     assert all(isinstance(answer, StoreUnavailable) for answer in answers)
     assert len({id(answer) for answer in answers}) == 5
 
 
-async def test_a_cancelled_begin_still_tells_its_caller_that_it_won(store: SQLiteStore, bench: Bench) -> None:
+async def test_a_cancelled_begin_still_tells_its_caller_that_it_won(store: SQLiteStore, harness: Harness) -> None:
     """Otherwise a claim would be held by nobody until its lease ends, and then count as unknown."""
     journal = store.open_async()
     await journal.ping()
     told: list[Claimed] = []
 
     async def call() -> None:
-        told.append(claimed(await journal.begin(bench.ask("k"))))
+        told.append(claimed(await journal.begin(harness.request("k"))))
         await asyncio.sleep(60)
 
     task = asyncio.ensure_future(call())
@@ -118,7 +119,7 @@ async def test_a_cancelled_begin_still_tells_its_caller_that_it_won(store: SQLit
     await journal.close()
 
 
-async def test_a_timeout_around_a_step_is_still_a_timeout(store: SQLiteStore, bench: Bench) -> None:
+async def test_a_timeout_around_a_step_is_still_a_timeout(store: SQLiteStore, harness: Harness) -> None:
     journal = store.open_async()
     other = sqlite3.connect(store.path, isolation_level=None)
     await journal.ping()
@@ -128,7 +129,7 @@ async def test_a_timeout_around_a_step_is_still_a_timeout(store: SQLiteStore, be
 
     async def call() -> None:
         async with asyncio.timeout(0.05):
-            claimed(await journal.begin(bench.ask("k")))
+            claimed(await journal.begin(harness.request("k")))
             await asyncio.sleep(60)
 
     with pytest.raises(TimeoutError):
@@ -138,11 +139,11 @@ async def test_a_timeout_around_a_step_is_still_a_timeout(store: SQLiteStore, be
     await journal.close()
 
 
-def test_both_faces_and_many_loops_at_once(store: SQLiteStore, bench: Bench) -> None:
+def test_both_faces_and_many_loops_at_once(store: SQLiteStore, harness: Harness) -> None:
     def in_loop(number: int) -> int:
         async def work() -> int:
             journal = store.open_async()
-            answers = [await journal.begin(bench.ask(f"k{n}", f"loop-{number}")) for n in range(40)]
+            answers = [await journal.begin(harness.request(f"k{n}", f"loop-{number}")) for n in range(40)]
             await journal.close()
             return sum(isinstance(answer, Claimed) for answer in answers)
 
@@ -150,8 +151,8 @@ def test_both_faces_and_many_loops_at_once(store: SQLiteStore, bench: Bench) -> 
 
     def in_thread(number: int) -> int:
         journal = store.open_sync()
-        answers = [drive(journal.begin(bench.ask(f"k{n}", f"thread-{number}"))) for n in range(40)]
-        drive(journal.close())
+        answers = [journal.begin(harness.request(f"k{n}", f"thread-{number}")) for n in range(40)]
+        journal.close()
         return sum(isinstance(answer, Claimed) for answer in answers)
 
     with ThreadPoolExecutor(6) as pool:
@@ -159,10 +160,10 @@ def test_both_faces_and_many_loops_at_once(store: SQLiteStore, bench: Bench) -> 
     assert sum(won) == 40
 
 
-def test_an_interrupted_leader_does_not_take_others_with_it(store: SQLiteStore, bench: Bench) -> None:
+def test_an_interrupted_leader_does_not_take_others_with_it(store: SQLiteStore, harness: Harness) -> None:
     journal = store.open_sync()
-    drive(journal.ping())
-    file: DatabaseFile = journal._file  # type: ignore[attr-defined]
+    journal.ping()
+    file: DatabaseFile = journal._file
     ran: list[str] = []
 
     def interrupted(connection: sqlite3.Connection) -> None:
@@ -184,7 +185,7 @@ def test_an_interrupted_leader_does_not_take_others_with_it(store: SQLiteStore, 
         lambda connection: connection.execute("SELECT value FROM meta WHERE name = 'version_floor'").fetchone()
     )
     assert floor == (0,), "what the interrupted step did is undone"
-    drive(journal.close())
+    journal.close()
 
 
 def test_a_commit_that_fails_by_itself_is_not_taken_for_done(
@@ -192,8 +193,8 @@ def test_a_commit_that_fails_by_itself_is_not_taken_for_done(
 ) -> None:
     """SQLite may roll back on its own; the transaction is over then, and still nothing was kept."""
     journal = store.open_sync()
-    drive(journal.ping())
-    file: DatabaseFile = journal._file  # type: ignore[attr-defined]
+    journal.ping()
+    file: DatabaseFile = journal._file
 
     class Failing(sqlite3.Connection):
         def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
@@ -202,7 +203,7 @@ def test_a_commit_that_fails_by_itself_is_not_taken_for_done(
                 raise sqlite3.OperationalError("disk I/O error")
             return super().execute(sql, *values)  # type: ignore[arg-type]
 
-    drive(journal.close())
+    journal.close()
     monkeypatch.setattr(file, "open", lambda: sqlite3.connect(store.path, isolation_level=None, factory=Failing))
     with pytest.raises(StoreUnavailable):
         file.write(Operation(lambda connection: None))
@@ -220,19 +221,19 @@ def _forked(work: object) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_forked_child_inherits_no_connection_and_works(store: SQLiteStore, bench: Bench) -> None:
+def test_a_forked_child_inherits_no_connection_and_works(store: SQLiteStore, harness: Harness) -> None:
     journal = store.open_sync()
-    held = claimed(drive(journal.begin(bench.ask("k"))))
+    held = claimed(journal.begin(harness.request("k")))
 
     def child() -> None:
         assert not [name for name in _open_files() if "antiphon.db" in name]
-        assert existing(drive(journal.begin(bench.ask("k", "call-2")))).current.version == held.version
-        claimed(drive(journal.begin(bench.ask("of-the-child"))))
+        assert existing(journal.begin(harness.request("k", "call-2"))).current.version == held.version
+        claimed(journal.begin(harness.request("of-the-child")))
 
     assert _forked(child) == 0
-    assert drive(journal.settle("k", held.version, done())) is not None
-    assert existing(drive(journal.read("of-the-child"))).current.state == "inflight"
-    drive(journal.close())
+    assert journal.settle("k", held.version, done()) is not None
+    assert existing(journal.read("of-the-child")).current.state == "inflight"
+    journal.close()
 
 
 def _open_files() -> list[str]:
@@ -243,48 +244,48 @@ def _open_files() -> list[str]:
     return names
 
 
-def test_forks_while_threads_write(store: SQLiteStore, bench: Bench) -> None:
+def test_forks_while_threads_write(store: SQLiteStore, harness: Harness) -> None:
     journal = store.open_sync()
     stop = threading.Event()
     counts = [0, 0]
 
     def write(number: int) -> None:
         while not stop.is_set():
-            claimed(drive(journal.begin(bench.ask(f"t{number}-{counts[number]}"))))
+            claimed(journal.begin(harness.request(f"t{number}-{counts[number]}")))
             counts[number] += 1
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(2)]
     for thread in threads:
         thread.start()
     for n in range(10):
-        assert _forked(lambda n=n: claimed(drive(journal.begin(bench.ask(f"child-{n}"))))) == 0
+        assert _forked(lambda n=n: claimed(journal.begin(harness.request(f"child-{n}")))) == 0
     stop.set()
     for thread in threads:
         thread.join()
-    found = drive(journal.list(tenant=bench.tenant, limit=100_000))
+    found = journal.list(tenant=harness.tenant, limit=100_000)
     assert len(found) == sum(counts) + 10
-    drive(journal.close())
+    journal.close()
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_a_fork_while_others_wait_leaves_the_child_usable(kind: str, tmp_path: Path) -> None:
     made: MemoryStore | SQLiteStore = MemoryStore() if kind == "memory" else SQLiteStore(tmp_path / "a.db")
-    bench = Bench(lambda: made)
-    journal: Journal = made.open_sync()
-    held = claimed(drive(journal.begin(bench.ask("k"))))
-    waiter = threading.Thread(target=lambda: drive(journal.wait("k", held.version, 30)))
+    harness = Harness(lambda: made)
+    journal: SyncJournal = made.open_sync()
+    held = claimed(journal.begin(harness.request("k")))
+    waiter = threading.Thread(target=lambda: journal.wait("k", held.version, 30))
     waiter.start()
-    assert _forked(lambda: drive(journal.settle("other", 1, done()))) == 0
-    assert _forked(lambda: drive(journal.wait("k", held.version, 0.01))) == 0
-    drive(journal.settle("k", held.version, done()))
+    assert _forked(lambda: journal.settle("other", 1, done())) == 0
+    assert _forked(lambda: journal.wait("k", held.version, 0.01)) == 0
+    journal.settle("k", held.version, done())
     waiter.join(10)
     assert not waiter.is_alive()
-    drive(journal.close())
+    journal.close()
 
 
-async def test_an_async_journal_works_in_a_forked_child(store: SQLiteStore, bench: Bench) -> None:
+async def test_an_async_journal_works_in_a_forked_child(store: SQLiteStore, harness: Harness) -> None:
     journal = store.open_async()
-    await journal.begin(bench.ask("k"))
+    await journal.begin(harness.request("k"))
 
     def child() -> None:
         thread = threading.Thread(target=lambda: asyncio.run(use()))  # this thread's loop is the parent's
@@ -295,7 +296,7 @@ async def test_an_async_journal_works_in_a_forked_child(store: SQLiteStore, benc
     answers: list[object] = []
 
     async def use() -> None:
-        answers.append(await journal.begin(bench.ask("k", "call-2")))
+        answers.append(await journal.begin(harness.request("k", "call-2")))
 
     assert _forked(child) == 0
     await journal.close()

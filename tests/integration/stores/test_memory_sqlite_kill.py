@@ -8,25 +8,24 @@ import sys
 import time
 from pathlib import Path
 
-from antiphon._drive import drive
 from antiphon.stores import SQLiteStore
 
 KILLS = 15
 
 CHILD = """
 import sys
-from antiphon._drive import drive
 from antiphon.stores import SQLiteStore
-from antiphon.testing._bench import Bench, claimed, done
+from antiphon.testing._harness import Harness, claimed, done
 store = SQLiteStore(sys.argv[1])
-journal, bench, number = store.open_sync(), Bench(lambda: store), sys.argv[2]
-bench.tenant = "t"
+journal, harness, number = store.open_sync(), Harness(lambda: store), sys.argv[2]
+harness.tenant = "t"
 out = sys.stdout
 for n in range(100_000):
     key = f"{number}-{n}"
-    held = claimed(drive(journal.begin(bench.ask(key), bench.rows("run", f"started {key}"))))
+    held = claimed(journal.begin(harness.request(key), harness.rows("run", f"started {key}")))
     out.write(f"held {key}\\n"); out.flush()
-    drive(journal.settle(key, held.version, done(), bench.rows("run", f"finished {key}")))
+    ttl_ms = 3_600_000 if n % 4 else 60_000  # both ways to write it
+    journal.settle(key, held.version, done(ttl_ms=ttl_ms), harness.rows("run", f"finished {key}"))
     out.write(f"done {key}\\n"); out.flush()
 """
 
@@ -47,10 +46,10 @@ def test_killed_at_random_points(tmp_path: Path) -> None:
         child.wait()
         told += [line.split() for line in lines if line.endswith("\n") and line.strip()]
     journal = SQLiteStore(path).open_sync()
-    records = {record.key: record for record in drive(journal.list(tenant="t", limit=100_000))}
+    records = {record.key: record for record in journal.list(tenant="t", limit=100_000)}
     types = set()
     start = 0
-    while events := drive(journal.events("run", start=start, limit=500)):
+    while events := journal.events("run", start=start, limit=500):
         assert [event.seq for event in events] == list(range(start, start + len(events))), "no gap"
         types |= {event.type for event in events}
         start += len(events)
@@ -64,4 +63,4 @@ def test_killed_at_random_points(tmp_path: Path) -> None:
     for key, record in records.items():  # claim and event are one commit
         assert f"started {key}" in types
         assert (f"finished {key}" in types) == (record.state == "done")
-    drive(journal.close())
+    journal.close()

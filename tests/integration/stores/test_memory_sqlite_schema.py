@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.stores import SQLiteStore
 from antiphon.stores._common import SQL_FOLDER
 from antiphon.stores._sqlite_catalogue import Filter
 from antiphon.stores._sqlite_claims import SQL
 from antiphon.stores._sqlite_connect import migrations, statements
+from antiphon.testing._harness import Harness, claimed, done, existing
 
 ALLOWED_SCANS = {"tools", "o", "p", "breakers"}
 """One row per tool, the table of claims that are not done, and one row per breaker: none grows with history."""
@@ -27,8 +27,8 @@ def shape(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
 def migrated(tmp_path: Path) -> sqlite3.Connection:
     store = SQLiteStore(tmp_path / "a.db")
     journal = store.open_sync()
-    drive(journal.ping())
-    drive(journal.close())
+    journal.ping()
+    journal.close()
     return sqlite3.connect(store.path)
 
 
@@ -82,3 +82,23 @@ def test_filters_never_scan(migrated: sqlite3.Connection, tool: str, session: st
 def test_a_planted_full_scan_is_found(migrated: sqlite3.Connection) -> None:
     assert plan(migrated, "SELECT * FROM claims WHERE owner = ?")[0].startswith("SCAN")
     migrated.close()
+
+
+def test_records_of_earlier_releases_are_read_and_settled(tmp_path: Path) -> None:
+    """They name only the process as their owner, and write a request without what came later."""
+    journal = SQLiteStore(tmp_path / "a.db").open_sync()
+    harness = Harness(lambda: SQLiteStore(tmp_path / "a.db"))
+    held = claimed(journal.begin(harness.request("k")))
+    request = b'{"sessionKey":"s","actorId":"a","requestId":"r","paramsDigest":"d","identity":"call-1"}'
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute("UPDATE claims SET owner = 'worker-1', request = ?", (request,))
+    connection.close()
+    seen = existing(journal.begin(harness.request("k"))).current
+    assert (seen.owner, seen.request.params_digest_exact, seen.request.tool_call_id or None) == ("worker-1", "", None)
+    assert [record.owner for record in journal.list(tenant=harness.tenant)] == ["worker-1"]
+    settled = journal.settle("k", held.version, done())
+    claimed(journal.take_over(harness.request("k", "call-2"), settled or 0))
+    own = existing(journal.read("k", "call-1")).own
+    assert own is not None
+    assert own.owner == "worker-1"
+    journal.close()

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
-from antiphon.ports import Journal
+from antiphon.ports import SyncJournal
 from antiphon.stores import SQLiteStore, _sqlite_room
-from antiphon.testing._bench import Bench, claimed, done
+from antiphon.testing._harness import Harness, claimed, done
 
 WRITER = """
 import os, sys
@@ -27,12 +26,12 @@ os._exit(9)
 """
 
 
-def finish(journal: Journal, number: int) -> None:
+def finish(journal: SyncJournal, number: int) -> None:
     """So many claims, each settled: two commits each."""
-    bench = Bench(lambda: SQLiteStore("unused"))
+    harness = Harness(lambda: SQLiteStore("unused"))
     for n in range(number):
-        version = claimed(drive(journal.begin(bench.ask(f"key-{n}")))).version
-        assert drive(journal.settle(f"key-{n}", version, done())) is not None
+        version = claimed(journal.begin(harness.request(f"key-{n}"))).version
+        assert journal.settle(f"key-{n}", version, done()) is not None
 
 
 def log_size(path: Path) -> int:
@@ -45,9 +44,9 @@ def test_the_log_does_not_grow_with_each_commit(tmp_path: Path) -> None:
     finish(journal, 20)
     size = log_size(path)
     assert size > 2 << 20
-    bench = Bench(lambda: SQLiteStore("unused"))
+    harness = Harness(lambda: SQLiteStore("unused"))
     for n in range(60):
-        claimed(drive(journal.begin(bench.ask(f"more-{n}"))))
+        claimed(journal.begin(harness.request(f"more-{n}")))
     assert log_size(path) == size
 
 
