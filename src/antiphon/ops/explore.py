@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
@@ -116,7 +117,12 @@ def execute_exploring(
             _remember(kind, site.call, payload, meta, asked, invoker)
         return recorder.encode(kind, site, payload, meta)
 
-    recorder.scope.encode = encode
+    def compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
+        if kind in ("call.started", "call.finished"):
+            _remember(kind, site.call, orjson.loads(payload), orjson.loads(meta), asked, invoker)
+        return recorder.compose(kind, site, payload, meta)
+
+    recorder.scope.encode, recorder.scope.compose = encode, compose
     run = Run(recorder, manifest)
     recorded_input = given if given is not None else tape.input()
     run.input = recorded_input

@@ -135,6 +135,9 @@ def watched(
             setup.saw_prompt(payload)
         return Seen(kind, site, payload, meta)
 
+    def compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Any:
+        return encode(kind, site, orjson.loads(payload), orjson.loads(meta))
+
     def see(rows: Sequence[Any]) -> None:
         observer.see(rows)
 
@@ -142,15 +145,12 @@ def watched(
         observer.see(rows)
 
     recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, write=see, write_async=see_async)
-    recorder.scope.encode = encode
-    recorder.scope.compose = lambda kind, site, payload, meta: encode(
-        kind, site, orjson.loads(payload), orjson.loads(meta)
-    )
+    recorder.scope.encode, recorder.scope.compose = encode, compose
     recorder.scope.present = lambda arguments, digest: (
         (arguments, digest, False) if digest in tape.plain else recorder.present(arguments, digest)
     )
-    recorder.scope.shown = lambda arguments, digest, text: (
-        (dump(arguments), digest, False) if digest in tape.plain else recorder.shown(arguments, digest, text)
+    recorder.scope.shown = lambda arguments, digest, canonical=None: (
+        (dump(arguments), digest, False) if digest in tape.plain else recorder.shown(arguments, digest, canonical)
     )
     entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
     given = tape.input()
