@@ -15,6 +15,7 @@ from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
 from antiphon._gateway.settlement import answered, refused
 from antiphon._gateway.steps import Read, Refresh, Step
+from antiphon._gateway.turns import TurnState
 from antiphon.decide.loop import LoopVerdict
 from antiphon.errors import InvalidInput
 
@@ -23,75 +24,73 @@ _held = held.get
 
 def admit(call: GuardedCall) -> Step:
     """The first step of a call."""
-    call.started = call.plan.monotonic()
-    run = call.run
-    if run is not None and run.scope.invoker is not None:
-        return replay.ask(call, _admit_live)
-    return _admit_live(call)
-
-
-def _admit_live(call: GuardedCall) -> Step:
-    """Nothing answers the call in place of the world."""
-    plan, now = call.plan, call.started
+    plan, run = call.plan, call.run
+    call.started = now = plan.monotonic()
+    if run is not None and run.scope.invoker is not None and not run.entered:
+        return replay.ask(call, admit)
     if now >= plan.plans.next_refresh:
         if not plan.off:
             return Refresh(_refreshed)
         plan.plans.look()  # the store is left alone
         call.plan = plan = plan.plans.plan(plan.tool)
-    options = call.options
-    call.policy = policy = plan.policy if options is NO_OPTIONS else Policy(plan, options)
+    call.policy = plan.policy if call.options is NO_OPTIONS else Policy(plan, call.options)
     if plan.hooks is not None and (stopped := _ask_hooks(call)) is not None:
         return refused(call, stopped)
     if plan.off:
         call.run = call.turn = None
         return attempt.dispatch(call)
-    policy = call.policy
     try:
-        _derive(call, plan, policy)
+        _derive(call, plan)
     except InvalidInput as error:
         return refused(call, failed("error", "validation_error", str(error)))
-    run = call.run
     if run is not None:
         if not run.entered:
             run.enter(call.arguments, call.params)
         call.identity = call.identity or run.identity
     if plan.on_start:
         plan.reporter.started(call, plan.on_start)
-    if plan.shadow is not None and not policy.safety:
+    if plan.shadow is not None and not call.policy.safety:
         return _shadow(call, plan.shadow)
+    stop = _stopped(call, plan, now)
+    return claim.begin(call) if stop is None else stop
+
+
+def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
+    """Deadline, turn control, loop guard, reentrancy and breakers: what keeps a call from its claim."""
+    policy, turn, pair = call.policy, call.turn, call.pair
     if policy.deadline is not None and policy.deadline <= now:
         return answered(call, outcomes.too_late())
-    pair, turn = call.pair, call.turn
-    if turn is not None and pair in turn.succeeded and (denied := _deny(call)) is not None:
+    if turn is not None and pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
         return answered(call, denied)
-    if plan.watches and (guard := _guard(call, now)) is not None:
-        call.guard = guard
+    if plan.watches and (call.run is not None or turn is not None or call.call_id is not None):
+        call.guard = guard = _guard(call, now)  # calls that no agent loop makes have none
         fresh = call.identity is call.request_id and plan.bound_loop
         if not (fresh and guard.loop.is_new(pair)) and (blocked := _ask_guard(call, guard, now)) is not None:
             return answered(call, blocked)
+    unclaimed = policy.mode == "disabled" or (plan.unclaimed and policy.given_key is None)
     if _held() is not None and policy.mode != "disabled" and is_held(call.key):
         return answered(call, outcomes.reentrant(plan.name))
-    claims = policy.mode != "disabled" and not (plan.unclaimed and policy.given_key is None)
     for _, breaker in policy.path:
         if breaker.pass_for_all is None and plan.open_mode and (refusal := breaker.peek(now)) is not None:
             stop = outcomes.circuit_open(plan.name, refusal)
-            if not claims:
+            if unclaimed:
                 return answered(call, stop)
             call.off_path().refusal = stop
             return Read(call.key, call.identity, claim.looked)
-    return claim.begin(call) if claims else claim.start_unclaimed(call)
+    return claim.start_unclaimed(call) if unclaimed else None
 
 
 def _refreshed(call: GuardedCall, _: None) -> Step:
     """Settings, hooks or listeners may have changed: go on with the plan as of now."""
     call.plan = call.plan.plans.plan(call.plan.tool)
-    return _admit_live(call)
+    return admit(call)
 
 
-def _derive(call: GuardedCall, plan: Plan, policy: Policy) -> None:
+def _derive(call: GuardedCall, plan: Plan) -> None:
     """Compute the keys of the call (R2, D1)."""
-    maker, call.template = plan.keys(call.place)
-    if policy.given_key is None:
+    maker, call.template = plan.known_keys.get(call.place) or plan.make_keys(call.place)
+    given_key = call.policy.given_key
+    if given_key is None:
         key, call.idempotency_key, params, exact = maker.quick(call.arguments, plan.reuses)
         call.pair = (plan.name, key)
         if exact is None:
@@ -99,7 +98,7 @@ def _derive(call: GuardedCall, plan: Plan, policy: Policy) -> None:
         else:
             call.params = (hashlib.sha256(params).hexdigest(), hashlib.sha256(exact).hexdigest())
     else:
-        key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, policy.given_key)
+        key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, given_key)
         call.pair = (plan.name, digest)
         call.params = (digest, given)
         call.identity = key
@@ -131,10 +130,8 @@ def _shadow(call: GuardedCall, shadow: Plan) -> Step:
     return claim.begin(call)
 
 
-def _deny(call: GuardedCall) -> Outcome | None:
+def _deny(call: GuardedCall, turn: TurnState) -> Outcome | None:
     """Skip a new call of an idempotent tool that has succeeded with these arguments in this turn (T3)."""
-    turn = call.turn
-    assert turn is not None
     if not call.plan.idempotent or call.identity in turn.identities:
         return None
     name = call.plan.tool.spec.name
@@ -145,8 +142,8 @@ def _deny(call: GuardedCall) -> Outcome | None:
     return failed("error", "denied", message, reason="duplicate")
 
 
-def _guard(call: GuardedCall, now: float) -> Guard | None:
-    """The loop guard of the run, else of the session; calls that no agent loop makes have none."""
+def _guard(call: GuardedCall, now: float) -> Guard:
+    """The loop guard of the run, else of the session."""
     if call.run is not None:
         state: dict[Any, Any] = call.run.scope.gateway_state
         known: Guard | None = state.get("loop")
@@ -154,8 +151,6 @@ def _guard(call: GuardedCall, now: float) -> Guard | None:
     if call.turn is not None:
         session = call.turn.session
         return session.known_guard or session.guard(call.plan.loops, now)
-    if call.call_id is None:
-        return None
     return call.plan.guards.of_session(call.place[0], call.place[1], now)
 
 

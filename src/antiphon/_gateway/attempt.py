@@ -164,7 +164,7 @@ def returned(call: GuardedCall) -> Step:
         if moves:
             _moved(call, breaker, moves)
     plan.credit()
-    ended_ms = plan.now_ms()
+    ended_ms = plan.time_ns() // 1_000_000
     took = now - (call.extras.began or call.started)
     call.attempts += (_new(Attempt, (ended_ms - int(took * 1000), ended_ms, "", False)),)
     if call.extras.hooked is not None and call.extras.stream is None:

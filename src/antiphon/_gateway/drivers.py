@@ -26,7 +26,7 @@ from antiphon._gateway.recording import RunEntry
 from antiphon._gateway.repair import abandon, broke_off
 from antiphon._gateway.settlement import settled
 from antiphon._gateway.source import Opened, Source, within
-from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Step
+from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Plain, Step
 from antiphon.errors import StoreError
 from antiphon.ports import Answer, Blobs, Invocation, Journal, Row, SyncJournal
 
@@ -44,18 +44,18 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
                     step = broke_off(call, step, broken)
                 elif step is None:
                     step = admit(call)
-                while True:
+                while True:  # a plain call goes through once
                     if step is BEGIN:
                         step = claimed(call, world.begin(call, call.events))
-                    elif step is INVOKE:
+                    if step is INVOKE:
                         call.entered = call.number
                         call.value = call.plan.function(**call.arguments)
                         step = returned(call)
-                    elif step is SETTLE:
+                    if step is SETTLE:
                         step = settled(call, world.settle(call.key, call.version, call.settlement, call.events))
-                    elif step is DONE:
+                    if step is DONE:
                         break
-                    else:
+                    if step.__class__ is not Plain:
                         step = step.then(call, step.ask(world))
                 break
             except BaseException as raised:
@@ -86,15 +86,15 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                 while True:
                     if step is BEGIN:
                         step = claimed(call, await world.begin(call, call.events))
-                    elif step is INVOKE:
+                    if step is INVOKE:
                         call.entered = call.number
                         call.value = await call.plan.function(**call.arguments)
                         step = returned(call)
-                    elif step is SETTLE:
+                    if step is SETTLE:
                         step = settled(call, await world.settle(call.key, call.version, call.settlement, call.events))
-                    elif step is DONE:
+                    if step is DONE:
                         return call.outcome
-                    else:
+                    if step.__class__ is not Plain:
                         step = step.then(call, await step.ask(world))
             except BaseException as raised:
                 error = raised

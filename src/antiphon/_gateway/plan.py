@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from antiphon.decide.breaker import Breaker
 from antiphon.decide.budget import TokenBucket
 from antiphon.errors import ConfigError
 from antiphon.keys import KeyMaker
-from antiphon.ports import BreakerRow, ClaimTemplate
+from antiphon.ports import BreakerRow, ClaimTemplate, Clock
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -63,6 +64,7 @@ class Policy:
         "deadline",
         "given_key",
         "inline",
+        "known_keys",
         "max_attempts",
         "max_elapsed_ms",
         "mode",
@@ -128,7 +130,6 @@ class Plan:
     """What calls of one tool do as things stand."""
 
     __slots__ = (
-        "_keys",
         "_settings",
         "begin_prefix",
         "bind",
@@ -145,11 +146,12 @@ class Plan:
         "hooks",
         "idempotent",
         "inline",
+        "known_keys",
+        "largest",
         "lease_ms",
         "loops",
         "monotonic",
         "name",
-        "now_ms",
         "off",
         "on_blocked",
         "on_end",
@@ -168,6 +170,7 @@ class Plan:
         "stale",
         "tallies",
         "threads",
+        "time_ns",
         "tool",
         "ttl_ms",
         "unclaimed",
@@ -209,17 +212,19 @@ class Plan:
         self.replicas = plans.settings.wait_replicas
         self.form = Form(spec, tool.streams)
         # what its calls share
-        self.clock, self.monotonic, self.now_ms = plans.clock, plans.clock.monotonic, plans.clock.now_ms
+        self.clock, self.monotonic, self.time_ns = plans.clock, plans.clock.monotonic, plans.time_ns
         self.breakers = plans.breakers if shadow_of is None else plans.shadow_breakers
         self.path: Path = () if self.off else self.breakers.path(tool, "tool")
         self.budget = plans.budget(tool) if shadow_of is None else TokenBucket()
         self.credit = self.budget.success
+        self.largest = plans.results.largest_plain
+        """Bytes of a result that is kept as it is, without a look at what is in it."""
         self.reporter, self.results, self.threads = reporter, plans.results, plans.threads
         self.hold, self.release = plans.leases.hold, plans.leases.release
         self.guards, self.loops = plans.guards, plans.guards.policy
         self.tallies = Tallies(None if self.off else reporter.metrics, tool)
         self.begin_prefix = "" if shadow_of is None else "shadow."
-        self._keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of._keys
+        self.known_keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of.known_keys
         self.policy = Policy(self, NO_OPTIONS)
         shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
         self.shadow = Plan(plans, tool, shadow_of=self) if shadowed else None
@@ -229,12 +234,11 @@ class Plan:
         """The breakers that a call must pass."""
         return self.path if hint == "tool" or self.off else self.breakers.path(self.tool, hint)
 
-    def keys(self, place: Place) -> Keys:
-        """What the keys and claims of a session and actor share; made once."""
-        known = self._keys.get(place)
-        return known if known is not None else self._make_keys(place)
+    def now_ms(self) -> int:
+        return self.time_ns() // 1_000_000
 
-    def _make_keys(self, place: Place) -> Keys:
+    def make_keys(self, place: Place) -> Keys:
+        """What the keys and claims of a session and actor share; made once."""
         session, actor, workspace = place
         settings, tool = self._settings, self.tool
         space = workspace or settings.workspace
@@ -249,9 +253,9 @@ class Plan:
             tenant=settings.tenant,
             workspace=space,
         )
-        if len(self._keys) >= _PLACES_KEPT:
-            self._keys.clear()
-        made = self._keys[place] = Keys(maker, template)
+        if len(self.known_keys) >= _PLACES_KEPT:
+            self.known_keys.clear()
+        made = self.known_keys[place] = Keys(maker, template)
         return made
 
 
@@ -281,6 +285,8 @@ class Plans:
         self.store = dependencies.store
         self.settings = settings = dependencies.settings
         self.clock = clock = dependencies.clock
+        plain = type(clock).now_ms is Clock.now_ms
+        self.time_ns = time.time_ns if plain else lambda: clock.now_ms() * 1_000_000
         self.reporter = dependencies.reporter
         self.results = ResultStore(dependencies)
         self.inline_kind = "async" if asynchronous else "sync"

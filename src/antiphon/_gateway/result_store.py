@@ -34,6 +34,8 @@ class ResultStore:
         self._sealer = dependencies.sealer
         self.payload_limit = dependencies.settings.payload_limit
         self._result_limit = dependencies.settings.result_limit
+        self.largest_plain = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
+        """Bytes of a result that is kept as it is, whatever is in it."""
         self.tenant = dependencies.settings.tenant
 
     def clean(self, text: str) -> str:

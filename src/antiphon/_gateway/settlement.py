@@ -34,7 +34,7 @@ def settle_success(call: GuardedCall, now: float) -> Step:
         call.outcome.payload = payload
     if plan.watched_only:
         payload = _WATCHED
-    elif plan.tool.streams or not plan.results.is_plain(payload):
+    elif len(payload) > plan.largest and (plan.tool.streams or not plan.results.is_plain(payload)):
         return _keep(call, payload)
     attempts = call.attempts
     call.settlement = _new(
