@@ -157,8 +157,7 @@ async def test_an_effect_in_flight_is_not_dispatched_again(
         return {"nodeId": nodeId}
 
     gateway = client.host.tenant("default").gateway
-    tool = gateway.core.tools[SIDE_EFFECT_TOOL]
-    gateway.register(effect, tool.spec)
+    gateway.register(effect, gateway.tools[SIDE_EFFECT_TOOL])
     run = await client.start("conformance-replay-side-effect", {"delayMs": 1})
     while dispatched == 0:
         await asyncio.sleep(0.01)
