@@ -198,7 +198,7 @@ class World:
             logging.getLogger("antiphon").setLevel(level)
         import planted  # type: ignore[import-not-found]
 
-        self.metrics = planted.gateway.metrics()
+        self.metrics = str(planted.gateway.core.telemetry.metrics.render())
 
     def leaks(self, data: bytes) -> list[str]:
         known = [secret for secret in self.secrets if any(part in data for part in needles(secret))]

@@ -157,7 +157,8 @@ async def test_an_effect_in_flight_is_not_dispatched_again(
         return {"nodeId": nodeId}
 
     gateway = client.host.tenant("default").gateway
-    gateway.register(effect, gateway.tools[SIDE_EFFECT_TOOL])
+    tool = gateway.core.tools[SIDE_EFFECT_TOOL]
+    gateway.register(effect, tool.spec)
     run = await client.start("conformance-replay-side-effect", {"delayMs": 1})
     while dispatched == 0:
         await asyncio.sleep(0.01)
