@@ -1,4 +1,4 @@
-"""Complete a coroutine that never suspends: how the synchronous face runs the one core. Or wait to be cancelled."""
+"""Complete a coroutine that never suspends, or wait to be cancelled."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Suspended(RuntimeError):
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run *coroutine* to its end with a single step.
 
-    In the synchronous face every port completes without suspending, so one ``send`` is
-    enough. A suspension means that an asynchronous part was plugged in: the coroutine is
-    closed, its ``finally`` blocks run, and :class:`Suspended` is raised.
+    Model calls and operators' acts are written once, as coroutines; those of synchronous code never suspend, so one
+    ``send`` is enough. A suspension means that an asynchronous part was plugged in: the coroutine is closed, its
+    ``finally`` blocks run, and :class:`Suspended` is raised.
     """
     try:
         coroutine.send(None)

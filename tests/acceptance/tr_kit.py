@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon import Gateway
-from antiphon._drive import drive
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import BreakerPolicy
 from antiphon.ports import Store
@@ -50,9 +49,9 @@ class Bench:
     def records(self) -> list[DedupeRecord]:
         journal = self.store.open_sync()
         try:
-            return drive(journal.list(tenant="default"))
+            return journal.list(tenant="default")
         finally:
-            drive(journal.close())
+            journal.close()
 
     def breaker_state(self, name: str = "act") -> str:
         state: str = self.gateway._plans.breakers.get(f"tool/tools/{name}").state

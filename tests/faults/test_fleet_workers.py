@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.config.stores import open_store
 from antiphon.decide.claim import is_unknown
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, short, summary, until
@@ -55,7 +54,7 @@ def test_a_killed_worker_leaves_an_explicit_unknown(fleet_url: str, effects: Eff
             assert (answer["status"], answer["code"], answer["attempts"]) == ("error", "outcome_unknown", 0)
             assert "antiphon claims resolve" in answer["message"]
     assert effects.counts()["charge:o1"] == 1, "nothing ran twice"
-    (record,) = drive(open_store(fleet_url).open_sync().list(tenant="default"))
+    (record,) = open_store(fleet_url).open_sync().list(tenant="default")
     assert is_unknown(record)
 
 

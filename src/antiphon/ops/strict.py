@@ -145,17 +145,21 @@ def watched(
         observer.see(rows)
 
     recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, write=see, write_async=see_async)
+
+    def present(arguments: Any, digest: str) -> tuple[Any, str, bool]:
+        return (arguments, digest, False) if digest in tape.plain else recorder.present(arguments, digest)
+
+    def shown(arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, bool]:
+        if digest in tape.plain:
+            return dump(arguments), digest, False
+        return recorder.shown(arguments, digest, canonical)
+
     recorder.scope.encode, recorder.scope.compose = encode, compose
-    recorder.scope.present = lambda arguments, digest: (
-        (arguments, digest, False) if digest in tape.plain else recorder.present(arguments, digest)
-    )
-    recorder.scope.shown = lambda arguments, digest, canonical=None: (
-        (dump(arguments), digest, False) if digest in tape.plain else recorder.shown(arguments, digest, canonical)
-    )
+    recorder.scope.present, recorder.scope.shown = present, shown
     entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
-    given = tape.input()
-    shown = {} if given is None else {"input": given}
-    observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **shown}, {}),))
+    recorded = tape.input()
+    given = {} if recorded is None else {"input": recorded}
+    observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **given}, {}),))
     return StrictResult(observer, invoker, setup), Run(recorder, tape.manifest)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon._drive import drive
 from antiphon.errors import OutcomeUnknown, StoreUnavailable
 from antiphon.stores import ComposedStore
 from tests.faults.fleet_kit import Effects, Worker
@@ -69,11 +68,11 @@ def test_the_configuration_composes_two_stores(config: Path, effects: Effects) -
     assert " + postgresql://" in app.store.url
     with app.run("orders") as run:
         assert charge("a") == {"receipt": "for a"}
-    events = drive(app.journal.events(run.id))
+    events = app.journal.events(run.id)
     assert [event.type for event in events if event.type.startswith("call.")] == ["call.started", "call.finished"]
-    (record,) = drive(app.journal.list(tenant="default"))
+    (record,) = app.journal.list(tenant="default")
     assert record.state == "done"
-    facts = drive(app.journal.ping())
+    facts = app.journal.ping()
     assert (facts["claims"]["store"], facts["log"]["store"]) == ("redis", "postgres")
 
 
@@ -84,7 +83,7 @@ def test_an_outcome_without_a_settled_claim_is_repaired_from_the_log(config: Pat
         assert charge("first") == {"receipt": "for first"}
         assert charge("dies before settling") == {"receipt": "for dies before settling"}
     assert effects.file.read_text().splitlines() == ["charge:first", "charge:dies before settling"], "nothing ran twice"
-    states = {record.state for record in drive(app.journal.list(tenant="default"))}
+    states = {record.state for record in app.journal.list(tenant="default")}
     assert states == {"done"}
 
 

@@ -16,6 +16,7 @@ from antiphon.config.stores import open_store
 from antiphon.ops.admin import Admin
 from antiphon.ports import Clock
 from antiphon.redact import Redactor
+from antiphon.stores._adapters import AsyncFromSync
 from tests.faults.fleet_kit import Effects, fleet, open_async_gateway, open_gateway, serve, until
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
@@ -79,7 +80,7 @@ def _async_worker(url: str, effects: Effects, number: int, pipe: Connection) -> 
 
 
 def _admin(url: str) -> Admin:
-    journal = open_store(url).open_sync()
+    journal = AsyncFromSync(open_store(url).open_sync())
     return Admin(journal, tenant="default", workspace="default", clock=Clock(), redactor=Redactor(salt="0" * 32))
 
 

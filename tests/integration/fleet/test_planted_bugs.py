@@ -18,6 +18,7 @@ from antiphon.contract.spec import Ttls
 from antiphon.ops.admin import Admin
 from antiphon.ports import Claimed, Clock, Final
 from antiphon.redact import Redactor
+from antiphon.stores._adapters import AsyncFromSync
 from tests.faults.fleet_kit import Effects, fleet, open_gateway, serve, until
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
@@ -25,7 +26,7 @@ KEY = "tool/tools/send"
 
 
 def _force_open(url: str) -> None:
-    journal = open_store(url).open_sync()
+    journal = AsyncFromSync(open_store(url).open_sync())
     admin = Admin(journal, tenant="default", workspace="default", clock=Clock(), redactor=Redactor(salt="0" * 32))
     drive(admin.force_open(KEY, "by hand"))
     drive(journal.close())
