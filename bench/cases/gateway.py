@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import antiphon
 from antiphon._gateway.express import Express
+
+import antiphon
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore, SQLiteStore
 

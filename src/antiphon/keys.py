@@ -136,24 +136,10 @@ class KeyMaker:
 
     def keys(self, params: dict[str, Any]) -> CallKeys:
         """The computed key of a call, and what goes with it."""
-        volatile = self._volatile
-        if volatile is not None and type(params) is dict and volatile.isdisjoint(params):
-            canonical = exact = canonical_json(params)
-        else:
-            canonical, exact = self._rule.canonical(params)
-        store, key = self._hashed(canonical + self._after)
+        store, key, canonical, exact = self.quick(params)
         digest = _sha256(canonical).hexdigest()
-        given = digest if exact is canonical else _sha256(exact).hexdigest()
+        given = digest if exact is None else _sha256(exact).hexdigest()
         return CallKeys(store, key, digest, given, store[:16])
-
-    def _hashed(self, rest: bytes) -> tuple[str, str]:
-        """Store key and idempotency key; hashes that were fed the beginning are cheaper than new ones."""
-        hashed = self._fed.copy()
-        hashed.update(rest)
-        key = hashed.hexdigest()
-        hashed = self._store_fed.copy()
-        hashed.update(f'{key}"]'.encode())
-        return hashed.hexdigest(), key
 
     def quick(self, params: dict[str, Any], remember: bool = False) -> QuickKeys:
         """Store key, idempotency key, the canonical parameters, and the given ones where those differ.
@@ -169,7 +155,12 @@ class KeyMaker:
             known = self._memo.get(canonical)
             if known is not None and exact is canonical:
                 return known
-        store, key = self._hashed(canonical + self._after)
+        hashed = self._fed.copy()  # hashes that were fed the beginning are cheaper than new ones
+        hashed.update(canonical + self._after)
+        key = hashed.hexdigest()
+        hashed = self._store_fed.copy()
+        hashed.update(f'{key}"]'.encode())
+        store = hashed.hexdigest()
         if exact is not canonical:
             return store, key, canonical, exact
         keys = (store, key, canonical, None)

@@ -143,14 +143,8 @@ class Existing(NamedTuple):
     now_ms: int
 
 
-class Attempt(NamedTuple):
-    """One try of a call."""
-
-    started_at_ms: int
-    finished_at_ms: int
-    error_code: str = ""
-    """Empty: it succeeded."""
-    retriable: bool = False
+Attempt = tuple[int, int, str, bool]
+"""One try of a call: when it began and ended (ms), the code of its error (empty: none), and whether that is retriable."""
 
 
 class Settlement(NamedTuple):

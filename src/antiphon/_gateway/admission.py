@@ -8,18 +8,17 @@ from typing import Any
 from antiphon._gateway import attempt, claim, replay
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.context import held, is_held
+from antiphon._gateway.context import is_held
 from antiphon._gateway.guards import Guard, refused_by_guard
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
 from antiphon._gateway.settlement import answered, refused
-from antiphon._gateway.steps import Read, Refresh, Step
+from antiphon._gateway.steps import BEGIN, Read, Refresh, Step
 from antiphon._gateway.turns import TurnState
 from antiphon.decide.loop import LoopVerdict
 from antiphon.errors import InvalidInput
-
-_held = held.get
+from antiphon.keys import KeyMaker
 
 
 def admit(call: GuardedCall) -> Step:
@@ -33,14 +32,22 @@ def admit(call: GuardedCall) -> Step:
             return Refresh(_refreshed)
         plan.plans.look()  # the store is left alone
         call.plan = plan = plan.plans.plan(plan.tool)
-    call.policy = plan.policy if call.options is NO_OPTIONS else Policy(plan, call.options)
-    if plan.hooks is not None and (stopped := _ask_hooks(call)) is not None:
-        return refused(call, stopped)
+    call.policy = policy = plan.policy if call.options is NO_OPTIONS else Policy(plan, call.options)
+    if plan.hooks is not None:
+        if (stopped := _ask_hooks(call)) is not None:
+            return refused(call, stopped)
+        policy = call.policy
     if plan.off:
-        call.run = call.turn = None
-        return attempt.dispatch(call)
+        return _switched_off(call)
     try:
-        _derive(call, plan)
+        maker, call.template = plan.known_keys.get(call.place) or plan.make_keys(call.place)
+        if policy.given_key is None:
+            call.key, call.idempotency_key, call.params, exact = maker.quick(call.arguments, plan.reuses)
+            call.pair = (plan.name, call.key)
+            if exact is not None:
+                call.params = (hashlib.sha256(call.params).hexdigest(), hashlib.sha256(exact).hexdigest())
+        else:
+            _derive_given(call, maker, policy.given_key)
     except InvalidInput as error:
         return refused(call, failed("error", "validation_error", str(error)))
     if run is not None:
@@ -52,7 +59,9 @@ def admit(call: GuardedCall) -> Step:
     if plan.shadow is not None and not call.policy.safety:
         return _shadow(call, plan.shadow)
     stop = _stopped(call, plan, now)
-    return claim.begin(call) if stop is None else stop
+    if stop is not None:
+        return stop
+    return BEGIN if run is None else claim.begin(call)
 
 
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
@@ -68,16 +77,20 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
         if not (fresh and guard.loop.is_new(pair)) and (blocked := _ask_guard(call, guard, now)) is not None:
             return answered(call, blocked)
     unclaimed = policy.mode == "disabled" or (plan.unclaimed and policy.given_key is None)
-    if _held() is not None and policy.mode != "disabled" and is_held(call.key):
+    if call.outer is not None and policy.mode != "disabled" and is_held(call.key):
         return answered(call, outcomes.reentrant(plan.name))
-    for _, breaker in policy.path:
+    for breaker in policy.path:
         if breaker.pass_for_all is None and plan.open_mode and (refusal := breaker.peek(now)) is not None:
-            stop = outcomes.circuit_open(plan.name, refusal)
-            if unclaimed:
-                return answered(call, stop)
-            call.off_path().refusal = stop
-            return Read(call.key, call.identity, claim.looked)
+            return _refused(call, outcomes.circuit_open(plan.name, refusal), unclaimed)
     return claim.start_unclaimed(call) if unclaimed else None
+
+
+def _refused(call: GuardedCall, stop: Outcome, unclaimed: bool) -> Step:
+    """A breaker is open: only a settled record can answer."""
+    if unclaimed:
+        return answered(call, stop)
+    call.off_path().refusal = stop
+    return Read(call.key, call.identity, claim.looked)
 
 
 def _refreshed(call: GuardedCall, _: None) -> Step:
@@ -86,23 +99,19 @@ def _refreshed(call: GuardedCall, _: None) -> Step:
     return admit(call)
 
 
-def _derive(call: GuardedCall, plan: Plan) -> None:
-    """Compute the keys of the call (R2, D1)."""
-    maker, call.template = plan.known_keys.get(call.place) or plan.make_keys(call.place)
-    given_key = call.policy.given_key
-    if given_key is None:
-        key, call.idempotency_key, params, exact = maker.quick(call.arguments, plan.reuses)
-        call.pair = (plan.name, key)
-        if exact is None:
-            call.params = params
-        else:
-            call.params = (hashlib.sha256(params).hexdigest(), hashlib.sha256(exact).hexdigest())
-    else:
-        key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, given_key)
-        call.pair = (plan.name, digest)
-        call.params = (digest, given)
-        call.identity = key
-    call.key = key
+def _derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
+    """The keys of a call whose caller or hook named one: that alone is its identity (D2)."""
+    key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, given_key)
+    call.key = call.identity = key
+    call.pair = (call.plan.name, digest)
+    call.params = (digest, given)
+
+
+def _switched_off(call: GuardedCall) -> Step:
+    """The function is called, its hooks fire once, nothing else happens (R12, TR-14)."""
+    call.run = call.turn = None
+    call.key = call.idempotency_key = ""
+    return attempt.dispatch(call)
 
 
 def _ask_hooks(call: GuardedCall) -> Outcome | None:

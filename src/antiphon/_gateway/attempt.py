@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon._gateway import outcome as outcomes
-from antiphon._gateway.call import NO_EXTRAS, GuardedCall, _held, _set_held
+from antiphon._gateway.call import NO_EXTRAS, GuardedCall, _set_held
 from antiphon._gateway.context import CallContext, running
 from antiphon._gateway.late import LateResult
 from antiphon._gateway.outcome import Outcome, failed, interruption
@@ -19,9 +19,6 @@ from antiphon.decide.classify import classify, is_control_flow
 from antiphon.decide.failure import Failure, timed_out
 from antiphon.decide.retry import Retry, Stop, after_failure
 from antiphon.errors import Paused
-from antiphon.ports import Attempt
-
-_new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
 def dispatch(call: GuardedCall) -> Step:
@@ -31,17 +28,14 @@ def dispatch(call: GuardedCall) -> Step:
         stopped = _not_now(call)
         if stopped is not None:
             return stopped
-    permits: list[tuple[Breaker, Permit]] = []
-    for _, breaker in policy.path if not extras.verdict else ():
-        permit = breaker.pass_for_all
-        if permit is None:
-            refusal = _take_permits(call)
-            if refusal is not None:
-                return _refused(call, refusal)
-            break
-        permits.append((breaker, permit))
-    else:
-        call.permits = permits
+    call.permits = permits = policy.permits
+    for breaker, permit in permits:
+        if breaker.pass_for_all is not permit:
+            permits = ()
+    if not permits:
+        refusal = _take_permits(call)
+        if refusal is not None:
+            return _refused(call, refusal)
     if call.number and extras.hooked is not None:
         refused = _hooks_again(call)
         if refused is not None:
@@ -50,9 +44,8 @@ def dispatch(call: GuardedCall) -> Step:
         plan.reporter.shadow(call, call.extras.verdict or "run")
     call.number += 1
     if call.version:
-        plan.hold(call)
-    call.outer = outer = _held()
-    _set_held((call.key, outer))
+        plan.hold(call, plan.renew_every)
+    _set_held((call.key, call.outer))
     if call.run is not None:
         call.run.go_inside()
     return INVOKE if policy.inline else _dispatch(call)
@@ -70,9 +63,13 @@ def _not_now(call: GuardedCall) -> Step | None:
 
 def _take_permits(call: GuardedCall) -> Refusal | None:
     """Ask every breaker on the way; what was given is given back if one of them refuses."""
+    closed = call.policy.all_closed()
+    if closed is not None:
+        call.permits = closed if not call.extras.verdict else ()
+        return None
     taken: list[tuple[Breaker, Permit]] = []
     call.permits = taken
-    for _, breaker in call.policy.path:
+    for breaker in call.policy.path if not call.extras.verdict else ():  # in shadow mode only calls that would run
         permit = breaker.permit(call.began)
         if permit.transitions:
             _moved(call, breaker, permit.transitions)
@@ -166,7 +163,7 @@ def returned(call: GuardedCall) -> Step:
     plan.credit()
     ended_ms = plan.time_ns() // 1_000_000
     took = now - (call.extras.began or call.started)
-    call.attempts += (_new(Attempt, (ended_ms - int(took * 1000), ended_ms, "", False)),)
+    call.attempts += ((ended_ms - int(took * 1000), ended_ms, "", False),)
     if call.extras.hooked is not None and call.extras.stream is None:
         after_hooks(call, call.result())
     if not call.version:
@@ -253,7 +250,7 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
     """The outcome if this was the last attempt, or the pause before the next one."""
     plan, policy, number = call.plan, call.policy, call.number
     code, message = failure.code, failure.message
-    open_now = plan.open_mode and any(breaker.is_open(now) for _, breaker in policy.path)
+    open_now = plan.open_mode and any(breaker.is_open(now) for breaker in policy.path)
     step = after_failure(
         failure,
         attempt=number,
@@ -281,7 +278,7 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
         outcome = failed(step.status, code, message, retriable=failure.retriable, attempts=number, reason=step.reason)
     outcome.unclassified, outcome.exception = failure.unclassified, error
     if open_now:
-        refusals = (breaker.peek(now) for _, breaker in policy.path)
+        refusals = (breaker.peek(now) for breaker in policy.path)
         outcome.breaker = next((refusal.state for refusal in refusals if refusal is not None), "OPEN")
     return outcome, None
 
@@ -358,7 +355,7 @@ def stream_broken_off(call: GuardedCall, why: str, said: str, chunks: int) -> St
 def note(call: GuardedCall, now: float, code: str, retriable: bool) -> None:
     """Remember a failed attempt for the claim record."""
     ended_ms = call.plan.now_ms()
-    call.attempts += (Attempt(ended_ms - int((now - call.began) * 1000), ended_ms, code, retriable),)
+    call.attempts += ((ended_ms - int((now - call.began) * 1000), ended_ms, code, retriable),)
 
 
 def _vote(call: GuardedCall, failure: Failure | None) -> None:
@@ -377,7 +374,7 @@ def _moved(call: GuardedCall, breaker: Breaker, moves: Any) -> None:
     plan = call.plan
     if plan.watched_only:
         return
-    name = next((name for name, candidate in call.policy.path if candidate is breaker), "")
+    name = plan.breakers.name_of(breaker)
     for move in moves:
         plan.reporter.transition(name, move)
     plan.breakers.dirty[name] = breaker

@@ -18,7 +18,7 @@ from antiphon.contract.spec import DEFAULT_BREAKER, BreakerPolicy
 from antiphon.decide.breaker import CONFIGURED_REASON, RESET_REASON, Breaker, Transition
 from antiphon.ports import BreakerRow, Clock
 
-Path = tuple[tuple[str, Breaker], ...]
+Path = tuple[Breaker, ...]
 
 
 def breaker_key(hint: str, tool: Tool) -> str:
@@ -57,7 +57,7 @@ class Breakers:
         keys = [own, *(breaker_key(scope, tool) for scope in wider)]
         with self._lock:
             self._ensure(own, tool.breaker_policy if own.startswith("tool/") else DEFAULT_BREAKER)
-            path = tuple((key, self._by_key[key]) for key in dict.fromkeys(keys) if key in self._by_key)
+            path = tuple(self._by_key[key] for key in dict.fromkeys(keys) if key in self._by_key)
             self._paths[(tool.full_name, hint)] = path
         return path
 
@@ -92,6 +92,10 @@ class Breakers:
             old = self._by_key.get(key)
             if old is not None:
                 self.dirty[key] = self._renew(key, old, tool.breaker_policy)
+
+    def name_of(self, breaker: Breaker) -> str:
+        """What *breaker* is called; empty if another one has taken its place."""
+        return next((key for key, known in self.items() if known is breaker), "")
 
     def get(self, key: str) -> Breaker:
         """The breaker of that name, made if need be (an operator may force one before its first call)."""

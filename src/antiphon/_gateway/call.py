@@ -16,14 +16,13 @@ from antiphon._gateway.guards import Guard, Pair
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
-from antiphon._gateway.plan import NO_OPTIONS, Options, Place, Plan, Policy
+from antiphon._gateway.plan import NO_OPTIONS, Options, Permits, Place, Plan, Policy
 from antiphon._gateway.recording import RunEntry, entry_of
 from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import TurnState, active_session, active_turn
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.result import Retried
-from antiphon.decide.breaker import Breaker, Permit
 from antiphon.errors import StoreError
 from antiphon.ports import Attempt, ClaimTemplate, Row, Settlement
 
@@ -136,7 +135,7 @@ class GuardedCall:
     identity: str
     """What makes a redelivery; empty until a call without an id has its place in the run."""
     token: str
-    # its keys
+    # its keys, which it has when it is admitted
     key: str
     idempotency_key: str
     params: bytes | tuple[str, str]
@@ -144,7 +143,7 @@ class GuardedCall:
     pair: Pair
     guard: Guard | None
     # its attempts
-    permits: Sequence[tuple[Breaker, Permit]]
+    permits: Permits
     started: float
     version: int
     """Of the claim it holds; 0: none."""
@@ -239,19 +238,21 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     call.plan = plan
     call.options = NO_OPTIONS
     call.arguments = arguments
+    call.outer = outer = _held()
     turn = _turn()
     session = _session() if turn is None else turn.session
     call.place = _NOBODY if session is None else session.place
-    if turn is not None and _held() is not None:  # turn control is about what the model asks for, not its tools
-        turn = None
-    call.turn = turn
-    call.run = run = entry_of(plan.form, plan.plans.store) if _active_runs or _cursor() is not None else None
-    call.request_id = call.token = fresh = uuid7()
-    call.identity = fresh if run is None else ""
+    call.turn = turn if outer is None else None  # turn control is about what the model asks for, not its tools
+    call.request_id = call.identity = call.token = uuid7()
+    if _active_runs or _cursor() is not None:
+        call.run = entry_of(plan.form, plan.plans.store)
+        if call.run is not None:
+            call.identity = ""
+    else:
+        call.run = None
     call.call_id = call.guard = call.outcome = call.payload = call.settlement = None
-    call.key = call.idempotency_key = ""
     call.version = call.number = call.entered = 0
-    call.permits = call.events = call.attempts = ()
+    call.events = call.attempts = ()
     call.value = NOTHING
     call.extras = NO_EXTRAS
     return call

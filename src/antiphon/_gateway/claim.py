@@ -62,7 +62,7 @@ def claimed(call: GuardedCall, reply: Claimed | Existing) -> Step:
         if not run.together:
             return start_unclaimed(call)
         run.begun()
-    if plan.monotonic() - call.started > plan.renew_every:  # this worker may have been away: make sure
+    if plan.shared and plan.monotonic() - call.started > plan.renew_every:  # it may have been away: make sure
         return Renew(call.key, call.version, plan.lease_ms, renewed)
     return dispatch(call)
 

@@ -85,13 +85,15 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                     step = admit(call)
                 while True:
                     if step is BEGIN:
-                        step = claimed(call, await world.begin(call, call.events))
+                        reply = world.begin(call, call.events)
+                        step = claimed(call, await reply if world.suspends else reply)
                     if step is INVOKE:
                         call.entered = call.number
                         call.value = await call.plan.function(**call.arguments)
                         step = returned(call)
                     if step is SETTLE:
-                        step = settled(call, await world.settle(call.key, call.version, call.settlement, call.events))
+                        reply = world.settle(call.key, call.version, call.settlement, call.events)
+                        step = settled(call, await reply if world.suspends else reply)
                     if step is DONE:
                         return call.outcome
                     if step.__class__ is not Plain:
@@ -199,11 +201,13 @@ class AsyncWorld:
         self._feed = feed
         self._journal: Journal | None = None
         self.sleep = plans.clock.sleep_async
+        self.suspends = not plans.store.in_process
+        """Whether to wait for claims; a store in this process is asked without a coroutine."""
         self._forget()
 
     def _forget(self) -> None:
-        self.begin: Callable[..., Awaitable[Any]] = self._first_begin
-        self.settle: Callable[..., Awaitable[Any]] = self._first_settle
+        self.begin: Callable[..., Any] = self._first_begin
+        self.settle: Callable[..., Any] = self._first_settle
 
     @property
     def journal(self) -> Journal:
@@ -212,13 +216,16 @@ class AsyncWorld:
             journal = self._journal = self._plans.store.open_async()
         return journal
 
-    async def _first_begin(self, call: GuardedCall, events: Sequence[Row]) -> Any:
-        self.begin = self.journal.begin
-        return await self.begin(call, events)
+    def _steps(self) -> Journal | SyncJournal:
+        return self.journal if self.suspends else self._plans.store.open_sync()
 
-    async def _first_settle(self, *arguments: Any) -> Any:
-        self.settle = self.journal.settle
-        return await self.settle(*arguments)
+    def _first_begin(self, *arguments: Any) -> Any:
+        self.begin = self._steps().begin
+        return self.begin(*arguments)
+
+    def _first_settle(self, *arguments: Any) -> Any:
+        self.settle = self._steps().settle
+        return self.settle(*arguments)
 
     async def close(self) -> None:
         journal, self._journal = self._journal, None

@@ -82,4 +82,4 @@ class LateResult:
             return base
 
     def _attempt(self, code: str = "", retriable: bool = False) -> Attempt:
-        return Attempt(self._began_ms, self._now_ms(), code, retriable)
+        return self._began_ms, self._now_ms(), code, retriable

@@ -81,10 +81,10 @@ class Leases:
         if attached:
             _service.add(self)
 
-    def hold(self, call: Lease) -> None:
-        """Start renewing the lease of *call*."""
+    def hold(self, call: Lease, every: float) -> None:
+        """Start renewing the lease of *call*, all *every* seconds."""
         self._held[id(call)] = call
-        due = call.started + call.renew_every
+        due = call.started + every
         if due < self._next:
             self._next = due
             if self._attached:

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from antiphon._gateway.breakers import Breakers, Path
@@ -26,7 +26,7 @@ from antiphon._gateway.settings import Settings
 from antiphon._gateway.switches import Switches
 from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
-from antiphon.decide.breaker import Breaker
+from antiphon.decide.breaker import Breaker, Permit
 from antiphon.decide.budget import TokenBucket
 from antiphon.errors import ConfigError
 from antiphon.keys import KeyMaker
@@ -57,6 +57,9 @@ class Options(NamedTuple):
     about: About | None = None
 
 
+Permits = Sequence[tuple[Breaker, Permit]]
+
+
 class Policy:
     """What applies to one call. Calls that ask for nothing share the one of their plan."""
 
@@ -69,6 +72,7 @@ class Policy:
         "max_elapsed_ms",
         "mode",
         "path",
+        "permits",
         "retry_safe",
         "reuse",
         "safety",
@@ -88,8 +92,18 @@ class Policy:
         self.timeout_s = _shorter(tool.timeout, options.timeout_s) if guarded else None
         self.deadline = options.deadline if guarded else None
         self.path = plan.breakers_on(options.breaker)
+        self.permits: Permits = ()
+        """Leave of all breakers on the way, as long as they are closed: one permit is good for all calls then."""
         self.inline = plan.inline and self.timeout_s is None and self.deadline is None
         """Whether an attempt is nothing but ``function(**arguments)``."""
+
+    def all_closed(self) -> Permits | None:
+        """Leave of all breakers on the way; ``None`` if one of them has to be asked."""
+        permits = tuple((breaker, breaker.pass_for_all) for breaker in self.path)
+        if any(permit is None for _, permit in permits):
+            return None
+        self.permits = permits  # type: ignore[assignment]
+        return self.permits
 
     def replied(self, reply: HookReply, plan: Plan) -> None:
         """What a before-hook may change: the key (unless the caller gave one) and the hints."""
@@ -167,6 +181,7 @@ class Plan:
         "results",
         "reuses",
         "shadow",
+        "shared",
         "stale",
         "tallies",
         "threads",
@@ -209,6 +224,8 @@ class Plan:
         """Whether the loop guard has nothing to know but the call."""
         self.reuses = spec.idempotent and tool.reuse_default == "session"
         self.ttl_ms, self.lease_ms, self.renew_every = tool.ttl.done_ms, tool.ttl.lease_ms, tool.renew_every
+        self.shared = not plans.store.in_process
+        """Whether another process may take over a claim while this one is paused."""
         self.replicas = plans.settings.wait_replicas
         self.form = Form(spec, tool.streams)
         # what its calls share

@@ -143,7 +143,7 @@ def abandon(call: GuardedCall) -> None:
     """Leave the claim, if there is one, to the process's own thread: it writes what is known of the call."""
     plan = call.plan
     plan.release(call)
-    if call.key and not plan.off:
+    if getattr(call, "key", "") and not plan.off:  # else it was never admitted
         settlement = call.settlement or interrupted(call, "the caller was interrupted")
         plan.plans.leases.abandon(call.key, call.identity, call.token, call.template.owner, settlement)
 

@@ -120,7 +120,7 @@ def settle_value(call: GuardedCall) -> Step:
     plan.release(call)
     if len(call.attempts) < call.number:
         ended_ms = plan.now_ms()
-        call.attempts += (Attempt(ended_ms - int((now - call.began) * 1000), ended_ms),)
+        call.attempts += ((ended_ms - int((now - call.began) * 1000), ended_ms, "", False),)
     return settle_success(call, now)
 
 

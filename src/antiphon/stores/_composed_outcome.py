@@ -105,7 +105,7 @@ def settlement_in(event: Event, key: str, version: int) -> Settlement | None:
 
 def _attempt_of(recorded: RecordedAttempt) -> Attempt:
     code = "" if recorded.error_code is msgspec.UNSET else recorded.error_code
-    return Attempt(recorded.started_at_ms, recorded.finished_at_ms, code, recorded.retriable)
+    return recorded.started_at_ms, recorded.finished_at_ms, code, recorded.retriable
 
 
 def _fingerprint(key: str) -> str:

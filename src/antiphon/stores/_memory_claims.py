@@ -72,46 +72,20 @@ class MemoryClaims:
     # -- the steps ---------------------------------------------------------------------------------------------------
 
     def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
-        key, identity, template, params = request.key, request.identity, request.template, request.params
+        key, params = request.key, request.params
         if len(params) > _KEPT_BYTES:
             params = digests_of(params)
         with self.lock:
             time_ns, current = self._time_ns, self._current
             now = time_ns() // 1_000_000
             if key in current or key in self._history:
-                found = self._live(key, identity, now)
+                found = self._live(key, request.identity, now)
                 if found is not None:
                     return found
-            if len(current) >= self._room:
-                self._make_room(now)
-            version = now * 1000
-            if version <= self._last:
-                version = self._last + 1
-            self._last = version
-            ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
-            expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
-            if expires < self._soonest:
-                self._soonest = expires
-            node = Node()
-            node.key = key
-            node.identity = node.found_by = identity
-            node.template = template
-            node.idempotency_key = request.idempotency_key
-            node.params = params
-            node.request_id = request.request_id
-            node.token = request.token
-            node.call_id = request.call_id
-            node.serial = node.version = node.fence = version
-            node.created = node.updated = now
-            node.expires = expires
-            node.renewed_until = 0
-            node.state = "inflight"
-            node.kept = True
-            node.settlement = node.record = None
-            current[key] = node
+            claimed = self._insert(request, params, now)
             if events:
                 self._log.write(events)
-            return _new(Claimed, (version, now))
+            return claimed
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         with self.lock:
@@ -285,7 +259,7 @@ class MemoryClaims:
         return node if node is not None and node.expires > now else None
 
     def _insert(self, request: ClaimRequest, params: bytes | tuple[str, str], now: int) -> Claimed:
-        """What ``begin`` does in its own frame, for a claim that replaces another."""
+        """A new claim in flight."""
         if len(self._current) >= self._room:
             self._make_room(now)
         template = request.template
@@ -299,13 +273,9 @@ class MemoryClaims:
             self._soonest = expires
         node = Node()
         node.key = key = request.key
-        node.identity = node.found_by = request.identity
+        node.found_by = identity = request.identity
         node.template = template
-        node.idempotency_key = request.idempotency_key
-        node.params = params
-        node.request_id = request.request_id
-        node.token = request.token
-        node.call_id = request.call_id
+        node.asked = (identity, request.idempotency_key, params, request.request_id, request.token, request.call_id)
         node.serial = node.version = node.fence = version
         node.created = node.updated = now
         node.expires = expires

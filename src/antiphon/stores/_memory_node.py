@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, Raw
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import ClaimTemplate, Settlement
+from antiphon.ports import ClaimTemplate, Settlement, StaticClaimRequest
 from antiphon.stores._common import NO_OUTCOME, outcome_of, owner_of, recorded_request
 
 
@@ -16,37 +16,27 @@ class Node:
     """
 
     __slots__ = (
-        "call_id",
+        "asked",
         "created",
         "expires",
         "fence",
         "found_by",
-        "idempotency_key",
-        "identity",
         "kept",
         "key",
-        "params",
         "record",
         "renewed_until",
-        "request_id",
         "serial",
         "settlement",
         "state",
         "template",
-        "token",
         "updated",
         "version",
     )
 
     key: str
-    identity: str
     template: ClaimTemplate
-    idempotency_key: str
-    params: bytes | tuple[str, str]
-    request_id: str
-    token: str
-    call_id: str | None
-    wait_replicas = 0
+    asked: tuple[str, str, bytes | tuple[str, str], str, str, str | None]
+    """Identity, idempotency key, parameters, request id, token and call id of the request."""
     found_by: str
     """The identity that finds it: the one that asked, except for an alias."""
     serial: int
@@ -92,22 +82,24 @@ class Node:
 
     def _build(self) -> DedupeRecord:
         template, settlement = self.template, self.settlement
+        identity, idempotency_key, params, request_id, token, call_id = self.asked
+        request = StaticClaimRequest(self.key, identity, template, idempotency_key, params, request_id, token, call_id)
         outcome = NO_OUTCOME if settlement is None else outcome_of(settlement)
         return DedupeRecord(
             key=self.key,
             tool=template.tool,
-            idempotency_key=self.idempotency_key,
+            idempotency_key=idempotency_key,
             state=self.state,  # type: ignore[arg-type]
             created_at_ms=self.created,
             updated_at_ms=self.updated,
             expires_at_ms=self.expires,
             ttl_ms=template.ttl_ms if settlement is None else settlement.ttl_ms,
-            request=recorded_request(self),
+            request=recorded_request(request),
             version=self.version,
             fence=self.fence,
             tenant=template.tenant,
             workspace=template.workspace,
-            owner=owner_of(self),
+            owner=owner_of(request),
             dispatched=False if settlement is None else settlement.dispatched,
             execution=outcome.execution,
             payload=UNSET if settlement is None or settlement.payload is None else Raw(settlement.payload),

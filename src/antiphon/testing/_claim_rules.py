@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from antiphon.contract.record import DedupeRecord, RecordedError
-from antiphon.ports import Attempt, Claimed, Existing, Journal
+from antiphon.ports import Claimed, Existing, Journal
 from antiphon.testing._harness import SHORT_MS, TTL_MS, Harness, check_attempts, claimed, done, existing, failed, must
 
 RACERS = 12
@@ -328,7 +328,7 @@ class ClaimRules(Harness):
     async def rule_outcome_survives_to_the_byte(self, j: Journal) -> None:
         """Payload, references, error and attempts come back as they were given."""
         payload = b'{"b":1.0,"a":[1e3,"\\u00e4\\ud83d\\ude00","\xc3\xa4"],"n":12345678901234567890,"t":" x  y "}'
-        attempts = (Attempt(1, 2, "ETIMEDOUT", True), Attempt(3, 4))
+        attempts = ((1, 2, "ETIMEDOUT", True), (3, 4, "", False))
         key = self.key()
         held = claimed(await j.begin(self.request(key)))
         await j.settle(key, held.version, done(payload, attempts=attempts)._replace(attempt_count=2))

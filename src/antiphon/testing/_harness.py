@@ -54,7 +54,7 @@ def check_attempts(record: DedupeRecord, attempts: Sequence[Attempt]) -> None:
     execution = record.execution
     assert isinstance(execution, RecordedExecution)
     told = [(a.started_at_ms, a.finished_at_ms, a.error_code or "", a.retriable, a.status) for a in execution.attempts]
-    expected = [(*attempt, "error" if attempt.error_code else "success") for attempt in attempts]
+    expected = [(*attempt, "error" if attempt[2] else "success") for attempt in attempts]
     must(told == expected, f"attempts are kept: {expected}, not {told}")
     must(execution.attempt_count == len(attempts), "and counted")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Attempt, Journal, Row, Settlement, StaticClaimRequest
+from antiphon.ports import Journal, Row, Settlement, StaticClaimRequest
 from antiphon.testing._harness import Harness, check_attempts, claimed, done, existing, failed, must
 
 IN_A_ROW = 20
@@ -25,16 +25,16 @@ PARAMS: dict[str, bytes | tuple[str, str]] = {
     "digests": ("d" * 64, "e" * 64),
 }
 SETTLEMENTS: dict[str, Settlement] = {
-    "one success": done(b'"sent"', LONG_TTL_MS, attempts=(Attempt(5, 7),)),
+    "one success": done(b'"sent"', LONG_TTL_MS, attempts=((5, 7, "", False),)),
     "no attempts": done(b'"sent"', LONG_TTL_MS)._replace(attempt_count=0),
     "several attempts": done(
-        b'"sent"', LONG_TTL_MS, attempts=(Attempt(1, 2, "ETIMEDOUT", True), Attempt(3, 4, "refused"), Attempt(5, 6))
+        b'"sent"', LONG_TTL_MS, attempts=((1, 2, "ETIMEDOUT", True), (3, 4, "refused", False), (5, 6, "", False))
     )._replace(attempt_count=3),
-    "retriable success": done(b'"sent"', LONG_TTL_MS, attempts=(Attempt(1, 2, "", True),)),
-    "sealed": done(None, LONG_TTL_MS, attempts=(Attempt(5, 7),), payload_sealed="c2VhbGVk", output_redacted=True),
-    "elsewhere": done(None, LONG_TTL_MS, attempts=(Attempt(5, 7),), payload_ref="sha256:abc"),
-    "short life": done(b'"sent"', 60_000, attempts=(Attempt(5, 7),)),
-    "failed": failed("outcome_unknown", LONG_TTL_MS)._replace(attempts=(Attempt(1, 2, "outcome_unknown"),)),
+    "retriable success": done(b'"sent"', LONG_TTL_MS, attempts=((1, 2, "", True),)),
+    "sealed": done(None, LONG_TTL_MS, attempts=((5, 7, "", False),), payload_sealed="c2VhbGVk", output_redacted=True),
+    "elsewhere": done(None, LONG_TTL_MS, attempts=((5, 7, "", False),), payload_ref="sha256:abc"),
+    "short life": done(b'"sent"', 60_000, attempts=((5, 7, "", False),)),
+    "failed": failed("outcome_unknown", LONG_TTL_MS)._replace(attempts=((1, 2, "outcome_unknown", False),)),
     "cancelled": Settlement("cancelled", LONG_TTL_MS, dispatched=False),
 }
 
@@ -144,7 +144,7 @@ class RecordRules(Harness):
 
 
 def _plain(n: int) -> Settlement:
-    return done(b'"%d"' % n, LONG_TTL_MS, attempts=(Attempt(1, 2),))
+    return done(b'"%d"' % n, LONG_TTL_MS, attempts=((1, 2, "", False),))
 
 
 def _check_request(record: DedupeRecord, request: StaticClaimRequest, what: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Attempt, Claimed, Existing, Settlement, StaticClaimRequest, SyncJournal
+from antiphon.ports import Claimed, Existing, Settlement, StaticClaimRequest, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.stores._sqlite_steps import ALL_NEW
 from antiphon.testing._harness import Harness
@@ -28,7 +28,7 @@ SETTLEMENTS = st.builds(
     st.sampled_from(["done", "failed", "cancelled"]),
     TTLS,
     payload=st.sampled_from([None, b'"x"']),
-    attempts=st.sampled_from([(), (Attempt(1, 2),), (Attempt(1, 2, "refused", True), Attempt(3, 4))]),
+    attempts=st.sampled_from([(), ((1, 2, "", False),), ((1, 2, "refused", True), (3, 4, "", False))]),
     attempt_count=st.sampled_from([0, 1, 2]),
     dispatched=st.booleans(),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Attempt, Settlement
+from antiphon.ports import Settlement
 from antiphon.stores import SQLiteStore
 from antiphon.stores._sqlite_file import DatabaseFile
 from antiphon.stores._sqlite_steps import ALL_NEW
@@ -17,7 +17,7 @@ from antiphon.stores._sqlite_sync import SyncSQLiteJournal
 from antiphon.testing._harness import Harness, claimed, done, existing, failed
 
 TTL_MS = 3_600_000
-SENT = done(b'"sent"', TTL_MS, attempts=(Attempt(5, 7),))
+SENT = done(b'"sent"', TTL_MS, attempts=((5, 7, "", False),))
 REQUESTS: list[dict[str, Any]] = [
     {"params": b'{"to":"ada"}', "call_id": None},
     {"params": b'{"to":"ada"}', "call_id": 'toolu_"1"'},
@@ -27,9 +27,9 @@ REQUESTS: list[dict[str, Any]] = [
 SETTLEMENTS = [
     SENT,
     done(b'"sent"', TTL_MS),
-    done(b'"sent"', TTL_MS, attempts=(Attempt(1, 2, "refused", True), Attempt(3, 4)))._replace(attempt_count=2),
-    done(None, TTL_MS, attempts=(Attempt(5, 7),), payload_ref="sha256:x", output_redacted=True),
-    done(None, TTL_MS, attempts=(Attempt(5, 7),), payload_sealed="x", error=("boom", "it broke", True, False)),
+    done(b'"sent"', TTL_MS, attempts=((1, 2, "refused", True), (3, 4, "", False)))._replace(attempt_count=2),
+    done(None, TTL_MS, attempts=((5, 7, "", False),), payload_ref="sha256:x", output_redacted=True),
+    done(None, TTL_MS, attempts=((5, 7, "", False),), payload_sealed="x", error=("boom", "it broke", True, False)),
 ]
 
 

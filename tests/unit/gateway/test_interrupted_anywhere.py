@@ -14,8 +14,8 @@ import pytest
 import antiphon._gateway
 from antiphon._drive import drive
 from antiphon._gateway.context import held
-from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.dependencies import Dependencies
+from antiphon._gateway.gateway import Gateway
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.unit.gateway.kit import Rig, envelope
 

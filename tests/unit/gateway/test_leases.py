@@ -10,9 +10,9 @@ import pytest
 from antiphon._drive import drive
 from antiphon._gateway import leases as module
 from antiphon._gateway.call import Call
+from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.owner import certainly_dead, owner_token
-from antiphon._gateway.dependencies import Dependencies
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore

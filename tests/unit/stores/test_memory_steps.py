@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import pytest
 
-from antiphon.ports import Attempt, ClaimTemplate, Row, StaticClaimRequest
+from antiphon.ports import ClaimTemplate, Row, StaticClaimRequest
 from antiphon.stores.memory import SyncMemoryJournal
 from tests.unit.stores.kit import Kit, claimed, done, existing, failed
 
@@ -101,7 +101,7 @@ def test_long_parameters_are_kept_as_their_digests(step: str) -> None:
 def test_a_settlement_that_was_interrupted_can_be_repeated() -> None:
     kit = Kit()
     version = kit.claim("a")
-    settlement = done(b'"sent"', attempts=(Attempt(1, 2),))
+    settlement = done(b'"sent"', attempts=((1, 2, "", False),))
     events = Interrupted(kit.harness.rows("run", "ended"))
     with pytest.raises(KeyboardInterrupt):
         kit.journal.settle("a", version, settlement, events)
