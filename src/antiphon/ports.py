@@ -144,7 +144,7 @@ class Existing(NamedTuple):
 
 
 Attempt = tuple[int, int, str, bool]
-"""One try of a call: when it began and ended (ms), the code of its error (empty: none), and whether that is retriable."""
+"""One try of a call: when it began and ended (ms), the code of its error (empty: none), whether that is retriable."""
 
 
 class Settlement(NamedTuple):

@@ -93,7 +93,7 @@ def test_outcome_in_the_log_settles_a_claim_whose_worker_died_before_settling(
 ) -> None:
     worker = journal_of(stores, claims=["settle"])
     held = claimed(worker.begin(request_for("k", lease_ms=50), [started()]))
-    attempts = ((1, 2, "ETIMEDOUT", retriable=True), (3, 4, "", False))
+    attempts = ((1, 2, "ETIMEDOUT", True), (3, 4, "", False))
     settlement = Settlement("done", HOUR_MS, payload=b'{"sent":1}', attempts=attempts, attempt_count=2)
     with pytest.raises(StoreUnavailable):
         worker.settle("k", held.version, settlement, [finished()])
