@@ -238,6 +238,10 @@ class AsyncWorld:
         """Finish *rest* even if this task is cancelled once more."""
         await asyncio.shield(asyncio.ensure_future(rest))
 
+    async def within(self, awaitable: Awaitable[Any], seconds: float) -> Any:
+        """Await with a time limit; raises :class:`~antiphon._gateway.threads.TimedOut`."""
+        return await within(awaitable, seconds)
+
     async def refresh(self) -> None:
         plans, feed = self._plans, self._feed
         plans.reload()
@@ -274,7 +278,7 @@ class AsyncWorld:
             return Opened(source, await source.pull_async())
         call.entered = call.number
         value = tool.invoke(call.arguments, context)
-        return await (value if limit is None else within(value, limit))
+        return await (value if limit is None else self.within(value, limit))
 
     async def reconcile(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if not inspect.iscoroutinefunction(function):
