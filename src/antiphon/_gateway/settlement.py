@@ -86,6 +86,8 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
     """Write how the call failed."""
     call.outcome = outcome
     plan = call.plan
+    if outcome.attempts == 0:
+        after_hooks(call, outcome)
     if not call.version:
         return settled(call, 0)
     plan.release(call)
