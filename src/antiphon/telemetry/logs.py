@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from antiphon._late import LateRedactor
-from antiphon.telemetry._records import Records
+from antiphon.telemetry._records import Records, write, writes_messages_only
 
 if TYPE_CHECKING:
     from antiphon.redact import Redactor
@@ -57,10 +57,16 @@ class JsonLogListener:
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         level = LEVELS.get(event, logging.WARNING)
         logger = self._logger
-        if not (logger.isEnabledFor(level) and _is_heard(logger, level)):
+        if not logger.isEnabledFor(level):
+            return
+        writer = _writer(logger, level)
+        if writer is None:
             return
         line = (self._lines or self._begin()).encode(event, self._now_ms(), fields)
-        logger.handle(self._records.make(level, line))
+        if writes_messages_only(writer, logger):
+            write(writer, line)
+        else:
+            logger.handle(self._records.make(level, line))
 
     def _begin(self) -> Lines:
         """The first line: until then no pattern is compiled."""
@@ -84,29 +90,26 @@ def _is_heard(logger: logging.Logger, level: int) -> bool:
     return not silent
 
 
-_MESSAGE_ONLY = logging.Formatter("%(message)s")
-
-
-class _LineHandler(logging.StreamHandler[IO[str]]):
-    """Writes a record that is nothing but a message without the detours of formatting."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self.formatter is not _MESSAGE_ONLY or record.exc_info or record.exc_text or record.stack_info:
-            super().emit(record)
-            return
-        try:
-            self.stream.write(record.getMessage() + self.terminator)
-            self.stream.flush()
-        except RecursionError:
-            raise
-        except Exception:
-            self.handleError(record)
+def _writer(logger: logging.Logger, level: int) -> logging.Handler | logging.Logger | None:
+    """The handler that would write a line of *level*; *logger* if there is not exactly one, ``None`` if none would."""
+    at: logging.Logger | None = logger
+    found: logging.Handler | None = None
+    silent = False
+    while at is not None:
+        for handler in at.handlers:
+            if handler.level <= level and handler.__class__ is not logging.NullHandler:
+                if found is not None:
+                    return logger
+                found = handler
+            silent = True
+        at = at.parent if at.propagate else None
+    return found if silent else logger
 
 
 def json_logs(level: str | int = logging.INFO, stream: IO[str] | None = None) -> logging.Handler:
     """Write the logger ``antiphon`` to *stream* (standard error if none), one JSON object per line."""
-    handler = _LineHandler(stream)
-    handler.setFormatter(_MESSAGE_ONLY)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("antiphon")
     logger.addHandler(handler)
     logger.setLevel(level)

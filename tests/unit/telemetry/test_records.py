@@ -216,7 +216,7 @@ def test_make_record_may_be_replaced(
         end(listener)
     with monkeypatch.context() as patch:
         patch.setattr(_records, "_make_record", _marked(logging.Logger.makeRecord))  # replaced before we came
-        assert not Records(logger, JsonLogListener.emit)._is_known
+        assert not _records._is_standard()
     end(listener)
     assert [hasattr(record, "marked") for record in kept.records] == [True, True, False]
 
@@ -345,6 +345,191 @@ def test_call_handlers_may_be_replaced(kept: Kept, listener: JsonLogListener, mo
     monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: seen.append(record))
     end(listener)
     assert (len(seen), kept.records) == (1, [])
+
+
+# -- without a record --------------------------------------------------------------------------------------------------
+
+
+def records_of(listener: JsonLogListener, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The messages that records are made for."""
+    made: list[str] = []
+    make = Records.make
+
+    def noted(self: Records, level: int, message: str) -> logging.LogRecord:
+        made.append(message)
+        return make(self, level, message)
+
+    monkeypatch.setattr(Records, "make", noted)
+    return made
+
+
+@pytest.mark.parametrize("formatter", [None, logging.Formatter(), logging.Formatter("%(message)s")])
+def test_a_handler_that_writes_messages_only_needs_no_record(
+    logger: logging.Logger,
+    listener: JsonLogListener,
+    formatter: logging.Formatter | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    alone(logger, logging.NullHandler(), handler, Kept(logging.ERROR))
+    made = records_of(listener, monkeypatch)
+    assert end(listener)
+    handler.terminator = "\r\n"
+    end(listener)
+    handler.terminator = "\n"
+    handler.setStream(other := io.StringIO())
+    end(listener)
+    assert made == []
+    lines = [*stream.getvalue().split("\r\n")[0].split("\n"), *other.getvalue().splitlines()]
+    assert [json.loads(line)["requestId"] for line in lines] == ["r-1"] * 3
+    logger.addHandler(Kept())
+    end(listener)
+    assert len(made) == 1
+
+
+def _subclass(stream: io.StringIO) -> logging.Handler:
+    class Other(logging.StreamHandler[Any]):
+        pass
+
+    return Other(stream)
+
+
+def _with_filter(stream: io.StringIO) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    handler.addFilter(lambda record: True)
+    return handler
+
+
+def _with_format(stream: io.StringIO) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    return handler
+
+
+def _with_formatter(stream: io.StringIO) -> logging.Handler:
+    class Other(logging.Formatter):
+        pass
+
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(Other())
+    return handler
+
+
+def _with_emit(stream: io.StringIO) -> logging.Handler:
+    handler = logging.StreamHandler(stream)
+    handler.emit = handler.emit  # type: ignore[method-assign]
+    return handler
+
+
+@pytest.mark.parametrize("make", [_subclass, _with_filter, _with_format, _with_formatter, _with_emit])
+def test_any_other_handler_gets_a_record(
+    logger: logging.Logger,
+    listener: JsonLogListener,
+    make: Callable[[io.StringIO], logging.Handler],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    alone(logger, make(stream))
+    made = records_of(listener, monkeypatch)
+    end(listener)
+    assert len(made) == 1
+    assert "tool_call_end" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (logging.Logger, "handle"),
+        (logging.Logger, "callHandlers"),
+        (logging.Logger, "makeRecord"),
+        (logging.Handler, "handle"),
+        (logging.StreamHandler, "emit"),
+        (logging.Formatter, "format"),
+        (logging.getLogger(NAME), "handle"),
+        (logging.getLogger(NAME), "callHandlers"),
+        (logging.getLogger(NAME), "makeRecord"),
+    ],
+)
+def test_whoever_replaces_a_part_of_logging_sees_the_line(
+    logger: logging.Logger, listener: JsonLogListener, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    alone(logger, logging.StreamHandler(stream))
+    seen: list[Any] = []
+    before = getattr(owner, name)
+
+    def watched(*args: Any, **options: Any) -> Any:
+        seen.append(args)
+        return before(*args, **options)
+
+    monkeypatch.setattr(owner, name, watched)
+    end(listener)
+    assert len(seen) == 1
+    assert len(stream.getvalue().splitlines()) == 1
+
+
+def test_a_filter_and_a_factory_see_the_line(logger: logging.Logger, listener: JsonLogListener) -> None:
+    stream = io.StringIO()
+    alone(logger, logging.StreamHandler(stream))
+    seen: list[str] = []
+    before = logging.getLogRecordFactory()
+
+    def passed(record: logging.LogRecord) -> bool:
+        seen.append("filter")
+        return True
+
+    def made(*args: Any, **options: Any) -> logging.LogRecord:
+        seen.append("factory")
+        return before(*args, **options)
+
+    logger.addFilter(passed)
+    end(listener)
+    logger.removeFilter(passed)
+    logging.setLogRecordFactory(made)
+    try:
+        end(listener)
+    finally:
+        logging.setLogRecordFactory(before)
+    assert seen == ["filter", "factory"]
+    assert len(stream.getvalue().splitlines()) == 2
+
+
+def test_a_stream_needs_no_flush_and_may_be_broken(
+    logger: logging.Logger, listener: JsonLogListener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Simple:
+        def __init__(self) -> None:
+            self.text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+    simple = Simple()
+    alone(logger, logging.StreamHandler(simple))
+    end(listener)
+    assert json.loads(simple.text)["event"] == "tool_call_end"
+    closed = io.StringIO()
+    closed.close()
+    alone(logger, logging.StreamHandler(closed))
+    end(listener)
+    assert "--- Logging error ---" in capsys.readouterr().err
+
+
+def test_lines_of_threads_do_not_mix(logger: logging.Logger, listener: JsonLogListener) -> None:
+    class Slow(io.StringIO):
+        def write(self, text: str) -> int:
+            return sum(io.StringIO.write(self, piece) for piece in (text[:20], text[20:]))
+
+    stream = Slow()
+    alone(logger, logging.StreamHandler(stream))
+    threads = [threading.Thread(target=lambda: [end(listener) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [json.loads(line)["requestId"] for line in stream.getvalue().splitlines()] == ["r-1"] * 800
 
 
 # -- json_logs -------------------------------------------------------------------------------------------------------
