@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from bench import Context, Row
 from bench._envs import HERE
+from bench._harness import OUT
 from bench._report import table, write
 
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             title = (module.__doc__ or name).strip().splitlines()[0]
             print(f"\n## {name}: {title} ({time.monotonic() - start:.0f} s)\n\n{table(groups[name])}", flush=True)
-    write(HERE / "out" / "latest.json", groups, failures)
+    write(OUT / "latest.json", groups, failures)
     rows = [row for group in groups.values() for row in group]
     missed = [row.name for row in rows if row.met is False]
     goals = sum(row.met is not None for row in rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from bench._servers import Servers
 
 Metric = Literal["cpu", "wall"]
 OURS = ""
+OUT = HERE / "out"
+"""Results, and the files that cases write while they run: on the clone's disk, unlike some /tmp."""
 
 
 class CaseFailed(RuntimeError):
@@ -103,20 +106,26 @@ class Race:
 
 
 class Worker:
-    """One case in a process of its own."""
+    """One case in a process of its own, with a temporary folder of its own under ``bench/out``."""
 
     def __init__(self, name: str, case: Case) -> None:
         self.name = name
         python = python_of(case.peer) if case.peer else Path(sys.executable)
+        OUT.mkdir(exist_ok=True)
+        self._folder = tempfile.mkdtemp(prefix="case-", dir=OUT)
         self._process = subprocess.Popen(
             [str(python), str(HERE / "_worker.py"), str(HERE / "cases" / f"{case.file}.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=HERE.parent,
-            env={**os.environ, **case.env},
+            env={**os.environ, "TMPDIR": self._folder, **case.env},
         )
-        self.ask(op="open", case=case.function, params=dict(case.params))
+        try:
+            self.ask(op="open", case=case.function, params=dict(case.params))
+        except CaseFailed:
+            self._end()
+            raise
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Send one request and wait for its answer."""
@@ -141,8 +150,12 @@ class Worker:
             self.ask(op="close")
         except CaseFailed as error:
             print(f"[bench] {error}", file=sys.stderr)
+        self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.communicate()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Context:

@@ -13,7 +13,7 @@ def step(file):
     """Steps of one workflow, one after the other, as it comes: rollback journal, synchronous = FULL."""
     logging.disable(logging.CRITICAL)
     params = json.loads(Path(file).read_bytes())
-    folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")
+    folder = tempfile.mkdtemp(prefix="bench-")
     DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{folder}/dbos.sqlite"})
 
     @DBOS.step()

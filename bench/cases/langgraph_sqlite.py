@@ -13,7 +13,7 @@ from langgraph.func import entrypoint, task
 def tasks(file, synchronous="FULL"):
     """Tasks of one workflow, one after the other."""
     params = json.loads(Path(file).read_bytes())
-    folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")
+    folder = tempfile.mkdtemp(prefix="bench-")
     with SqliteSaver.from_conn_string(f"{folder}/checkpoints.sqlite") as saver:
         saver.setup()
         saver.conn.execute(f"PRAGMA synchronous = {synchronous}")

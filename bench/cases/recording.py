@@ -9,11 +9,9 @@ import tempfile
 import time
 from pathlib import Path
 
-OUT = Path(__file__).parents[1] / "out"
-
 
 def _application(**store):
-    folder = tempfile.mkdtemp(prefix="bench-", dir=OUT)
+    folder = tempfile.mkdtemp(prefix="bench-")
     os.environ["ANTIPHON_HOME"] = folder
     from antiphon import Antiphon
 
