@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import statistics
@@ -84,9 +85,20 @@ class Race:
 
     def ratio(self, ours: str, peer: str, metric: Metric = "cpu") -> float:
         """Ours ÷ peer: the median of the ratios of each round, so that a slow minute hurts both."""
+        return statistics.median(self._ratios(ours, peer, metric))
+
+    def margin(self, ours: str, peer: str, metric: Metric = "cpu") -> float:
+        """How far that median may be off: about 95 % of repeated races fall within (1.57 × IQR ÷ √rounds)."""
+        ratios = self._ratios(ours, peer, metric)
+        if len(ratios) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return 1.57 * (high - low) / math.sqrt(len(ratios))
+
+    def _ratios(self, ours: str, peer: str, metric: Metric) -> list[float]:
         left, right = self[ours], self[peer]
         pairs = zip(left.cpu, right.cpu, strict=True) if metric == "cpu" else zip(left.wall, right.wall, strict=True)
-        return statistics.median(a / b for a, b in pairs)
+        return [a / b for a, b in pairs]
 
     def row(
         self,
@@ -117,6 +129,7 @@ class Race:
             peer=peer,
             peer_value=self[beside].us(metric) if beside else None,
             ratio=self.ratio(ours, beside, metric) if beside else None,
+            margin=self.margin(ours, beside, metric) if beside else None,
             at_most=at_most,
             at_least=at_least,
             faster=faster,

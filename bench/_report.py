@@ -14,8 +14,8 @@ from pathlib import Path
 class Row:
     """One line of the table. ``ratio`` is ours ÷ peer; a goal bounds the ratio if there is one, else the value.
 
-    ``release`` is what release 0.1.0 took for the same, ``release_ratio`` its ratio to the same peer. ``setup`` says
-    what was configured. ``failed`` says why there is no number of a peer.
+    ``margin`` is how far the ratio may be off. ``release`` is what release 0.1.0 took for the same, ``release_ratio``
+    its ratio to the same peer. ``setup`` says what was configured, ``failed`` why there is no number of a peer.
     """
 
     name: str
@@ -24,6 +24,7 @@ class Row:
     peer: str = ""
     peer_value: float | None = None
     ratio: float | None = None
+    margin: float | None = None
     at_most: float | None = None
     at_least: float | None = None
     faster: float | None = None
@@ -67,9 +68,9 @@ class Row:
     def _ratio(self) -> str:
         if self.ratio is None:
             return ""
-        if 0 < self.ratio < 0.8:
-            return f"{_number(self.ratio)} ({_number(1 / self.ratio)}× faster)"
-        return _number(self.ratio)
+        margin = f" ± {self.margin:.2g}" if self.margin else ""
+        faster = f" ({_number(1 / self.ratio)}× faster)" if 0 < self.ratio < 0.8 else ""
+        return f"{_number(self.ratio)}{margin}{faster}"
 
     def _release(self) -> str:
         if self.release is None:

@@ -26,6 +26,13 @@ def test_a_ratio_pairs_the_rounds() -> None:
     assert race["ours"].us("wall") == pytest.approx(4.0)
 
 
+def test_a_ratio_says_how_far_it_may_be_off() -> None:
+    race = Race({"ours": _timing(*[1.0] * 8, 1.2, 0.8), "peer": _timing(*[1.0] * 10), "noisy": _timing(*range(1, 11))})
+    assert race.margin("ours", "peer") == pytest.approx(0)
+    assert race.margin("noisy", "peer") == pytest.approx(1.57 * 5.5 / 10**0.5)
+    assert "| 5.5 ± 2.7 " in table([race.row("x", "noisy", "peer")])
+
+
 @pytest.mark.parametrize(("faster", "met"), [(1.9, True), (2.1, False)])
 def test_faster_is_a_bound_on_the_ratio(faster: float, met: bool) -> None:
     race = Race({"ours": _timing(1.0), "peer": _timing(2.0)})
