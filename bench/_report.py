@@ -39,7 +39,7 @@ class Row:
         """Whether the goal is met; ``None`` where the row only informs."""
         if self.at_most is self.at_least is self.faster is None:
             return None
-        if self.failed and self.peer and self.ratio is None:
+        if self._unmeasured:
             return False
         measured = self.value if self.ratio is None else self.ratio
         return (
@@ -48,6 +48,10 @@ class Row:
             and (self.faster is None or measured * self.faster <= 1)
         )
 
+    @property
+    def _unmeasured(self) -> bool:
+        return bool(self.failed and self.peer) and self.ratio is None
+
     def cells(self) -> list[str]:
         """The row as the table prints it."""
         goal = ""
@@ -55,7 +59,7 @@ class Row:
             bounds = [f"≤ {_number(self.at_most)}"] if self.at_most is not None else []
             bounds += [f"≥ {_number(self.at_least)}"] if self.at_least is not None else []
             bounds += [f"≥ {_number(self.faster)}× faster"] if self.faster is not None else []
-            goal = f"{' '.join(bounds)} {'ok' if self.met else 'FAILED' if self.failed else 'MISSED'}"
+            goal = f"{' '.join(bounds)} {'ok' if self.met else 'FAILED' if self._unmeasured else 'MISSED'}"
         ours = f"{_number(self.value)} {self.unit}"
         note = "; ".join(text for text in (self.note, self.failed and f"FAILED: {self.failed}") if text)
         return [self.name, ours, self._beside(), self._ratio(), goal, self._release(), self.setup, note]
