@@ -71,3 +71,35 @@ def test_every_name_of_the_front_door_works(site: Path, name: str, tmp_path: Pat
 def test_the_command_line_helps(site: Path, tmp_path: Path) -> None:
     code = "sys.argv = ['antiphon', '--help']; from antiphon.cli import main; sys.exit(main())"
     assert "antiphon" in _run(site, code, tmp_path)
+
+
+AGENT = """
+import antiphon
+
+gateway = antiphon.Gateway()
+
+
+@gateway.tool(idempotent=False)
+def send(to):
+    return {"api_key": "sk-" + "a1B2c3D4" * 5, "to": to}
+
+
+def main(to):
+    with gateway.session("s") as session, session.turn() as turn:
+        return turn.call("send", {"to": to}, call_id="1").content["to"]
+"""
+
+
+def _cli(*arguments: str) -> str:
+    return f"sys.argv = {['antiphon', *arguments]!r}; from antiphon.cli import main; sys.exit(main())"
+
+
+def test_a_run_is_sealed_replayed_and_reported(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    _run(site, _cli("run", "agent.py:main", "--input", '"ada"'), tmp_path)
+    assert list((tmp_path / ".antiphon").glob("*.seal-key"))
+    _run(site, _cli("replay", "--latest", "--strict", "--html", "report.html"), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "No divergence" in page
+    assert "prefers-color-scheme" in page
+    assert "send: false" in (tmp_path / "side_effect" / "side_effects.yaml").read_text()
