@@ -50,10 +50,10 @@ class FakeBlobs:
 class FakeSealer:
     """Hides the bytes, so that a test can tell."""
 
-    def seal(self, data: bytes) -> str:
+    def seal(self, data: bytes, context: bytes = b"") -> str:
         return "sealed:" + base64.b64encode(data[::-1]).decode()
 
-    def unseal(self, sealed: str) -> bytes:
+    def unseal(self, sealed: str, context: bytes = b"") -> bytes:
         return base64.b64decode(sealed.removeprefix("sealed:"))[::-1]
 
 
