@@ -214,9 +214,11 @@ def test_quick_keys_are_the_keys(params: dict[str, Any]) -> None:
         maker = KeyMaker(spec, session="s", actor="a")
         keys = maker.keys(params)
         for remember in (False, True, True):
-            store, key, rest, exact = maker.quick(params, remember)
-            canonical = maker.params_of(rest)
-            assert (store, key, maker.key_of(rest)) == (keys.store_key, keys.idempotency_key, keys.idempotency_key)
+            store, key, canonical, exact = maker.quick(params, remember)
+            assert (store, key) == (keys.store_key, keys.idempotency_key)
+            assert key == idempotency_key(
+                namespace="tools", tool=spec.name, params=params, session="s", actor="a", spec=spec
+            )
             assert hashlib.sha256(canonical).hexdigest() == keys.params_digest
             assert hashlib.sha256(canonical if exact is None else exact).hexdigest() == keys.params_digest_exact
 
