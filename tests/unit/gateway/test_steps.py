@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from antiphon._gateway import attempt
+from antiphon._gateway.steps import Step
 from antiphon.ports import BreakerRows
 from antiphon.stores import MemoryStore
 from antiphon.stores.memory import MemoryJournal
@@ -40,3 +42,25 @@ async def test_a_call_that_is_cancelled_before_it_is_admitted_passes_the_cancell
             await task
     assert len(script) == 0
     assert rig.records() == []
+
+
+async def test_an_error_while_a_cancelled_call_is_repaired_does_not_hide_the_cancellation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = AsyncRig()
+
+    def broken(*_: object) -> Step:
+        raise RuntimeError("a mistake in a repair")
+
+    @rig.gateway.tool("send", idempotent=False)
+    async def send(to: str = "ada") -> None:
+        monkeypatch.setattr(attempt, "settle_interrupted", broken)
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(send())
+    await settle_down()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    rig.leases.look()
+    assert [record.state for record in rig.records()] == ["failed"]
