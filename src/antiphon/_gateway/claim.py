@@ -107,8 +107,8 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             return TakeOver(call, version, call.events, claimed)
         case rules.Reuse(found, matched_on, shared):
             _found(call, decision, got.now_ms)
-            in_flight = matched_on == "inflight"
-            remembers = shared and found.state == "done" and (in_flight or call.policy.reuse != "session")
+            lasts = call.policy.reuse == "session" and matched_on != "inflight" and got.own is None  # found by anybody
+            remembers = shared and found.state == "done" and not lasts
             return Alias(call.key, call.identity, found.version, _aliased) if remembers else _reused(call)
         case rules.Wait(version, left_ms):
             return _wait(call, version, left_ms / 1000)
