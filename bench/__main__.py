@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from bench import Context, Row
 from bench._envs import HERE
+from bench._harness import OUT
 from bench._report import table, write
 
 
@@ -44,15 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 traceback.print_exc()
                 failures[name] = f"{type(error).__name__}: {error}"
                 continue
+            if reasons := dict.fromkeys(row.failed for row in groups[name] if row.failed):
+                failures[name] = "; ".join(reasons)
             title = (module.__doc__ or name).strip().splitlines()[0]
             print(f"\n## {name}: {title} ({time.monotonic() - start:.0f} s)\n\n{table(groups[name])}", flush=True)
-    write(HERE / "out" / "latest.json", groups, failures)
+    write(OUT / "latest.json", groups, failures)
     rows = [row for group in groups.values() for row in group]
-    missed = [row.name for row in rows if row.met is False]
+    missed = [row for row in rows if row.met is False]
     goals = sum(row.met is not None for row in rows)
     print(f"\n{goals - len(missed)} of {goals} goals met; numbers in bench/out/latest.json")
-    for name in missed:
-        print(f"  missed: {name}")
+    for row in missed:
+        print(f"  missed: {row.name}{row.peer and f', beside {row.peer}'}{row.setup and f' ({row.setup})'}")
     for name, reason in failures.items():
         print(f"  FAILED: {name}: {reason}")
     return 1 if failures or (options.check and missed) else 0

@@ -1,17 +1,26 @@
-"""Environments of the peers: one virtual environment per file of pinned requirements, made once."""
+"""Environments of the peers: one virtual environment per file of pinned requirements, made once.
+
+An earlier release of Antiphon is a peer like any other: its requirements are pinned, its source is a commit.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENVS = Path(os.environ.get("ANTIPHON_BENCH_ENVS") or HERE / ".envs")
+RELEASE = "antiphon-0.1.0"
+SOURCES = {RELEASE: "5653e8364284c99fc61a7a450985370774ba7821"}
+"""Peers whose package is ``src`` of a commit of this repository."""
+_unavailable: dict[Path, str] = {}
 
 
 class PeerUnavailable(RuntimeError):
@@ -26,19 +35,27 @@ def python_of(peer: str, pinned: Path = HERE / "peers") -> Path:
     pins = pinned / f"{peer}.txt"
     if not pins.exists():
         raise PeerUnavailable(f"{pins.relative_to(HERE.parent)} does not exist")
+    if pins in _unavailable:  # asked once per process: a package index that does not answer takes long to say so
+        raise PeerUnavailable(_unavailable[pins])
     ENVS.mkdir(parents=True, exist_ok=True)
     with (ENVS / f"{peer}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _made(peer, pins)
+        try:
+            return _made(peer, pins)
+        except PeerUnavailable as error:
+            _unavailable[pins] = str(error)
+            raise
 
 
 def _made(peer: str, pins: Path) -> Path:
     home = ENVS / peer
     python = home / "bin" / "python"
     stamp = home / ".stamp"
-    wanted = hashlib.sha256(pins.read_bytes() + sys.version.encode()).hexdigest()
+    commit = SOURCES.get(peer, "")
+    wanted = hashlib.sha256(pins.read_bytes() + sys.version.encode() + commit.encode()).hexdigest()
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
+    source = _source(peer, commit) if commit else None
     print(f"[bench] making the environment of {peer} …", file=sys.stderr, flush=True)
     shutil.rmtree(home, ignore_errors=True)
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
@@ -48,8 +65,33 @@ def _made(peer: str, pins: Path) -> Path:
     else:
         _run(peer, [sys.executable, "-m", "venv", str(home)])
         _run(peer, [str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "-r", str(pins)])
+    if source is not None:
+        _extract(source, home)
     stamp.write_text(wanted)
     return python
+
+
+def _source(peer: str, commit: str) -> bytes:
+    """``src`` of a commit of this repository as a tar file."""
+    git = ["git", "-C", str(HERE.parent)]
+    try:
+        known = subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], capture_output=True, check=False)
+        if known.returncode:
+            raise PeerUnavailable(
+                f"{peer}: commit {commit[:7]} is not in this clone; a shallow clone gets it with: git fetch --unshallow"
+            )
+        return subprocess.run([*git, "archive", "--format=tar", commit, "src"], capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise PeerUnavailable(f"{peer}: the source of commit {commit[:7]} cannot be read: {error}") from error
+
+
+def _extract(source: bytes, home: Path) -> None:
+    """Put the source into the environment, where its interpreter finds it."""
+    with tarfile.open(fileobj=io.BytesIO(source)) as archive:
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(home)
+    (packages,) = home.glob("lib/python*/site-packages")
+    (packages / "antiphon.pth").write_text(f"{home / 'src'}\n")
 
 
 def _run(peer: str, command: list[str]) -> None:

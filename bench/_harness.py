@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -14,12 +17,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bench._envs import HERE, python_of
+from bench._envs import HERE, PeerUnavailable, python_of
 from bench._report import Row
 from bench._servers import Servers
 
 Metric = Literal["cpu", "wall"]
 OURS = ""
+OUT = HERE / "out"
+"""Results, and the files that cases write while they run: on the clone's disk, unlike some /tmp."""
+
+LEAST_ROUNDS = 5
 
 
 class CaseFailed(RuntimeError):
@@ -28,13 +35,17 @@ class CaseFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``function`` of ``bench/cases/FILE.py``, run in the environment of ``peer`` (ours if empty)."""
+    """``function`` of ``bench/cases/FILE.py``, run in the environment of ``peer`` (ours if empty).
+
+    A sample is a multiple of ``batch`` iterations: for cases that do so many at a time.
+    """
 
     file: str
     function: str
     params: Mapping[str, Any] = field(default_factory=dict)
     peer: str = OURS
     env: Mapping[str, str] = field(default_factory=dict)
+    batch: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +73,32 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The timings of cases whose rounds were interleaved."""
+    """The timings of cases whose rounds were interleaved, and why others could not be run."""
 
     timings: Mapping[str, Timing]
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Timing:
+        if name in self.missing:
+            raise PeerUnavailable(self.missing[name])
         return self.timings[name]
 
     def ratio(self, ours: str, peer: str, metric: Metric = "cpu") -> float:
         """Ours ÷ peer: the median of the ratios of each round, so that a slow minute hurts both."""
-        left, right = self.timings[ours], self.timings[peer]
+        return statistics.median(self._ratios(ours, peer, metric))
+
+    def margin(self, ours: str, peer: str, metric: Metric = "cpu") -> float:
+        """How far that median may be off: about 95 % of repeated races fall within (1.57 × IQR ÷ √rounds)."""
+        ratios = self._ratios(ours, peer, metric)
+        if len(ratios) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return 1.57 * (high - low) / math.sqrt(len(ratios))
+
+    def _ratios(self, ours: str, peer: str, metric: Metric) -> list[float]:
+        left, right = self[ours], self[peer]
         pairs = zip(left.cpu, right.cpu, strict=True) if metric == "cpu" else zip(left.wall, right.wall, strict=True)
-        return statistics.median(a / b for a, b in pairs)
+        return [a / b for a, b in pairs]
 
     def row(
         self,
@@ -85,49 +110,70 @@ class Race:
         at_most: float | None = None,
         at_least: float | None = None,
         faster: float | None = None,
+        release: str = "",
+        release_peer: str = "",
+        setup: object = "",
         note: str = "",
     ) -> Row:
-        """A row of the table; ``faster=5`` asks for at least five times faster than the peer."""
-        if faster is not None:
-            at_most = 1 / faster
+        """A row of the table; ``faster=5`` asks for at least five times faster than the peer.
+
+        *release* is the case of release 0.1.0 that does the same as *ours*, *release_peer* the case that it is
+        divided by, if that is not *peer*. Where a peer is missing, the row says why.
+        """
+        beside = peer if peer in self.timings else ""
+        before = release if release in self.timings else ""
+        under = (release_peer or peer) if before and (release_peer or peer) in self.timings else ""
         return Row(
             name=name,
             value=self[ours].us(metric),
             peer=peer,
-            peer_value=self[peer].us(metric) if peer else None,
-            ratio=self.ratio(ours, peer, metric) if peer else None,
+            peer_value=self[beside].us(metric) if beside else None,
+            ratio=self.ratio(ours, beside, metric) if beside else None,
+            margin=self.margin(ours, beside, metric) if beside else None,
             at_most=at_most,
             at_least=at_least,
-            note=note or ("" if metric == "cpu" else "wall time"),
+            faster=faster,
+            release=self[before].us(metric) if before else None,
+            release_ratio=self.ratio(before, under, metric) if under else None,
+            setup=str(setup),
+            note=note or ("" if metric == "cpu" or "wall time" in name else "wall time"),
+            failed=self.missing.get(peer, "") or self.missing.get(release, ""),
         )
 
 
 class Worker:
-    """One case in a process of its own."""
+    """One case in a process of its own, with a temporary folder of its own under ``bench/out``."""
 
     def __init__(self, name: str, case: Case) -> None:
         self.name = name
         python = python_of(case.peer) if case.peer else Path(sys.executable)
+        OUT.mkdir(exist_ok=True)
+        self._folder = tempfile.mkdtemp(prefix="case-", dir=OUT)
         self._process = subprocess.Popen(
             [str(python), str(HERE / "_worker.py"), str(HERE / "cases" / f"{case.file}.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=HERE.parent,
-            env={**os.environ, **case.env},
+            env={**os.environ, "TMPDIR": self._folder, **case.env},
         )
-        self.ask(op="open", case=case.function, params=dict(case.params))
+        self._send(op="open", case=case.function, params=dict(case.params))
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Send one request and wait for its answer."""
+        self._send(**request)
+        return self.answer()
+
+    def _send(self, **request: Any) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # no answer will tell
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the answer to the last request; the first one is to open the case."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line:
             raise CaseFailed(f"{self.name}: the worker ended with code {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
@@ -143,6 +189,7 @@ class Worker:
             print(f"[bench] {error}", file=sys.stderr)
         self._process.kill()
         self._process.communicate()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class Context:
@@ -166,33 +213,53 @@ class Context:
         return str(path)
 
     def race(
-        self, cases: Mapping[str, Case], *, rounds: int = 9, seconds: float = 0.2, n: int | None = None, warmup: int = 1
+        self,
+        cases: Mapping[str, Case],
+        *,
+        rounds: int = 9,
+        seconds: float = 0.2,
+        n: int | None = None,
+        warmup: int = 1,
+        limit: float = 60,
     ) -> Race:
         """Run all cases in interleaved rounds, one at a time.
 
         Each sample repeats its case for about *seconds* (or exactly *n* times); the order turns with each
-        round so that none is always first.
+        round so that none is always first. A case whose peer cannot be installed is missing from the race. After
+        *limit* seconds no further round begins: a machine that is busy or has a slow disk does fewer.
         """
         if self.quick:
             rounds, seconds = min(rounds, 3), min(seconds, 0.05)
         workers: dict[str, Worker] = {}
+        missing: dict[str, str] = {}
         try:
             for name, case in cases.items():
-                workers[name] = Worker(name, case)
-            counts = {name: n or self._calibrate(worker, seconds) for name, worker in workers.items()}
+                try:
+                    workers[name] = Worker(name, case)
+                except PeerUnavailable as error:
+                    missing[name] = str(error)
+            for worker in workers.values():  # they have been starting side by side
+                worker.answer()
+            counts = {
+                name: n or _multiple(self._calibrate(worker, seconds), cases[name].batch)
+                for name, worker in workers.items()
+            }
             for worker in workers.values():
                 for _ in range(warmup):
                     worker.ask(op="run", n=counts[worker.name])
             samples: dict[str, list[dict[str, Any]]] = {name: [] for name in workers}
             order = list(workers)
-            for _ in range(rounds):
+            end = time.monotonic() + limit
+            for done in range(rounds):
+                if done >= LEAST_ROUNDS and time.monotonic() > end:
+                    break
                 for name in order:
                     samples[name].append(workers[name].ask(op="run", n=counts[name]))
                 order.append(order.pop(0))
         finally:
             for worker in workers.values():
                 worker.close()
-        return Race({name: _timing(counts[name], samples[name]) for name in cases})
+        return Race({name: _timing(counts[name], samples[name]) for name in workers}, missing)
 
     def commands(self, commands: Mapping[str, Sequence[str]], *, rounds: int = 15) -> Race:
         """Time whole processes (start to end) in an empty folder, interleaved; a command that fails is an error."""
@@ -215,6 +282,10 @@ class Context:
             if taken >= seconds / 2 or n >= 10_000_000:
                 return max(1, round(n * seconds / taken))
             n = max(n * 2, round(n * min(100.0, seconds / max(taken, 1e-7))))
+
+
+def _multiple(n: int, batch: int) -> int:
+    return -(-n // batch) * batch
 
 
 def _timing(n: int, samples: list[dict[str, Any]]) -> Timing:

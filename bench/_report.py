@@ -12,7 +12,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One line of the table. ``ratio`` is ours ÷ peer; a goal bounds the ratio if there is one, else the value."""
+    """One line of the table. ``ratio`` is ours ÷ peer; a goal bounds the ratio if there is one, else the value.
+
+    ``margin`` is how far the ratio may be off. ``release`` is what release 0.1.0 took for the same, ``release_ratio``
+    its ratio to the same peer. ``setup`` says what was configured, ``failed`` why there is no number of a peer.
+    """
 
     name: str
     value: float
@@ -20,19 +24,33 @@ class Row:
     peer: str = ""
     peer_value: float | None = None
     ratio: float | None = None
+    margin: float | None = None
     at_most: float | None = None
     at_least: float | None = None
+    faster: float | None = None
+    release: float | None = None
+    release_ratio: float | None = None
+    setup: str = ""
     note: str = ""
+    failed: str = ""
 
     @property
     def met(self) -> bool | None:
         """Whether the goal is met; ``None`` where the row only informs."""
-        if self.at_most is None and self.at_least is None:
+        if self.at_most is self.at_least is self.faster is None:
             return None
+        if self._unmeasured:
+            return False
         measured = self.value if self.ratio is None else self.ratio
-        return (self.at_most is None or measured <= self.at_most) and (
-            self.at_least is None or measured >= self.at_least
+        return (
+            (self.at_most is None or measured <= self.at_most)
+            and (self.at_least is None or measured >= self.at_least)
+            and (self.faster is None or measured * self.faster <= 1)
         )
+
+    @property
+    def _unmeasured(self) -> bool:
+        return bool(self.failed and self.peer) and self.ratio is None
 
     def cells(self) -> list[str]:
         """The row as the table prints it."""
@@ -40,8 +58,11 @@ class Row:
         if self.met is not None:
             bounds = [f"≤ {_number(self.at_most)}"] if self.at_most is not None else []
             bounds += [f"≥ {_number(self.at_least)}"] if self.at_least is not None else []
-            goal = f"{' '.join(bounds)} {'ok' if self.met else 'MISSED'}"
-        return [self.name, f"{_number(self.value)} {self.unit}", self._beside(), self._ratio(), goal, self.note]
+            bounds += [f"≥ {_number(self.faster)}× faster"] if self.faster is not None else []
+            goal = f"{' '.join(bounds)} {'ok' if self.met else 'FAILED' if self._unmeasured else 'MISSED'}"
+        ours = f"{_number(self.value)} {self.unit}"
+        note = "; ".join(text for text in (self.note, self.failed and f"FAILED: {self.failed}") if text)
+        return [self.name, ours, self._beside(), self._ratio(), goal, self._release(), self.setup, note]
 
     def _beside(self) -> str:
         if self.peer_value is None:
@@ -51,12 +72,20 @@ class Row:
     def _ratio(self) -> str:
         if self.ratio is None:
             return ""
-        if 0 < self.ratio < 0.8:
-            return f"{_number(self.ratio)} ({_number(1 / self.ratio)}× faster)"
-        return _number(self.ratio)
+        margin = f" ± {self.margin:.2g}" if self.margin else ""
+        faster = f" ({_number(1 / self.ratio)}× faster)" if 0 < self.ratio < 0.8 else ""
+        return f"{_number(self.ratio)}{margin}{faster}"
+
+    def _release(self) -> str:
+        if self.release is None:
+            return ""
+        ratio = "" if self.release_ratio is None else f" (ratio {_number(self.release_ratio)})"
+        return f"{_number(self.release)} {self.unit}{ratio}"
 
 
-HEAD = ["what", "antiphon", "beside", "ratio", "goal", "note"]
+HEAD = ["what", "antiphon", "beside", "ratio", "goal", "release 0.1.0", "configured", "note"]
+OPTIONAL = {"release 0.1.0", "configured"}
+"""Columns that are left out where no row has anything to say in them."""
 
 
 def _number(value: float | None) -> str:
@@ -70,8 +99,10 @@ def _number(value: float | None) -> str:
 
 def table(rows: Iterable[Row]) -> str:
     """The rows as aligned text, readable as Markdown too."""
-    lines = [HEAD, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    cells = [row.cells() for row in rows]
+    shown = [column for column, head in enumerate(HEAD) if head not in OPTIONAL or any(line[column] for line in cells)]
+    lines = [[line[column] for column in shown] for line in (HEAD, *cells)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(shown))]
     out = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
     ]

@@ -54,6 +54,8 @@ class Opened:
         self._is_async = inspect.iscoroutinefunction(call)
         self._takes_n = _takes_n(call)
         self._call = call
+        self.prepare: Callable[[], object] = getattr(call, "prepare", _nothing)
+        """Makes ready for one sample, which it is no part of."""
 
     def _until(self, awaitable: Any) -> Any:
         if self._loop is None:
@@ -84,6 +86,10 @@ class Opened:
             self._loop.close()
 
 
+def _nothing() -> None:
+    """What a case does before a sample unless it says otherwise."""
+
+
 async def _repeat_async(call: Callable[[], Any], n: int) -> None:
     for _ in range(n):
         await call()
@@ -101,6 +107,7 @@ def _takes_n(call: Callable[..., Any]) -> bool:
 
 def measure(opened: Opened, n: int) -> dict[str, Any]:
     """One sample: CPU seconds of this process (all threads), wall seconds, peak memory."""
+    opened.prepare()
     gc.collect()
     cpu, wall = time.process_time(), time.perf_counter()
     extra = opened.run(n)

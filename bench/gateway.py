@@ -1,126 +1,215 @@
-"""The guarded call: in memory beside bare retry libraries, on SQLite beside a durable step."""
+"""The guarded call: beside release 0.1.0, retry libraries, idempotency libraries and a durable step."""
 
 from __future__ import annotations
 
-from bench import Case, Context, Race, Row
+from collections.abc import Mapping
 
-SMALL, LARGE = "params-100", "params-900"
+from bench import Case, Context, Race, Row
+from bench._calls import (
+    DBOS,
+    DURABLE,
+    PAYLOADS,
+    RAW,
+    TIGHT,
+    Setup,
+    both,
+    large_rows,
+    peer_rows,
+    release_rows,
+    with_release,
+)
 
 
 def run(ctx: Context) -> list[Row]:
     """All rows, cheapest first."""
     return [
         *_memory(ctx),
-        *_stages(ctx),
         *_duplicates(ctx),
+        *_breaker(ctx),
         *_switch(ctx),
         *_flat(ctx),
-        *_breaker(ctx),
         *_outage(ctx),
         *_sqlite(ctx),
+        *large_rows("guarded call", ctx, recorded=False),
     ]
 
 
-def _against_tenacity(ctx: Context, payload: str) -> Race:
-    file = {"file": ctx.payload(payload)}
-    return ctx.race(
-        {
-            "sync": Case("gateway", "sync_call", file),
-            "async": Case("gateway", "async_call", file),
-            "tenacity": Case("tenacity", "sync_call", file, peer="tenacity"),
-            "tenacity async": Case("tenacity", "async_call", file, peer="tenacity"),
-        }
-    )
+# -- memory ------------------------------------------------------------------------------------------------------
+
+FAST, PIPELINE, LINES = "0.1.0 fast path", "0.1.0 pipeline (no-op listener)", "0.1.0 with INFO lines, Prometheus"
 
 
 def _memory(ctx: Context) -> list[Row]:
-    small, large = _against_tenacity(ctx, SMALL), _against_tenacity(ctx, LARGE)
-    return [
-        small.row("guarded call, 100 B params", "sync", "tenacity", at_most=0.9),
-        large.row("guarded call, 0.9 KB params", "sync", "tenacity", at_most=1.6),
-        small.row("guarded call in asyncio, 100 B params", "async", "tenacity async", at_most=0.8),
-        large.row("guarded call in asyncio, 0.9 KB params", "async", "tenacity async", at_most=1.3),
-    ]
+    rows = []
+    for asyncio, size, tenacity in (
+        (False, "100 B", 1.25),
+        (False, "0.9 KB", 1.6),
+        (True, "100 B", 0.7),
+        (True, "0.9 KB", 1.0),
+    ):
+        setup = Setup(asyncio=asyncio, size=size)
+        retry = Case(
+            "tenacity", "async_call" if asyncio else "sync_call", {"file": ctx.payload(PAYLOADS[size])}, peer="tenacity"
+        )
+        cases = {
+            "silent": setup.case(ctx),
+            FAST: setup.release(ctx),
+            PIPELINE: setup.but(listener=True).release(ctx),
+            "tenacity": retry,
+        }
+        if size == "100 B":
+            cases |= _heard(ctx, setup)
+        race = ctx.race(cases, rounds=13, seconds=0.12, limit=20)
+        rows += [
+            race.row("decorated call", "silent", FAST, at_most=1.25, setup=setup),
+            race.row("decorated call", "silent", PIPELINE, at_most=0.6, setup=setup),
+            race.row("decorated call", "silent", "tenacity", at_most=tenacity, release=FAST, setup=setup),
+        ]
+        if size == "100 B":
+            rows += _heard_rows(race, setup)
+    return rows
 
 
-def _stages(ctx: Context) -> list[Row]:
-    """Where the time of that call goes; what is left is the way between them, the lease and the tool."""
-    names = {
-        "key": "key: canonical JSON and hashes",
-        "claim": "claim: begin and settle",
-        "turn": "loop guard: check and record",
-        "breaker": "breaker and retry budget",
-        "metrics": "metrics",
+def _heard(ctx: Context, setup: Setup) -> Mapping[str, Case]:
+    """Calls that somebody is told of."""
+    lines = setup.but(logs=True, prometheus=True)
+    return {
+        "lines": lines.case(ctx),
+        LINES: lines.release(ctx),
+        "listener": setup.but(listener=True).case(ctx),
     }
-    file = {"file": ctx.payload(SMALL)}
-    cases = {name: Case("gateway", "stage", {**file, "name": name}) for name in names}
-    race = ctx.race(cases, rounds=5, seconds=0.1)
-    return [race.row(f"of it, {what}", name) for name, what in names.items()]
+
+
+def _heard_rows(race: Race, setup: Setup) -> list[Row]:
+    lines, listener = setup.but(logs=True, prometheus=True), setup.but(listener=True)
+    return [
+        race.row(
+            "decorated call, logged and counted",
+            "lines",
+            "silent",
+            at_most=2.2,
+            release=LINES,
+            release_peer=FAST,
+            setup=lines,
+        ),
+        race.row(
+            "decorated call, told to a listener",
+            "listener",
+            "silent",
+            at_most=1.5,
+            release=PIPELINE,
+            release_peer=FAST,
+            setup=listener,
+        ),
+    ]
 
 
 def _duplicates(ctx: Context) -> list[Row]:
     rows = []
-    for payload, what, limit in ((SMALL, "100 B", 0.25), (LARGE, "0.9 KB", 0.5)):
-        file = {"file": ctx.payload(payload)}
+    for size, limit in (("100 B", 0.2), ("0.9 KB", 0.5)):
+        file = {"file": ctx.payload(PAYLOADS[size])}
         race = ctx.race(
             {
-                "reused": Case("gateway", "reused", file),
+                **both("reused", Case("gateway", "reused", file)),
                 "powertools": Case("powertools_memory", "reused", file, peer="powertools"),
                 "idemkit": Case("idemkit_memory", "reused", file, peer="idemkit"),
             }
         )
-        rows.append(race.row(f"duplicate answered from memory, {what}", "reused", "powertools", at_most=limit))
-        rows.append(race.row(f"duplicate answered from memory, {what}", "reused", "idemkit", at_most=limit))
+        rows += [
+            race.row(
+                "duplicate answered", "reused", peer, at_most=limit, release="0.1.0 reused", setup=Setup(size=size)
+            )
+            for peer in ("powertools", "idemkit")
+        ]
+    return rows
+
+
+def _breaker(ctx: Context) -> list[Row]:
+    rows = []
+    for asyncio in (False, True):
+        file, prefix = {"file": ctx.payload("params-100")}, "async_" if asyncio else ""
+        race = ctx.race(
+            {
+                **both("open breaker", Case("gateway", f"{prefix}refused", file)),
+                **both("reused answer", Case("gateway", f"{prefix}reused", file)),
+            }
+        )
+        rows.append(
+            race.row(
+                "refused call",
+                "open breaker",
+                "reused answer",
+                at_most=1.5,
+                release="0.1.0 open breaker",
+                release_peer="0.1.0 reused answer",
+                setup=Setup(asyncio=asyncio),
+            )
+        )
     return rows
 
 
 def _switch(ctx: Context) -> list[Row]:
-    file = {"file": ctx.payload(SMALL)}
-    race = ctx.race({"off": Case("gateway", "switched_off", file), "bare": Case("gateway", "bare", file)})
-    over = race["off"].us("cpu") - race["bare"].us("cpu")
-    return [Row(name="kill switch, above the bare call", value=over, unit="µs", at_most=1.0)]
+    file = {"file": ctx.payload("params-100")}
+    race = ctx.race(
+        {**both("off", Case("gateway", "switched_off", file)), "bare": Case("gateway", "bare", file)},
+        rounds=15,
+        seconds=0.1,
+    )
+    over = race["off"].us() - race["bare"].us()
+    old, missing = "0.1.0 off", race.missing.get("0.1.0 off", "")
+    before = None if missing else race[old].us() - race["bare"].us()
+    name, setup = "kill switch, above the bare call", str(Setup())
+    return [Row(name=name, value=over, at_most=1.0, release=before, setup=setup, failed=missing)]
 
 
 def _flat(ctx: Context) -> list[Row]:
-    file = {"file": ctx.payload(SMALL)}
+    file = {"file": ctx.payload("params-100")}
     race = ctx.race(
         {
-            "25000": Case("gateway", "reused", {**file, "keys": 25_000}),
-            "100": Case("gateway", "reused", {**file, "keys": 100}),
+            **both("25,000 keys", Case("gateway", "reused", {**file, "keys": 25_000})),
+            **both("100 keys", Case("gateway", "reused", {**file, "keys": 100})),
         }
     )
-    return [race.row("reused answer with 25,000 keys beside 100 keys", "25000", "100", at_most=1.2)]
-
-
-def _breaker(ctx: Context) -> list[Row]:
-    file = {"file": ctx.payload(SMALL)}
-    race = ctx.race({"sync": Case("gateway", "refused", file), "async": Case("gateway", "async_refused", file)})
     return [
-        Row(name="open breaker answers", value=race["sync"].us("cpu"), unit="µs", at_most=50.0),
-        Row(name="open breaker answers in asyncio", value=race["async"].us("cpu"), unit="µs", at_most=50.0),
+        race.row(
+            "duplicate answered, 25,000 keys",
+            "25,000 keys",
+            "100 keys",
+            at_most=1.2,
+            release="0.1.0 25,000 keys",
+            release_peer="0.1.0 100 keys",
+            setup=Setup(),
+        )
     ]
 
 
 def _outage(ctx: Context) -> list[Row]:
-    race = ctx.race({"outage": Case("gateway", "outage", {})}, rounds=3, n=1)
-    value = race["outage"].extra["attempts"]
-    note = "50 calls per second in virtual time, breaker off, default budget"
-    return [Row(name="attempts per call in a total outage", value=value, unit="", at_most=1.1, note=note)]
+    race = ctx.race(both("outage", Case("gateway", "outage", {})), rounds=3, n=1)
+    missing = race.missing.get("0.1.0 outage", "")
+    return [
+        Row(
+            name="attempts per call in a total outage",
+            value=race["outage"].extra["attempts"],
+            unit="",
+            at_most=1.1,
+            release=None if missing else race["0.1.0 outage"].extra["attempts"],
+            setup="memory, sync, no logs, built-in metrics",
+            note="50 calls per second in virtual time, breaker off, default budget",
+            failed=missing,
+        )
+    ]
+
+
+# -- SQLite ------------------------------------------------------------------------------------------------------
 
 
 def _sqlite(ctx: Context) -> list[Row]:
-    full, normal = "synchronous=FULL: survives power loss", "synchronous=NORMAL: survives kill -9, not power loss"
     rows = []
-    for payload, size, goals in ((SMALL, "100 B", (10, 25)), (LARGE, "0.9 KB", (None, None))):
-        file = {"file": ctx.payload(payload)}
-        race = ctx.race(
-            {
-                "full": Case("gateway", "sqlite_call", {**file, "synchronous": "FULL"}),
-                "normal": Case("gateway", "sqlite_call", {**file, "synchronous": "NORMAL"}),
-                "dbos": Case("dbos_sqlite", "step", file, peer="dbos"),
-            }
-        )
-        for case, goal, note in (("full", goals[0], full), ("normal", goals[1], normal)):
-            rows.append(race.row(f"guarded call on SQLite, {size}", case, "dbos", faster=goal, note=note))
-            rows.append(race.row("the same, wall time", case, "dbos", metric="wall", note=note))
+    for store, faster in zip(DURABLE, (12, 25), strict=True):
+        setup = Setup(store)
+        race = ctx.race({**with_release(ctx, setup), DBOS: setup.dbos(ctx), RAW: setup.raw(ctx)}, **TIGHT)
+        rows += release_rows("guarded call", race, setup)
+        rows += peer_rows("guarded call", race, setup, {DBOS: faster})
+        setup = Setup(store, asyncio=True)
+        rows += release_rows("guarded call", ctx.race(with_release(ctx, setup), **TIGHT), setup)
     return rows

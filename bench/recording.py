@@ -2,97 +2,135 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
-from bench import Case, Context, Row
+from bench import Case, Context, Race, Row
+from bench._calls import (
+    DBOS,
+    DURABLE,
+    LANGGRAPH,
+    RAW,
+    TIGHT,
+    Setup,
+    both,
+    large_rows,
+    peer_rows,
+    release_rows,
+    with_release,
+)
+from bench._envs import HERE, RELEASE, PeerUnavailable, python_of
 
-PARAMS = "params-900"
+CALL = "guarded and recorded call"
 
 
 def run(ctx: Context) -> list[Row]:
     """All rows."""
-    return [*_calls(ctx), *_growth(ctx), *_first_chunk(ctx), *_one_event(ctx)]
+    return [*_calls(ctx), *large_rows(CALL, ctx, recorded=True), *_growth(ctx), *_first_chunk(ctx), *_one_event(ctx)]
 
 
 def _calls(ctx: Context) -> list[Row]:
-    """At both durabilities; the peers' is as they come (FULL), and LangGraph's is ours where it can be set."""
+    """Beside release 0.1.0, and on SQLite beside durable steps of others."""
     rows = []
-    for payload, size, goals in (("params-100", "100 B", (10, 5)), (PARAMS, "0.9 KB", (None, None))):
-        file = {"file": ctx.payload(payload)}
-        for durability in ("FULL", "NORMAL"):
-            how = {**file, "synchronous": durability}
-            race = ctx.race(
-                {
-                    "recorded": Case("recording", "calls", how),
-                    "dbos": Case("dbos_sqlite", "step", file, peer="dbos"),
-                    "langgraph": Case("langgraph_sqlite", "tasks", how, peer="langgraph"),
-                },
-                seconds=0.5,
-            )
-            for peer, goal in zip(("dbos", "langgraph"), goals, strict=True):
-                theirs = "FULL" if peer == "dbos" else durability
-                note = f"synchronous = {durability}" + (f" (theirs {theirs})" if theirs != durability else "")
-                rows.append(race.row(f"guarded and recorded call, {size}", "recorded", peer, faster=goal, note=note))
-                rows.append(race.row("the same, wall time", "recorded", peer, metric="wall", note=note))
+    for asyncio in (False, True):
+        setup = Setup("memory", asyncio, recorded=True)
+        rows += release_rows(CALL, ctx.race(with_release(ctx, setup), **TIGHT), setup)
+    for store, faster in zip(DURABLE, (8, 12), strict=True):
+        setup = Setup(store, recorded=True)
+        peers = {DBOS: setup.dbos(ctx), LANGGRAPH: setup.langgraph(ctx), RAW: setup.raw(ctx)}
+        race = ctx.race({**with_release(ctx, setup), **peers}, **TIGHT)
+        rows += release_rows(CALL, race, setup)
+        rows += peer_rows(CALL, race, setup, {DBOS: faster, LANGGRAPH: 5})
+        setup = Setup(store, asyncio=True, recorded=True)
+        rows += release_rows(CALL, ctx.race(with_release(ctx, setup), **TIGHT), setup)
     return rows
 
 
+def _extra(race: Race, name: str, key: str) -> tuple[float, float | None, str]:
+    """A number of the working tree, the same of release 0.1.0, and why there is none."""
+    old = f"0.1.0 {name}"
+    missing = race.missing.get(old, "")
+    return race[name].extra[key], None if missing else race[old].extra[key], missing
+
+
 def _growth(ctx: Context) -> list[Row]:
-    race = ctx.race({"growth": Case("recording", "growth", {"file": ctx.payload(PARAMS)})}, rounds=5, n=20)
-    late = race["growth"].extra["late"]
-    note = "a call after 10,000 events ÷ a call after 10"
-    return [
-        Row(name="cost of a late event", value=late, unit="×", at_most=1.2, note=note),
-        Row(name="cost of a late event", value=late, unit="×", at_least=0.8, note=note),
-    ]
+    race = ctx.race(both("growth", Case("recording", "growth", {"file": ctx.payload("params-900")})), rounds=5, n=20)
+    value, release, failed = _extra(race, "growth", "late")
+    row = Row(
+        name="cost of a late event",
+        value=value,
+        unit="×",
+        at_most=1.2,
+        at_least=0.8,
+        release=release,
+        setup="SQLite NORMAL, sync, 0.9 KB, no logs, built-in metrics, long run",
+        note="a call after 10,000 events ÷ a call after 10",
+        failed=failed,
+    )
+    return [row]
 
 
 def _first_chunk(ctx: Context) -> list[Row]:
-    race = ctx.race({"first": Case("recording", "first_chunk", {"file": ctx.payload(PARAMS)})}, rounds=5, n=20)
-    extra = race["first"].extra
-    return [
-        Row(name="first piece of a model's stream, delay", value=extra["model"], unit="ms", at_most=1.0),
-        Row(name="first piece of a tool's stream, delay", value=extra["tool"], unit="ms", at_most=1.0),
-    ]
+    race = ctx.race(both("first", Case("recording", "first_chunk")), rounds=5, n=20)
+    rows = []
+    for kind in ("model", "tool"):
+        value, release, failed = _extra(race, "first", kind)
+        name, setup = (
+            f"first piece of a {kind}'s stream, delay",
+            "SQLite FULL, sync, no logs, built-in metrics, in a run",
+        )
+        rows.append(Row(name=name, value=value, unit="ms", at_most=1.0, release=release, setup=setup, failed=failed))
+    return rows
 
 
 def _one_event(ctx: Context) -> list[Row]:
-    folder = tempfile.mkdtemp(prefix="antiphon-bench-")
-    before = os.environ.get("ANTIPHON_HOME")
-    os.environ["ANTIPHON_HOME"] = folder
+    pythons, failed = {"show": sys.executable}, ""
     try:
-        run_id = _large_run()
-        show = [sys.executable, "-m", "antiphon.cli", "show", run_id, "--event", "9001"]
-        race = ctx.commands({"show": show}, rounds=9)
-    finally:
-        os.environ.pop("ANTIPHON_HOME")
-        if before is not None:
-            os.environ["ANTIPHON_HOME"] = before
-        shutil.rmtree(folder, ignore_errors=True)
+        pythons["0.1.0 show"] = str(python_of(RELEASE))
+    except PeerUnavailable as error:
+        failed = str(error)
+    with tempfile.TemporaryDirectory(prefix="antiphon-bench-") as folder:
+        commands = {name: _show(python, Path(folder) / name) for name, python in pythons.items()}
+        race = ctx.commands(commands, rounds=9)
+    old = race["0.1.0 show"] if "0.1.0 show" in pythons else None
+    setup = "SQLite, 10,000 events"
     return [
-        Row(name="show one event of 50 MB", value=race["show"].seconds("wall") * 1000, unit="ms", at_most=300),
-        Row(name="show one event of 50 MB, memory", value=race["show"].rss_mb, unit="MB", at_most=100),
+        Row(
+            name="show one event of 50 MB",
+            value=race["show"].seconds("wall") * 1000,
+            unit="ms",
+            at_most=300,
+            release=None if old is None else old.seconds("wall") * 1000,
+            setup=setup,
+            failed=failed,
+        ),
+        Row(
+            name="show one event of 50 MB, memory",
+            value=race["show"].rss_mb,
+            unit="MB",
+            at_most=100,
+            release=None if old is None else old.rss_mb,
+            setup=setup,
+            failed=failed,
+        ),
     ]
 
 
-def _large_run() -> str:
-    from antiphon import Antiphon
-    from antiphon._scope import Site
-
-    app = Antiphon({"telemetry": {"logs": False}})
-    run = app.run("large")
-    text = "lorem ipsum dolor sit amet " * 370
-    with run:
-        rows = []
-        for number in range(5_000):
-            site = Site("0", number, 0, f"0@{number}", None)
-            asked = {"kind": "tool", "name": "work", "arguments": {"n": number, "text": text}, "digest": "", "nth": 0}
-            rows.append(run._recorder.encode("call.started", site, asked, {}))
-            rows.append(run._recorder.encode("call.finished", site, {"outcome": "ok", "value": number}, {}))
-            if len(rows) == 500:
-                app.journal.append(run.id, rows)
-                rows = []
-    return run.id
+def _show(python: str, home: Path) -> list[str]:
+    """The command that shows one event of a large run, which is made first."""
+    home.mkdir()
+    make = [python, str(HERE / "cases" / "recording.py"), str(home)]
+    made = subprocess.run(make, capture_output=True, text=True, check=True)
+    return [
+        "env",
+        f"ANTIPHON_HOME={home}",
+        python,
+        "-m",
+        "antiphon.cli",
+        "show",
+        made.stdout.strip(),
+        "--event",
+        "9001",
+    ]

@@ -9,11 +9,11 @@ from pathlib import Path
 from dbos import DBOS
 
 
-def step(file):
-    """Steps of one workflow, one after the other, as it comes: rollback journal, synchronous = FULL."""
+def step(file, batch=100):
+    """Steps of workflows of *batch*, one after the other, as it comes: rollback journal, synchronous = FULL."""
     logging.disable(logging.CRITICAL)
     params = json.loads(Path(file).read_bytes())
-    folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")
+    folder = tempfile.mkdtemp(prefix="bench-")
     DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{folder}/dbos.sqlite"})
 
     @DBOS.step()
@@ -28,7 +28,8 @@ def step(file):
     DBOS.launch()
 
     def run(n):
-        flow(n)
+        for done in range(0, n, batch):
+            flow(min(batch, n - done))
 
     yield run
     DBOS.destroy()

@@ -10,10 +10,10 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.func import entrypoint, task
 
 
-def tasks(file, synchronous="FULL"):
-    """Tasks of one workflow, one after the other."""
+def tasks(file, synchronous="FULL", batch=100):
+    """Tasks of workflows of *batch*, one after the other: a task costs more the more its workflow has had."""
     params = json.loads(Path(file).read_bytes())
-    folder = tempfile.mkdtemp(prefix="bench-", dir=Path(__file__).parents[1] / "out")
+    folder = tempfile.mkdtemp(prefix="bench-")
     with SqliteSaver.from_conn_string(f"{folder}/checkpoints.sqlite") as saver:
         saver.setup()
         saver.conn.execute(f"PRAGMA synchronous = {synchronous}")
@@ -29,8 +29,9 @@ def tasks(file, synchronous="FULL"):
             return n
 
         def run(n):
-            config = {"configurable": {"thread_id": uuid.uuid4().hex}, "recursion_limit": 1_000_000}
-            flow.invoke(n, config, durability="sync")
+            for done in range(0, n, batch):
+                config = {"configurable": {"thread_id": uuid.uuid4().hex}, "recursion_limit": 1_000_000}
+                flow.invoke(min(batch, n - done), config, durability="sync")
 
         yield run
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,81 +1,66 @@
-"""Recorded calls, streams and long runs of Antiphon."""
+"""Long runs, streams and a large run. Public names only: the same cases measure the working tree and release 0.1.0."""
 
+import contextvars
 import itertools
 import json
 import os
-import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-OUT = Path(__file__).parents[1] / "out"
 
-
-def _application(**store):
-    folder = tempfile.mkdtemp(prefix="bench-", dir=OUT)
-    os.environ["ANTIPHON_HOME"] = folder
+def _application(folder=None, **store):
+    os.environ["ANTIPHON_HOME"] = folder or tempfile.mkdtemp()
     from antiphon import Antiphon
 
-    limits = {"enabled": False}
-    return folder, Antiphon({"telemetry": {"logs": False}, "loop": limits, "store": store})
-
-
-def calls(file, synchronous="FULL"):
-    """Guarded calls of one run, each with its start and its outcome in the log."""
-    params = json.loads(Path(file).read_bytes())
-    folder, app = _application(synchronous=synchronous)
-    numbers = itertools.count()
-
-    @app.gateway.tool(idempotent=False)
-    def send(number: int, arguments: dict) -> dict:
-        return {"sent": True, "id": "m-1"}
-
-    with app.run("bench"):
-        yield lambda: send(next(numbers), params)
-    shutil.rmtree(folder, ignore_errors=True)
+    return Antiphon({"store": store})
 
 
 def growth(file, events=10_000):
     """What a call costs at the end of a long run, as a multiple of what it costs in a new one; taken in turns."""
     params = json.loads(Path(file).read_bytes())
-    folder, app = _application(synchronous="NORMAL")
+    app = _application(synchronous="NORMAL")
     numbers = itertools.count()
 
     @app.gateway.tool(idempotent=False)
     def send(number: int, arguments: dict) -> dict:
         return {"sent": True, "id": "m-1"}
 
-    long = app.run("long")
-    with long:
-        for _ in range(events // 2):
+    def opened(calls):
+        """A context with a run open in it that has had so many calls."""
+        context = contextvars.copy_context()
+        context.run(app.run("bench").__enter__)
+        context.run(many, calls)
+        return context
+
+    def many(calls):
+        for _ in range(calls):
             send(next(numbers), params)
 
-    def took(run):
-        with run.attached():
-            began = time.process_time()
-            send(next(numbers), params)
-            return time.process_time() - began
+    def took():
+        began = time.process_time()
+        send(next(numbers), params)
+        return time.process_time() - began
+
+    long = opened(events // 2)
 
     def run(n):
         late, early = [], []
         for _ in range(n):
-            fresh = app.run("fresh")
-            with fresh:
-                for _ in range(5):
-                    send(next(numbers), params)
+            fresh = opened(5)
             for _ in range(10):
-                late.append(took(long))
-                early.append(took(fresh))
+                late.append(long.run(took))
+                early.append(fresh.run(took))
         return {"late": statistics.median(late) / statistics.median(early)}
 
-    yield run
-    shutil.rmtree(folder, ignore_errors=True)
+    return run
 
 
-def first_chunk(file):
+def first_chunk():
     """Milliseconds by which recording delays the first piece of a model's stream, and of a tool's."""
-    folder, app = _application()
+    app = _application()
     came = [0.0]
 
     def send(request):
@@ -96,8 +81,7 @@ def first_chunk(file):
                 delays["tool"].append(_delay(stream(next(counter)), came))
         return {kind: statistics.median(found) * 1000 for kind, found in delays.items()}
 
-    yield run
-    shutil.rmtree(folder, ignore_errors=True)
+    return run
 
 
 def _timed(came):
@@ -114,3 +98,22 @@ def _delay(source, came):
     for _ in pieces:
         pass
     return delay
+
+
+def large_run(folder):
+    """A run of 10,000 events and 50 MB in the state folder *folder*; its id."""
+    app = _application(folder, synchronous="NORMAL")
+
+    @app.gateway.tool(idempotent=False)
+    def work(n: int, text: str) -> int:
+        return n
+
+    text = "lorem ipsum dolor sit amet " * 370
+    with app.run("large") as run:
+        for number in range(5_000):
+            work(number, text)
+    return run.id
+
+
+if __name__ == "__main__":
+    print(large_run(sys.argv[1]))

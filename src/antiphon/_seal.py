@@ -1,8 +1,8 @@
-"""Authenticated encryption for results that may not be written in the clear (R14), with the standard library only.
+"""Authenticated encryption for results that may not be written in the clear (R14): AES-256-GCM of ``cryptography``.
 
-Encrypt, then authenticate: the keystream is SHAKE-256 over an encryption key and a random nonce, the tag is
-HMAC-SHA-256 over version, context, nonce and ciphertext under a second key. Both keys are derived from one of 32 bytes.
-A sealed text is ``s1.KEYID.`` and the base64 of nonce, ciphertext and tag. See ``docs/decisions`` for why.
+The key is derived from the configured secret with HKDF-SHA-256. Form and context are authenticated together with the
+data, so a value that was moved from another record is refused. A sealed text is ``s2.KEYID.`` and the base64 of nonce,
+ciphertext and tag. Values of release 0.1.0 (``s1.``) can still be read. See decision 0020.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from pathlib import Path
 from antiphon.errors import ConfigError, StoreError
 
 KEY_BYTES = 32
-_NONCE_BYTES = 24
-_TAG_BYTES = 32
-_VERSION = "s1"
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
 _FILE_HEAD = "antiphon-seal-key-1 "
 
 
@@ -29,11 +28,11 @@ class Sealer:
     """Seals and unseals under one key.
 
     >>> sealer = Sealer(bytes(32))
-    >>> sealer.unseal(sealer.seal(b"the result"))
+    >>> sealer.unseal(sealer.seal(b"the result", context=b"record 1"), context=b"record 1")
     b'the result'
     """
 
-    __slots__ = ("_encrypt", "_prefix", "_sign", "key_id")
+    __slots__ = ("_cipher", "_old", "_prefix", "key_id")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
@@ -42,11 +41,17 @@ class Sealer:
                 hint='Make one with: python -c "import secrets; print(secrets.token_hex(32))"',
                 path="seal_key",
             )
-        self._encrypt = hmac.digest(key, b"antiphon seal 1 encrypt", "sha256")
-        self._sign = hmac.digest(key, b"antiphon seal 1 sign", "sha256")
+        # Imported here: only a process that seals or unseals something pays for it.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"antiphon seal 2 encrypt").derive(key)
+        self._cipher = AESGCM(derived)
+        self._old = _FirstForm(key)
         self.key_id = hmac.digest(key, b"antiphon seal 1 id", "sha256")[:4].hex()
-        """Names the key without giving it away."""
-        self._prefix = f"{_VERSION}.{self.key_id}."
+        """Names the key without giving it away; the same in both forms."""
+        self._prefix = f"s2.{self.key_id}."
 
     @classmethod
     def from_text(cls, text: str) -> Sealer:
@@ -78,17 +83,19 @@ class Sealer:
         return cls(key)
 
     def seal(self, data: bytes, context: bytes = b"") -> str:
-        """Encrypt *data*; what is sealed with a *context* can only be unsealed with the same."""
+        """Encrypt *data*; what is sealed with a *context* (the key of its record) is unsealed only with the same."""
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = self._crypt(nonce, data)
-        tag = self._tag(context, nonce, sealed)
-        return self._prefix + base64.b64encode(b"".join((nonce, sealed, tag))).decode("ascii")
+        sealed = self._cipher.encrypt(nonce, data, self._prefix.encode() + context)
+        return self._prefix + base64.b64encode(nonce + sealed).decode("ascii")
 
     def unseal(self, text: str, context: bytes = b"") -> bytes:
-        """Check and decrypt; anything that was changed by one bit is refused."""
+        """Check and decrypt; anything that was changed by one bit is refused.
+
+        A value of release 0.1.0 may have been sealed without a context, and is then accepted with any.
+        """
         version, _, rest = text.partition(".")
         key_id, _, body = rest.partition(".")
-        if version != _VERSION:
+        if version not in ("s1", "s2"):
             raise StoreError(
                 "The sealed value has a form that this release does not know.",
                 hint="It was written by a newer release, or damaged: use that release, or clear the record.",
@@ -101,24 +108,46 @@ class Sealer:
                 code="seal_key",
             )
         raw = _strict_base64(body)
-        nonce, sealed, tag = raw[:_NONCE_BYTES], raw[_NONCE_BYTES:-_TAG_BYTES], raw[-_TAG_BYTES:]
-        if len(raw) < _NONCE_BYTES + _TAG_BYTES or not hmac.compare_digest(tag, self._tag(context, nonce, sealed)):
+        data = self._open(raw, context) if version == "s2" else self._old.open(raw, context)
+        if data is None:
             raise StoreError(
                 "The sealed value is not what was written: it was changed, cut, or moved from another record.",
                 hint="Nothing was decrypted. Clear the record.",
                 code="seal_broken",
             )
-        return self._crypt(nonce, sealed)
+        return data
 
-    def _crypt(self, nonce: bytes, data: bytes) -> bytes:
-        """The same both ways: exclusive or with the keystream of this nonce."""
-        size = len(data)
-        stream = hashlib.shake_256(self._encrypt + nonce).digest(size)
-        return (int.from_bytes(data, "little") ^ int.from_bytes(stream, "little")).to_bytes(size, "little")
+    def _open(self, raw: bytes, context: bytes) -> bytes | None:
+        from cryptography.exceptions import InvalidTag
 
-    def _tag(self, context: bytes, nonce: bytes, sealed: bytes) -> bytes:
-        head = b"%s %d " % (_VERSION.encode(), len(context))
-        return hmac.digest(self._sign, b"".join((head, context, nonce, sealed)), "sha256")
+        if len(raw) < _NONCE_BYTES + _TAG_BYTES:
+            return None
+        try:
+            return self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._prefix.encode() + context)
+        except InvalidTag:
+            return None
+
+
+class _FirstForm:
+    """Reads values of release 0.1.0: SHAKE-256 keystream, HMAC-SHA-256 tag (decision 0006). Nothing is written so."""
+
+    __slots__ = ("_encrypt", "_sign")
+
+    def __init__(self, key: bytes) -> None:
+        self._encrypt = hmac.digest(key, b"antiphon seal 1 encrypt", "sha256")
+        self._sign = hmac.digest(key, b"antiphon seal 1 sign", "sha256")
+
+    def open(self, raw: bytes, context: bytes) -> bytes | None:
+        """The data, or ``None`` if the tag fits neither with *context* nor without one (as claims were sealed)."""
+        nonce, sealed, tag = raw[:24], raw[24:-32], raw[-32:]
+        if len(raw) < 24 + 32:
+            return None
+        for head in (b"s1 %d " % len(context) + context, b"s1 0 "):
+            if hmac.compare_digest(tag, hmac.digest(self._sign, head + nonce + sealed, "sha256")):
+                stream = hashlib.shake_256(self._encrypt + nonce).digest(len(sealed))
+                mixed = int.from_bytes(sealed, "little") ^ int.from_bytes(stream, "little")
+                return mixed.to_bytes(len(sealed), "little")
+        return None
 
 
 def _from_base64(text: str) -> bytes:
@@ -128,10 +157,10 @@ def _from_base64(text: str) -> bytes:
 def _strict_base64(text: str) -> bytes:
     """The bytes if this is their one spelling (base64 has spare bits at its end), else nothing."""
     try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+        raw = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
         return b""
-    return raw if base64.b64encode(raw).decode("ascii") == text else b""
+    return raw if binascii.b2a_base64(raw, newline=False).decode("ascii") == text else b""
 
 
 def _read_key(file: Path) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The wheel as a user gets it, with orjson and msgspec beside it and no other package."""
+"""The wheel as a user gets it, with the packages of the core beside it and no other."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 import antiphon
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-CORE = ("orjson", "msgspec")
+CORE = ("cryptography", "msgspec", "orjson", "pyyaml")
+THEIR_NEEDS = ("cffi", "pycparser")
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds the unpacked wheel and the two packages of the core."""
+    """A folder that holds the unpacked wheel and the packages of the core."""
     folder = tmp_path_factory.mktemp("bare")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder / "dist")],
@@ -29,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
-    for package in CORE:
+    for package in CORE + THEIR_NEEDS:
         found = importlib.metadata.distribution(package)
         for top in {Path(str(file)).parts[0] for file in found.files or [] if not str(file).startswith("..")}:
             (folder / "site" / top).symlink_to(Path(str(found.locate_file(top))))
@@ -53,11 +54,11 @@ def test_the_wheel_has_every_file_of_the_package(site: Path) -> None:
     assert _files(site / "antiphon") == _files(ROOT / "src" / "antiphon")
 
 
-def test_the_metadata_name_two_dependencies(site: Path) -> None:
+def test_the_metadata_name_the_core_dependencies(site: Path) -> None:
     (metadata,) = site.glob("antiphon-*.dist-info/METADATA")
     required = [line for line in metadata.read_text().splitlines() if line.startswith("Requires-Dist:")]
     core = sorted(line.split()[1].split(">")[0] for line in required if "extra ==" not in line)
-    assert core == sorted(CORE)
+    assert core == list(CORE)
     assert (metadata.parent / "licenses" / "LICENSE").exists()
 
 
@@ -70,3 +71,35 @@ def test_every_name_of_the_front_door_works(site: Path, name: str, tmp_path: Pat
 def test_the_command_line_helps(site: Path, tmp_path: Path) -> None:
     code = "sys.argv = ['antiphon', '--help']; from antiphon.cli import main; sys.exit(main())"
     assert "antiphon" in _run(site, code, tmp_path)
+
+
+AGENT = """
+import antiphon
+
+gateway = antiphon.Gateway()
+
+
+@gateway.tool(idempotent=False)
+def send(to):
+    return {"api_key": "sk-" + "a1B2c3D4" * 5, "to": to}
+
+
+def main(to):
+    with gateway.session("s") as session, session.turn() as turn:
+        return turn.call("send", {"to": to}, call_id="1").content["to"]
+"""
+
+
+def _cli(*arguments: str) -> str:
+    return f"sys.argv = {['antiphon', *arguments]!r}; from antiphon.cli import main; sys.exit(main())"
+
+
+def test_a_run_is_sealed_replayed_and_reported(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    _run(site, _cli("run", "agent.py:main", "--input", '"ada"'), tmp_path)
+    assert list((tmp_path / ".antiphon").glob("*.seal-key"))
+    _run(site, _cli("replay", "--latest", "--strict", "--html", "report.html"), tmp_path)
+    page = (tmp_path / "report.html").read_text()
+    assert "No divergence" in page
+    assert "prefers-color-scheme" in page
+    assert "send: false" in (tmp_path / "side_effect" / "side_effects.yaml").read_text()

@@ -69,3 +69,13 @@ def test_import_loads_nothing_heavy() -> None:
     loaded = _loaded_by("import antiphon")
     assert loaded.isdisjoint({"asyncio", "msgspec", "orjson", "json", "re", "dataclasses", "inspect"})
     assert {name for name in loaded if name.startswith("antiphon")} == {"antiphon", "antiphon._version"}
+
+
+def test_a_call_loads_neither_the_cipher_nor_yaml() -> None:
+    loaded = _loaded_by(
+        "import antiphon, antiphon.ops.replay, antiphon._seal; gateway = antiphon.Gateway(store='memory:'); "
+        "gateway.tool(idempotent=True)(len); session = gateway.session('s'); turn = session.__enter__().turn(); "
+        "turn.__enter__().call('len', {'obj': 'abc'}, call_id='1')"
+    )
+    assert "antiphon._gateway.keeping" in loaded
+    assert loaded.isdisjoint({"cryptography", "yaml"})

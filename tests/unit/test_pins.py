@@ -24,3 +24,12 @@ def test_every_requirement_is_pinned_and_hashed(file: Path) -> None:
 def test_every_peer_is_pinned() -> None:
     sources = {file.stem for file in (ROOT / "bench" / "peers").glob("*.in")}
     assert sources == {file.stem for file in FILES[1:]}
+
+
+def test_release_0_1_0_is_measured_with_the_packages_of_the_lock() -> None:
+    locked, pinned = (
+        set(re.findall(r"^[\w.-]+==[^\s;]+", file.read_text(encoding="utf-8"), flags=re.MULTILINE))
+        for file in (FILES[0], ROOT / "bench" / "peers" / "antiphon-0.1.0.txt")
+    )
+    assert len(pinned) == 3
+    assert pinned <= locked, "run: make bench-pins"

@@ -1,1 +1,1 @@
-"""The guarded call: one pipeline for tool calls, in a synchronous and an asynchronous face."""
+"""The guarded call: one core without I/O, a driver for threads and one for event loops."""

@@ -279,7 +279,7 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     settlement, spilled = Settlement("done", plan.ttl_ms, attempt_count=1), None
     try:
         payload = outcome.payload = codec.encode(value)
-        settlement, spilled = plan.results.keep(settlement, payload, plan.tool.streams)
+        settlement, spilled = plan.results.keep(call.key, settlement, payload, plan.tool.streams)
     except codec.NotSerialisable as error:
         outcome.note(payload=f"not kept ({error})")
     call.settlement = settlement

@@ -117,7 +117,6 @@ class SyncWorld:
         self._plans = plans
         self._feed = feed
         self._journal = journal
-        self.sleep = plans.clock.sleep
         self._forget()
 
     def _forget(self) -> None:
@@ -145,6 +144,9 @@ class SyncWorld:
         if journal is not None:
             self._feed.stop(journal)
             journal.close()
+
+    def sleep(self, seconds: float) -> None:
+        self._plans.clock.sleep(seconds)
 
     def refresh(self) -> None:
         plans, feed = self._plans, self._feed
@@ -200,7 +202,6 @@ class AsyncWorld:
         self._plans = plans
         self._feed = feed
         self._journal: Journal | None = None
-        self.sleep = plans.clock.sleep_async
         self.suspends = not plans.store.in_process
         """Whether to wait for claims; a store in this process is asked without a coroutine."""
         self._forget()
@@ -238,6 +239,13 @@ class AsyncWorld:
         """Finish *rest* even if this task is cancelled once more."""
         await asyncio.shield(asyncio.ensure_future(rest))
 
+    async def within(self, awaitable: Awaitable[Any], seconds: float) -> Any:
+        """Await with a time limit; raises :class:`~antiphon._gateway.threads.TimedOut`."""
+        return await within(awaitable, seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        await self._plans.clock.sleep_async(seconds)
+
     async def refresh(self) -> None:
         plans, feed = self._plans, self._feed
         plans.reload()
@@ -274,7 +282,7 @@ class AsyncWorld:
             return Opened(source, await source.pull_async())
         call.entered = call.number
         value = tool.invoke(call.arguments, context)
-        return await (value if limit is None else within(value, limit))
+        return await (value if limit is None else self.within(value, limit))
 
     async def reconcile(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         if not inspect.iscoroutinefunction(function):

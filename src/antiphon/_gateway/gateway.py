@@ -269,6 +269,7 @@ class Gateway(BaseGateway):
         if opened.__class__ is Opened:
             state = StreamState(call, self._elsewhere(call))
             outcome.stream = SyncStream(state, opened, lambda step: run_sync(call, self._world, step))
+            call.outcome = None  # not over yet; and only its reader keeps the stream alive
         return outcome
 
     def run(self, call: GuardedCall) -> Outcome:
@@ -397,6 +398,7 @@ class AsyncGateway(BaseGateway):
         if opened.__class__ is Opened:
             state, world = StreamState(call, self._elsewhere(call)), self._world()
             outcome.stream = AsyncStream(state, opened, lambda step: run_async(call, world, step))
+            call.outcome = None
         return outcome
 
     async def run(self, call: GuardedCall) -> Outcome:

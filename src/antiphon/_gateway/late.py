@@ -71,7 +71,7 @@ class LateResult:
         results = self._results
         base = Settlement("done", self.tool.ttl.done_ms, attempts=(self._attempt(),), attempt_count=1)
         try:
-            settlement, spilled = results.keep(base, codec.encode(value), self.tool.streams)
+            settlement, spilled = results.keep(self._key, base, codec.encode(value), self.tool.streams)
             if spilled is None:
                 return settlement
             return results.placed(settlement, results.required_blobs().put(results.tenant, spilled))

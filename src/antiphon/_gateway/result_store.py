@@ -50,9 +50,10 @@ class ResultStore:
             return False
         return self.redactor is None or not self.redactor.redact_bytes(payload)[1]
 
-    def keep(self, base: Settlement, payload: bytes, streamed: bool) -> tuple[Settlement, bytes | None]:
+    def keep(self, key: str, base: Settlement, payload: bytes, streamed: bool) -> tuple[Settlement, bytes | None]:
         """The settlement of a call with this result, and what has to go to the blob store before it (:meth:`placed`).
 
+        A sealed result is bound to the record *key*: it cannot be read from another record.
         Raises :class:`~antiphon._gateway.codec.NotSerialisable` if the result cannot be kept.
         """
         if len(payload) > self._result_limit:
@@ -67,7 +68,7 @@ class ResultStore:
             if sealer is None:
                 kept, data = base._replace(payload=clean, output_redacted=True), clean
             else:
-                sealed: str = sealer.seal(payload)
+                sealed: str = sealer.seal(payload, context=key.encode())
                 kept, data = base._replace(payload_sealed=sealed), sealed.encode()
         spills = len(data) > self.payload_limit and self.blobs() is not None
         return kept, data if spills else None
@@ -111,16 +112,16 @@ class ResultStore:
         if record.payload is not UNSET:
             return bytes(record.payload)
         if record.payload_sealed is not UNSET:
-            return self._unseal(record.payload_sealed)
+            return self._unseal(record, record.payload_sealed)
         if blob is not None and str(record.payload_ref).startswith(_SEALED):
-            return self._unseal(blob.decode())
+            return self._unseal(record, blob.decode())
         return blob
 
-    def _unseal(self, sealed: str) -> bytes:
+    def _unseal(self, record: DedupeRecord, sealed: str) -> bytes:
         sealer = self._sealer()
         if sealer is None:
             raise StoreError("The result is sealed, and the seal key is missing.")
-        data: bytes = sealer.unseal(sealed)
+        data: bytes = sealer.unseal(sealed, context=record.key.encode())
         return data
 
 

@@ -53,7 +53,7 @@ def _keep(call: GuardedCall, payload: bytes) -> Step:
     plan = call.plan
     base = Settlement("done", plan.ttl_ms, attempts=call.attempts, attempt_count=call.number)
     try:
-        settlement, spilled = plan.results.keep(base, payload, plan.tool.streams)
+        settlement, spilled = plan.results.keep(call.key, base, payload, plan.tool.streams)
         if spilled is not None:
             call.settlement = settlement
             return Put(plan.results.required_blobs(), plan.results.tenant, spilled, _kept)
@@ -86,6 +86,8 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
     """Write how the call failed."""
     call.outcome = outcome
     plan = call.plan
+    if outcome.attempts == 0:
+        after_hooks(call, outcome)
     if not call.version:
         return settled(call, 0)
     plan.release(call)

@@ -52,7 +52,7 @@ class Blocked(NamedTuple):
 
 
 class ExploreInvoker:
-    """Answers by the boundary table. ``None`` lets the live pipeline make the call."""
+    """Answers by the boundary table. ``None`` lets the call be made live."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ Ask = Callable[[dict[str, Any]], Any]
 
 
 class StrictInvoker:
-    """Answers from the tape. Never returns ``None``: there is no live pipeline behind it."""
+    """Answers from the tape. Never returns ``None``: there is no live call behind it."""
 
     def __init__(self, tape: Tape, observer: Observer, *, realtime: bool = False) -> None:
         self._tape = tape

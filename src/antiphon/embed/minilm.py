@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.embed._blas import one_thread
 from antiphon.embed._place import require_model
 from antiphon.errors import ArtifactError, missing_extra
 
@@ -40,9 +39,12 @@ class MiniLM:
         try:
             import numpy as np
             from tokenizers import Tokenizer
+
+            from antiphon.embed._blas import one_thread
         except ImportError:
-            raise missing_extra("numpy' and 'tokenizers", "embed", "Sentence similarity") from None
+            raise missing_extra("numpy', 'threadpoolctl' and 'tokenizers", "embed", "Sentence similarity") from None
         self._np = np
+        self._one_thread = one_thread
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -60,7 +62,7 @@ class MiniLM:
         sums = np.zeros((len(texts), _WIDTH), dtype=np.float32)
         # Equal lengths together: padding is work for nothing.
         windows.sort(key=lambda window: len(window[1]))
-        with one_thread():
+        with self._one_thread():
             for batch in _batches(windows):
                 vectors = self._forward([ids for _, ids in batch])
                 for (place, ids), vector in zip(batch, vectors, strict=True):

@@ -143,7 +143,7 @@ class Webhooks:
             raise InvalidInput("'secret' is a string of 16 to 256 characters.", path="$.secret")
         secret = given or secrets.token_urlsafe(32)
         name = uuid7()
-        kept = secret if self._sealer is None else self._sealer.seal(secret.encode(), name.encode())
+        kept = secret if self._sealer is None else self._sealer.seal(secret.encode(), context=name.encode())
         hook = Hook(name, tenant, url, events, kept, self._clock.now_ms())
         await self._append("hook.created", hook._asdict())
         return {**hook.to_wire(), "secret": secret}
@@ -193,7 +193,7 @@ class Webhooks:
     async def _send(self, hook: Hook, body: bytes) -> None:
         secret = hook.secret.encode()
         if self._sealer is not None:
-            secret = self._sealer.unseal(hook.secret, hook.id.encode())
+            secret = self._sealer.unseal(hook.secret, context=hook.id.encode())
         stamp = str(int(time.time()))
         signature = hmac.new(secret, f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
         headers = {"Content-Type": "application/json", "openwop-Timestamp": stamp, SIGNATURE: f"v1={signature}"}

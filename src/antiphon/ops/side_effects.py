@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from textwrap import indent
+from typing import TYPE_CHECKING, NamedTuple
 
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import Suggestion, suggest
 from antiphon.errors import ConfigError, ReplayBlocked
 
-_ENTRY = re.compile(r"^\s+(?:\"([^\"]+)\"|'([^']+)'|([^\s:#'\"][^:#]*?))\s*:\s*(true|false)\s*(?:#.*)?$")
+if TYPE_CHECKING:
+    import yaml
+
 _LINE = "=" * 60
 _RULE = "-" * 60
+_TAG = "tag:yaml.org,2002:"
 
 
 class Known(NamedTuple):
@@ -48,28 +51,52 @@ def file_of(entry: str | None) -> Path:
 
 def read(path: Path) -> SideEffects | None:
     """The file, or ``None`` if there is none; anything but names and true or false is an error, never a guess."""
+    import yaml
+
     try:
-        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
     except FileNotFoundError:
         return None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise _refused(path, mark, f"this is not YAML ({getattr(error, 'problem', None) or error})") from error
     tools: dict[str, bool] = {}
     done = False
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.split("#", 1)[0].rstrip()
-        if not bare.strip() or bare == "tools:" or bare == "tools: {}":
-            continue
-        top = re.fullmatch(r"done\s*:\s*(true|false)", bare)
-        entry = _ENTRY.match(line)
-        if top:
-            done = top[1] == "true"
-        elif entry:
-            tools[next(group for group in entry.groups()[:3] if group)] = entry[4] == "true"
+    for name, value in _pairs(path, root):
+        if name == "tools":
+            tools = {tool: _flag(path, node) for tool, node in _pairs(path, value)}
+        elif name == "done":
+            done = _flag(path, value)
         else:
-            raise ConfigError(
-                f"{path}, line {number}: {line.strip()!r} is neither 'name: true|false' nor 'done: true|false'.",
-                path=f"{path}:{number}",
-            )
+            raise _refused(path, value.start_mark, f"{name!r} is neither 'tools' nor 'done'")
     return SideEffects(tools, done, path)
+
+
+def _pairs(path: Path, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]]:
+    """Names and values of a mapping. Names are taken as they are spelled: a tool may be called ``on`` or ``12``."""
+    if node is None or node.tag == f"{_TAG}null":
+        return
+    if node.tag != f"{_TAG}map":
+        raise _refused(path, node.start_mark, "this is not a list of 'name: true|false'")
+    seen: set[str] = set()
+    for key, value in node.value:
+        if not isinstance(key.value, str):
+            raise _refused(path, key.start_mark, "this is not a name")
+        if key.value in seen:
+            raise _refused(path, key.start_mark, f"{key.value!r} is there twice")
+        seen.add(key.value)
+        yield key.value, value
+
+
+def _flag(path: Path, node: yaml.Node) -> bool:
+    if node.tag != f"{_TAG}bool" or node.value not in ("true", "false"):
+        raise _refused(path, node.start_mark, "this is neither 'name: true|false' nor 'done: true|false'")
+    return bool(node.value == "true")
+
+
+def _refused(path: Path, mark: yaml.Mark | None, why: str) -> ConfigError:
+    place = f"{path}:{mark.line + 1}" if mark is not None else str(path)
+    return ConfigError(f"{place}: {why}.", path=place)
 
 
 def suggestions(tools: Iterable[Known]) -> dict[str, Suggestion]:
@@ -81,9 +108,21 @@ def write(path: Path, found: dict[str, Suggestion]) -> None:
     """The file for review; one that is there is never overwritten."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = ["tools:"] if found else ["tools: {}"]
-    lines += [f"  {name}: {str(hint.safe).lower()}    # {hint.reason}" for name, hint in found.items()]
+    lines += [f"{_entry(name, hint.safe)}    # {hint.reason}" for name, hint in found.items()]
     lines.append("done: false            # Must be set to true manually after review")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _entry(name: str, safe: bool) -> str:
+    """The entry of a tool; what cannot be seen or breaks a line is escaped, so no name looks like another line."""
+    import yaml
+
+    plain = name.isprintable()
+    key = yaml.ScalarNode(f"{_TAG}str", name, style=None if plain else '"')
+    value = yaml.ScalarNode(f"{_TAG}bool", "true" if safe else "false")
+    entry = yaml.MappingNode(f"{_TAG}map", [(key, value)], flow_style=False)
+    text = yaml.serialize(entry, Dumper=yaml.SafeDumper, allow_unicode=plain, width=sys.maxsize)
+    return indent(text.rstrip("\n"), "  ")
 
 
 def blocked_text(path: Path, found: dict[str, Suggestion], *, generated: bool) -> str:
@@ -96,7 +135,7 @@ def blocked_text(path: Path, found: dict[str, Suggestion], *, generated: bool) -
     lines += ["Please manually review and configure the side effects before replay:", "", f"Config file: {path}", ""]
     lines += ["Tool Analysis & Suggestions:", _RULE]
     for name, hint in found.items():
-        lines.append(f"  {name}: {str(hint.safe).lower()}  [{'SAFE' if hint.safe else 'SIDE EFFECT'}]")
+        lines.append(f"{_entry(name, hint.safe)}  [{'SAFE' if hint.safe else 'SIDE EFFECT'}]")
         lines.append(f"    → {hint.reason}")
     lines += [
         _RULE,

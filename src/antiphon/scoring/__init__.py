@@ -1,4 +1,4 @@
-"""Scores over two runs, each with its parts. Pure functions: no clock, no chance, no files."""
+"""Scores over two runs, each with its parts. Pure functions: no clock, no chance, no files but the page's templates."""
 
 from __future__ import annotations
 

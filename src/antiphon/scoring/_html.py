@@ -1,16 +1,19 @@
-"""Small safe pieces of the HTML report: every text that goes into the page is escaped here."""
+"""Small safe pieces of the HTML report: its templates are filled here, and every text is escaped here."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from html import escape
+from string import Template
 from typing import Any
 
 import orjson
 
 from antiphon._differ import ABSENT, word_diff
 
+_PART = re.compile(r'<template id="([a-z-]+)">(.*?)</template>', re.DOTALL)
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 _SPACE = re.compile(r"\s")
 _LONGEST = 6_000
@@ -31,14 +34,24 @@ def text(value: object) -> Markup:
     return Markup(escape(clean, quote=True))
 
 
-def tag(name: str, *inner: object, **attributes: object) -> Markup:
-    """An element; ``class_`` is the class, an attribute that is ``None`` is left out."""
-    given = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
-    return Markup(f"<{name}{given}>{''.join(text(part) for part in inner)}</{name}>")
+@cache
+def file(name: str) -> Markup:
+    """A file of ``templates/``, which is installed with the package."""
+    from importlib.resources import files
+
+    return Markup((files("antiphon.scoring") / "templates" / name).read_text(encoding="utf-8"))
+
+
+@cache
+def _templates() -> dict[str, Template]:
+    parts = _PART.findall(file("parts.html"))
+    made = {name: Template("".join(line.strip() for line in inner.splitlines())) for name, inner in parts}
+    return {**made, "page": Template(file("page.html"))}
+
+
+def fill(template: str, /, **values: object) -> Markup:
+    """The template with *values* in its places, escaped unless they are :class:`Markup`."""
+    return Markup(_templates()[template].substitute({name: text(value) for name, value in values.items()}))
 
 
 def join(parts: Iterable[object]) -> Markup:
@@ -63,31 +76,36 @@ def value_text(value: Any) -> str:
 def word_changes(old: Any, new: Any) -> Markup:
     """Two values as one text with what went and what came."""
     if old is ABSENT:
-        return tag("ins", value_text(new))
+        return fill("new", text=value_text(new))
     if new is ABSENT:
-        return tag("del", value_text(old))
+        return fill("gone", text=value_text(old))
     before, after = value_text(old), value_text(new)
     if not (_SPACE.search(before) and _SPACE.search(after)):
-        return join((tag("del", before), " → ", tag("ins", after)))
-    names = {"-": "del", "+": "ins"}
+        return join((fill("gone", text=before), " → ", fill("new", text=after)))
+    names = {"-": "gone", "+": "new"}
     edits = word_diff(before, after)
-    return join(text(edit.text) if edit.op == "=" else tag(names[edit.op], edit.text) for edit in edits)
+    return join(edit.text if edit.op == "=" else fill(names[edit.op], text=edit.text) for edit in edits)
 
 
 def field_table(fields: Iterable[Mapping[str, Any]]) -> Markup:
     """Field differences: path and word difference."""
-    rows = [
-        tag(
-            "tr",
-            tag("th", tag("code", entry.get("path", "?")), scope="row"),
-            tag("td", tag("pre", word_changes(entry.get("recorded", ABSENT), entry.get("current", ABSENT)))),
+    rows = join(
+        fill(
+            "field",
+            path=entry.get("path", "?"),
+            change=word_changes(entry.get("recorded", ABSENT), entry.get("current", ABSENT)),
         )
         for entry in fields
-    ]
-    return tag("table", tag("tbody", *rows), class_="fields") if rows else Markup()
+    )
+    return fill("fields", rows=rows) if rows else rows
 
 
-def grade(value: float) -> str:
+def muted(words: str) -> Markup:
+    """A remark, if there is one."""
+    return fill("muted", text=words) if words else Markup()
+
+
+def _grade(value: float) -> str:
     """The class of a score's colour."""
     return "good" if value >= _GOOD else "fair" if value >= _FAIR else "poor"
 
@@ -95,35 +113,18 @@ def grade(value: float) -> str:
 def bar(label: str, value: float) -> Markup:
     """A labelled bar from 0 to 1."""
     share = min(1.0, max(0.0, value))
-    drawing = Markup(
-        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" role="img" '
-        f'aria-label="{text(label)} {value:.3f}"><rect class="track" width="100" height="8"/>'
-        f'<rect class="{grade(share)}" width="{share * 100:.2f}" height="8"/></svg>'
-    )
-    return tag(
-        "div", tag("span", label, class_="name"), drawing, tag("span", f"{value:.3f}", class_="number"), class_="part"
-    )
+    return fill("bar", label=label, value=f"{value:.3f}", grade=_grade(share), width=f"{share * 100:.2f}")
 
 
 def ring(label: str, value: float) -> Markup:
     """A score from 0 to 1 as a ring with its number inside."""
     share = min(1.0, max(0.0, value))
     around = 2 * 3.141592653589793 * 42
-    return Markup(
-        f'<svg class="ring" viewBox="0 0 100 100" role="img" aria-label="{text(label)} {value:.3f}">'
-        '<circle class="track" cx="50" cy="50" r="42"/>'
-        f'<circle class="{grade(share)}" cx="50" cy="50" r="42" stroke-dasharray="{share * around:.2f} {around:.2f}" '
-        'transform="rotate(-90 50 50)"/>'
-        f'<text x="50" y="57">{value:.3f}</text></svg>'
-    )
+    drawn = f"{share * around:.2f}"
+    return fill("ring", label=label, value=f"{value:.3f}", grade=_grade(share), drawn=drawn, around=f"{around:.2f}")
 
 
 def tile(label: str, value: object, note: str = "", kind: str = "") -> Markup:
     """A number with its name."""
-    return tag(
-        "div",
-        tag("span", value, class_="figure"),
-        tag("span", label, class_="name"),
-        tag("span", note, class_="note") if note else "",
-        class_=f"tile {kind}".strip(),
-    )
+    said = fill("note", text=note) if note else ""
+    return fill("tile", classes=f"tile {kind}".strip(), value=value, label=label, note=said)

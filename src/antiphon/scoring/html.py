@@ -12,16 +12,32 @@ from typing import Any
 from antiphon.scoring._alignment import Call, Pair, align
 from antiphon.scoring._ars import band
 from antiphon.scoring._determinism import THRESHOLD
-from antiphon.scoring._html import Markup, bar, field_table, join, ring, tag, text, tile, value_text, word_changes
-from antiphon.scoring._html_style import STYLE
+from antiphon.scoring._html import (
+    Markup,
+    bar,
+    field_table,
+    file,
+    fill,
+    join,
+    muted,
+    ring,
+    tile,
+    value_text,
+    word_changes,
+)
 from antiphon.scoring._report import ReplayReport, count
 from antiphon.scoring._similarity import answer_text
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
 _MAX_DIFFERENT = 500
 _MAX_EQUAL = 100
 _FOLD = 3
 """More equal calls in a row than this are folded away."""
+_SAID = {
+    "added": "was not in the recording",
+    "dropped": "was not made again",
+    "changed": "differs",
+    "moved": "was made at another place",
+}
 
 
 def render_report(report: ReplayReport) -> str:
@@ -41,13 +57,7 @@ def render_report(report: ReplayReport) -> str:
             _timeline(pairs, old, new),
         )
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{text(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
-    )
+    return fill("page", title=title, style=file("report.css"), body=body)
 
 
 def _timeline_pairs(report: ReplayReport) -> tuple[list[Pair], list[Call], list[Call]]:
@@ -61,18 +71,14 @@ def _header(report: ReplayReport, title: str) -> Markup:
     line = " → ".join(str(run) for run in runs if run)
     kind = {"A": "strict (A)", "B": "explore (B)"}.get(report.get("replayType", ""), "")
     verdict = report.get("verdict")
-    reasons = [tag("li", reason) for reason in report.get("verdictReasons") or ()]
-    return tag(
+    reasons = join(fill("item", item=reason) for reason in report.get("verdictReasons") or ())
+    return fill(
         "header",
-        tag(
-            "div",
-            tag("h1", title),
-            tag("p", " · ".join(part for part in (kind, line, report.get("createdAt") or "") if part), class_="muted"),
-            tag("p", report["reason"], class_="muted") if report.get("reason") else "",
-            tag("ul", *reasons) if reasons else "",
-            class_="what",
-        ),
-        tag("span", verdict, class_=f"badge {'pass' if verdict == 'pass' else 'fail'}") if verdict else "",
+        title=title,
+        line=" · ".join(part for part in (kind, line, report.get("createdAt") or "") if part),
+        reason=muted(report.get("reason") or ""),
+        reasons=fill("list", items=reasons) if reasons else "",
+        badge=fill("badge", kind="pass" if verdict == "pass" else "fail", verdict=verdict) if verdict else "",
     )
 
 
@@ -81,45 +87,36 @@ def _first(report: ReplayReport, pairs: Sequence[Pair], old: Sequence[Call], new
     divergences = report.get("divergences") or ()
     if divergences:
         first = divergences[0]
-        fields = first.get("fields") or first.get("diffs") or ()
-        more = f"{len(divergences) - 1} more further down." if len(divergences) > 1 else ""
         place = f"#{first['index']} " if first.get("index") is not None else ""
-        return tag(
-            "section",
-            tag("h2", "First divergence"),
-            tag("p", tag("b", f"{place}{first.get('name', '')}"), " ", first.get("message", "")),
-            field_table(fields),
-            tag("p", more, class_="muted") if more else "",
-            _others(divergences[1:]),
-            class_="first",
+        return fill(
+            "first-divergence",
+            call=f"{place}{first.get('name', '')}",
+            message=first.get("message", ""),
+            fields=field_table(first.get("fields") or first.get("diffs") or ()),
+            more=muted(f"{len(divergences) - 1} more further down." if len(divergences) > 1 else ""),
+            others=_others(divergences[1:]),
         )
     different = next((pair for pair in pairs if _kind(pair) != "equal"), None)
     if different is not None:
         call = old[different.left] if different.left is not None else new[different.right or 0]
-        said = {"added": "was not in the recording", "dropped": "was not made again", "changed": "differs"}
-        said["moved"] = "was made at another place"
-        return tag(
-            "section",
-            tag("h2", "First difference"),
-            tag("p", tag("b", call.name), f" {said[_kind(different)]}."),
-            field_table(diff.to_wire() for diff in different.diffs),
-            class_="first",
-        )
+        fields = field_table(diff.to_wire() for diff in different.diffs)
+        return fill("first-difference", call=call.name, said=_SAID[_kind(different)], fields=fields)
     if not pairs and "divergences" not in report:
         return Markup()
-    return tag("section", tag("h2", "No divergence"), tag("p", "Every call is the recorded one."), class_="first none")
+    return fill("no-divergence")
 
 
 def _others(divergences: Sequence[Mapping[str, Any]]) -> Markup:
-    if not divergences:
-        return Markup()
-    items = [
-        tag(
-            "li", tag("b", entry.get("name", "")), " ", entry.get("message", ""), field_table(entry.get("fields") or ())
+    items = join(
+        fill(
+            "other-divergence",
+            call=entry.get("name", ""),
+            message=entry.get("message", ""),
+            fields=field_table(entry.get("fields") or ()),
         )
         for entry in divergences[:_MAX_DIFFERENT]
-    ]
-    return tag("details", tag("summary", "The other divergences"), tag("ul", *items))
+    )
+    return fill("other-divergences", items=items) if items else items
 
 
 def _scores(report: ReplayReport) -> Markup:
@@ -135,12 +132,11 @@ def _scores(report: ReplayReport) -> Markup:
         parts = [bar(name.capitalize(), value) for name, value in (report.get("determinismParts") or {}).items()]
         limit = report.get("threshold", THRESHOLD)
         cards.append(_score("Determinism score", report["determinismScore"], parts, f"Threshold {limit:.2f}."))
-    return tag("div", *cards, class_="scores") if cards else Markup()
+    return fill("scores", cards=join(cards)) if cards else Markup()
 
 
 def _score(name: str, value: float, parts: Iterable[Markup], note: str) -> Markup:
-    inner = tag("div", *parts, tag("p", note, class_="note"), class_="parts")
-    return tag("section", tag("h2", name), tag("div", ring(name, value), inner, class_="score"))
+    return fill("score", label=name, ring=ring(name, value), parts=join(parts), note=note)
 
 
 def _numbers(report: ReplayReport) -> Markup:
@@ -155,13 +151,13 @@ def _numbers(report: ReplayReport) -> Markup:
         )
         if shown is not None
     ]
-    counts = list(_counts(report))
+    counts = join(_counts(report))
     parts = []
     if saved_tiles:
-        parts += [tag("h2", "Saved"), tag("div", *saved_tiles, class_="tiles")]
+        parts.append(fill("saved", tiles=join(saved_tiles)))
     if counts:
-        parts += [tag("h3" if saved_tiles else "h2", "Calls"), tag("div", *counts, class_="tiles")]
-    return tag("section", *parts) if parts else Markup()
+        parts.append(fill("calls-below" if saved_tiles else "calls", tiles=counts))
+    return fill("numbers", parts=join(parts)) if parts else Markup()
 
 
 def _counts(report: ReplayReport) -> Iterator[Markup]:
@@ -199,11 +195,11 @@ def _changes(report: ReplayReport) -> Markup:
             {"path": name, "recorded": change.get("artifact"), "current": change.get("current")}
             for name, change in fields.items()
         ]
-        parts += [tag("h3", section), field_table(entries)]
+        parts.append(fill("change", title=section, fields=field_table(entries)))
     unknown = report.get("notCompared") or ()
     if unknown:
-        parts.append(tag("p", f"Not compared, unknown on one side: {', '.join(unknown)}.", class_="muted"))
-    return tag("section", tag("h2", "Changes" if changes else "No changes detected"), *parts)
+        parts.append(muted(f"Not compared, unknown on one side: {', '.join(unknown)}."))
+    return fill("changes", title="Changes" if changes else "No changes detected", parts=join(parts))
 
 
 def _contradictions(report: ReplayReport) -> Markup:
@@ -216,9 +212,7 @@ def _contradictions(report: ReplayReport) -> Markup:
         }
         for entry in found
     ]
-    if not entries:
-        return Markup()
-    return tag("section", tag("h2", "Contradictions"), field_table(entries), class_="first")
+    return fill("contradictions", fields=field_table(entries)) if entries else Markup()
 
 
 def _semantic_hits(report: ReplayReport) -> Markup:
@@ -230,28 +224,26 @@ def _semantic_hits(report: ReplayReport) -> Markup:
         }
         for hit in report.get("semanticHits") or ()
     ]
-    if not entries:
-        return Markup()
-    note = tag("p", "Calls answered by a recorded call with other words.", class_="muted")
-    return tag("section", tag("h2", "Semantic hits"), note, field_table(entries))
+    return fill("semantic-hits", fields=field_table(entries)) if entries else Markup()
 
 
 def _answers(report: ReplayReport) -> Markup:
     old, new = report.get("outputsA") or (), report.get("outputsB") or ()
-    cards: list[Markup] = []
+    rows: list[Markup] = []
     for index in range(min(max(len(old), len(new)), _MAX_DIFFERENT)):
         before = answer_text(old[index]) if index < len(old) else None
         after = answer_text(new[index]) if index < len(new) else None
+        shown: str
         if before == after:
-            shown = text(value_text(before))
+            shown = value_text(before)
         elif before is None:
-            shown = tag("ins", value_text(after))
+            shown = fill("new", text=value_text(after))
         elif after is None:
-            shown = tag("del", value_text(before))
+            shown = fill("gone", text=value_text(before))
         else:
             shown = word_changes(before, after)
-        cards.append(tag("tr", tag("th", f"Answer {index}", scope="row"), tag("td", tag("pre", shown))))
-    return tag("section", tag("h2", "Answers"), tag("table", *cards, class_="fields")) if cards else Markup()
+        rows.append(fill("answer", number=index, shown=shown))
+    return fill("answers", rows=join(rows)) if rows else Markup()
 
 
 def _kind(pair: Pair) -> str:
@@ -265,7 +257,6 @@ def _kind(pair: Pair) -> str:
 def _timeline(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> Markup:
     if not pairs:
         return Markup()
-    legend = join(("Each row is one call: left recorded, right replayed. ", tag("del", "gone"), " ", tag("ins", "new")))
     rows: list[Markup] = []
     equal: list[Pair] = []
     different = 0
@@ -280,14 +271,8 @@ def _timeline(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -
             if different <= _MAX_DIFFERENT:
                 rows.append(_row(pair, old, new))
     if different > _MAX_DIFFERENT:
-        rows.append(tag("p", f"{different - _MAX_DIFFERENT} more differing calls are not shown.", class_="muted"))
-    return tag(
-        "section",
-        tag("h2", "Timeline"),
-        tag("p", legend, class_="legend"),
-        tag("div", tag("span", "Recorded"), tag("span", "Replayed"), class_="heads"),
-        *rows,
-    )
+        rows.append(muted(f"{different - _MAX_DIFFERENT} more differing calls are not shown."))
+    return fill("timeline", rows=join(rows))
 
 
 def _folded(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> list[Markup]:
@@ -295,52 +280,52 @@ def _folded(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> 
     if len(pairs) <= _FOLD:
         return rows
     if len(pairs) > _MAX_EQUAL:
-        rows.append(tag("p", f"{len(pairs) - _MAX_EQUAL} more equal calls.", class_="muted"))
-    return [tag("details", tag("summary", f"{len(pairs)} equal calls"), *rows)]
+        rows.append(muted(f"{len(pairs) - _MAX_EQUAL} more equal calls."))
+    return [fill("equal-calls", count=len(pairs), rows=join(rows))]
 
 
 def _row(pair: Pair, old: Sequence[Call], new: Sequence[Call]) -> Markup:
-    left = _call(old[pair.left], pair.left, "Recorded") if pair.left is not None else _gap("not in the recording")
-    right = _call(new[pair.right], pair.right, "Replayed") if pair.right is not None else _gap("not made again")
     fields = field_table(diff.to_wire() for diff in pair.diffs)
-    moved = tag("p", "At another place than in the recording.", class_="muted full") if pair.moved else ""
-    return tag(
-        "div", left, right, tag("div", fields, class_="full") if fields else "", moved, class_=f"row {_kind(pair)}"
+    return fill(
+        "row",
+        kind=_kind(pair),
+        left=_call(old[pair.left], pair.left, "Recorded") if pair.left is not None else _gap("not in the recording"),
+        right=_call(new[pair.right], pair.right, "Replayed") if pair.right is not None else _gap("not made again"),
+        fields=fill("row-fields", fields=fields) if fields else "",
+        moved=fill("row-moved") if pair.moved else "",
     )
 
 
 def _gap(why: str) -> Markup:
-    return tag("div", why, class_="call gap")
+    return fill("gap", why=why)
 
 
 def _call(call: Call, place: int, side: str) -> Markup:
-    marks = [
-        tag("span", mark, class_=f"mark {kind}".strip())
+    marks = (
+        fill("mark", classes=f"mark {kind}".strip(), text=mark)
         for mark, kind, shown in (
             ("side effect", "alarm", call.side_effect),
             (call.outcome, "alarm", call.outcome != "ok"),
             (call.source, "", call.source not in ("", call.outcome)),
         )
         if shown
-    ]
+    )
     facts = [
         f"{call.tokens:,} tokens" if call.tokens else "",
         f"${call.cost:.4f}" if call.cost else "",
         f"{call.latency_ms:,.0f} ms" if call.latency_ms else "",
     ]
-    shown = [("arguments", call.arguments), ("result", call.value)]
-    details = [tag("h3", name) + tag("pre", value_text(value)) for name, value in shown if value is not None]
-    return tag(
-        "div",
-        tag(
-            "div",
-            tag("span", side, class_="side muted"),
-            tag("span", f"#{place}", class_="muted"),
-            tag("b", call.name),
-            *marks,
-            tag("span", " · ".join(fact for fact in facts if fact), class_="muted"),
-            class_="top",
-        ),
-        tag("details", tag("summary", "arguments and result"), *(Markup(part) for part in details)) if details else "",
-        class_="call",
+    parts = join(
+        fill("detail", title=title, value=value_text(value))
+        for title, value in (("arguments", call.arguments), ("result", call.value))
+        if value is not None
+    )
+    return fill(
+        "call",
+        side=side,
+        place=place,
+        call=call.name,
+        marks=join(marks),
+        facts=" · ".join(fact for fact in facts if fact),
+        details=fill("details", parts=parts) if parts else "",
     )

@@ -28,12 +28,25 @@ class OtelMetrics:
         self._instruments = {metric.name: _make(meter, metric, prefix) for metric in schema.METRICS}
         self._tool = Labels(MAX_TOOLS, clean)
         self._code = Labels(MAX_CODES, clean)
+        self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
         self._scopes: dict[str, str] = {}
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
+        (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
+
+    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+        """:meth:`call_ended` for one tool, status and scope: its attributes are put together once."""
         label = self._tool(tool)
-        self._instruments[schema.CALLS.name].add(1, {"tool": label, "status": status, "scope": scope})
-        self._instruments[schema.DURATION.name].record(duration_ms, {"tool": label, "status": status})
+        add, record = self._instruments[schema.CALLS.name].add, self._instruments[schema.DURATION.name].record
+        counted, timed = {"tool": label, "status": status, "scope": scope}, {"tool": label, "status": status}
+
+        def ended(duration_ms: float) -> None:
+            add(1, counted)
+            record(duration_ms, timed)
+
+        if label != schema.OTHER and status in schema.STATUSES and scope in schema.SCOPES:
+            self._quick[(tool, status, scope)] = ended
+        return ended
 
     def retried(self, tool: str, reason: str) -> None:
         self._instruments[schema.RETRIES.name].add(1, {"tool": self._tool(tool), "reason": self._code(reason)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 Counts = Mapping[tuple[str, str], int]
@@ -13,6 +13,10 @@ class Sink(Protocol):
     """Counts what happens. The gateway calls it directly; :func:`count` feeds it from events."""
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None: ...
+
+    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+        """:meth:`call_ended` for one tool, status and scope: found once, to be called often with a duration."""
+        ...
 
     def retried(self, tool: str, reason: str) -> None: ...
 

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
-import orjson
+from antiphon._late import LateRedactor
+from antiphon.telemetry._records import Records, write, writes_messages_only
 
 if TYPE_CHECKING:
-    from antiphon._late import LateRedactor
     from antiphon.redact import Redactor
+    from antiphon.telemetry._lines import Lines
 
 
 LEVELS: Mapping[str, int] = {
@@ -25,9 +26,12 @@ LEVELS: Mapping[str, int] = {
 
 
 class JsonLogListener:
-    """Writes events to the logger ``antiphon``; an event below the logger's level costs a fraction of a microsecond."""
+    """Writes events to the logger ``antiphon``; an event that no handler writes costs a fraction of a microsecond.
 
-    __slots__ = ("_logger", "_now_ms", "_redactor")
+    Levels, handlers, filters and the record factory may change at any time.
+    """
+
+    __slots__ = ("_lines", "_logger", "_now_ms", "_records", "_redactor")
 
     def __init__(
         self,
@@ -37,7 +41,9 @@ class JsonLogListener:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._redactor = redactor
+        self._lines: Lines | None = None
         self._logger = logging.getLogger(logger)
+        self._records = Records(self._logger, JsonLogListener.emit)
         self._now_ms = now_ms
         if logger == "antiphon" and not self._logger.handlers:
             # A library that was not told where to write does not write to the screen.
@@ -45,29 +51,59 @@ class JsonLogListener:
 
     def wants(self, event: str) -> bool:
         """Whether the event would be written: ask before building its fields."""
-        return self._logger.isEnabledFor(LEVELS.get(event, logging.WARNING)) and _is_heard(self._logger)
+        level = LEVELS.get(event, logging.WARNING)
+        return self._logger.isEnabledFor(level) and _is_heard(self._logger, level)
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         level = LEVELS.get(event, logging.WARNING)
-        if not (self._logger.isEnabledFor(level) and _is_heard(self._logger)):
+        logger = self._logger
+        if not logger.isEnabledFor(level):
             return
-        document = {"event": event, "timeMs": self._now_ms()}
-        document.update((name, value) for name, value in fields.items() if value is not None and value != "")
-        line, _ = self._redactor.redact_bytes(orjson.dumps(document, default=str, option=orjson.OPT_NON_STR_KEYS))
-        self._logger.log(level, line.decode())
+        writer = _writer(logger, level)
+        if writer is None:
+            return
+        line = (self._lines or self._begin()).encode(event, self._now_ms(), fields)
+        if writes_messages_only(writer, logger):
+            write(writer, line)
+        else:
+            logger.handle(self._records.make(level, line))
+
+    def _begin(self) -> Lines:
+        """The first line: until then no pattern is compiled."""
+        from antiphon.telemetry._lines import Lines
+
+        redactor = self._redactor
+        self._lines = lines = Lines(redactor.made if isinstance(redactor, LateRedactor) else redactor)
+        return lines
 
 
-def _is_heard(logger: logging.Logger) -> bool:
-    """Whether anybody would see a line; where no handler at all is in the way, Python writes it by itself."""
+def _is_heard(logger: logging.Logger, level: int) -> bool:
+    """Whether a handler would write a line of *level*; where there is no handler at all, Python writes it itself."""
     at: logging.Logger | None = logger
     silent = False
     while at is not None:
         for handler in at.handlers:
-            if handler.__class__ is not logging.NullHandler:
+            if handler.level <= level and handler.__class__ is not logging.NullHandler:
                 return True
             silent = True
         at = at.parent if at.propagate else None
     return not silent
+
+
+def _writer(logger: logging.Logger, level: int) -> logging.Handler | logging.Logger | None:
+    """The handler that would write a line of *level*; *logger* if there is not exactly one, ``None`` if none would."""
+    at: logging.Logger | None = logger
+    found: logging.Handler | None = None
+    silent = False
+    while at is not None:
+        for handler in at.handlers:
+            if handler.level <= level and handler.__class__ is not logging.NullHandler:
+                if found is not None:
+                    return logger
+                found = handler
+            silent = True
+        at = at.parent if at.propagate else None
+    return found if silent else logger
 
 
 def json_logs(level: str | int = logging.INFO, stream: IO[str] | None = None) -> logging.Handler:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -15,12 +16,83 @@ from antiphon.telemetry._sink import Counts, by_tool, count
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-_made: WeakKeyDictionary[Any, dict[str, dict[str, Any]]] = WeakKeyDictionary()
+_made: WeakKeyDictionary[Any, dict[str, _Shared]] = WeakKeyDictionary()
 _making = threading.Lock()
+_LEFT_MOST = 64
+
+
+class _Calls:
+    """The counter and the histogram of one tool, status and scope.
+
+    A call leaves its duration here, which takes no lock; a few dozen are handed to the client at a time, and all of
+    them whenever the registry is read.
+    """
+
+    __slots__ = ("_count", "_leave", "_left", "_lock", "_observe")
+
+    def __init__(self, count: Callable[[float], None], observe: Callable[[float], None]) -> None:
+        self._count, self._observe = count, observe
+        self._lock = threading.Lock()
+        self._left: deque[float] = deque()
+        self._leave = self._left.append
+
+    def add(self, duration_ms: float) -> None:
+        self._leave(duration_ms)
+        if len(self._left) >= _LEFT_MOST:
+            self.hand_over()
+
+    def add_at_once(self, duration_ms: float) -> None:
+        """For the multi-process mode, where another process reads the numbers."""
+        self._count(1)
+        self._observe(duration_ms)
+
+    def hand_over(self) -> None:
+        """Give the client what was left so far."""
+        left, observe = self._left, self._observe
+        with self._lock:
+            number = 0
+            try:
+                for _ in range(len(left)):
+                    observe(left.popleft())
+                    number += 1
+            finally:
+                self._count(number)
+
+
+class _Shared:
+    """The metrics of one prefix in one registry, for all listeners that count there."""
+
+    def __init__(self, client: Any, prefix: str, registry: Any) -> None:
+        self.metrics = {metric.name: _make(client, metric, prefix, registry) for metric in schema.METRICS}
+        self._at_once: bool = getattr(client.values.ValueClass, "_multiprocess", True)
+        self._calls: dict[tuple[str, str, str], _Calls] = {}
+        for metric in (schema.CALLS, schema.DURATION):
+            self._read_all(self.metrics[metric.name])
+
+    def calls(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+        """What counts one call with these labels."""
+        labels = (tool, status, scope)
+        calls = self._calls.get(labels)
+        if calls is None:
+            count = self.metrics[schema.CALLS.name].labels(*labels).inc
+            observe = self.metrics[schema.DURATION.name].labels(tool, status).observe
+            calls = self._calls.setdefault(labels, _Calls(count, observe))
+        return calls.add_at_once if self._at_once else calls.add
+
+    def _read_all(self, metric: Any) -> None:
+        """Whoever reads *metric* reads all that was counted."""
+        collect: Callable[[], Iterable[Any]] = metric.collect
+
+        def collect_all() -> Iterable[Any]:
+            for calls in list(self._calls.values()):
+                calls.hand_over()
+            return collect()
+
+        metric.collect = collect_all
 
 
 class PrometheusListener:
-    """Counts into *registry* (the process-wide one if none is given); children are bound once.
+    """Counts into *registry* (the process-wide one if none is given); children are looked up once.
 
     ``prefix="openclaw"`` gives exactly the document's names. Two listeners on one registry share their metrics.
     """
@@ -42,53 +114,43 @@ class PrometheusListener:
         with _making:
             by_prefix = _made.setdefault(self._registry, {})
             if prefix not in by_prefix:
-                by_prefix[prefix] = {
-                    metric.name: _make(prometheus_client, metric, prefix, self._registry) for metric in schema.METRICS
-                }
-            self._metrics = by_prefix[prefix]
+                by_prefix[prefix] = _Shared(prometheus_client, prefix, self._registry)
+            self._shared = by_prefix[prefix]
+        self._metrics = self._shared.metrics
         self.prefix = prefix
         self._tool = Labels(max_tools, clean)
         self._code = Labels(MAX_CODES, clean)
         self._state = Labels(MAX_CODES, clean)
-        self._quick: dict[tuple[str, str, str], tuple[Callable[[], None], Callable[[float], None]]] = {}
+        self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
+        self._counters: dict[tuple[str, str, str], Callable[[], None]] = {}
         self._scopes: dict[str, str] = {}
         self._sampled: set[tuple[str, str, str]] = set()
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
-        bound = self._quick.get((tool, status, scope))
-        if bound is None:
-            bound = self._bind(tool, status, scope)
-        add, observe = bound
-        add()
-        observe(duration_ms)
+        (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
 
     def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
         """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
-        add, observe = self._bind(tool, status, scope)
-
-        def ended(duration_ms: float) -> None:
-            add()
-            observe(duration_ms)
-
-        return ended
-
-    def _bind(self, tool: str, status: str, scope: str) -> tuple[Callable[[], None], Callable[[float], None]]:
         label = self._tool(tool)
         shown = status if status in schema.STATUSES else schema.OTHER
         place = scope if scope in schema.SCOPES else schema.OTHER
-        bound = (
-            self._metrics[schema.CALLS.name].labels(label, shown, place).inc,
-            self._metrics[schema.DURATION.name].labels(label, shown).observe,
-        )
+        ended = self._shared.calls(label, shown, place)
         if label != schema.OTHER and (shown, place) == (status, scope):
-            self._quick[(tool, status, scope)] = bound
-        return bound
+            self._quick[(tool, status, scope)] = ended
+        return ended
 
     def retried(self, tool: str, reason: str) -> None:
-        self._metrics[schema.RETRIES.name].labels(self._tool(tool), self._code(reason)).inc()
+        (self._counters.get((schema.RETRIES.name, tool, reason)) or self._counter(schema.RETRIES, tool, reason))()
 
     def hit(self, tool: str, state: str) -> None:
-        self._metrics[schema.HITS.name].labels(self._tool(tool), self._state(state)).inc()
+        (self._counters.get((schema.HITS.name, tool, state)) or self._counter(schema.HITS, tool, state))()
+
+    def _counter(self, metric: schema.Metric, tool: str, second: str) -> Callable[[], None]:
+        labels = (self._tool(tool), (self._code if metric is schema.RETRIES else self._state)(second))
+        add: Callable[[], None] = self._metrics[metric.name].labels(*labels).inc
+        if schema.OTHER not in labels:
+            self._counters[(metric.name, tool, second)] = add
+        return add
 
     def breaker(self, key: str, before: str, after: str) -> None:
         tool = self._tool(tool_of_breaker(key))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from antiphon.embed import _blas, _place, minilm
 from antiphon.errors import ArtifactError, MissingExtra
@@ -56,24 +57,36 @@ def test_safetensors(tmp_path: Path) -> None:
         minilm.read_safetensors(path)
 
 
-def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("package", ["tokenizers", "threadpoolctl"])
+def test_a_missing_package_names_the_extra(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _place.FILES:
         (tmp_path / name).touch()
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.delitem(sys.modules, "antiphon.embed._blas")
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"antiphon\[embed\]"):
         minilm.MiniLM(tmp_path)
 
 
+def blas_threads() -> set[int]:
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
 def test_threads_are_put_back() -> None:
-    controls = _blas._controls()
-    if controls is None:
+    with threadpool_limits(2, user_api="blas"):
         with _blas.one_thread():
-            return
-    get, _ = controls
-    before = int(get())
-    with _blas.one_thread():
-        assert int(get()) == 1
-        with _blas.one_thread():
-            assert int(get()) == 1
-        assert int(get()) == 1
-    assert int(get()) == before
+            assert blas_threads() == {1}
+            with _blas.one_thread():
+                assert blas_threads() == {1}
+            assert blas_threads() == {1}
+        assert blas_threads() == {2}
+
+
+def test_threads_are_put_back_by_the_last_of_users_that_overlap() -> None:
+    with threadpool_limits(2, user_api="blas"):
+        first, second = _blas.one_thread(), _blas.one_thread()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert blas_threads() == {1}
+        second.__exit__(None, None, None)
+        assert blas_threads() == {2}

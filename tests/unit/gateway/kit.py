@@ -16,7 +16,8 @@ from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy
-from antiphon.ports import Clock
+from antiphon.keys import KeyMaker
+from antiphon.ports import ClaimTemplate, Clock, StaticClaimRequest
 from antiphon.stores import MemoryStore
 
 START_MS = 1_700_000_000_000
@@ -134,8 +135,16 @@ class Script:
 class Rig:
     """A synchronous gateway with everything in hand."""
 
-    def __init__(self, store: Any = None, *, chance: float = 0.5, parts: Any = None, **settings: Any) -> None:
-        self.clock = ManualClock(chance)
+    def __init__(
+        self,
+        store: Any = None,
+        *,
+        chance: float = 0.5,
+        clock: ManualClock | None = None,
+        parts: Any = None,
+        **settings: Any,
+    ) -> None:
+        self.clock = clock or ManualClock(chance)
         self.store = store or MemoryStore(clock=self.clock)
         self.ears, self.tally = Ears(), Tally()
         self.parts = Dependencies(
@@ -171,6 +180,17 @@ class Rig:
 
     def breaker(self, name: str = "send") -> Any:
         return self.gateway._plans.breakers.get(f"tool/tools/{name}")
+
+
+def request_of(rig: Rig, *, identity: str, owner: str, lease_ms: int = 120_000) -> StaticClaimRequest:
+    """A request for the claim on ``send(to="ada")`` of session s1, by another process."""
+    template = ClaimTemplate(
+        tool="tools/send", session="s1", actor="a1", ttl_ms=86_400_000, lease_ms=lease_ms, owner=owner
+    )
+    spec = rig.gateway._plans.tools["send"].spec
+    keys = KeyMaker(spec, session="s1", actor="a1", tenant="default", workspace="default").keys({"to": "ada"})
+    digests = (keys.params_digest, keys.params_digest_exact)
+    return StaticClaimRequest(keys.store_key, identity, template, keys.idempotency_key, digests, "r", "token")
 
 
 class AsyncRig(Rig):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon._gateway.breakers import Breakers
 from antiphon._gateway.gateway import Gateway
 from antiphon.contract.spec import BreakerPolicy
@@ -156,7 +155,7 @@ class Durable(MemoryStore):
 
 
 def rows(store: Any) -> dict[str, BreakerRow]:
-    return {row.key: row for row in drive(store.open_sync().load_breakers("default"))}
+    return {row.key: row for row in store.open_sync().load_breakers("default")}
 
 
 def test_a_trip_survives_a_restart() -> None:
@@ -178,12 +177,12 @@ def test_a_forced_state_binds_every_process_until_reset() -> None:
     scripts = first.tool("fine"), second.tool("fine")
     breaker = first.breaker()
     breaker.force_open(first.clock.seconds, "maintenance")
-    drive(store.open_sync().save_breaker("default", first.gateway._plans.breakers.row("tool/tools/send", breaker)))
+    store.open_sync().save_breaker("default", first.gateway._plans.breakers.row("tool/tools/send", breaker))
     refused = second.execute()
     assert refused.error.breaker_state == "FORCED_OPEN"
     assert "maintenance" in refused.error.message
     breaker.reset(first.clock.seconds, "over")
-    drive(store.open_sync().save_breaker("default", first.gateway._plans.breakers.row("tool/tools/send", breaker)))
+    store.open_sync().save_breaker("default", first.gateway._plans.breakers.row("tool/tools/send", breaker))
     second.clock.advance(1.1)
     assert second.execute().ok
     assert (len(scripts[0]), len(scripts[1])) == (0, 1)

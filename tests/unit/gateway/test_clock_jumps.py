@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.contract.spec import Ttls
-from antiphon.stores import SQLiteStore
-from tests.unit.gateway.kit import Hold, Rig, Script, Thread, in_thread
+from antiphon.stores import MemoryStore, SQLiteStore
+from tests.unit.gateway.kit import Hold, ManualClock, Rig, Script, Thread, in_thread
 
 TTLS = Ttls(done_ms=60_000, failed_ms=60_000, lease_ms=3_000)
 JUMPS_S = [4, 59, 61, 3_600]
@@ -23,11 +22,11 @@ def begin(request: pytest.FixtureRequest, tmp_path: Path) -> Begin:
     """Begin a call, and hold it in its tool."""
 
     def begin(*, idempotent: bool = False) -> tuple[Rig, Script, Hold, Thread]:
-        store: Any = None
+        clock = ManualClock()
+        store: Any = MemoryStore(clock=clock)
         if request.param == "sqlite":
-            store = SQLiteStore(tmp_path / "antiphon.db", "NORMAL")
-        rig, hold = Rig(store), Hold()
-        rig.store._clock = rig.clock
+            store = SQLiteStore(tmp_path / "antiphon.db", "NORMAL", clock=clock)
+        rig, hold = Rig(store, clock=clock), Hold()
         script = rig.tool(hold.then("first"), "second", idempotent=idempotent, ttl=TTLS)
         thread = in_thread(lambda: rig.execute(call_id="c1"))
         hold.until_reached()
@@ -41,7 +40,7 @@ def jump(rig: Rig, seconds: int) -> None:
 
 
 def sweep(rig: Rig) -> int:
-    return int(drive(rig.store.open_sync().sweep()))
+    return int(rig.store.open_sync().sweep())
 
 
 @pytest.mark.parametrize("seconds", JUMPS_S)

@@ -79,7 +79,7 @@ def test_two_event_loops_share_one_execution() -> None:
     leader = in_thread(lambda: asyncio.run(rig.execute(call_id="c1")))
     hold.until_reached()
     waiter = in_thread(lambda: asyncio.run(rig.execute(call_id="c2")))
-    eventually(lambda: bool(store._data.claims.waiters), "the other loop does not wait")
+    eventually(lambda: bool(store._journal.waiters), "the other loop does not wait")
     hold.go.set()
     assert (leader.result().content, waiter.result().content) == ("sent", "sent")
     assert len(script) == 1

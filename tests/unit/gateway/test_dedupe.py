@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.contract.spec import Ttls
 from tests.unit.gateway.kit import NEVER_TRIPS, Hold, HttpError, Rig, eventually, in_thread
 
@@ -181,7 +180,7 @@ def test_a_failure_is_forgotten_after_its_time() -> None:
 
 
 def _waiting(rig: Rig) -> bool:
-    return bool(rig.store._data.claims.waiters)
+    return bool(rig.store._journal.waiters)
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
@@ -308,15 +307,16 @@ def test_a_call_that_was_never_dispatched_leaves_nothing_in_the_way() -> None:
     rig = Rig()
     script = rig.tool("fine", breaker=NEVER_TRIPS)
 
-    real = rig.gateway._plans.leases.hold
+    world = rig.gateway._world
+    real = world.journal.begin
 
-    def opened_meanwhile(call: Any) -> None:
+    def opened_meanwhile(*arguments: Any) -> Any:
         rig.breaker().force_open(rig.clock.seconds, "just now")
-        real(call)
+        return real(*arguments)
 
-    rig.gateway._plans.leases.hold = opened_meanwhile  # type: ignore[method-assign]
+    world.begin = opened_meanwhile
     refused = rig.execute(call_id="c1")
-    rig.gateway._plans.leases.hold = real  # type: ignore[method-assign]
+    world.begin = real
     assert (refused.status, refused.attempts) == ("circuit_open", 0)
     rig.breaker().reset(rig.clock.seconds)
     assert rig.execute(call_id="c1").content == "fine"
@@ -327,7 +327,7 @@ def test_a_cleared_record_is_a_new_beginning() -> None:
     rig = Rig()
     script = rig.tool(TimeoutError(), "fine")
     rig.execute(call_id="c1")
-    drive(rig.store.open_sync().clear(rig.records()[0].key))
+    rig.store.open_sync().clear(rig.records()[0].key)
     assert rig.execute(call_id="c1").content == "fine"
     assert len(script) == 2
 

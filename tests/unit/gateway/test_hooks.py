@@ -82,8 +82,8 @@ def test_once_when_the_breaker_opens_between_two_attempts() -> None:
     spy = Spy(rig)
     real = rig.clock.sleep
 
-    async def sleep(seconds: float) -> None:
-        await real(seconds)
+    def sleep(seconds: float) -> None:
+        real(seconds)
         rig.breaker().force_open(rig.clock.seconds, "maintenance")
 
     rig.clock.sleep = sleep  # type: ignore[method-assign]

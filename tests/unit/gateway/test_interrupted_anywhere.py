@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import antiphon._gateway
-from antiphon._drive import drive
 from antiphon._gateway.context import held
 from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway
@@ -108,7 +107,7 @@ def test_a_plain_call_is_settled(store: str, tmp_path: Path) -> None:
         if interrupter.left:
             break
     assert nth > 5
-    states = {record.state for record in drive(gateway._open().list(tenant="default", limit=1000))}
+    states = {record.state for record in gateway._world.journal.list(tenant="default", limit=1000)}
     assert states == {"done"}
 
 
@@ -175,7 +174,7 @@ def test_a_result_whose_class_raises_is_not_kept_and_the_call_is_done(store: str
     assert first.to_wire()["output"]["metadata"]["payload"] == "not kept (Stubborn: 'not loaded')"
     assert again.from_cache
     assert len(made) == WARM + 1
-    assert {record.state for record in drive(gateway._open().list(tenant="default", limit=100))} == {"done"}
+    assert {record.state for record in gateway._world.journal.list(tenant="default", limit=100)} == {"done"}
 
 
 def test_an_interrupted_call_without_a_claim_writes_no_record() -> None:

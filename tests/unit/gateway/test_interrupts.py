@@ -44,7 +44,7 @@ def test_an_interrupt_in_the_pause_after_a_harmless_failure_leaves_no_doubt() ->
     rig = Rig()
     script = rig.tool(ConnectionRefusedError(111, "refused"), "sent")
 
-    async def interrupted(seconds: float) -> None:
+    def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     rig.clock.sleep = interrupted  # type: ignore[method-assign]
@@ -59,7 +59,7 @@ def test_an_interrupt_in_the_pause_after_a_doubtful_failure_is_unknown() -> None
     rig = Rig()
     rig.tool(TimeoutError(), forward_key=True)
 
-    async def interrupted(seconds: float) -> None:
+    def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
     rig.clock.sleep = interrupted  # type: ignore[method-assign]
@@ -109,6 +109,7 @@ class SlowSettle:
     """A store whose settle takes a while: long enough to be cancelled in."""
 
     url = "memory://slow"
+    in_process = False
 
     def __init__(self) -> None:
         self.inner = MemoryStore()
@@ -150,24 +151,6 @@ async def test_a_cancellation_while_the_result_is_written_loses_nothing() -> Non
     await settle_down()
     assert (await rig.execute(call_id="c1")).content == "sent"
     assert len(script) == 1
-
-
-def test_a_tool_that_suspends_in_the_synchronous_face() -> None:
-    rig = Rig()
-
-    class Suspends:
-        def __await__(self) -> Any:
-            yield
-
-    async def sleep(seconds: float) -> None:
-        await Suspends()
-
-    rig.tool(HttpError(503), idempotent=True)
-    rig.clock.sleep = sleep  # type: ignore[method-assign]
-    result = rig.execute(call_id="c1")
-    assert result.code == "outcome_unknown"
-    assert "AsyncGateway" in result.error.message
-    assert rig.records()[0].state == "cancelled"
 
 
 def test_an_exception_group_with_an_interrupt_is_an_interrupt() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,33 +28,32 @@ class FakeBlobs:
         self.kept: dict[str, bytes] = {}
         self.full = False
 
-    async def put(self, tenant: str, data: bytes) -> str:
+    def put(self, tenant: str, data: bytes) -> str:
         if self.full:
             raise OSError(28, "No space left on device")
         ref = f"sha256:{hashlib.sha256(data).hexdigest()}"
         self.kept[ref] = data
         return ref
 
-    async def get(self, tenant: str, ref: str) -> bytes:
+    def get(self, tenant: str, ref: str) -> bytes:
         if ref not in self.kept:
             raise NotFound(f"no blob {ref}")
         return self.kept[ref]
 
-    async def delete(self, tenant: str, ref: str) -> None:
+    def delete(self, tenant: str, ref: str) -> None:
         self.kept.pop(ref, None)
 
-    async def refs(self, tenant: str) -> AsyncIterator[str]:
-        for ref in self.kept:
-            yield ref
+    def refs(self, tenant: str) -> Iterator[str]:
+        yield from self.kept
 
 
 class FakeSealer:
     """Hides the bytes, so that a test can tell."""
 
-    def seal(self, data: bytes) -> str:
+    def seal(self, data: bytes, context: bytes = b"") -> str:
         return "sealed:" + base64.b64encode(data[::-1]).decode()
 
-    def unseal(self, sealed: str) -> bytes:
+    def unseal(self, sealed: str, context: bytes = b"") -> bytes:
         return base64.b64decode(sealed.removeprefix("sealed:"))[::-1]
 
 
@@ -63,7 +62,7 @@ def keeping_rig(*, blobs: FakeBlobs | None = None, sealer: Any = None, redact: b
         parts={
             "redactor": Redactor(Rules(), salt="00" * 16) if redact else None,
             "sealer": lambda: sealer,
-            "blobs": lambda asynchronous: blobs,
+            "blobs": lambda: blobs,
         },
         **settings,
     )
@@ -214,7 +213,7 @@ def test_a_lost_blob_is_said_and_nothing_runs_again() -> None:
 
 async def test_spilled_results_in_the_asynchronous_face() -> None:
     blobs = FakeBlobs()
-    rig = AsyncRig(parts={"blobs": lambda asynchronous: blobs}, payload_limit=100)
+    rig = AsyncRig(parts={"blobs": lambda: blobs}, payload_limit=100)
     rig.tool("x" * 1_000)
     await rig.execute(call_id="c1")
     assert (await rig.execute(call_id="c1")).content == "x" * 1_000

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon._gateway import leases as module
-from antiphon._gateway.call import Call
+from antiphon._gateway.call import new_call
 from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.kit import AsyncRig, Hold, Rig, Thread, in_thread
+from tests.unit.gateway.kit import AsyncRig, Hold, Rig, Thread, in_thread, request_of
 from tests.unit.gateway.test_outage import Faulty
 
 LEASE = Ttls(lease_ms=3_000)
@@ -50,7 +49,7 @@ def test_a_call_of_many_leases_keeps_its_claim() -> None:
 
 
 def test_without_renewal_the_claim_would_be_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.Renewer, "hold", lambda self, call: None)
+    monkeypatch.setattr(module.Leases, "hold", lambda self, call, every: None)
     rig = Rig()
     hold, thread = running(rig)
     rig.clock.advance(3.1)
@@ -127,23 +126,23 @@ def test_a_call_that_begins_while_the_renewer_plans_is_not_forgotten() -> None:
     rig = Rig()
     renewer = rig.gateway._plans.leases
     rig.tool()
-    tool = rig.gateway._plans.tools["send"]
+    plan = rig.gateway._plans.plan(rig.gateway._plans.tools["send"])
     real = renewer._earliest
-    calls = [Call(tool, {}, "s", "a", f"r{n}") for n in range(2)]
+    calls = [new_call(plan, {}) for _ in range(2)]
     calls[0].started = calls[1].started = rig.clock.seconds
-    renewer.hold(calls[0])
+    renewer.hold(calls[0], plan.renew_every)
 
     def begins_meanwhile() -> float:
         earliest = real()
         if not renewer.holds(calls[1]):
             calls[1].started = rig.clock.seconds - 10
             renewer._next = float("inf")  # as the other thread may have seen it
-            renewer.hold(calls[1])
+            renewer.hold(calls[1], plan.renew_every)
         return earliest
 
     renewer._earliest = begins_meanwhile  # type: ignore[method-assign]
     renewer._plan()
-    assert renewer._next == calls[1].started + calls[1].tool.renew_every
+    assert renewer._next == calls[1].started + plan.renew_every
 
 
 def test_one_thread_serves_all_gateways() -> None:
@@ -216,7 +215,7 @@ def test_waiters_do_not_wait_for_the_dead() -> None:
     script = rig.tool("taken over", idempotent=True)
     place, _, started = owner_token().rsplit(".", 2)
     ask = _ask(rig, owner=f"{place}.4194303.{started}")
-    drive(rig.store.open_sync().begin(ask))
+    rig.store.open_sync().begin(ask)
     assert rig.execute(call_id="c2").content == "taken over"
     assert len(script) == 1
 
@@ -225,19 +224,13 @@ def test_a_call_of_a_dead_process_that_may_not_be_repeated_is_unknown_at_once() 
     rig = Rig()
     script = rig.tool("sent")
     place, _, started = owner_token().rsplit(".", 2)
-    drive(rig.store.open_sync().begin(_ask(rig, owner=f"{place}.4194303.{started}")))
+    rig.store.open_sync().begin(_ask(rig, owner=f"{place}.4194303.{started}"))
     assert rig.execute(call_id="c2").code == "outcome_unknown"
     assert len(script) == 0
 
 
 def _ask(rig: Rig, owner: str) -> Any:
-    from antiphon._gateway import claims
-
-    core = rig.gateway.core
-    call = Call(core.tools["send"], {"to": "ada"}, "s1", "a1", "r0")
-    call.identity = "lost"
-    core.derive(call)
-    return claims.ask_of(core, call, call.key)._replace(owner=owner)
+    return request_of(rig, identity="lost", owner=owner)
 
 
 # -- a worker that was away -------------------------------------------------------------------------------------------
@@ -249,8 +242,8 @@ def test_a_worker_that_lost_its_claim_does_not_try_again(idempotent: bool) -> No
     script = rig.tool(ConnectionRefusedError(111, "refused"), "second", idempotent=idempotent, ttl=LEASE)
     real = rig.clock.sleep
 
-    async def paused(seconds: float) -> None:
-        await real(seconds)
+    def paused(seconds: float) -> None:
+        real(seconds)
         if seconds < 1:
             rig.clock.advance(10)
             rig.clock.sleep = real  # type: ignore[method-assign]
@@ -264,26 +257,22 @@ def test_a_worker_that_lost_its_claim_does_not_try_again(idempotent: bool) -> No
 
 
 def test_a_worker_that_was_away_before_it_dispatched_makes_sure_of_its_claim() -> None:
-    rig = Rig()
+    store = Faulty()
+    rig = Rig(store=store)
+    store.inner = MemoryStore(clock=rig.clock)
     script = rig.tool("sent", ttl=LEASE)
-    journal = rig.gateway.core.journal()
-    real = type(journal).begin
+    world = rig.gateway._world
+    real = world.journal.begin
     away = [True]
 
-    class Slow:
-        durable = False
+    def begin(*arguments: Any) -> Any:
+        answer = real(*arguments)
+        if away and away.pop():
+            rig.clock.advance(10)  # stopped between the store's answer and the dispatch
+            assert rig.execute(call_id="c2").code == "outcome_unknown"
+        return answer
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(journal, name)
-
-        async def begin(self, ask: Any, events: Any = ()) -> Any:
-            answer = await real(journal, ask, events)
-            if away and away.pop():
-                rig.clock.advance(10)  # stopped between the store's answer and the dispatch
-                assert rig.execute(call_id="c2").code == "outcome_unknown"
-            return answer
-
-    rig.gateway._journal = Slow()
+    world.begin = begin
     result = rig.execute(call_id="c1")
     assert result.code == "outcome_unknown"
     assert len(script) == 0

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon._recording.recorder import Recorder
 from antiphon.errors import StoreUnavailable
 from antiphon.redact import Redactor, Rules
@@ -18,7 +17,7 @@ from tests.unit.gateway.test_outage import Faulty
 
 
 @contextmanager
-def recorded(rig: Rig, run: str = "run-1", store: Any = None, sink: Any = None) -> Iterator[None]:
+def recorded(rig: Rig, run: str = "run-1", store: Any = None, write_async: Any = None) -> Iterator[None]:
     store = store or rig.store
     recorder = Recorder(
         run,
@@ -29,7 +28,8 @@ def recorded(rig: Rig, run: str = "run-1", store: Any = None, sink: Any = None) 
         blobs=lambda: None,
         tenant="default",
         workspace="default",
-        sink=sink,
+        write=None if write_async is None else store.open_sync().append,
+        write_async=write_async,
     )
     token = recorder.scope.activate()
     try:
@@ -39,7 +39,7 @@ def recorded(rig: Rig, run: str = "run-1", store: Any = None, sink: Any = None) 
 
 
 def events(rig: Rig, run: str = "run-1", store: Any = None) -> list[Any]:
-    return drive((store or rig.store).open_sync().events(run))
+    return (store or rig.store).open_sync().events(run)
 
 
 def types(rig: Rig, **where: Any) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon._gateway.context import CallContext
 from antiphon.contract.spec import RetryPolicy
 from antiphon.errors import CallTimeout, OutcomeUnknown
@@ -89,7 +88,7 @@ def test_a_late_result_does_not_touch_its_successor() -> None:
     hold = Hold()
     rig.tool(slow(hold), "second", timeout=SHORT)
     rig.execute(call_id="c1")
-    drive(rig.store.open_sync().clear(rig.records()[0].key))
+    rig.store.open_sync().clear(rig.records()[0].key)
     assert rig.execute(call_id="c2").content == "second"
     assert finish(rig, hold)["settled"] is False
     assert rig.execute(call_id="c2").content == "second"

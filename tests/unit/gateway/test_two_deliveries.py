@@ -18,6 +18,7 @@ class Staged:
     """A memory store whose steps can be held up: ``before`` holds what is awaited first."""
 
     url = "memory://staged"
+    in_process = False
 
     def __init__(self) -> None:
         self.inner = MemoryStore()
@@ -108,7 +109,7 @@ async def test_who_would_have_run_gets_the_answer_the_other_delivery_shared(stag
     async def until_the_second_is_about_to_run() -> None:
         await may_share.wait()
 
-    stage.store.before = {"alias": until_the_second_is_about_to_run, "take": first_shares}
+    stage.store.before = {"alias": until_the_second_is_about_to_run, "take_over": first_shares}
     stage.gates[1].set()
     await settle_down()
     second = await stage.deliver("c2")

@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon._gateway.context import CallContext
-from antiphon.contract.record import RecordedRequest
 from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
 from antiphon.errors import InvalidInput, OutcomeUnknown
-from antiphon.ports import Ask, Claimed
-from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, Script
+from antiphon.ports import Claimed
+from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, Script, request_of
 
 
 def test_the_model_is_told_to_verify() -> None:
@@ -131,24 +129,8 @@ async def test_reconcile_in_the_asynchronous_face(asynchronous: bool) -> None:
 
 def abandoned_claim(rig: Rig, identity: str = "lost", lease_ms: int = 1_000) -> None:
     """A claim on ``send(to="ada")`` whose holder is never heard of again."""
-    tool = rig.gateway._plans.tools["send"]
-    keys = rig.gateway.core._maker(tool, ("s1", "a1", None)).keys({"to": "ada"})
-    request = RecordedRequest(
-        session_key="s1", actor_id="a1", request_id="r", params_digest=keys.params_digest, identity=identity
-    )
-    ask = Ask(
-        keys.store_key,
-        identity,
-        "tools/send",
-        keys.idempotency_key,
-        request,
-        86_400_000,
-        lease_ms,
-        "another-machine.1.2",
-        "default",
-        "default",
-    )
-    assert isinstance(drive(rig.store.open_sync().begin(ask)), Claimed)
+    ask = request_of(rig, identity=identity, owner="another-machine.1.2", lease_ms=lease_ms)
+    assert isinstance(rig.store.open_sync().begin(ask), Claimed)
 
 
 @pytest.mark.parametrize("identity", ["lost", "c2"])
@@ -235,8 +217,8 @@ def test_doubt_stays_when_the_breaker_opens_during_the_pause() -> None:
     rig.tool(TimeoutError(), "sent", forward_key=True)
     real = rig.clock.sleep
 
-    async def sleep(seconds: float) -> None:
-        await real(seconds)
+    def sleep(seconds: float) -> None:
+        real(seconds)
         rig.breaker().force_open(rig.clock.seconds, "maintenance")
 
     rig.clock.sleep = sleep  # type: ignore[method-assign]

@@ -199,7 +199,7 @@ def outage(rig: Rig, calls: int, per_second: float) -> float:
     script = rig.tool(HttpError(503), idempotent=True, breaker=NEVER_TRIPS)
     sleep = rig.clock.sleep
 
-    async def sleeps_beside_the_traffic(seconds: float) -> None:
+    def sleeps_beside_the_traffic(seconds: float) -> None:
         rig.clock.slept.append(seconds)
 
     rig.clock.sleep = sleeps_beside_the_traffic  # type: ignore[method-assign]
@@ -241,7 +241,7 @@ def test_the_budget_is_charged_before_the_pause() -> None:
     tokens: list[float] = []
     bucket = rig.gateway._plans.budget(rig.gateway._plans.tools["send"])
 
-    async def sleep(seconds: float) -> None:
+    def sleep(seconds: float) -> None:
         tokens.append(bucket.tokens(rig.clock.seconds))
 
     rig.clock.sleep = sleep  # type: ignore[method-assign]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from antiphon._drive import drive
 from antiphon.contract.spec import Ttls
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import AsyncRig, Hold, HttpError, Rig, eventually, in_thread, settle_down
@@ -27,7 +26,7 @@ def test_a_call_longer_than_its_lease_runs_once() -> None:
     leader = in_thread(lambda: rig.execute(call_id="c1"))
     hold.until_reached()
     waiter = in_thread(lambda: rig.execute(call_id="c2"))
-    eventually(lambda: bool(rig.store._data.claims.waiters), "the duplicate does not wait")
+    eventually(lambda: bool(rig.store._journal.waiters), "the duplicate does not wait")
     for _ in range(30):
         rig.clock.advance(1.0)
         rig.gateway._plans.leases.look()
@@ -152,20 +151,20 @@ def test_claiming_is_one_step_not_check_then_set() -> None:
 
 def test_check_then_set_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug of the test above: a store that looks first and inserts later."""
-    from antiphon.stores.memory import MemoryJournal
+    from antiphon.stores.memory import SyncMemoryJournal
 
-    real = MemoryJournal.begin
+    real = SyncMemoryJournal.begin
     barrier = threading.Barrier(2)
 
-    async def begin(self: Any, ask: Any, events: Any = ()) -> Any:
-        found = await self.read(ask.key, ask.identity)
+    def begin(self: Any, request: Any, events: Any = ()) -> Any:
+        found = self.read(request.key, request.identity)
         barrier.wait(5)
         if found is not None:
             return found
-        await self.clear(ask.key)
-        return await real(self, ask, events)
+        self.clear(request.key)
+        return real(self, request, events)
 
-    monkeypatch.setattr(MemoryJournal, "begin", begin)
+    monkeypatch.setattr(SyncMemoryJournal, "begin", begin)
     rig = Rig()
     script = rig.tool("sent")
     for thread in [in_thread(lambda: rig.execute(key="k")) for _ in range(2)]:
@@ -178,14 +177,14 @@ def test_a_safety_critical_claim_waits_for_replicas() -> None:
     rig = Rig(store=store, wait_replicas=2)
     rig.tool("sent")
     asked: list[int] = []
-    journal = rig.gateway.core.journal()
-    real = journal.begin
+    world = rig.gateway._world
+    real = world.journal.begin
 
-    async def begin(ask: Any, events: Any = ()) -> Any:
-        asked.append(ask.wait_replicas)
-        return await real(ask, events)
+    def begin(request: Any, events: Any = ()) -> Any:
+        asked.append(request.wait_replicas)
+        return real(request, events)
 
-    journal.begin = begin  # type: ignore[method-assign]
+    world.begin = begin
     rig.execute(call_id="c1")
     rig.execute(call_id="c2", hints={"safetyCritical": True})
     assert asked == [0, 2]
@@ -233,7 +232,7 @@ def test_a_lost_wake_up_is_made_good() -> None:
     leader = in_thread(lambda: rig.execute(call_id="c1"))
     hold.until_reached()
     waiter = in_thread(lambda: rig.execute(call_id="c2"))
-    claims = rig.store._data.claims
+    claims = rig.store._journal
     eventually(lambda: bool(claims.waiters), "the duplicate does not wait")
     claims.waiters.by_key.clear()  # the message will never arrive
     hold.go.set()
@@ -322,11 +321,11 @@ async def test_a_task_cancelled_between_claim_and_dispatch_gives_the_claim_back(
     script = rig.tool("sent")
     claimed = asyncio.Event()
 
-    async def log_that_hangs(rows: Any, asynchronous: bool) -> None:
+    async def log_that_hangs(rows: Any) -> None:
         claimed.set()
         await asyncio.Event().wait()
 
-    with recorded(rig, store=Rig().store, sink=log_that_hangs):
+    with recorded(rig, store=Rig().store, write_async=log_that_hangs):
         task = asyncio.ensure_future(rig.execute(call_id="c1"))
         await claimed.wait()
         claimed.clear()
@@ -347,4 +346,4 @@ def test_failures_are_forgotten_soon_but_not_unknown_outcomes() -> None:
     rig.clock.advance(2)
     assert rig.execute(call_id="c1", params={"to": "ada"}).content == "sent"
     assert rig.execute(call_id="c1", params={"to": "bob"}).code == "outcome_unknown"
-    assert drive(rig.store.open_sync().sweep()) >= 0
+    assert rig.store.open_sync().sweep() >= 0

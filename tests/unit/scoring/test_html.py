@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from antiphon.scoring import ReplayReport, _html, render_report
+from antiphon.scoring import ReplayReport, _html, html, render_report
 from tests.unit.scoring.sample import REPORT
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -108,6 +110,18 @@ def test_a_planted_bug_in_escaping_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert "<script" in render_report(evil_everywhere(REPORT))
 
 
+def test_a_text_that_looks_like_a_place_of_a_template_stays_as_it_is() -> None:
+    page = Page(render_report({"title": "$body ${style} $$ $", "verdict": "fail", "reason": "$title"}))
+    assert "$body ${style} $$ $" in page.text
+    assert "$title" in page.text
+
+
+def test_every_template_is_used_and_there() -> None:
+    sources = "".join(Path(module.__file__ or "").read_text() for module in (html, _html))
+    assert set(_html._templates()) <= set(re.findall(r'"([a-z-]+)"', sources))
+    assert set(re.findall(r'fill\(\s*"([a-z-]+)"', sources)) <= set(_html._templates())
+
+
 def test_control_and_direction_characters_are_shown_as_such() -> None:
     page = render_report({"title": "a\x00b\u202ec\ud800d"})
     assert "a\ufffdb\ufffdc?d" in page
@@ -130,6 +144,17 @@ def test_without_divergence_the_first_difference_is_on_top() -> None:
     assert "First difference" in text
     same: ReplayReport = {"timelineA": [{"name": "a"}], "timelineB": [{"name": "a"}]}
     assert "No divergence" in Page(render_report(same)).text
+
+
+def test_a_call_at_another_place_says_so() -> None:
+    calls: list[Any] = [{"name": name, "arguments": {"n": name}} for name in "abcd"]
+    text = Page(render_report({"timelineA": calls, "timelineB": [*calls[1:], calls[0]]})).text
+    assert "At another place than in the recording." in text
+
+
+def test_without_savings_the_calls_have_the_heading() -> None:
+    assert "<h2>Calls</h2>" in render_report({"cacheHits": 1})
+    assert "<h3>Calls</h3>" in render_report({"cacheHits": 1, "saved": {"calls": 1}})
 
 
 def test_a_long_run_stays_a_small_page() -> None:

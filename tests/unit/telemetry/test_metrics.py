@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,8 +197,9 @@ def test_events_count_the_same(make: Callable[..., Made]) -> None:
     assert value(made, "antiphon_tool_circuit_breaker_state", tool="shop/find", state="OPEN") == 1
 
 
-def test_no_count_is_lost_between_threads() -> None:
-    made = BuiltinMetrics()
+@both
+def test_no_count_is_lost_between_threads(make: Callable[..., Made]) -> None:
+    made = make()
 
     def work() -> None:
         for _ in range(3000):
@@ -221,6 +227,111 @@ def test_two_listeners_on_one_registry_share_their_metrics() -> None:
         PrometheusListener("antiphon", registry).call_ended("t", "success", "session", 1.0)
     made = PrometheusListener("antiphon", registry)
     assert value(made, "antiphon_tool_calls_total", tool="t", status="success", scope="session") == 2
+
+
+def test_listeners_on_one_registry_count_together() -> None:
+    registry = CollectorRegistry()
+    one, other = PrometheusListener("antiphon", registry), PrometheusListener("antiphon", registry)
+    ended = [made.bound("t", "success", "session") for made in (one, other)]
+    for n in range(1000):
+        ended[n % 2](1.0)
+        one.call_ended("t", "success", "session", 1.0)
+    del one, ended
+    assert value(other, "antiphon_tool_calls_total", tool="t", status="success", scope="session") == 2000
+
+
+def test_whoever_reads_the_registry_reads_every_call() -> None:
+    registry = CollectorRegistry()
+    ended = PrometheusListener("antiphon", registry).bound("t", "success", "session")
+    labels = {"tool": "t", "status": "success"}
+    for n in range(1, 200):
+        ended(2.0)
+        calls = registry.get_sample_value("antiphon_tool_calls_total", {**labels, "scope": "session"})
+        seconds = registry.get_sample_value("antiphon_tool_call_duration_ms_sum", labels)
+        assert (calls, seconds) == (n, 2.0 * n)
+        if n % 50 == 0:
+            only = registry.restricted_registry(["antiphon_tool_call_duration_ms_count"])
+            assert [s.value for family in only.collect() for s in family.samples if s.name.endswith("_count")] == [n]
+
+
+def test_a_duration_that_is_none_costs_no_other_count() -> None:
+    made = prometheus()
+    ended = made.bound("t", "success", "session")
+    for duration in (1.0, "long", 2.0):
+        ended(duration)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        made.render()
+    assert value(made, "antiphon_tool_calls_total", tool="t", status="success", scope="session") == 2
+    assert value(made, "antiphon_tool_call_duration_ms_count", tool="t", status="success") == 2
+
+
+MULTIPROCESS = """
+import os
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+from antiphon.telemetry.prometheus import PrometheusListener
+
+made = PrometheusListener()
+ended = made.bound("t", "success", "session")
+for _ in range(10):
+    ended(1.0)
+    made.call_ended("t", "success", "session", 1.0)
+    made.hit("t", "done")
+registry = CollectorRegistry()
+MultiProcessCollector(registry)
+print(generate_latest(registry).decode(), flush=True)
+os._exit(0)  # nothing is written at the end
+"""
+
+
+def test_in_the_multi_process_mode_a_call_is_counted_at_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", MULTIPROCESS], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert 'antiphon_tool_calls_total{scope="session",status="success",tool="t"} 20.0' in done.stdout
+    assert 'antiphon_tool_call_duration_ms_count{status="success",tool="t"} 20.0' in done.stdout
+    assert 'antiphon_tool_idempotency_hits_total{state="done",tool="t"} 10.0' in done.stdout
+
+
+def test_labels_stay_bounded_between_threads() -> None:
+    cleaned: list[str] = []
+
+    def clean(text: str) -> str:
+        cleaned.append(text)
+        time.sleep(0.0005)
+        return text
+
+    labels = Labels(10, clean)
+    start = threading.Barrier(8)
+
+    def work() -> None:
+        start.wait()
+        for n in range(20):
+            labels(f"tool-{n}")
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(cleaned) == sorted(f"tool-{n}" for n in range(10))
+
+
+@both
+def test_a_known_label_set_is_not_cleaned_again(make: Callable[..., Made]) -> None:
+    cleaned: list[str] = []
+
+    def clean(text: str) -> str:
+        cleaned.append(text)
+        return text
+
+    made = make(clean=clean)
+    for _ in range(3):
+        made.call_ended("t", "success", "session", 1.0)
+        made.hit("t", "done")
+        made.retried("t", "http_503")
+    assert sorted(cleaned) == ["done", "http_503", "t"]
 
 
 def test_the_factory_gives_what_is_configured() -> None:

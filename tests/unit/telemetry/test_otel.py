@@ -232,6 +232,24 @@ def test_other_events_are_notes_on_the_span(bench: Bench) -> None:
     assert (event.attributes or {})["toState"] == "OPEN"
 
 
+def test_a_bound_tool_counts_like_any_call(bench: Bench) -> None:
+    metrics = bench.listener._metrics
+    assert metrics is not None
+    ended = metrics.bound("tools/pay", "success", "session")
+    for tool, duration in (("tools/pay", 2.0), ("tools/pay", 3.0), ("tools/find", 4.0)):
+        metrics.call_ended(tool, "success", "session", duration)
+        ended(duration)
+    metrics.call_ended("tools/pay", "odd", "session", 1.0)
+    counted = {tuple(point.attributes.values()): point.value for point in bench.points()["antiphon_tool_calls"]}
+    timed = {tuple(point.attributes.values()): point.sum for point in bench.points()["antiphon_tool_call_duration_ms"]}
+    assert counted == {
+        ("tools/pay", "success", "session"): 5,
+        ("tools/find", "success", "session"): 1,
+        ("tools/pay", "odd", "session"): 1,
+    }
+    assert timed == {("tools/pay", "success"): 14.0, ("tools/find", "success"): 4.0, ("tools/pay", "odd"): 1.0}
+
+
 def test_metrics_have_the_documented_names(bench: Bench) -> None:
     bench.listener.described("tools/send_email", scope="session", effect="write", ttl_s={"done": 1.0})
     bench.listener.emit("tool_call_start", fields())

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
-from antiphon._gateway import settling
-from antiphon._gateway.attempts import Attempts
-from antiphon._gateway.call import Call
-from antiphon._gateway.renewer import Renewer
+from antiphon._gateway import attempt, repair, settlement
+from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.leases import Leases
+from antiphon._gateway.plan import Plans
+from antiphon._gateway.steps import Step
 from antiphon.decide.breaker import Breaker, Permit, Transition
-from antiphon.ports import Ask, Claimed, Existing, Final, Row
+from antiphon.ports import Claimed, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
 from antiphon.testing.sim.store import Shared
 from antiphon.testing.sim.world import Nap
 
@@ -35,39 +36,57 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, real)
 
 
+# -- in the store --------------------------------------------------------------------------------------------------
+
+
 async def _settle_whoever_holds_it(
-    self: Shared, key: str, version: int, final: Final, events: Sequence[Row]
+    self: Shared, key: str, version: int, settlement: Settlement, events: Sequence[Row]
 ) -> int | None:
-    found = await self.inner.read(key, "")
-    return await self.inner.settle(key, version if found is None else found.current.version, final, events)
+    found = self.inner.read(key, "")
+    return self.inner.settle(key, version if found is None else found.current.version, settlement, events)
 
 
-async def _look_then_insert(self: Shared, ask: Ask, events: Sequence[Row]) -> Claimed | Existing:
-    found = await self.inner.read(ask.key, ask.identity)
+async def _look_then_insert(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Claimed | Existing:
+    found = self.inner.read(request.key, request.identity)
     await Nap(0.005, deaf=True)
     if found is not None:
         return found
-    await self.inner.clear(ask.key)
-    return await self.inner.begin(ask, events)
+    self.inner.clear(request.key)
+    return self.inner.begin(request, events)
 
 
 async def _share_though_it_runs(self: Shared, key: str, identity: str, version: int) -> bool:
-    await self.inner.alias(key, identity, version)
+    self.inner.alias(key, identity, version)
     return True
 
 
-async def _run_though_it_shares(self: Shared, ask: Ask, version: int, events: Sequence[Row]) -> Claimed | Existing:
-    answer = await self.inner.take(ask, version, events)
+async def _run_though_it_shares(
+    self: Shared, request: ClaimRequest, version: int, events: Sequence[Row]
+) -> Claimed | Existing:
+    answer = self.inner.take_over(request, version, events)
     if isinstance(answer, Existing) and answer.current.version == version:
-        return await self.inner.take(ask._replace(identity=f"{ask.identity}, again"), version, events)
+        return self.inner.take_over(_as_another(request), version, events)
     return answer
+
+
+def _as_another(request: ClaimRequest) -> StaticClaimRequest:
+    return StaticClaimRequest(
+        key=request.key,
+        identity=f"{request.identity}, again",
+        template=request.template,
+        idempotency_key=request.idempotency_key,
+        params=request.params,
+        request_id=request.request_id,
+        token=request.token,
+        call_id=request.call_id,
+    )
 
 
 @contextmanager
 def _two_answers() -> Iterator[None]:
     with (
         patched(Shared, "alias", _share_though_it_runs),
-        patched(Shared, "take", _run_though_it_shares),
+        patched(Shared, "take_over", _run_though_it_shares),
     ):
         yield
 
@@ -79,12 +98,12 @@ def _without_history(answer: Any) -> Any:
     return answer
 
 
-async def _begin_without_history(self: Shared, ask: Ask, events: Sequence[Row]) -> Claimed | Existing:
-    return _without_history(await self.inner.begin(ask, events))  # type: ignore[no-any-return]
+async def _begin_without_history(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Claimed | Existing:
+    return _without_history(self.inner.begin(request, events))  # type: ignore[no-any-return]
 
 
 async def _read_without_history(self: Shared, key: str, identity: str) -> Existing | None:
-    return _without_history(await self.inner.read(key, identity))  # type: ignore[no-any-return]
+    return _without_history(self.inner.read(key, identity))  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -96,12 +115,30 @@ def _identity_overwritten() -> Iterator[None]:
         yield
 
 
-def _free_on_cancel(call: Call, why: str) -> Final:
-    return settling.not_dispatched(call)
+# -- in the gateway ------------------------------------------------------------------------------------------------
 
 
-async def _never_asks_again(self: Attempts, call: Call) -> bool:
-    return True
+def _free_on_cancel(call: GuardedCall, why: str) -> Settlement:
+    return settlement.not_dispatched(call)
+
+
+@contextmanager
+def _release_on_cancel() -> Iterator[None]:
+    with patched(settlement, "interrupted", _free_on_cancel), patched(repair, "interrupted", _free_on_cancel):
+        yield
+
+
+def _never_asks_again(call: GuardedCall, _: None) -> Step:
+    return attempt.dispatch(call)
+
+
+def _forgets_the_claim(call: GuardedCall, reply: Existing | None) -> Step:
+    assert call.extras.interrupt is not None
+    return repair._settle(call, call.extras.interrupt)
+
+
+def _abandons_nothing(self: Leases, *claim: Any) -> None:
+    return None
 
 
 _real_success = Breaker.success
@@ -138,21 +175,36 @@ BUGS: dict[str, Bug] = {
     "release-on-cancel": Bug(
         "a cancelled call frees its claim although the tool was reached",
         ("honest records", "one dispatch"),
-        lambda: patched(settling, "interrupted_final", _free_on_cancel),
+        _release_on_cancel,
     ),
     "no-renewal": Bug(
         "leases are not renewed",
         ("leases", "one dispatch"),
-        lambda: patched(Renewer, "renew_due", lambda self, journal, now: None),
+        lambda: patched(Leases, "renew_due", lambda self, journal, now: None),
     ),
     "zombie-retries": Bug(
         "a worker tries again without looking whether it still holds the claim",
         ("fencing", "one dispatch"),
-        lambda: patched(Attempts, "_still_ours", _never_asks_again),
+        lambda: patched(attempt, "_slept", _never_asks_again),
     ),
     "stale-epoch": Bug(
         "a success that began before the breaker opened counts as a probe",
         ("epochs",),
         lambda: patched(Breaker, "success", _any_success_counts),
+    ),
+    "stale-plan": Bug(
+        "a live change of the switches does not reach a decorated function",
+        ("switches", "alone"),
+        lambda: patched(Plans, "changed", lambda self: None),
+    ),
+    "claim-left-in-flight": Bug(
+        "a caller that is cancelled while it claims does not give the claim back",
+        ("an end",),
+        lambda: patched(repair, "_recovered", _forgets_the_claim),
+    ),
+    "nothing-is-abandoned": Bug(
+        "a claim whose caller is interrupted twice is ended by nobody",
+        ("an end",),
+        lambda: patched(Leases, "abandon", _abandons_nothing),
     ),
 }

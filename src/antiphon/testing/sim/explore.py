@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
-from antiphon._gateway import streams
+from antiphon._gateway import breakers, claim
+from antiphon._gateway import plan as plans
+from antiphon.testing.sim.asked import Asked, asking
 from antiphon.testing.sim.bugs import BUGS, patched
 from antiphon.testing.sim.laws import Laws
-from antiphon.testing.sim.plan import QUIET_S, Delivery, Plan
+from antiphon.testing.sim.plan import CALM_S, QUIET_S, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared
-from antiphon.testing.sim.worker import Worker, within
-from antiphon.testing.sim.world import Nap, Task, World
+from antiphon.testing.sim.worker import Worker
+from antiphon.testing.sim.world import Nap, Task, World, blocking, here
 
 
 class Story(NamedTuple):
@@ -41,13 +44,15 @@ class _Teller:
         self.plan = Plan(seed)
         self.world = World(seed)
         self.laws = Laws(self.world, self.plan)
-        self.shared = Shared(self.world, self.laws, loss=self.plan.loss, loss_until=25.0)
+        self.shared = Shared(
+            self.world, self.laws, loss=self.plan.loss, loss_until=25.0, cancels=self.plan.cancels
+        )
         self.laws.shared = self.shared
-        self.workers = [self._worker(f"w{n}") for n in range(self.plan.workers)]
+        self.workers = [self._worker(f"w{n}", threads) for n, threads in enumerate(self.plan.threads)]
         self.calls: list[tuple[Delivery, Task]] = []
 
-    def _worker(self, name: str) -> Worker:
-        return Worker(name, self.world, self.shared, self.laws, self.plan)
+    def _worker(self, name: str, threads: bool) -> Worker:
+        return Worker(name, self.world, self.shared, self.laws, self.plan, threads=threads)
 
     def tell(self) -> Story:
         plan, world = self.plan, self.world
@@ -57,20 +62,25 @@ class _Teller:
             world.start("pause", self._pause(worker, seconds), after=at)
         for at, worker in plan.kills:
             world.start("kill", self._kill(worker), after=at)
+        for change in plan.changes:
+            world.start("change", self._change(change), after=change.at)
+        world.start("calm", self._calm(), after=CALM_S)
         world.start("the end", self._once_more(), after=QUIET_S)
         try:
             world.run()
+            self._everybody_was_answered()
         except Exception as error:
             self.laws.breaks("an end", f"{type(error).__name__} escaped: {error}")
         finally:
             seen = Counter(self.laws.seen)
             trace = list(world.trace)
             world.close()
-        self._everybody_was_answered()
         seen["lost requests"] += self.shared.lost_requests
         seen["lost answers"] += self.shared.lost_answers
         seen["calls"] += len(self.calls)
         return Story(plan.seed, self.laws.broken, world.steps, seen, trace)
+
+    # -- what befalls workers ------------------------------------------------------------------------------------
 
     async def _pause(self, worker: int, seconds: float) -> None:
         if not self.workers[worker].dead:
@@ -80,34 +90,51 @@ class _Teller:
     async def _kill(self, worker: int) -> None:
         """A killed worker is replaced by a new one that knows nothing."""
         self.laws.seen["kills"] += 1
-        self.workers[worker].kill()
-        self.workers[worker] = self._worker(f"{self.workers[worker].name}'")
+        killed = self.workers[worker]
+        killed.kill()
+        self.workers[worker] = self._worker(f"{killed.name}'", killed.threads)
+
+    async def _change(self, change: Change) -> None:
+        self.workers[change.worker].change(change)
+
+    async def _calm(self) -> None:
+        for worker in self.workers:
+            worker.calm_down()
+
+    # -- calls ---------------------------------------------------------------------------------------------------
 
     async def _deliver(self, delivery: Delivery, number: int) -> None:
-        worker = self.workers[delivery.worker]
-        task = self.world.start(delivery.identity, self._call(worker, delivery, number), worker)
+        worker, world = self.workers[delivery.worker], self.world
+        if worker.threads:
+            call = partial(self._call, worker, delivery, number)
+            task = world.start_thread(delivery.identity, lambda: blocking(call()), worker)
+        else:
+            task = world.start(delivery.identity, self._call(worker, delivery, number), worker)
+        self.laws.seen[f"by {delivery.way}"] += 1
         self.calls.append((delivery, task))
-        if delivery.cancel_after is not None:
-            await Nap(delivery.cancel_after)
+        for seconds in delivery.cancel_after:
+            await Nap(seconds)
             if not task.done:
                 self.laws.seen["cancellations"] += 1
-                self.world.say(f"{delivery.identity} is cancelled")
-                task.cancelled = True
+                world.say(f"{delivery.identity} is cancelled")
+                world.cancel(task)
 
     async def _call(self, worker: Worker, delivery: Delivery, number: int) -> Any:
-        asked_at = self.world.now
-        identity = delivery.key or delivery.identity
-        outcome = await worker.call(self.plan.envelope(delivery, number, worker.core.clock.now_ms()))
-        self.world.say(f"{worker.name}: {identity} gets {outcome.code or outcome.value} {outcome.metadata or ''}")
-        self.laws.answered(identity, delivery.intent, asked_at, outcome)
-        return outcome
+        identity = self.plan.identity(delivery, number)
+        claims, untold = delivery.mode != "disabled", delivery.way == "function"
+        asked = Asked(number, identity, delivery.intent, worker, self.world.now, claims=claims, untold=untold)
+        asking.set(asked)
+        answer = await worker.ask(delivery, number)
+        self.world.say(f"{worker.name}: {identity} gets {answer.code or answer.value} {answer.metadata or ''}")
+        self.laws.answered(asked, answer)
+        return answer
 
     async def _once_more(self) -> None:
         """When all is quiet, every call identity is delivered once again."""
-        last = {delivery.identity: delivery for delivery in self.plan.deliveries}
+        last = {delivery.identity: delivery for delivery in self.plan.deliveries if delivery.named}
         for number, delivery in enumerate(last.values()):
-            quiet = delivery._replace(mode="enforced", cancel_after=None, deadline_s=None)
-            self.world.start(f"again {delivery.identity}", self._deliver(quiet, 10_000 + number), after=number * 0.5)
+            quiet = delivery._replace(mode="enforced", cancel_after=(), deadline_s=None)
+            self.world.start(f"again {delivery.identity}", self._deliver(quiet, 10_001 + number), after=number * 0.5)
 
     def _everybody_was_answered(self) -> None:
         if self.laws.broken:
@@ -115,11 +142,27 @@ class _Teller:
         for delivery, task in self.calls:
             if not task.done and not task.place.dead:
                 self.laws.breaks("an end", f"{delivery.identity} was never answered")
+        self.laws.nothing_is_left(self.workers)
+
+
+def _owner_token() -> str:
+    """The simulated process that asks."""
+    return f"sim.{here.get().name}"
+
+
+def _certainly_dead(owner: str) -> bool:
+    worker: Worker = here.get()
+    return worker.sees_dead(owner.rpartition("sim.")[2])
 
 
 def tell(seed: int, bug: str = "") -> Story:
     """The story of one seed, with a planted bug if one is named."""
-    with patched(streams, "within", within), BUGS[bug].plant() if bug else nullcontext():
+    with (
+        patched(plans, "owner_token", _owner_token),
+        patched(breakers, "owner_token", _owner_token),
+        patched(claim, "certainly_dead", _certainly_dead),
+        BUGS[bug].plant() if bug else nullcontext(),
+    ):
         return _Teller(seed).tell()
 
 

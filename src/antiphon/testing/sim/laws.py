@@ -3,7 +3,7 @@
 | law            | in words                                                                                       |
 |----------------|------------------------------------------------------------------------------------------------|
 | one dispatch   | a tool that may not be repeated is not dispatched while an earlier outcome of its intent is    |
-|                | open, except by a worker that had no way to know                                               |
+|                | open, except by a worker that had no way to know; no call repeats it by itself                 |
 | honest records | a record never says "not dispatched", or keeps a definite failure, of a call whose effect is open |
 | fencing        | a record's result was produced under the record's own fence; an older fence is not dispatched  |
 |                | after a newer one, except by a worker that had no way to know                                  |
@@ -12,10 +12,18 @@
 |                | another delivery of it that was under way at that moment                                       |
 | intent         | nobody is given the result of another intent                                                   |
 | epochs         | a breaker closes only after good probes that were sent in its half-open period                 |
-| an end         | every call of a living worker is answered                                                      |
+| switches       | the configuration as of a call's start binds it: switched on, the tool is dispatched with a    |
+|                | claim; off, without one; in shadow, with one that binds nobody                                 |
+| alone          | off or in shadow, a call is dispatched once, and its answer is what its own dispatch returned  |
+| an end         | every call of a living worker is answered, and leaves no claim in flight and no lease behind   |
 
 A worker has no way to know when it was paused after the store had confirmed its claim and before it entered the tool:
 no client can look and act in one step. That is what the fence is for that a tool can hand to its sink.
+
+Calls that are made while the layer is off or in shadow, while keys are not derived, with ``dedupeMode: disabled``, or
+unprotected because the store cannot be reached (reads only) have no claim that binds anybody. For them *intent*, *alone*, *switches* and *an end* hold, and no call repeats an
+attempt whose effect is open; *one dispatch* between calls, *honest records*, *fencing* and *identity* do not apply:
+nobody knows of them, and they know of nobody.
 """
 
 from __future__ import annotations
@@ -25,12 +33,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from antiphon._gateway.call import Outcome
-from antiphon._gateway.context import CallContext
 from antiphon.contract._base import UNSET
-from antiphon.decide.breaker import Transition
+from antiphon.decide.breaker import RESET_REASON, Transition
 from antiphon.decide.claim import UNKNOWN_CODE
-from antiphon.ports import Ask, Final
+from antiphon.ports import Settlement
+from antiphon.testing.sim.asked import Answered, Asked
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.plan import Plan
@@ -39,6 +46,9 @@ if TYPE_CHECKING:
     from antiphon.testing.sim.world import World
 
 _OPEN_ENDS = ("ETIMEDOUT", "http_503")
+_SHADOW = "shadow."
+_NOT_ANSWERS = ("store_unavailable", "deadline_exceeded", "denied")
+"""Codes that say nothing of the call itself."""
 
 
 class Dispatch:
@@ -77,8 +87,12 @@ class Laws:
         self.broken = ""
         self.seen: Counter[str] = Counter()
         self._dispatches: dict[str, list[Dispatch]] = {}
+        """By intent: those with a claim that binds."""
+        self._by_call: dict[int, list[Dispatch]] = {}
         self._claims: dict[tuple[str, int], Claim] = {}
         self._current: dict[str, int] = {}
+        self._shadows: set[int] = set()
+        """Fences of claims that bind nobody."""
         self._fences: dict[int, int] = {}
         """The fence behind every later version of a record."""
         self._verified: dict[int, float] = {}
@@ -95,47 +109,56 @@ class Laws:
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def claimed(self, ask: Ask, version: int, worker: Worker) -> None:
+    def claimed(self, key: str, version: int, worker: Worker, asked: Asked | None) -> None:
         """The store gave the claim on an intent to a worker."""
-        before = self._current.get(ask.key)
-        held = None if before is None else self._claims.get((ask.key, before))
+        before = self._current.get(key)
+        held = None if before is None else self._claims.get((key, before))
         if held is not None:
             self.seen["takeovers"] += 1
             if held.worker.healthy_since(held.since):
                 self.breaks("leases", f"{worker.name} took the claim of {held.worker.name}, which was well")
-        self._current[ask.key] = version
-        self._claims[ask.key, version] = Claim(worker, self.world.now)
+        self._current[key] = version
+        self._claims[key, version] = Claim(worker, self.world.now)
         self._verified[version] = self.world.now
-        self.world.say(f"{worker.name}: claims {ask.identity} as {version}")
+        shadow = key.startswith(_SHADOW)
+        if shadow:
+            self._shadows.add(version)
+        who = "somebody" if asked is None else asked.identity
+        self.world.say(f"{worker.name}: claims {who} as {version}{' in shadow' if shadow else ''}")
+        if asked is not None:
+            self._check_switches(asked, "shadow" if shadow else "on", "was claimed")
 
     def renewed(self, version: int) -> None:
         """The store said that a claim is still held."""
         self._verified[version] = self.world.now
 
-    async def settled(self, key: str, version: int, final: Final, worker: Worker, became: int) -> None:
+    def settled(self, key: str, version: int, settlement: Settlement, worker: Worker, became: int) -> None:
         """The store took the end of a claim, or what an unknown one turned out to be."""
-        code = "" if final.error is None else final.error[0]
+        code = "" if settlement.error is None else settlement.error[0]
         fence = self._fences[became] = self._fences.get(version, version)
-        self.world.say(f"{worker.name}: settles fence {fence} as {final.state} {code}")
+        self.world.say(f"{worker.name}: settles fence {fence} as {settlement.state} {code}")
         held = self._claims.pop((key, version), None)
         if held is not None and held.worker is not worker and held.worker.healthy_since(held.since):
             self.breaks("leases", f"{worker.name} gave up on {held.worker.name}, which was well")
+        if fence in self._shadows:
+            return
         for dispatch in self._of_fence(fence):
-            self._judge_record(dispatch, final, code, read_back=fence != version)
+            self._judge_record(dispatch, settlement, code, read_back=fence != version)
         assert self.shared is not None
-        found = await self.shared.inner.read(key, "")
+        found = self.shared.inner.read(key, "")
         if found is not None and found.current.state == "done" and found.current.payload is not UNSET:
             kept = msgspec.json.decode(found.current.payload)
             if kept["fence"] != found.current.fence:
                 self.breaks("fencing", f"the record of fence {found.current.fence} holds a result of {kept['fence']}")
 
-    def _judge_record(self, dispatch: Dispatch, final: Final, code: str, read_back: bool) -> None:
+    def _judge_record(self, dispatch: Dispatch, settlement: Settlement, code: str, read_back: bool) -> None:
         surely = not dispatch.effect if read_back else dispatch.no_effect
-        if final.state == "cancelled" and not final.dispatched and not surely:
+        failed = settlement.state == "failed" and code != UNKNOWN_CODE
+        if settlement.state == "cancelled" and not settlement.dispatched and not surely:
             self.breaks("honest records", f"act({dispatch.intent}) is recorded as not dispatched, but it was")
-        if final.state == "failed" and code in _OPEN_ENDS and not self.plan.idempotent:
+        if failed and not self.plan.idempotent and (code in _OPEN_ENDS or dispatch.effect):
             self.breaks("honest records", f"act({dispatch.intent}) may have happened, but is recorded as {code}")
-        if final.state == "done" or (final.state == "failed" and code != UNKNOWN_CODE) or not final.dispatched:
+        if settlement.state == "done" or failed or not settlement.dispatched:
             dispatch.closed = True
 
     def happened(self, fence: int) -> bool | None:
@@ -152,24 +175,55 @@ class Laws:
 
     # -- dispatches ----------------------------------------------------------------------------------------------
 
-    def dispatched(self, intent: str, ctx: CallContext, worker: Worker) -> Dispatch:
+    def dispatched(self, intent: str, fence: int, worker: Worker, asked: Asked) -> Dispatch:
         """The tool is entered."""
         self.seen["dispatches"] += 1
+        dispatch = Dispatch(self.seen["dispatches"], intent, fence, worker, self.world.now)
+        self.world.say(f"{worker.name}: act({intent}) fence {fence} for {asked.identity}")
+        own = self._by_call.setdefault(asked.number, [])
+        asked.dispatches.append(dispatch.number)
+        binds = fence != 0 and fence not in self._shadows
+        self._check_switches(asked, "on" if binds else "shadow" if fence else "off", "was dispatched")
+        if not self.plan.idempotent and any(not other.no_effect for other in own):
+            self.breaks("one dispatch", f"{asked.identity} tried act({intent}) again although it may have happened")
+        if asked.modes <= {"off", "shadow"} and own:
+            self.breaks("alone", f"{asked.identity} tried act({intent}) again while the layer was off or in shadow")
+        own.append(dispatch)
+        if binds:
+            self._compare(dispatch, worker)
+        else:
+            self.seen["dispatches without a claim that binds"] += 1
+        return dispatch
+
+    def _check_switches(self, asked: Asked, seems: str, what: str) -> None:
+        """Whether a mode that the call may have found explains what is done with it."""
+        allowed = {"on": "on", "off": "off", "shadow": "shadow", "no keys": "off"}
+        explained = {allowed[mode] for mode in asked.modes}
+        if "no keys" in asked.modes and asked.identity in self.plan.given_keys.values():
+            explained.add("on")
+        if "on" in asked.modes and (not asked.claims or (asked.cut_off and self.plan.spec.effect == "read")):
+            explained.add("off")
+        if "shadow" in asked.modes:
+            explained.add("off")  # another holds the shadow claim, or the store cannot be reached
+        if seems not in explained:
+            modes = ", ".join(sorted(asked.modes))
+            self.breaks("switches", f"{asked.identity} {what} as if {seems}, while the layer was: {modes}")
+
+    def _compare(self, dispatch: Dispatch, worker: Worker) -> None:
+        """Look at the earlier dispatches of the same intent."""
+        intent, fence = dispatch.intent, dispatch.fence
         earlier = self._dispatches.setdefault(intent, [])
-        dispatch = Dispatch(self.seen["dispatches"], intent, ctx.fence, worker, self.world.now)
-        self.world.say(f"{worker.name}: act({intent}) fence {ctx.fence} for {ctx.call_id}")
-        knew = worker.healthy_since(self._verified[ctx.fence])
+        knew = worker.healthy_since(self._verified[fence])
         for other in earlier:
-            if other.fence > ctx.fence:
-                self._late(knew, "fencing", f"fence {ctx.fence} was dispatched after {other.fence}")
+            if other.fence > fence:
+                self._late(knew, "fencing", f"fence {fence} was dispatched after {other.fence}")
             if self.plan.idempotent:
                 continue
-            if other.fence == ctx.fence and not other.no_effect:
+            if other.fence == fence and not other.no_effect:
                 self.breaks("one dispatch", f"act({intent}) was tried again although it may have happened")
-            if other.fence != ctx.fence and not other.closed:
+            if other.fence != fence and not other.closed:
                 self._late(knew, "one dispatch", f"act({intent}) by {worker.name} while fence {other.fence} is open")
         earlier.append(dispatch)
-        return dispatch
 
     def _late(self, knew: bool, law: str, text: str) -> None:
         """A worker that went away right after the store confirmed its claim cannot know; a sink can, by the fence."""
@@ -180,33 +234,37 @@ class Laws:
 
     # -- answers -------------------------------------------------------------------------------------------------
 
-    def answered(self, identity: str, intent: str, asked_at: float, outcome: Outcome) -> None:
+    def answered(self, asked: Asked, answer: Answered) -> None:
         """A caller got its answer."""
-        self.seen[outcome.code or ("reused" if outcome.from_cache else "answered")] += 1
-        metadata = outcome.metadata or {}
-        if outcome.status != "success":
-            self._answered_without_result(identity, asked_at, outcome)
-            return
-        value = outcome.value
-        if value["what"] != intent:
-            self.breaks("intent", f"{identity} asked for {intent} and got a result of {value['what']}")
+        self.seen[answer.code or ("reused" if answer.from_cache else "answered")] += 1
+        if not answer.code and answer.value["what"] != asked.intent:
+            self.breaks("intent", f"{asked.identity} asked for {asked.intent} and got {answer.value['what']}")
+        if asked.modes <= {"off", "shadow"}:
+            self._answered_alone(asked, answer)
+        elif asked.modes == {"on"} and asked.claims and "unprotected" not in answer.metadata:
+            self._answered_for_good(asked, answer)
+
+    def _answered_alone(self, asked: Asked, answer: Answered) -> None:
+        if answer.from_cache or (not answer.code and answer.value["number"] not in asked.dispatches):
+            self.breaks("alone", f"{asked.identity} got {answer.value}, which its own dispatch did not return")
+
+    def _answered_for_good(self, asked: Asked, answer: Answered) -> None:
+        identity, metadata = asked.identity, answer.metadata
         first = self._answers.get(identity)
+        if answer.code:
+            if first is not None and first[0] <= asked.at and answer.code not in _NOT_ANSWERS:
+                self.breaks("identity", f"{identity} was answered {first[1]}, and later with {answer.code}")
+            return
+        value = answer.value
         uncertain = "fenced" in metadata or "notRecorded" in metadata
-        if first is not None and first[1] != value and (first[0] <= asked_at or not uncertain):
+        if asked.untold and not asked.worker.healthy_since(asked.at):
+            uncertain = True  # a decorated function returns no metadata
+        if first is not None and first[1] != value and (first[0] <= asked.at or not uncertain):
             self.breaks("identity", f"{identity} was answered {first[1]}, and another delivery of it {value}")
         if self.plan.loss and (metadata.get("reused") or metadata.get("reconciled")):
             uncertain = True  # the store may not have learned that this caller shared an answer
         if first is None and not uncertain:
             self._answers[identity] = (self.world.now, value)
-
-    def _answered_without_result(self, identity: str, asked_at: float, outcome: Outcome) -> None:
-        first = self._answers.get(identity)
-        if (
-            first is not None
-            and first[0] <= asked_at
-            and outcome.code not in ("store_unavailable", "deadline_exceeded")
-        ):
-            self.breaks("identity", f"{identity} was answered {first[1]}, and later with {outcome.code}")
 
     # -- breakers ------------------------------------------------------------------------------------------------
 
@@ -216,13 +274,24 @@ class Laws:
         self.seen[f"breaker to {move.to_state}"] += 1
         if move.to_state == "HALF_OPEN":
             self._half_open[worker.name] = self.world.now
-        if move.from_state == "HALF_OPEN" and move.to_state == "CLOSED":
+        if move.from_state == "HALF_OPEN" and move.to_state == "CLOSED" and not move.reason.startswith(RESET_REASON):
             since = self._half_open[worker.name]
             good = sum(
                 dispatch.ok and dispatch.worker is worker and dispatch.began >= since
-                for found in self._dispatches.values()
+                for found in self._by_call.values()
                 for dispatch in found
             )
-            needed = self.plan.spec.breaker_policy.close_after
-            if good < needed:
-                self.breaks("epochs", f"the breaker of {worker.name} closed after {good} good probes, not {needed}")
+            if good < self.plan.close_after:
+                wanted = self.plan.close_after
+                self.breaks("epochs", f"the breaker of {worker.name} closed after {good} good probes, not {wanted}")
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def nothing_is_left(self, workers: list[Worker]) -> None:
+        """All calls are over."""
+        for (key, version), claim in self._claims.items():
+            if self._current[key] == version and claim.worker.healthy_since(claim.since):
+                self.breaks("an end", f"{claim.worker.name} left its claim {version} in flight")
+        for worker in workers:
+            if not worker.dead and (worker.leases._held or worker.leases._abandoned):
+                self.breaks("an end", f"{worker.name} still renews leases")

@@ -1,18 +1,22 @@
-"""What a seed stands for: calls, tools, and what goes wrong."""
+"""What a seed stands for: calls, tools, changes of the configuration, and what goes wrong."""
 
 from __future__ import annotations
 
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from antiphon.contract.spec import BreakerPolicy, ToolSpec
-from antiphon.testing.sim.worker import LEASE_MS, spec_of
+from antiphon.contract.spec import BreakerPolicy, ToolSpec, Ttls
 
 Kind = Literal["claims", "breaker"]
 Ends = Literal["fine", "refused", "answer 400", "answer 503", "lost"]
+Way = Literal["execute", "turn", "function"]
+LEASE_MS = 3_000
 LEASE_S = LEASE_MS / 1000
 QUIET_S = 60.0
 """After this nothing goes wrong any more, and every call identity is delivered once again."""
+CALM_S = 45.0
+"""After this every worker has its first configuration again."""
+TOOL = "act"
 
 
 class Fate(NamedTuple):
@@ -30,10 +34,32 @@ class Delivery(NamedTuple):
     worker: int
     intent: str
     identity: str
+    way: Way = "execute"
+    named: bool = True
+    """Whether it has a call id; a call without one cannot be redelivered."""
     mode: str = "enforced"
     key: str | None = None
-    cancel_after: float | None = None
+    cancel_after: tuple[float, ...] = ()
+    """When it is cancelled, and when once more."""
     deadline_s: float | None = None
+
+
+class Change(NamedTuple):
+    """A live change of one worker's configuration, or a hook or listener that is added."""
+
+    at: float
+    worker: int
+    what: str
+    value: Any = None
+
+
+def _policies(kind: Kind) -> tuple[BreakerPolicy, ...]:
+    """What the breaker can be changed to; the first is the one a worker starts with."""
+    if kind == "claims":
+        never = BreakerPolicy(consecutive=1_000, min_calls=1_000)
+        return never, BreakerPolicy(consecutive=1_000, min_calls=1_000, cooldown_ms=1_000)
+    base = BreakerPolicy(consecutive=3, cooldown_ms=2_000, probe_lease_ms=8_000)
+    return base, BreakerPolicy(consecutive=2, cooldown_ms=3_000, probe_lease_ms=8_000)
 
 
 class Plan:
@@ -44,18 +70,30 @@ class Plan:
         self.seed = seed
         self.kind: Kind = "breaker" if seed % 5 == 4 else "claims"
         self.workers = random.randint(1, 2) if self.kind == "breaker" else random.randint(2, 4)
+        self.threads = [random.random() < 0.3 for _ in range(self.workers)]
+        """Which workers have a synchronous gateway; the others have an asynchronous one."""
         self.idempotent = self.kind == "breaker" or random.random() < 0.5
         self.reconciles = not self.idempotent and random.random() < 0.4
+        self.wants_context = random.random() < 0.5
+        """Whether the tool has a parameter for its context; one without takes the shortest way through the driver."""
+        self.on_threads = random.random() < 0.2
+        """Whether the tool is synchronous for asynchronous gateways, too."""
         self.ends = QUIET_S + 40.0
         self.loss = random.choice((0.0, 0.0, 0.02, 0.1))
-        self.skewed = random.random() < 0.3
-        self.spec: ToolSpec = spec_of(
+        self.cancels = random.choice(("waits", "drops"))
+        self.same_host = random.random() < 0.3
+        """Whether a worker can see that another one is dead."""
+        self.policies = _policies(self.kind)
+        self.close_after = self.policies[0].close_after
+        self.spec = ToolSpec(
+            name=TOOL,
             idempotent=self.idempotent,
+            effect="read" if self.idempotent and random.random() < 0.3 else None,
             reuse=random.choice(("never", "turn", "session", 5.0)),
-            breaker=BreakerPolicy(consecutive=3, cooldown_ms=2_000, probe_lease_ms=8_000)
-            if self.kind == "breaker"
-            else BreakerPolicy(consecutive=1_000, min_calls=1_000),
+            ttl=Ttls(done_ms=3_600_000, failed_ms=3_600_000, lease_ms=LEASE_MS),
         )
+        self.given_keys: dict[str, str] = {}
+        """Intents whose calls all have one key, from the envelope or from a hook."""
         self.deliveries = self._breaker_calls() if self.kind == "breaker" else self._claim_calls()
         self.pauses = [
             (random.uniform(0, 20), random.randrange(self.workers), random.choice((0.5, 2.0, LEASE_S + 1, 10.0)))
@@ -64,37 +102,88 @@ class Plan:
         self.kills = [
             (random.uniform(0, 20), random.randrange(self.workers)) for _ in range(random.choice((0, 0, 0, 1, 2)))
         ]
+        self.changes = [
+            change for _ in range(random.choice((0, 0, 0, 1, 2, 4, 8))) for change in self._change(random.uniform(0, 20))
+        ]
+
+    # -- calls ---------------------------------------------------------------------------------------------------
 
     def _claim_calls(self) -> list[Delivery]:
         random = self._random
         calls: list[Delivery] = []
-        for intent in range(random.randint(1, 2)):
-            given = random.random() < 0.2
+        for number in range(random.randint(1, 2)):
+            intent = f"i{number}"
+            if random.random() < 0.2:
+                self.given_keys[intent] = f"key-{intent}"
             for identity in range(random.randint(1, 4)):
                 base = random.uniform(0, 12)
-                for _ in range(random.randint(1, 3)):
-                    calls.append(
-                        Delivery(
-                            at=base + random.choice((0.0, 0.01, 0.5, 4.0, 15.0)) * random.random(),
-                            worker=random.randrange(self.workers),
-                            intent=f"i{intent}",
-                            identity=f"i{intent}c{identity}",
-                            mode=random.choice(("enforced", "enforced", "enforced", "bestEffort")),
-                            key=f"key-i{intent}" if given else None,
-                            cancel_after=random.uniform(0, 6) if random.random() < 0.15 else None,
-                            deadline_s=random.uniform(1, 10) if random.random() < 0.15 else None,
-                        )
-                    )
+                calls += [self._claim_call(intent, f"{intent}c{identity}", base) for _ in range(random.randint(1, 3))]
         return calls
+
+    def _claim_call(self, intent: str, identity: str, base: float) -> Delivery:
+        random = self._random
+        way: Way = random.choices(("execute", "turn", "function"), weights=(5, 3, 2))[0]
+        delivery = Delivery(
+            at=base + random.choice((0.0, 0.01, 0.5, 4.0, 15.0)) * random.random(),
+            worker=random.randrange(self.workers),
+            intent=intent,
+            identity=identity,
+            way=way,
+            named=way != "function" and random.random() < 0.85,
+            key=self.given_keys.get(intent),
+            cancel_after=self._cancellations(),
+        )
+        if way != "execute":
+            return delivery
+        return delivery._replace(
+            mode=random.choices(("enforced", "bestEffort", "disabled"), weights=(14, 5, 1))[0],
+            deadline_s=random.uniform(1, 10) if random.random() < 0.15 else None,
+        )
+
+    def _cancellations(self) -> tuple[float, ...]:
+        random = self._random
+        if random.random() >= 0.2:
+            return ()
+        first = random.choice((0.02, 0.1, 6.0)) * random.random()
+        return (first, 0.02 * random.random()) if random.random() < 0.2 else (first,)
 
     def _breaker_calls(self) -> list[Delivery]:
         random = self._random
-        return [
-            Delivery(
-                random.uniform(0, 25), random.randrange(self.workers), f"i{n}", f"i{n}c0", "enforced", None, None, None
+        calls = []
+        for n in range(random.randint(15, 40)):
+            way: Way = random.choice(("execute", "turn", "function"))
+            at, worker = random.uniform(0, 25), random.randrange(self.workers)
+            calls.append(Delivery(at, worker, f"i{n}", f"i{n}c0", way, named=way != "function"))
+        return calls
+
+    # -- changes -------------------------------------------------------------------------------------------------
+
+    def _change(self, at: float) -> list[Change]:
+        """A change, and what takes it back."""
+        random = self._random
+        worker, until = random.randrange(self.workers), at + random.choice((0.05, 0.5, 6.0)) * random.random()
+        what, value, back = random.choice(
+            (
+                ("enabled", False, True),
+                ("tool off", True, False),
+                ("shadow", True, False),
+                ("tool in shadow", True, False),
+                ("open_mode", False, True),
+                ("derive_keys", False, True),
+                ("timeout", random.choice((0.2, 2.0, 8.0)), None),
+                ("attempts", random.choice((1, 2, 6)), 4),
+                ("breaker", 1, 0),
+                ("listener", None, None),
+                ("before-hook", None, None),
+                ("after-hook", None, None),
             )
-            for n in range(random.randint(15, 40))
-        ]
+        )
+        changes = [Change(at, worker, what, value)]
+        if what not in ("listener", "before-hook", "after-hook"):
+            changes.append(Change(until, worker, what, back))
+        return changes
+
+    # -- on the way ----------------------------------------------------------------------------------------------
 
     def fate(self, now: float) -> Fate:
         """How the next attempt goes; long ones outlive several leases."""
@@ -108,19 +197,26 @@ class Plan:
         ends = random.choices(("fine", "refused", "answer 400", "answer 503", "lost"), weights=(12, 2, 2, 1, 2))[0]
         return Fate(length * random.random(), length * random.random(), ends)
 
+    def identity(self, delivery: Delivery, number: int) -> str:
+        """What redeliveries of this call have in common; a call without an id is one of its own."""
+        if delivery.key is not None:
+            return delivery.key
+        return delivery.identity if delivery.named else f"call {number}"
+
     def envelope(self, delivery: Delivery, number: int, now_ms: int) -> dict[str, Any]:
         """The call as it goes over the wire."""
         payload: dict[str, Any] = {"version": "1.0", "params": {"what": delivery.intent}}
-        if delivery.key is not None:
+        if delivery.key is not None and number % 2:  # else a hook gives it
             payload["idempotencyKey"] = delivery.key
         control: dict[str, Any] = {}
         if delivery.deadline_s is not None:
             control["deadlineAtMs"] = now_ms + int(delivery.deadline_s * 1000)
+        named = {"toolCallId": delivery.identity} if delivery.named else {}
         return {
             "contractVersion": "1.1",
             "requestId": f"r{number}",
-            "toolCallId": delivery.identity,
-            "toolName": "act",
+            **named,
+            "toolName": TOOL,
             "toolNamespace": "tools",
             "target": {"sessionKey": "s", "actorId": "a"},
             "payload": payload,

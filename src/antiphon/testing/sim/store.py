@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Ask, Claimed, Existing, Final, Journal, Row
+from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import MemoryStore
-from antiphon.testing.sim.world import Nap, VirtualClock, World
+from antiphon.testing.sim.asked import asking
+from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, in_thread
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.laws import Laws
     from antiphon.testing.sim.worker import Worker
 
 _LOOK_S = 0.05
-
-
-class Dead(BaseException):
-    """A killed worker does nothing, not even tidy up."""
+_JOURNEY_S = (0.0001, 0.02)
 
 
 class Shared:
     """What all workers see: one memory store on the world's clock, and the laws that watch it."""
 
-    def __init__(self, world: World, laws: Laws, *, loss: float, loss_until: float) -> None:
+    def __init__(self, world: World, laws: Laws, *, loss: float, loss_until: float, cancels: str) -> None:
         self.world = world
         self.laws = laws
-        self.inner: Journal = MemoryStore(clock=VirtualClock(world)).open_sync()
+        self.inner: SyncJournal = MemoryStore(clock=VirtualClock(world)).open_sync()
         self.loss = loss
         self.loss_until = loss_until
+        self.cancels = cancels
+        self.workers: dict[str, Worker] = {}
         self.lost_requests = self.lost_answers = 0
 
     def loses(self) -> bool:
@@ -37,26 +38,30 @@ class Shared:
 
     # The steps as they are; a planted bug replaces one of them.
 
-    async def begin(self, ask: Ask, events: Sequence[Row]) -> Claimed | Existing:
-        return await self.inner.begin(ask, events)
+    async def begin(self, request: ClaimRequest, events: Sequence[Row]) -> Claimed | Existing:
+        return self.inner.begin(request, events)
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row]) -> Claimed | Existing:
-        return await self.inner.take(ask, version, events)
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row]) -> Claimed | Existing:
+        return self.inner.take_over(request, version, events)
 
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row]) -> int | None:
-        return await self.inner.settle(key, version, final, events)
+    async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row]) -> int | None:
+        return self.inner.settle(key, version, settlement, events)
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
-        return await self.inner.alias(key, identity, version)
+        return self.inner.alias(key, identity, version)
 
     async def read(self, key: str, identity: str) -> Existing | None:
-        return await self.inner.read(key, identity)
+        return self.inner.read(key, identity)
 
 
 class SimJournal:
-    """One worker's way to the store. Every step can be late, and its request or its answer can get lost."""
+    """One worker's way to the store. Every step can be late, and its request or its answer can get lost.
 
-    durable = False
+    What a cancellation does to a step under way depends on the store, so seeds choose (``Plan.cancels``): SQLite
+    finishes it first (``waits``); of others nobody knows whether the request arrived (``drops``).
+    """
+
+    durable = True
 
     def __init__(self, shared: Shared, worker: Worker, *, at_once: bool = False) -> None:
         self._shared = shared
@@ -71,51 +76,66 @@ class SimJournal:
         await self._travel()
         if shared.loses():
             shared.lost_requests += 1
-            worker.disturbed()
-            shared.world.say(f"{worker.name}: {name} never reached the store")
+            self._lost(f"{worker.name}: {name} never reached the store")
             raise StoreUnavailable(f"{name} was lost")
         answer = await run()
         await self._travel()
         if shared.loses():
             shared.lost_answers += 1
-            worker.disturbed()
-            shared.world.say(f"{worker.name}: the answer to {name} got lost")
+            self._lost(f"{worker.name}: the answer to {name} got lost")
             raise StoreUnavailable(f"the answer to {name} was lost")
         return answer
 
     async def _travel(self) -> None:
-        if not self._at_once:
-            await Nap(self._shared.world.random.uniform(0.0001, 0.02), deaf=True)
-            if self._worker.dead:
-                raise Dead
+        if self._at_once:
+            return
+        shared = self._shared
+        try:
+            await Nap(shared.world.random.uniform(*_JOURNEY_S), deaf=shared.cancels == "waits")
+        except (CancelledError, KeyboardInterrupt):
+            shared.laws.seen["cancelled store steps"] += 1
+            raise
+        if self._worker.dead:
+            raise Dead
 
-    async def begin(self, ask: Ask, events: Sequence[Row] = ()) -> Claimed | Existing:
-        asked = ask._replace(owner=f"sim-{self._worker.name}")
+    def _lost(self, text: str) -> None:
+        self._worker.disturbed()
+        asked = asking.get()
+        if asked is not None:
+            asked.cut_off = True
+        self._shared.world.say(text)
+
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        return await self._claim("begin", request, lambda: self._shared.begin(request, events))
+
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        return await self._claim("take over", request, lambda: self._shared.take_over(request, version, events))
+
+    async def _claim(
+        self, name: str, request: ClaimRequest, claim: Callable[[], Awaitable[Claimed | Existing]]
+    ) -> Claimed | Existing:
+        asked = asking.get()
 
         async def run() -> Claimed | Existing:
-            answer = await self._shared.begin(asked, events)
+            answer = await claim()
             if isinstance(answer, Claimed):
-                self._shared.laws.claimed(asked, answer.version, self._worker)
+                self._shared.laws.claimed(request.key, answer.version, self._worker, asked)
             return answer
 
-        return await self._step("begin", run)  # type: ignore[no-any-return]
+        answer: Claimed | Existing = await self._step(name, run)
+        if isinstance(answer, Claimed) and asked is not None:
+            asked.fence = answer.version
+        return answer
 
-    async def take(self, ask: Ask, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        asked = ask._replace(owner=f"sim-{self._worker.name}")
+    async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        asked = asking.get()
 
-        async def run() -> Claimed | Existing:
-            answer = await self._shared.take(asked, version, events)
-            if isinstance(answer, Claimed):
-                self._shared.laws.claimed(asked, answer.version, self._worker)
-            return answer
-
-        return await self._step("take", run)  # type: ignore[no-any-return]
-
-    async def settle(self, key: str, version: int, final: Final, events: Sequence[Row] = ()) -> int | None:
         async def run() -> int | None:
-            answer = await self._shared.settle(key, version, final, events)
+            answer = await self._shared.settle(key, version, settlement, events)
             if answer is not None:
-                await self._shared.laws.settled(key, version, final, self._worker, answer)
+                self._shared.laws.settled(key, version, settlement, self._worker, answer)
+            if asked is not None and asked.fence == version:
+                asked.fence = 0
             return answer
 
         return await self._step("settle", run)  # type: ignore[no-any-return]
@@ -125,7 +145,7 @@ class SimJournal:
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         async def run() -> bool:
-            kept = await self._shared.inner.renew(key, version, lease_ms)
+            kept = self._shared.inner.renew(key, version, lease_ms)
             if kept:
                 self._shared.laws.renewed(version)
             return kept
@@ -140,20 +160,71 @@ class SimJournal:
         world = self._shared.world
         until = world.now + timeout_s
         while world.now < until:
-            found = await self._shared.inner.read(key, "")
+            found = self._shared.inner.read(key, "")
             if found is None or found.current.version != version or found.current.state != "inflight":
                 return
             await Nap(min(_LOOK_S * world.random.uniform(0.2, 1.0), until - world.now + 0.0001))
             if self._worker.dead:
                 raise Dead
 
-    async def load_breakers(self, tenant: str) -> list[Any]:
-        return []
+    async def load_breakers(self, tenant: str) -> list[BreakerRow]:
+        async def run() -> list[BreakerRow]:
+            return self._shared.inner.load_breakers(tenant)
 
-    async def save_breaker(self, tenant: str, row: Any) -> None:
-        return None
+        return await self._step("load breakers", run)  # type: ignore[no-any-return]
+
+    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        async def run() -> None:
+            self._shared.inner.save_breaker(tenant, row)
+
+        await self._step("save breaker", run)
+
+    def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> None:
+        """This store does not push."""
 
     async def close(self) -> None:
+        return None
+
+
+class SyncSimJournal:
+    """The same for the threads of a worker, and for its renewer."""
+
+    durable = True
+
+    def __init__(self, journal: SimJournal) -> None:
+        self._journal = journal
+
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        return blocking(self._journal.begin(request, events))
+
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        return blocking(self._journal.take_over(request, version, events))
+
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        return blocking(self._journal.settle(key, version, settlement, events))
+
+    def alias(self, key: str, identity: str, version: int) -> bool:
+        return blocking(self._journal.alias(key, identity, version))
+
+    def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        return blocking(self._journal.renew(key, version, lease_ms))
+
+    def read(self, key: str, identity: str = "") -> Existing | None:
+        return blocking(self._journal.read(key, identity))
+
+    def wait(self, key: str, version: int, timeout_s: float) -> None:
+        blocking(self._journal.wait(key, version, timeout_s))
+
+    def load_breakers(self, tenant: str) -> list[BreakerRow]:
+        return blocking(self._journal.load_breakers(tenant))
+
+    def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        blocking(self._journal.save_breaker(tenant, row))
+
+    def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> None:
+        """This store does not push."""
+
+    def close(self) -> None:
         return None
 
 
@@ -161,14 +232,15 @@ class SimStore:
     """What a worker's gateway is given as its store."""
 
     url = "sim://"
+    in_process = False
 
     def __init__(self, shared: Shared, worker: Worker) -> None:
         self._shared = shared
         self._worker = worker
 
     def open_sync(self) -> Any:
-        """For the renewer."""
-        return SimJournal(self._shared, self._worker, at_once=True)
+        """Outside of a simulated thread, that is in the renewer, steps take no time."""
+        return SyncSimJournal(SimJournal(self._shared, self._worker, at_once=not in_thread()))
 
     def open_async(self) -> Any:
         return SimJournal(self._shared, self._worker)

@@ -1,60 +1,32 @@
-"""A simulated process: the real pipeline, its tool, its renewer. It can be paused, killed, and cut off."""
+"""A simulated process: a real gateway, its tool, its renewer. It can be paused, killed, cut off and reconfigured."""
 
 from __future__ import annotations
 
-from asyncio import CancelledError
-from functools import partial
+from collections.abc import Awaitable, Mapping
+from contextlib import AbstractContextManager
+from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from antiphon._gateway.call import Outcome, from_envelope
 from antiphon._gateway.context import CallContext
-from antiphon._gateway.core import Core
-from antiphon._gateway.parts import Parts
-from antiphon._gateway.renewer import Renewer
+from antiphon._gateway.dependencies import Dependencies
+from antiphon._gateway.drivers import AsyncWorld
+from antiphon._gateway.gateway import AsyncGateway, Gateway
+from antiphon._gateway.hooks import HookCall, HookReply
 from antiphon._gateway.report import Reporter
-from antiphon._gateway.settings import Settings
-from antiphon._gateway.threads import TimedOut
-from antiphon._gateway.tool import Tool
-from antiphon.contract.envelope import ToolCallEnvelope
-from antiphon.contract.spec import BreakerPolicy, Happened, RetryPolicy, ToolSpec, Ttls
+from antiphon._gateway.settings import Settings, ToolOverride
+from antiphon.contract.spec import Happened, RetryPolicy
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
-from antiphon.testing.sim.store import Shared, SimJournal, SimStore
-from antiphon.testing.sim.world import Nap, VirtualClock, World
+from antiphon.testing.sim.asked import Answered, Asked, Mode, answer_of, asking, failure_of
+from antiphon.testing.sim.plan import LEASE_S, TOOL, Change, Delivery, Plan
+from antiphon.testing.sim.store import Shared, SimStore
+from antiphon.testing.sim.threads import SimThreads, within
+from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking
 
 if TYPE_CHECKING:
-    from antiphon.testing.sim.laws import Laws
-    from antiphon.testing.sim.plan import Plan
-
-LEASE_MS = 3_000
-
-
-async def within(awaitable: Any, seconds: float) -> Any:
-    """The pipeline's time limit, in virtual time: what takes longer is cancelled."""
-    steps = awaitable.__await__()
-    left = seconds
-    go_on: Any = partial(next, steps)
-    while True:
-        try:
-            nap = go_on()
-        except StopIteration as stop:
-            return stop.value
-        if nap.seconds >= left:
-            break
-        left -= nap.seconds
-        try:
-            await nap
-        except CancelledError as error:
-            go_on = partial(steps.throw, error)
-        else:
-            go_on = partial(steps.send, None)
-    try:
-        await Nap(left)
-    finally:
-        steps.close()
-    raise TimedOut(seconds)
+    from antiphon.testing.sim.laws import Dispatch, Laws
 
 
 class HttpError(Exception):
@@ -77,27 +49,100 @@ class Watching(Reporter):
         self._laws.moved(self._worker, transition)
 
 
+class Silent:
+    """A listener that wants everything and does nothing."""
+
+    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        return None
+
+
+class SimWorld(AsyncWorld):
+    """What a task reaches where no event loop runs: the two things that asyncio does for a driver."""
+
+    worker: Worker
+
+    async def shielded(self, rest: Any) -> None:
+        if self.worker.dead:
+            rest.close()
+            raise Dead
+        task = self.worker.world.start("the rest of a call", rest, self.worker)
+        while not task.done:
+            await Nap(0.005)
+        if task.error is not None:
+            raise task.error
+
+    async def within(self, awaitable: Awaitable[Any], seconds: float) -> Any:
+        return await within(awaitable, seconds)
+
+
+class SimGateway(AsyncGateway):
+    """An asynchronous gateway whose tasks all live in one simulated process."""
+
+    def __init__(self, dependencies: Dependencies, worker: Worker) -> None:
+        super().__init__(dependencies)
+        self._only = SimWorld(self._plans, self._feed)
+        self._only.worker = worker
+
+    def _world(self) -> AsyncWorld:
+        return self._only
+
+
 class Worker:
     """One process of the fleet."""
 
-    def __init__(self, name: str, world: World, shared: Shared, laws: Laws, plan: Plan) -> None:
+    def __init__(self, name: str, world: World, shared: Shared, laws: Laws, plan: Plan, *, threads: bool) -> None:
         self.name = name
         self.world = world
         self.laws = laws
         self.plan = plan
+        self.threads = threads
         self.dead = False
         self.paused_until = 0.0
         self.last_disturbance = -1.0
-        clock = VirtualClock(world, skew_ms=world.random.choice((0, 0, -3_600_000, 3_600_000)))
-        settings = Settings(loop=LoopPolicy(enabled=False), retry=RetryPolicy(base_ms=50, max_delay_ms=200))
-        store = SimStore(shared, self)
-        parts = Parts(store=store, clock=clock, settings=settings, reporter=Watching(self, laws))
-        journal = SimJournal(shared, self)
-        self.core = Core(parts, asynchronous=False, journal=lambda: journal, clock=clock)  # type: ignore[arg-type, return-value]
-        self.core.renewer = Renewer(store, clock, settings, attached=False)
+        self._configuration: dict[str, Any] = {}
+        self._modes: list[tuple[float, Mode]] = [(-1.0, "on")]
+        self.clock = VirtualClock(world, skew_ms=world.random.choice((0, 0, -3_600_000, 3_600_000)))
+        shared.workers[name] = self
+        self._fleet = shared.workers
+        dependencies = Dependencies(
+            store=SimStore(shared, self),
+            clock=self.clock,
+            settings=self._settings(),
+            reporter=Watching(self, laws),
+            renews=False,
+        )
+        self.gateway: Gateway | AsyncGateway = (
+            Gateway(dependencies) if threads else SimGateway(dependencies, self)
+        )
+        plans = self.gateway._plans
+        plans.threads = SimThreads(plans.settings.abandoned_threads, self)
+        self.leases = plans.leases
         spec = msgspec.structs.replace(plan.spec, reconcile=self.read_back) if plan.reconciles else plan.spec
-        self.core.tools["tools/act"] = Tool(self.act, spec, settings)
+        self.function = self.gateway.register(self._tool(), spec)
+        if plan.given_keys:
+            self.gateway.before(self._give_key)
+        self._turn = self.gateway.session("s", actor="a").turn()
         world.start(f"{name}: renewer", self._renew(), self)
+
+    def _tool(self) -> Any:
+        """The tool as this gateway calls it: with or without a context, synchronous or not."""
+        act, plan = self.act, self.plan
+
+        async def with_context(what: str, ctx: CallContext) -> Any:
+            return await act(what, ctx.fence)
+
+        async def plain(what: str) -> Any:
+            return await act(what, None)
+
+        def with_context_on_thread(what: str, ctx: CallContext) -> Any:
+            return blocking(act(what, ctx.fence))
+
+        def plain_on_thread(what: str) -> Any:
+            return blocking(act(what, None))
+
+        if self.threads or plan.on_threads:
+            return with_context_on_thread if plan.wants_context else plain_on_thread
+        return with_context if plan.wants_context else plain
 
     # -- what befalls it -----------------------------------------------------------------------------------------
 
@@ -117,42 +162,123 @@ class Worker:
     def healthy_since(self, moment: float) -> bool:
         return not self.dead and self.last_disturbance < moment
 
+    def sees_dead(self, name: str) -> bool:
+        """Whether it is certain that another one is dead: only on the same host."""
+        return self.plan.same_host and self._fleet[name].dead
+
     async def _renew(self) -> None:
         while self.world.now < self.plan.ends:
-            self.core.renewer.look()
-            await Nap(LEASE_MS / 1000 / 12)
+            self.leases.look()
+            await Nap(LEASE_S / 6)
+
+    # -- its configuration ---------------------------------------------------------------------------------------
+
+    def change(self, change: Change) -> None:
+        """Change the running gateway."""
+        self.world.say(f"{self.name}: {change.what} = {change.value}")
+        self.laws.seen[f"changed: {change.what}"] += 1
+        match change.what:
+            case "listener":
+                self.gateway.listen(Silent())
+            case "before-hook":
+                self.gateway.before(lambda call: None)
+            case "after-hook":
+                self.gateway.after(_fails)
+            case _:
+                self._configuration[change.what] = change.value
+                self._configure()
+
+    def calm_down(self) -> None:
+        """Back to the first configuration."""
+        if self._configuration:
+            self._configuration.clear()
+            self._configure()
+
+    def _configure(self) -> None:
+        self.gateway.configure(self._settings())
+        self._modes.append((self.world.now, self._mode()))
+
+    def _settings(self) -> Settings:
+        chosen = self._configuration
+        tool = ToolOverride(
+            enabled=not chosen.get("tool off", False),
+            shadow=chosen.get("tool in shadow", False),
+            timeout=chosen.get("timeout"),
+            breaker=self.plan.policies[chosen.get("breaker", 0)],
+        )
+        return Settings(
+            enabled=chosen.get("enabled", True),
+            shadow=chosen.get("shadow", False),
+            open_mode=chosen.get("open_mode", True),
+            derive_keys=chosen.get("derive_keys", True),
+            loop=LoopPolicy(enabled=False),
+            retry=RetryPolicy(base_ms=50, max_delay_ms=200, max_attempts=chosen.get("attempts", 4)),
+            tools={TOOL: tool},
+        )
+
+    def _mode(self) -> Mode:
+        chosen = self._configuration
+        if not chosen.get("enabled", True) or chosen.get("tool off", False):
+            return "off"
+        if chosen.get("shadow", False) or chosen.get("tool in shadow", False):
+            return "shadow"
+        return "on" if chosen.get("derive_keys", True) else "no keys"
+
+    def modes_since(self, moment: float) -> frozenset[Mode]:
+        """The modes it has been in since *moment*."""
+        before = [mode for at, mode in self._modes if at < moment]
+        return frozenset((before[-1], *(mode for at, mode in self._modes if at >= moment)))
+
+    def _give_key(self, call: HookCall) -> HookReply | None:
+        key = self.plan.given_keys.get(call.params["what"])
+        return None if key is None else HookReply(idempotency_key=key)
 
     # -- what it does ----------------------------------------------------------------------------------------------
 
-    async def call(self, envelope: dict[str, Any]) -> Outcome:
-        """One call through the whole pipeline."""
-        checked = ToolCallEnvelope.from_wire(envelope)
-        tool = self.core.tools["tools/act"]
-        call = from_envelope(checked, tool, self.core.clock.now_ms(), self.core.clock.monotonic())
-        return await self.core.run(call)
+    async def ask(self, delivery: Delivery, number: int) -> Answered:
+        """One call, by one of the public ways in. In a synchronous gateway nothing of it is awaited."""
+        gateway, arguments = self.gateway, {"what": delivery.intent}
+        if delivery.way == "execute":
+            wire = self.plan.envelope(delivery, number, self.clock.now_ms())
+            return answer_of(await _either(gateway.execute(wire)))
+        session: AbstractContextManager[Any] = gateway.session("s", actor="a")
+        with session as opened:
+            if delivery.way == "turn":
+                turn = self._turn if number % 4 == 0 else opened.turn()
+                name = delivery.identity if delivery.named else None
+                return answer_of(await _either(turn.call(TOOL, arguments, name)))
+            try:
+                return answer_of(await _either(self.function(**arguments)))
+            except Exception as error:
+                return failure_of(error)
 
-    async def act(self, what: str, ctx: CallContext) -> dict[str, Any]:
+    async def act(self, what: str, fence: int | None) -> dict[str, Any]:
         """The tool: it takes its time, has its effect somewhere on the way, and ends as the plan says."""
-        dispatch = self.laws.dispatched(what, ctx, self)
+        asked = asking.get()
+        assert asked is not None
+        dispatch = self.laws.dispatched(what, asked.fence if fence is None else fence, self, asked)
         fate = self.plan.fate(self.world.now)
         try:
-            await Nap(fate.before)
-            if fate.ends == "refused":
-                dispatch.no_effect = True
-                raise ConnectionRefusedError(111, "refused")
-            dispatch.effect = fate.ends in ("fine", "lost") or (fate.ends == "answer 503" and fate.after > 0.1)
-            await Nap(fate.after)
-            if fate.ends == "answer 400":
-                raise HttpError(400)
-            if fate.ends == "answer 503":
-                raise HttpError(503)
-            if fate.ends == "lost":
-                raise TimeoutError("no answer")
-            dispatch.ok = True
+            await self._live(dispatch, fate.before, fate.after, fate.ends)
         finally:
             dispatch.ended = self.world.now
-            self.world.say(f"{self.name}: act({what}) fence {ctx.fence} ends: {fate.ends}")
-        return {"what": what, "fence": ctx.fence, "number": dispatch.number}
+            self.world.say(f"{self.name}: act({what}) fence {dispatch.fence} ends: {fate.ends}")
+        return {"what": what, "fence": dispatch.fence, "number": dispatch.number}
+
+    async def _live(self, dispatch: Dispatch, before: float, after: float, ends: str) -> None:
+        await Nap(before)
+        if ends == "refused":
+            dispatch.no_effect = True
+            raise ConnectionRefusedError(111, "refused")
+        dispatch.effect = ends in ("fine", "lost") or (ends == "answer 503" and after > 0.1)
+        await Nap(after)
+        if ends == "answer 400":
+            raise HttpError(400)
+        if ends == "answer 503":
+            raise HttpError(503)
+        if ends == "lost":
+            raise TimeoutError("no answer")
+        dispatch.ok = True
 
     def read_back(self, params: dict[str, Any], lost: CallContext) -> Any:
         """The tool's ``reconcile``: what really became of the lost call."""
@@ -164,12 +290,10 @@ class Worker:
         return Happened({"what": params["what"], "fence": lost.fence, "number": 0})
 
 
-def spec_of(*, idempotent: bool, reuse: Any, breaker: BreakerPolicy | None) -> ToolSpec:
-    """The simulated tool."""
-    return ToolSpec(
-        name="act",
-        idempotent=idempotent,
-        reuse=reuse,
-        breaker=breaker,
-        ttl=Ttls(done_ms=3_600_000, failed_ms=3_600_000, lease_ms=LEASE_MS),
-    )
+def _fails(call: HookCall, outcome: Any) -> None:
+    raise RuntimeError("an after-hook that fails changes nothing")
+
+
+async def _either(value: Any) -> Any:
+    """The result of either face."""
+    return await value if isawaitable(value) else value

@@ -1,19 +1,32 @@
-"""Virtual time, and a scheduler that decides by a seed who goes next."""
+"""Virtual time, and a scheduler that decides by a seed who goes next.
+
+Coroutines suspend with :class:`Nap`. Synchronous code runs in threads of which only one runs at a time: it hands over
+to the scheduler with :func:`block`, so the same seed gives the same order.
+"""
 
 from __future__ import annotations
 
 import heapq
+import threading
 from asyncio import CancelledError
-from collections.abc import Coroutine, Generator
-from contextvars import Context, copy_context
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from antiphon.ports import Clock
 
+T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
 MAX_STEPS = 200_000
 """A story that takes longer than this is an endless loop."""
+here: ContextVar[Any] = ContextVar("antiphon_sim_here")
+"""The simulated process that runs."""
+
+
+class Dead(BaseException):
+    """A killed worker does nothing, not even tidy up."""
 
 
 class Nap:
@@ -30,43 +43,151 @@ class Nap:
 
 
 class Task:
-    """A coroutine in a context of its own, running on a worker (or nowhere in particular)."""
+    """Something that runs from nap to nap, in a context of its own, on a worker (or nowhere in particular)."""
 
-    def __init__(self, name: str, coroutine: Coroutine[Any, Any, Any], place: Any) -> None:
+    def __init__(self, name: str, place: Any) -> None:
         self.name = name
         self.place = place
-        self.coroutine = coroutine
         self.context: Context = copy_context()
+        if place is not None:
+            self.context.run(here.set, place)
         self.napping: Nap | None = None
         self.cancelled = False
         self.done = False
         self.value: Any = None
         self.error: BaseException | None = None
+        self.ticket = 0
+        """Of its place in the queue: an older one counts no more."""
+
+    @property
+    def wakes_for_cancellation(self) -> bool:
+        return self.cancelled and not (self.napping is not None and self.napping.deaf)
 
     def step(self) -> Nap | None:
         """Run to the next suspension; ``None`` when the task is over."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Let go of a task that will never run again, as a kill does: nothing of it is tidied up."""
+        raise NotImplementedError
+
+
+class CoroutineTask(Task):
+    """A coroutine, as a task of an event loop runs it."""
+
+    def __init__(self, name: str, coroutine: Coroutine[Any, Any, Any], place: Any) -> None:
+        super().__init__(name, place)
+        self.coroutine = coroutine
+
+    def step(self) -> Nap | None:
         try:
-            if self.cancelled and not (self.napping is not None and self.napping.deaf):
+            if self.wakes_for_cancellation:
                 self.cancelled = False
                 self.napping = self.context.run(self.coroutine.throw, CancelledError())
             else:
                 self.napping = self.context.run(self.coroutine.send, None)
         except StopIteration as stop:
             self.done, self.value = True, stop.value
-        except CancelledError as error:
+        except (CancelledError, Dead) as error:
             self.done, self.error = True, error
-        if self.done:
-            return None
-        assert self.napping is not None
-        return self.napping
+        return None if self.done else self.napping
 
     def drop(self) -> None:
-        """Let go of a task that will never run again, as a kill does: nothing of it is tidied up."""
         self.done = True
         try:
             self.context.run(self.coroutine.close)
         except BaseException:  # whatever its clean-up tried, its worker is dead
             return
+
+
+class ThreadTask(Task):
+    """A function in a thread. It runs only while the scheduler waits for it; a cancellation is a KeyboardInterrupt."""
+
+    def __init__(self, name: str, function: Callable[[], Any], place: Any) -> None:
+        super().__init__(name, place)
+        self._function = function
+        self._thread: threading.Thread | None = None
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
+        self._dropped = False
+
+    def step(self) -> Nap | None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self.context.run, args=(self._run,), daemon=True)
+            self._thread.start()
+        else:
+            self._go.release()
+        self._back.acquire()
+        if not self.done:
+            return self.napping
+        if self.error is not None and not isinstance(self.error, (KeyboardInterrupt, Dead)):
+            raise self.error
+        return None
+
+    def _run(self) -> None:
+        _thread.task = self
+        try:
+            self.value = self._function()
+        except BaseException as error:
+            self.error = error
+        self.done = True
+        self._back.release()
+
+    def nap(self, nap: Nap) -> None:
+        """Let others run (called in the thread)."""
+        if self._dropped:
+            raise Dead
+        self.napping = nap
+        self._back.release()
+        self._go.acquire()
+        if self._dropped:
+            raise Dead
+        if self.wakes_for_cancellation:
+            self.cancelled = False
+            raise KeyboardInterrupt
+
+    def drop(self) -> None:
+        self._dropped = True
+        if self._thread is None:
+            self.done = True
+            return
+        self._go.release()
+        self._thread.join()
+
+
+class _Thread(threading.local):
+    task: ThreadTask | None = None
+
+
+_thread = _Thread()
+
+
+def in_thread() -> bool:
+    """Whether a simulated thread runs."""
+    return _thread.task is not None
+
+
+def block(nap: Nap) -> None:
+    """Suspend the simulated thread that runs."""
+    assert _thread.task is not None, "only simulated threads can block"
+    _thread.task.nap(nap)
+
+
+def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end; its naps suspend the simulated thread."""
+    go_on: Callable[[], Any] = partial(coroutine.send, None)
+    while True:
+        try:
+            nap = go_on()
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+        try:
+            block(nap)
+        except BaseException as error:
+            go_on = partial(coroutine.throw, error)
+        else:
+            go_on = partial(coroutine.send, None)
 
 
 class World:
@@ -86,18 +207,32 @@ class World:
         self.trace.append(f"{self.now:9.3f}  {text}")
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, Any], place: Any = None, after: float = 0.0) -> Task:
-        task = Task(name, coroutine, place)
+        return self._start(CoroutineTask(name, coroutine, place), after)
+
+    def start_thread(self, name: str, function: Callable[[], Any], place: Any) -> Task:
+        return self._start(ThreadTask(name, function, place), 0.0)
+
+    def _start(self, task: Task, after: float) -> Task:
         self._put(task, after)
         return task
 
     def _put(self, task: Task, after: float) -> None:
         self.steps += 1
+        task.ticket = self.steps
         heapq.heappush(self._queue, (self.now + after, self.random.random(), self.steps, task))
+
+    def cancel(self, task: Task) -> None:
+        """Interrupt a task where it naps, or as soon as it can be."""
+        task.cancelled = True
+        if task.napping is not None and not task.napping.deaf:
+            self._put(task, 0.0)
 
     def run(self) -> None:
         """Until nothing is left to do."""
         while self._queue:
-            moment, _, _, task = heapq.heappop(self._queue)
+            moment, _, ticket, task = heapq.heappop(self._queue)
+            if ticket != task.ticket:
+                continue
             self.now = max(self.now, moment)
             if self.steps > MAX_STEPS:
                 raise RuntimeError(f"endless: {task.name} still runs after {MAX_STEPS} steps")
@@ -121,9 +256,11 @@ class World:
 
     def close(self) -> None:
         """Drop what was killed or is left: all workers are dead by now, so nothing can happen any more."""
-        for task in [*self._dropped, *(entry[3] for entry in self._queue)]:
+        left = [*self._dropped, *(entry[3] for entry in self._queue)]
+        for task in left:
             if task.place is not None:
                 task.place.dead = True
+        for task in left:
             if not task.done:
                 task.drop()
 
@@ -144,5 +281,8 @@ class VirtualClock(Clock):
     def now_ms(self) -> int:
         return EPOCH_MS + self._skew + int(self._world.now * 1000)
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
+        block(Nap(seconds))
+
+    async def sleep_async(self, seconds: float) -> None:
         await Nap(seconds)

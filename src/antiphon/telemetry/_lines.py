@@ -1,0 +1,230 @@
+"""An event as one line of JSON, redacted field by field; a text that was checked once is not checked again (R14)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import orjson
+
+from antiphon.redact import Redactor
+
+NAMES = (
+    "event timeMs requestId toolName toolNamespace toolCallId sessionKey idempotencyKeyHash correlationId state status"
+    " scope attempt elapsedMs fromCache breakerState errorCode errorMessage reason retriable unclassified delayMs"
+    " requestTags baggage traceparent fromState toState failOpen settled wouldHave"
+).split()
+"""The fields of our own events. None of these names makes its value a secret, and none depends on its neighbours."""
+
+HARMLESS = re.compile(
+    r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUID
+    r"|[0-9]{0,63}[a-f][0-9a-f]{0,63}"  # digest; digits alone could be a card
+    r"|[a-z]{1,16}[_-][0-9]{1,12}"  # numbered id
+    r"|(?:call|toolu|fc|run|msg)_(?!A[A-Z]|SK|GR|dapi|[A-Z]{2}[0-9]{2})[A-Za-z0-9]{1,64}"  # call id of a provider
+    r"|[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # traceparent
+)
+"""Ids that none of the built-in rules touches, whatever field of :data:`NAMES` they stand in. None needs an escape."""
+
+_OPTIONS = orjson.OPT_NON_STR_KEYS
+_MOST_REMEMBERED = 1024
+_LONGEST_REMEMBERED = 256
+_is_harmless = HARMLESS.fullmatch
+
+
+class Lines:
+    """Encodes events for one redactor.
+
+    Each field of :data:`NAMES` is redacted as a document of its own. For any other field the line is redacted as a
+    whole: its name may make a secret of its value, or of a neighbour's.
+    """
+
+    __slots__ = ("_containers", "_is_harmless", "_redact", "_templates", "_texts")
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redact = redactor.redact_bytes
+        # A pattern of a user may match an id of any shape.
+        self._is_harmless: Callable[[str], object] = _is_harmless if redactor.in_parts else _never
+        self._texts: dict[Any, dict[str, str]] = {name: {} for name in NAMES}
+        """Per field, the texts that were checked and how they are written."""
+        self._containers: dict[bytes, orjson.Fragment] = {}
+        """The same for what is neither a text nor a number, by its JSON."""
+        self._templates = _Templates()
+        if any(self._redact(orjson.dumps({name: 4821}))[1] for name in NAMES):
+            self._texts = {}  # a rule of a user makes a number a secret
+
+    def encode(self, event: str, time_ms: int, fields: Mapping[str, Any]) -> str:
+        """The line for *event*; empty fields are left out."""
+        if event == "tool_call_end":
+            line = self._templates.fill(time_ms, fields)
+            if line is not None:
+                return line
+        texts = self._texts
+        if not texts:
+            return self._whole(event, time_ms, fields)
+        is_harmless = self._is_harmless
+        document: dict[str, Any] = {
+            "event": texts["event"].get(event) or self._text("event", event),
+            "timeMs": time_ms,
+        }
+        for name, value in fields.items():
+            if value is None:
+                continue
+            known = texts.get(name)
+            if known is None:
+                return self._whole(event, time_ms, fields)
+            kind = value.__class__
+            if kind is str:
+                if value:
+                    document[name] = known.get(value) or (value if is_harmless(value) else self._text(name, value))
+            elif kind is float or kind is int or kind is bool:
+                document[name] = value
+            elif value != "":
+                clean = self._container(name, value)
+                if clean is None:
+                    return self._whole(event, time_ms, fields)
+                document[name] = clean
+        if event == "tool_call_end" and is_harmless is _is_harmless:
+            self._templates.learn(fields, document)
+        return orjson.dumps(document).decode()
+
+    def _whole(self, event: str, time_ms: int, fields: Mapping[str, Any]) -> str:
+        document: dict[Any, Any] = {"event": event, "timeMs": time_ms}
+        document.update((name, value) for name, value in fields.items() if value is not None and value != "")
+        return self._redact(orjson.dumps(document, default=str, option=_OPTIONS))[0].decode()
+
+    def _text(self, name: str, text: str) -> str:
+        redacted, changed = self._redact(orjson.dumps({name: text}))
+        clean: str = orjson.loads(redacted)[name] if changed else text
+        if len(text) <= _LONGEST_REMEMBERED:
+            known = self._texts[name]
+            if len(known) >= _MOST_REMEMBERED:
+                known.clear()
+            known[text] = clean
+        return clean
+
+    def _container(self, name: str, value: Any) -> orjson.Fragment | None:
+        """Tags, baggage and objects, whose inner names count; ``None`` if the redactor took their JSON for a text."""
+        document = orjson.dumps({name: value}, default=str, option=_OPTIONS)
+        clean = self._containers.get(document)
+        if clean is None:
+            redacted, changed = self._redact(document)
+            if changed:
+                try:
+                    clean = orjson.Fragment(orjson.dumps(orjson.loads(redacted)[name]))
+                except (ValueError, LookupError):
+                    return None
+            else:
+                clean = orjson.Fragment(document[len(name) + 4 : -1])  # {"name":…}
+            if len(document) <= _LONGEST_REMEMBERED:
+                if len(self._containers) >= _MOST_REMEMBERED:
+                    self._containers.clear()
+                self._containers[document] = clean
+        return clean
+
+
+_NEW = ("requestId", "toolCallId", "idempotencyKeyHash", "correlationId", "elapsedMs")
+"""New with each call. What else the line of a call says is mostly what an earlier line said."""
+_NO_TEMPLATE = frozenset({"event", "timeMs", "errorMessage", "traceparent", "requestTags", "baggage"})
+"""With one of these, hardly any line repeats an earlier one."""
+_LONGEST_TEMPLATE = 2048
+_LARGE = 1e15
+_CONSTANT = frozenset({str, int, bool})
+_new_values = itemgetter(*_NEW)
+
+
+class _Form(NamedTuple):
+    """The lines of calls whose events have the same names."""
+
+    names: tuple[str, ...]
+    repeating: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    """The values that are not new with each call."""
+    templates: dict[tuple[Any, ...], tuple[str, ...]]
+    """For each set of them, what stands before, between and behind the new ones."""
+
+
+class _Templates:
+    """Lines of ``tool_call_end``: one look for all the values that repeat, instead of a look at each."""
+
+    __slots__ = ("_forms", "_seen")
+
+    def __init__(self) -> None:
+        self._forms: dict[int, _Form] = {}
+        self._seen: set[tuple[Any, ...]] = set()
+
+    def fill(self, time_ms: int, fields: Mapping[str, Any]) -> str | None:
+        """The line from a template; ``None`` if there is none, or if a new value needs a closer look."""
+        form = self._forms.get(len(fields))
+        if form is None:
+            return None
+        try:
+            template = form.templates.get(form.repeating(fields))
+            if template is None:
+                return None
+            request, call, key, correlation, elapsed = _new_values(fields)
+        except (KeyError, TypeError):  # other names; a value without a hash
+            return None
+        a, b, c, d, e, f, g = template
+        if (
+            elapsed.__class__ is not float
+            or not 0.0 <= elapsed < _LARGE
+            or request.__class__ is not str
+            or not _is_harmless(request)
+            or key.__class__ is not str
+            or not _is_harmless(key)
+        ):
+            return None
+        if call is not None and call != "":
+            if call.__class__ is not str or not _is_harmless(call):
+                return None
+            c = f'{c},"toolCallId":"{call}"'
+        if correlation is not None and correlation != "":
+            if correlation.__class__ is not str or not _is_harmless(correlation):
+                return None
+            e = f'{e},"correlationId":"{correlation}"'
+        return (
+            f'{a}{time_ms}{b},"requestId":"{request}"{c}{d},"idempotencyKeyHash":"{key}"{e}{f},"elapsedMs":{elapsed}{g}'
+        )
+
+    def learn(self, fields: Mapping[str, Any], document: Mapping[str, Any]) -> None:
+        """Keep a template for the values of *fields* that repeat, and how they stand in *document*."""
+        form = self._forms.get(len(fields)) or self._begin(tuple(fields))
+        if form is None or form.names != tuple(fields):
+            return
+        values = form.repeating(fields)
+        if not all(value is None or value.__class__ in _CONSTANT for value in values):
+            return
+        if values not in self._seen:  # most sets of values never come again
+            if len(self._seen) >= _MOST_REMEMBERED:
+                self._seen.clear()
+            self._seen.add(values)
+            return
+        template = [f'{{"event":{_json(document["event"])},"timeMs":', ""]
+        for name in form.names:
+            if name in _NEW:
+                template.append("")
+            elif name in document:
+                template[-1] += f",{_json(name)}:{_json(document[name])}"
+        template[-1] += "}"
+        if sum(map(len, template)) <= _LONGEST_TEMPLATE:
+            if len(form.templates) >= _MOST_REMEMBERED:
+                form.templates.clear()
+            form.templates[values] = tuple(template)
+
+    def _begin(self, names: tuple[str, ...]) -> _Form | None:
+        repeating = tuple(name for name in names if name not in _NEW)
+        if not _NO_TEMPLATE.isdisjoint(names) or len(repeating) < 2:
+            return None
+        if tuple(name for name in names if name in _NEW) != _NEW:
+            return None
+        form = self._forms[len(names)] = _Form(names, itemgetter(*repeating), {})
+        return form
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _never(text: str) -> None:
+    """No shape is harmless."""
