@@ -77,5 +77,5 @@ def test_a_call_loads_neither_the_cipher_nor_yaml() -> None:
         "gateway.tool(idempotent=True)(len); session = gateway.session('s'); turn = session.__enter__().turn(); "
         "turn.__enter__().call('len', {'obj': 'abc'}, call_id='1')"
     )
-    assert "antiphon._gateway.keeping" in loaded
+    assert "antiphon._gateway.result_store" in loaded
     assert loaded.isdisjoint({"cryptography", "yaml"})
