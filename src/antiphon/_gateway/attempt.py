@@ -375,6 +375,8 @@ def _moved(call: GuardedCall, breaker: Breaker, moves: Any) -> None:
     if plan.watched_only:
         return
     name = plan.breakers.name_of(breaker)
+    if not name:  # replaced by one of another policy since the call began
+        return
     for move in moves:
         plan.reporter.transition(name, move)
     plan.breakers.dirty[name] = breaker

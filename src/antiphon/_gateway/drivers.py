@@ -71,14 +71,14 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
 async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = None) -> Outcome | None:
     """Make a call in this task; what an interrupt leaves to be done is done in a task of its own."""
     error: BaseException | None = None
-    interrupt: BaseException
+    before = call.extras.interrupt  # of a call that is being repaired: its own task lets it pass
     try:
         while True:
             try:
                 if error is not None:
-                    interrupt, error = error, None
-                    step = broke_off(call, step, interrupt)
-                    if call.extras.interrupt is interrupt:
+                    broken, error = error, None
+                    step = broke_off(call, step, broken)
+                    if call.extras.interrupt is not before:
                         break
                 elif step is None:
                     step = admit(call)
@@ -99,6 +99,8 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                         step = step.then(call, await step.ask(world))
             except BaseException as raised:
                 error = raised
+        interrupt = call.extras.interrupt
+        assert interrupt is not None
         if isinstance(interrupt, GeneratorExit):  # a closed coroutine cannot wait
             abandon(call)
         elif step is not DONE:

@@ -46,6 +46,7 @@ from antiphon._gateway.steps import (
     Put,
     Read,
     Reconcile,
+    Refresh,
     Renew,
     ShareBreaker,
     Step,
@@ -97,7 +98,7 @@ def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> 
     if call.number:
         call.come_back()
     call.plan.release(call)
-    if step is None:  # the claim has not been asked for
+    if step is None or isinstance(step, Refresh):  # it was not admitted yet
         return DONE
     if step is BEGIN or isinstance(step, TakeOver):
         return Read(call.key, call.identity, _recovered)

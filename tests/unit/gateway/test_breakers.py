@@ -8,6 +8,7 @@ import pytest
 
 from antiphon._gateway.breakers import Breakers
 from antiphon._gateway.gateway import Gateway
+from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import BreakerPolicy
 from antiphon.ports import BreakerRow
 from antiphon.stores import MemoryStore
@@ -234,3 +235,16 @@ def test_gateways_do_not_share_breakers() -> None:
     fail(first, 5)
     assert isinstance(first.gateway, Gateway)
     assert second.execute().ok
+
+
+def test_a_breaker_that_was_replaced_while_a_call_ran_is_not_told_of() -> None:
+    rig = Rig(tools={"send": ToolOverride(breaker=BreakerPolicy(consecutive=1))})
+
+    def reconfigured(**_: Any) -> None:
+        rig.gateway.configure(Settings(tools={"send": ToolOverride(breaker=BreakerPolicy(consecutive=2))}))
+        raise HttpError(503)
+
+    rig.tool(reconfigured)
+    rig.execute()
+    assert rig.ears.of("tool_call_circuit_state") == []
+    assert [row.key.partition("#")[0] for row in rig.store.open_sync().load_breakers("default")] == ["tool/tools/send"]

@@ -44,9 +44,7 @@ class _Teller:
         self.plan = Plan(seed)
         self.world = World(seed)
         self.laws = Laws(self.world, self.plan)
-        self.shared = Shared(
-            self.world, self.laws, loss=self.plan.loss, loss_until=25.0, cancels=self.plan.cancels
-        )
+        self.shared = Shared(self.world, self.laws, loss=self.plan.loss, loss_until=25.0, cancels=self.plan.cancels)
         self.laws.shared = self.shared
         self.workers = [self._worker(f"w{n}", threads) for n, threads in enumerate(self.plan.threads)]
         self.calls: list[tuple[Delivery, Task]] = []

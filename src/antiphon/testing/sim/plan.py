@@ -103,7 +103,9 @@ class Plan:
             (random.uniform(0, 20), random.randrange(self.workers)) for _ in range(random.choice((0, 0, 0, 1, 2)))
         ]
         self.changes = [
-            change for _ in range(random.choice((0, 0, 0, 1, 2, 4, 8))) for change in self._change(random.uniform(0, 20))
+            change
+            for _ in range(random.choice((0, 0, 0, 1, 2, 4, 8)))
+            for change in self._change(random.uniform(0, 20))
         ]
 
     # -- calls ---------------------------------------------------------------------------------------------------

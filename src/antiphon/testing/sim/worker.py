@@ -111,9 +111,7 @@ class Worker:
             reporter=Watching(self, laws),
             renews=False,
         )
-        self.gateway: Gateway | AsyncGateway = (
-            Gateway(dependencies) if threads else SimGateway(dependencies, self)
-        )
+        self.gateway: Gateway | AsyncGateway = Gateway(dependencies) if threads else SimGateway(dependencies, self)
         plans = self.gateway._plans
         plans.threads = SimThreads(plans.settings.abandoned_threads, self)
         self.leases = plans.leases
