@@ -108,7 +108,7 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             begin(call)
             return TakeOver(call, version, call.events, claimed)
         case rules.Reuse():
-            return _reuse(call, decision, got.now_ms)
+            return _reuse(call, decision, got)
         case rules.Wait(version, left_ms):
             return _wait(call, version, left_ms / 1000)
         case rules.Busy():
@@ -163,12 +163,13 @@ def _in_event_loop() -> bool:
 # -- answers from a record -----------------------------------------------------------------------------------------
 
 
-def _reuse(call: GuardedCall, decision: rules.Reuse, now_ms: int) -> Step:
+def _reuse(call: GuardedCall, decision: rules.Reuse, got: Existing) -> Step:
     """Answer from a record; a redelivery of this very call should find the same one."""
     extras = call.off_path()
     found, matched_on, shared = extras.found, extras.matched_on, extras.shared = decision
-    extras.found_at_ms = now_ms
-    if shared and found.state == "done" and (matched_on == "inflight" or call.policy.reuse != "session"):
+    extras.found_at_ms = got.now_ms
+    lasts = call.policy.reuse == "session" and matched_on != "inflight" and got.own is None  # anybody finds it
+    if shared and found.state == "done" and not lasts:
         return Alias(call.key, call.identity, found.version, _aliased)
     return _reused(call)
 

@@ -354,3 +354,14 @@ def test_volatile_parameters_do_not_make_another_intent() -> None:
     rig.execute(tool="look", params={"q": "x", "retryCount": 0})
     assert rig.execute(tool="look", params={"q": "x", "retryCount": 3}).from_cache
     assert calls == ["x"]
+
+
+def test_best_effort_that_shares_an_answer_after_its_own_failure_gets_it_again() -> None:
+    rig = Rig()
+    script = rig.tool(HttpError(503), "fine", idempotent=True, reuse="session")
+    assert rig.execute(call_id="c1", attempts=1).code == "http_503"
+    assert rig.execute(call_id="c2").content == "fine"
+    assert rig.execute(call_id="c1", mode="bestEffort").content == "fine"
+    again = rig.execute(call_id="c1")
+    assert (again.content, again.from_cache) == ("fine", True)
+    assert len(script) == 2

@@ -32,11 +32,18 @@ class Asked:
         self.untold = untold
         """Whether the answer comes without metadata (a decorated function)."""
         self._modes: frozenset[Mode] | None = None
-        self.fence = 0
-        """The claim it knows it holds."""
+        self.request: Any = None
+        """What the store was asked for a claim with: the guarded call itself."""
         self.cut_off = False
         """A request to the store, or its answer, got lost."""
+        self.unbound = False
+        """It was dispatched without a claim."""
         self.dispatches: list[int] = []
+
+    @property
+    def fence(self) -> int:
+        """The claim it knows it holds; 0: none."""
+        return 0 if self.request is None else int(self.request.version)
 
     @property
     def modes(self) -> frozenset[Mode]:

@@ -140,6 +140,8 @@ class _Teller:
         for delivery, task in self.calls:
             if not task.done and not task.place.dead:
                 self.laws.breaks("an end", f"{delivery.identity} was never answered")
+            if task.interrupted and task.done and task.error is None:
+                self.laws.breaks("an end", f"{delivery.identity} was answered although it was cancelled")
         self.laws.nothing_is_left(self.workers)
 
 

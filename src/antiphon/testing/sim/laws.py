@@ -15,10 +15,11 @@
 | switches       | the configuration as of a call's start binds it: switched on, the tool is dispatched with a    |
 |                | claim; off, without one; in shadow, with one that binds nobody                                 |
 | alone          | off or in shadow, a call is dispatched once, and its answer is what its own dispatch returned  |
-| an end         | every call of a living worker is answered, and leaves no claim in flight and no lease behind   |
+| an end         | every call of a living worker is answered, or passes its cancellation on, and leaves no claim  |
+|                | in flight and no lease behind                                                                  |
 
 A worker has no way to know when it was paused after the store had confirmed its claim and before it entered the tool:
-no client can look and act in one step. That is what the fence is for that a tool can hand to its sink.
+no client can look and act in one step. Before it tries again, it can look again. That is what the fence is for that a tool can hand to its sink.
 
 Calls that are made while the layer is off or in shadow, while keys are not derived, with ``dedupeMode: disabled``, or
 unprotected because the store cannot be reached (reads only) have no claim that binds anybody. For them *intent*, *alone*, *switches* and *an end* hold, and no call repeats an
@@ -188,12 +189,18 @@ class Laws:
             self.breaks("one dispatch", f"{asked.identity} tried act({intent}) again although it may have happened")
         if asked.modes <= {"off", "shadow"} and own:
             self.breaks("alone", f"{asked.identity} tried act({intent}) again while the layer was off or in shadow")
-        own.append(dispatch)
         if binds:
-            self._compare(dispatch, worker)
+            self._compare(dispatch, worker, tried_blindly=self._tried_blindly(own, fence, asked))
         else:
+            asked.unbound = True
             self.seen["dispatches without a claim that binds"] += 1
+        own.append(dispatch)
         return dispatch
+
+    def _tried_blindly(self, own: list[Dispatch], fence: int, asked: Asked) -> bool:
+        """Whether a call tries again without having looked, although it could, whether the claim is still its own."""
+        ended = max((other.ended for other in own if other.ended is not None), default=None)
+        return ended is not None and self._verified[fence] < ended and not asked.cut_off
 
     def _check_switches(self, asked: Asked, seems: str, what: str) -> None:
         """Whether a mode that the call may have found explains what is done with it."""
@@ -209,11 +216,11 @@ class Laws:
             modes = ", ".join(sorted(asked.modes))
             self.breaks("switches", f"{asked.identity} {what} as if {seems}, while the layer was: {modes}")
 
-    def _compare(self, dispatch: Dispatch, worker: Worker) -> None:
+    def _compare(self, dispatch: Dispatch, worker: Worker, *, tried_blindly: bool) -> None:
         """Look at the earlier dispatches of the same intent."""
         intent, fence = dispatch.intent, dispatch.fence
         earlier = self._dispatches.setdefault(intent, [])
-        knew = worker.healthy_since(self._verified[fence])
+        knew = tried_blindly or worker.healthy_since(self._verified[fence])
         for other in earlier:
             if other.fence > fence:
                 self._late(knew, "fencing", f"fence {fence} was dispatched after {other.fence}")
@@ -241,7 +248,7 @@ class Laws:
             self.breaks("intent", f"{asked.identity} asked for {asked.intent} and got {answer.value['what']}")
         if asked.modes <= {"off", "shadow"}:
             self._answered_alone(asked, answer)
-        elif asked.modes == {"on"} and asked.claims and "unprotected" not in answer.metadata:
+        elif asked.modes == {"on"} and not asked.unbound:
             self._answered_for_good(asked, answer)
 
     def _answered_alone(self, asked: Asked, answer: Answered) -> None:

@@ -7,14 +7,15 @@ from typing import Any, Literal, NamedTuple
 
 from antiphon.contract.spec import BreakerPolicy, ToolSpec, Ttls
 
-Kind = Literal["claims", "breaker"]
+Kind = Literal["claims", "crowd", "retries", "breaker"]
+"""Calls of all sorts; many at once that are soon over; attempts that fail and long pauses; a sick dependency."""
 Ends = Literal["fine", "refused", "answer 400", "answer 503", "lost"]
 Way = Literal["execute", "turn", "function"]
 LEASE_MS = 3_000
 LEASE_S = LEASE_MS / 1000
-QUIET_S = 60.0
+QUIET_S = 50.0
 """After this nothing goes wrong any more, and every call identity is delivered once again."""
-CALM_S = 45.0
+CALM_S = 40.0
 """After this every worker has its first configuration again."""
 TOOL = "act"
 
@@ -55,11 +56,15 @@ class Change(NamedTuple):
 
 def _policies(kind: Kind) -> tuple[BreakerPolicy, ...]:
     """What the breaker can be changed to; the first is the one a worker starts with."""
-    if kind == "claims":
+    if kind != "breaker":
         never = BreakerPolicy(consecutive=1_000, min_calls=1_000)
         return never, BreakerPolicy(consecutive=1_000, min_calls=1_000, cooldown_ms=1_000)
     base = BreakerPolicy(consecutive=3, cooldown_ms=2_000, probe_lease_ms=8_000)
     return base, BreakerPolicy(consecutive=2, cooldown_ms=3_000, probe_lease_ms=8_000)
+
+
+_OFFSETS_S = ((0.0, 0.01, 0.5, 4.0, 15.0), (0.05, 0.3))
+_KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "claims", "breaker")
 
 
 class Plan:
@@ -68,7 +73,7 @@ class Plan:
     def __init__(self, seed: int) -> None:
         random = self._random = Random(seed * 2 + 1)
         self.seed = seed
-        self.kind: Kind = "breaker" if seed % 5 == 4 else "claims"
+        self.kind: Kind = _KINDS[seed % len(_KINDS)]
         self.workers = random.randint(1, 2) if self.kind == "breaker" else random.randint(2, 4)
         self.threads = [random.random() < 0.3 for _ in range(self.workers)]
         """Which workers have a synchronous gateway; the others have an asynchronous one."""
@@ -78,7 +83,8 @@ class Plan:
         """Whether the tool has a parameter for its context; one without takes the shortest way through the driver."""
         self.on_threads = random.random() < 0.2
         """Whether the tool is synchronous for asynchronous gateways, too."""
-        self.ends = QUIET_S + 40.0
+        self.retry_base_ms = 1_000 if self.kind == "retries" else 50
+        self.ends = QUIET_S + (40.0 if self.kind == "breaker" else 15.0)
         self.loss = random.choice((0.0, 0.0, 0.02, 0.1))
         self.cancels = random.choice(("waits", "drops"))
         self.same_host = random.random() < 0.3
@@ -95,9 +101,10 @@ class Plan:
         self.given_keys: dict[str, str] = {}
         """Intents whose calls all have one key, from the envelope or from a hook."""
         self.deliveries = self._breaker_calls() if self.kind == "breaker" else self._claim_calls()
+        pauses = random.choice((2, 4, 8)) if self.kind == "retries" else random.choice((0, 0, 1, 2, 3))
         self.pauses = [
             (random.uniform(0, 20), random.randrange(self.workers), random.choice((0.5, 2.0, LEASE_S + 1, 10.0)))
-            for _ in range(random.choice((0, 0, 1, 2, 3)))
+            for _ in range(pauses)
         ]
         self.kills = [
             (random.uniform(0, 20), random.randrange(self.workers)) for _ in range(random.choice((0, 0, 0, 1, 2)))
@@ -117,8 +124,9 @@ class Plan:
             intent = f"i{number}"
             if random.random() < 0.2:
                 self.given_keys[intent] = f"key-{intent}"
+            base = random.uniform(0, 12)
             for identity in range(random.randint(1, 4)):
-                base = random.uniform(0, 12)
+                base = base if self.kind == "crowd" else random.uniform(0, 12)
                 calls += [self._claim_call(intent, f"{intent}c{identity}", base) for _ in range(random.randint(1, 3))]
         return calls
 
@@ -126,7 +134,7 @@ class Plan:
         random = self._random
         way: Way = random.choices(("execute", "turn", "function"), weights=(5, 3, 2))[0]
         delivery = Delivery(
-            at=base + random.choice((0.0, 0.01, 0.5, 4.0, 15.0)) * random.random(),
+            at=base + random.choice(_OFFSETS_S[self.kind == "crowd"]) * random.random(),
             worker=random.randrange(self.workers),
             intent=intent,
             identity=identity,
@@ -147,7 +155,7 @@ class Plan:
         if random.random() >= 0.2:
             return ()
         first = random.choice((0.02, 0.1, 6.0)) * random.random()
-        return (first, 0.02 * random.random()) if random.random() < 0.2 else (first,)
+        return (first, 0.03 * random.random()) if random.random() < 0.4 else (first,)
 
     def _breaker_calls(self) -> list[Delivery]:
         random = self._random
@@ -195,8 +203,9 @@ class Plan:
         if self.kind == "breaker":
             ends: Ends = random.choice(("fine", "answer 503", "answer 503", "answer 503"))
             return Fate(0.0, random.choice((0.01, 0.2, 3.0, 6.0)) * random.random(), ends)
-        length = random.choice((0.01, 0.3, LEASE_S, 4 * LEASE_S))
-        ends = random.choices(("fine", "refused", "answer 400", "answer 503", "lost"), weights=(12, 2, 2, 1, 2))[0]
+        length = random.choice((0.01, 0.3, LEASE_S, 4 * LEASE_S) if self.kind == "claims" else (0.01, 0.2))
+        weights = (3, 8, 1, 1, 1) if self.kind == "retries" else (12, 2, 2, 1, 2)
+        ends = random.choices(("fine", "refused", "answer 400", "answer 503", "lost"), weights)[0]
         return Fate(length * random.random(), length * random.random(), ends)
 
     def identity(self, delivery: Delivery, number: int) -> str:

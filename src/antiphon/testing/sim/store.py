@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from antiphon.testing.sim.laws import Laws
     from antiphon.testing.sim.worker import Worker
 
-_LOOK_S = 0.05
+_LOOK_S = 0.1
 _JOURNEY_S = (0.0001, 0.02)
 
 
@@ -115,6 +115,8 @@ class SimJournal:
         self, name: str, request: ClaimRequest, claim: Callable[[], Awaitable[Claimed | Existing]]
     ) -> Claimed | Existing:
         asked = asking.get()
+        if asked is not None:
+            asked.request = request
 
         async def run() -> Claimed | Existing:
             answer = await claim()
@@ -122,20 +124,13 @@ class SimJournal:
                 self._shared.laws.claimed(request.key, answer.version, self._worker, asked)
             return answer
 
-        answer: Claimed | Existing = await self._step(name, run)
-        if isinstance(answer, Claimed) and asked is not None:
-            asked.fence = answer.version
-        return answer
+        return await self._step(name, run)  # type: ignore[no-any-return]
 
     async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
-        asked = asking.get()
-
         async def run() -> int | None:
             answer = await self._shared.settle(key, version, settlement, events)
             if answer is not None:
                 self._shared.laws.settled(key, version, settlement, self._worker, answer)
-            if asked is not None and asked.fence == version:
-                asked.fence = 0
             return answer
 
         return await self._step("settle", run)  # type: ignore[no-any-return]

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from antiphon._gateway.late import _PATIENCE_S
 from antiphon._gateway.threads import Abandoned, Late, ThreadRunner, TimedOut
 from antiphon.testing.sim.world import Dead, Nap, block, blocking
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.worker import Worker
 
-_LOOK_S = 0.05
+_LOOK_S = 0.3
 
 
 async def within(awaitable: Any, seconds: float) -> Any:
@@ -68,12 +69,14 @@ class SimThreads(ThreadRunner):
         world, job = self._worker.world, _Job()
         world.start_thread("tool", partial(self._work, job, work, late), self._worker)
         until = None if limit is None else world.now + limit
+        look = 0.01
         try:
             while not job.done:
-                left = _LOOK_S if until is None else min(_LOOK_S, until - world.now)
+                left = look if until is None else min(look, until - world.now)
                 if left <= 0:
                     raise TimedOut(limit or 0.0, still_running=True)
                 await Nap(left)
+                look = min(look * 2, _LOOK_S)
         except BaseException:
             job.gave_up = True
             self.abandoned += 1
@@ -94,7 +97,9 @@ class SimThreads(ThreadRunner):
             return
         self.abandoned -= 1
         if late is not None:
-            while not late.over.is_set():  # production waits for it with the operating system's clock
+            until = self._worker.world.now + _PATIENCE_S
+            while not late.over.is_set() and self._worker.world.now < until:
                 block(Nap(_LOOK_S))
+            late.over.set()  # what it waits for itself is real time
             self._worker.laws.seen["late results"] += 1
             late(job.value, job.error)

@@ -167,7 +167,7 @@ class Worker:
     async def _renew(self) -> None:
         while self.world.now < self.plan.ends:
             self.leases.look()
-            await Nap(LEASE_S / 6)
+            await Nap(LEASE_S * (0.15 if self.leases._held else 0.3))
 
     # -- its configuration ---------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Worker:
         self._modes.append((self.world.now, self._mode()))
 
     def _settings(self) -> Settings:
-        chosen = self._configuration
+        chosen, base = self._configuration, self.plan.retry_base_ms
         tool = ToolOverride(
             enabled=not chosen.get("tool off", False),
             shadow=chosen.get("tool in shadow", False),
@@ -210,7 +210,7 @@ class Worker:
             open_mode=chosen.get("open_mode", True),
             derive_keys=chosen.get("derive_keys", True),
             loop=LoopPolicy(enabled=False),
-            retry=RetryPolicy(base_ms=50, max_delay_ms=200, max_attempts=chosen.get("attempts", 4)),
+            retry=RetryPolicy(base_ms=base, max_delay_ms=4 * base, max_attempts=chosen.get("attempts", 4)),
             tools={TOOL: tool},
         )
 

@@ -53,6 +53,8 @@ class Task:
             self.context.run(here.set, place)
         self.napping: Nap | None = None
         self.cancelled = False
+        self.interrupted = False
+        """Whether a cancellation has reached it."""
         self.done = False
         self.value: Any = None
         self.error: BaseException | None = None
@@ -82,7 +84,7 @@ class CoroutineTask(Task):
     def step(self) -> Nap | None:
         try:
             if self.wakes_for_cancellation:
-                self.cancelled = False
+                self.cancelled, self.interrupted = False, True
                 self.napping = self.context.run(self.coroutine.throw, CancelledError())
             else:
                 self.napping = self.context.run(self.coroutine.send, None)
@@ -144,7 +146,7 @@ class ThreadTask(Task):
         if self._dropped:
             raise Dead
         if self.wakes_for_cancellation:
-            self.cancelled = False
+            self.cancelled, self.interrupted = False, True
             raise KeyboardInterrupt
 
     def drop(self) -> None:
