@@ -10,14 +10,15 @@ import time
 import uuid
 from pathlib import Path
 
-from antiphon._drive import drive
-from antiphon.contract.record import RecordedRequest
-from antiphon.ports import Ask, Final, Row
+from antiphon.ports import ClaimTemplate, Row, Settlement, StaticClaimRequest
 from antiphon.stores import MemoryStore, SQLiteStore
 
 DAY_MS = 86_400_000
 CALLS_PER_RUN = 50
-FINAL = Final("done", DAY_MS, payload=b'{"sent":true,"id":"m-1"}', attempt_count=1)
+DONE = Settlement("done", DAY_MS, payload=b'{"sent":true,"id":"m-1"}', attempt_count=1)
+TEMPLATE = ClaimTemplate(
+    tool="tools/send", session="session-1", actor="actor-1", ttl_ms=DAY_MS, lease_ms=120_000, owner="bench"
+)
 
 
 class _Calls:
@@ -30,61 +31,72 @@ class _Calls:
         self._name = uuid.uuid4().hex
         self._numbers = itertools.count()
 
-    def ask(self):
+    def new(self):
         number = next(self._numbers)
         identity = f"call-{self._name}-{number}"
-        request = RecordedRequest(
-            session_key="session-1",
-            actor_id="actor-1",
-            request_id=identity,
-            params_digest="d" * 64,
+        return StaticClaimRequest(
+            key=f"{self._name}{number:032}",
             identity=identity,
-            params_digest_exact="e" * 64,
+            template=TEMPLATE,
+            idempotency_key="k" * 64,
+            params=("d" * 64, "e" * 64),
+            request_id=identity,
+            token=f"{number:08x}",
         )
-        key = f"{self._name}{number:032}"
-        return Ask(key, identity, "tools/send", "k" * 64, request, DAY_MS, 120_000, "bench", "default", "default")
 
-    async def guarded(self, journal, log=True):
-        ask = self.ask()
+    def steps(self, log):
+        """A request, its start event and its end event."""
+        request = self.new()
+        if not log:
+            return request, (), ()
         run = f"run-{self._name}-{next(self._numbers) // CALLS_PER_RUN}"
-        won = await journal.begin(ask, [Row(run, "call.started", 1, self.started)] if log else ())
-        await journal.settle(ask.key, won.version, FINAL, [Row(run, "call.finished", 2, self.finished)] if log else ())
-        return ask
+        return request, [Row(run, "call.started", 1, self.started)], [Row(run, "call.finished", 2, self.finished)]
+
+    def guarded(self, journal, log=True):
+        request, started, finished = self.steps(log)
+        won = journal.begin(request, started)
+        journal.settle(request.key, won.version, DONE, finished)
+        return request
+
+    async def guarded_async(self, journal, log=True):
+        request, started, finished = self.steps(log)
+        won = await journal.begin(request, started)
+        await journal.settle(request.key, won.version, DONE, finished)
 
 
 def memory_pair(file):
-    """Claim and settle, the asks made beforehand."""
+    """Claim and settle, the requests made beforehand."""
     journal = MemoryStore().open_sync()
     calls = _Calls(file)
 
-    async def run(n):
-        asks = [calls.ask() for _ in range(n)]
+    def run(n):
+        requests = [calls.new() for _ in range(n)]
         started = time.process_time()
-        for ask in asks:
-            won = await journal.begin(ask)
-            await journal.settle(ask.key, won.version, FINAL)
+        for request in requests:
+            won = journal.begin(request)
+            journal.settle(request.key, won.version, DONE)
         return {"us": (time.process_time() - started) / n * 1e6}
 
-    return lambda n: drive(run(n))
+    return run
 
 
 def memory_reuse(file, keys):
     """Look up settled claims, spread over all keys."""
     journal = MemoryStore().open_sync()
     calls = _Calls(file)
-    asks = [drive(calls.guarded(journal, log=False)) for _ in range(keys)]
-    for ask in asks:
-        drive(journal.begin(ask))  # the record is built when it is first asked for
-    some = [asks[n * 7919 % keys] for n in range(100)]
+    requests = [calls.guarded(journal, log=False) for _ in range(keys)]
+    for request in requests:
+        journal.begin(request)  # the record is built when it is first asked for
+    some = [requests[n * 7919 % keys] for n in range(100)]
 
-    async def run(n):
+    def run(n):
         started = time.process_time()
         for _ in range(n // 100):
-            for ask in some:
-                await journal.begin(ask)
+            for request in some:
+                journal.begin(request)
         return {"us": (time.process_time() - started) / (n // 100 * 100) * 1e6}
 
-    return lambda n: drive(run(n))
+    return run
 
 
 def _store(synchronous):
@@ -97,8 +109,8 @@ def sqlite_guarded(file, synchronous, log=True):
     folder, store = _store(synchronous)
     journal = store.open_sync()
     calls = _Calls(file)
-    yield lambda: drive(calls.guarded(journal, log))
-    drive(journal.close())
+    yield lambda: calls.guarded(journal, log)
+    journal.close()
     shutil.rmtree(folder)
 
 
@@ -106,9 +118,9 @@ def sqlite_reuse(file):
     """The same call again, answered from its record."""
     folder, store = _store("FULL")
     journal = store.open_sync()
-    ask = drive(_Calls(file).guarded(journal))
-    yield lambda: drive(journal.begin(ask))
-    drive(journal.close())
+    request = _Calls(file).guarded(journal)
+    yield lambda: journal.begin(request)
+    journal.close()
     shutil.rmtree(folder)
 
 
@@ -121,7 +133,7 @@ async def sqlite_tasks(file, synchronous, tasks):
     async def run(n):
         async def some():
             for _ in range(n // tasks):
-                await calls.guarded(journal)
+                await calls.guarded_async(journal)
 
         await asyncio.gather(*(some() for _ in range(tasks)))
 
@@ -156,9 +168,9 @@ def append_to(file, length):
     journal = store.open_sync()
     row = Row("run", "call.started", 1, _Calls(file).started)
     for n in range(0, length, 500):
-        drive(journal.append("run", [row] * min(500, length - n)))
-    yield lambda: drive(journal.append("run", [row]))
-    drive(journal.close())
+        journal.append("run", [row] * min(500, length - n))
+    yield lambda: journal.append("run", [row])
+    journal.close()
     shutil.rmtree(folder)
 
 
@@ -171,17 +183,17 @@ def waking(file):
     async def run(n):
         delays = []
         for _ in range(n):
-            ask = calls.ask()
-            won = await journal.begin(ask)
+            request = calls.new()
+            won = await journal.begin(request)
 
-            async def wait(ask=ask, won=won):
-                await journal.wait(ask.key, won.version, 30)
+            async def wait(request=request, won=won):
+                await journal.wait(request.key, won.version, 30)
                 return time.perf_counter()
 
             waiters = [asyncio.ensure_future(wait()) for _ in range(64)]
             await asyncio.sleep(0.05)
             started = time.perf_counter()
-            await journal.settle(ask.key, won.version, FINAL)
+            await journal.settle(request.key, won.version, DONE)
             delays += [await waiter - started for waiter in waiters]
         delays.sort()
         return {"p50_ms": delays[len(delays) // 2] * 1000, "max_ms": delays[-1] * 1000}

@@ -397,5 +397,13 @@ class _Clock(Clock):
     def now_ms(self) -> int:
         return int(self.now * 1000)
 
-    async def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> Any:
         self.now += seconds
+        return _Slept()
+
+
+class _Slept:
+    """Release 0.1.0 awaits the pause."""
+
+    def __await__(self) -> Iterator[None]:
+        return iter(())

@@ -148,7 +148,7 @@ class RunScope:
         self.encode = encode
         """(type, site, payload, meta) -> redacted, spilled row."""
         self.compose = compose
-        """The same for a payload and a ``meta`` that are JSON already, hold no secret and are small."""
+        """The same for a payload and a ``meta`` that are JSON already and hold no secret."""
         self.shown = shown
         """As *present*, with the arguments as JSON; quicker if it is given their canonical form."""
         self.present = present

@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from antiphon import AsyncGateway, Gateway
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
+from antiphon.ports import Store, SyncJournal
 
 PATIENCE_S = 90.0
 _spawn = multiprocessing.get_context("spawn")
@@ -93,6 +95,30 @@ def open_gateway(url: str, **config: Any) -> Gateway:
 
 def open_async_gateway(url: str, **config: Any) -> AsyncGateway:
     return AsyncGateway(store=open_store(url), config=config)
+
+
+class Tampered:
+    """A store whose journals for threads make some steps in another way: ``step(journal, …)``."""
+
+    def __init__(self, store: Store, **steps: Callable[..., Any]) -> None:
+        self._store = store
+        self._steps = steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def open_sync(self) -> Any:
+        return _TamperedJournal(self._store.open_sync(), self._steps)
+
+
+class _TamperedJournal:
+    def __init__(self, journal: SyncJournal, steps: dict[str, Callable[..., Any]]) -> None:
+        self._journal = journal
+        for name, step in steps.items():
+            setattr(self, name, partial(step, journal))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
 
 
 def short(lease_ms: int) -> Ttls:

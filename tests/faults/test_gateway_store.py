@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from antiphon import Gateway
-from antiphon._drive import drive
 from antiphon.ports import Clock
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, short, summary
@@ -199,7 +198,7 @@ NO_WAIT = {"transport": {"dedupeMode": "bestEffort", "retryBudget": {"maxAttempt
 
 
 def _records(gateway: Gateway) -> list[Any]:
-    return drive(gateway.core.journal().list(tenant="default"))
+    return gateway._world.journal.list(tenant="default")
 
 
 def test_fences_grow_even_if_the_clock_goes_back(store_on: Callable[[Clock], Any]) -> None:

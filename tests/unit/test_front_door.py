@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -77,5 +78,13 @@ def test_a_call_loads_neither_the_cipher_nor_yaml() -> None:
         "gateway.tool(idempotent=True)(len); session = gateway.session('s'); turn = session.__enter__().turn(); "
         "turn.__enter__().call('len', {'obj': 'abc'}, call_id='1')"
     )
-    assert "antiphon._gateway.keeping" in loaded
+    assert "antiphon._gateway.result_store" in loaded
     assert loaded.isdisjoint({"cryptography", "yaml"})
+
+
+@pytest.mark.parametrize("store", ["memory:", "sqlite:///j.db"])
+def test_a_synchronous_call_does_without_asyncio(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded = _loaded_by(f"import antiphon; antiphon.Gateway(store={store!r}).tool(idempotent=True)(len)('abc')")
+    assert "antiphon._gateway.drivers" in loaded
+    assert "asyncio" not in loaded

@@ -75,8 +75,10 @@ def looked(call: GuardedCall, reply: Existing | None) -> Step:
     decision = None if reply is None else rules.decide(reply, _claimant(call))
     if reply is None or not isinstance(decision, rules.Reuse):
         return answered(call, refusal)
-    _found(call, decision, reply.now_ms)
-    return _reused(call)
+    extras = call.extras
+    extras.found, extras.matched_on, extras.shared = decision
+    extras.found_at_ms = reply.now_ms
+    return _reused(call)  # the store is only read
 
 
 def _claimant(call: GuardedCall) -> rules.Claimant:
@@ -105,11 +107,8 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
         case rules.Run(version):
             begin(call)
             return TakeOver(call, version, call.events, claimed)
-        case rules.Reuse(found, matched_on, shared):
-            _found(call, decision, got.now_ms)
-            lasts = call.policy.reuse == "session" and matched_on != "inflight" and got.own is None  # found by anybody
-            remembers = shared and found.state == "done" and not lasts
-            return Alias(call.key, call.identity, found.version, _aliased) if remembers else _reused(call)
+        case rules.Reuse():
+            return _reuse(call, decision, got)
         case rules.Wait(version, left_ms):
             return _wait(call, version, left_ms / 1000)
         case rules.Busy():
@@ -164,10 +163,15 @@ def _in_event_loop() -> bool:
 # -- answers from a record -----------------------------------------------------------------------------------------
 
 
-def _found(call: GuardedCall, decision: rules.Reuse, now_ms: int) -> None:
+def _reuse(call: GuardedCall, decision: rules.Reuse, got: Existing) -> Step:
+    """Answer from a record; a redelivery of this very call should find the same one."""
     extras = call.off_path()
-    extras.found, extras.matched_on, extras.shared = decision
-    extras.found_at_ms = now_ms
+    found, matched_on, shared = extras.found, extras.matched_on, extras.shared = decision
+    extras.found_at_ms = got.now_ms
+    lasts = call.policy.reuse == "session" and matched_on != "inflight" and got.own is None  # anybody finds it
+    if shared and found.state == "done" and not lasts:
+        return Alias(call.key, call.identity, found.version, _aliased)
+    return _reused(call)
 
 
 def _aliased(call: GuardedCall, done: bool) -> Step:
@@ -191,26 +195,25 @@ def not_remembered(call: GuardedCall, error: StoreError) -> Step:
 
 
 def _reused(call: GuardedCall) -> Step:
-    """Answer from a record; what it keeps elsewhere has to be fetched."""
-    found, results = call.extras.found, call.plan.results
+    """The answer of a record; what it keeps elsewhere has to be fetched."""
+    found, plan = call.extras.found, call.plan
     assert found is not None
     if call.outcome is not None:  # reconcile found it
         return answered(call, call.outcome)
     if found.state != "done":
         return _answer(call, restored_failure(found))
-    ref = results.ref_of(found)
-    if not ref:
-        return _fetched(call, None)
+    if found.payload_ref is UNSET:
+        return _answer(call, plan.results.restore(plan.tool, found, None))
     try:
-        return Get(results.required_blobs(), results.tenant, ref, _fetched)
+        return Get(plan.results.required_blobs(), plan.results.tenant, plan.results.ref_of(found), _fetched)
     except StoreError as error:
         return not_readable(call, error)
 
 
-def _fetched(call: GuardedCall, blob: bytes | None) -> Step:
-    found = call.extras.found
+def _fetched(call: GuardedCall, blob: bytes) -> Step:
+    found, plan = call.extras.found, call.plan
     assert found is not None
-    return _answer(call, call.plan.results.restore(call.plan.tool, found, blob))
+    return _answer(call, plan.results.restore(plan.tool, found, blob))
 
 
 def not_readable(call: GuardedCall, error: Exception) -> Step:
@@ -223,15 +226,14 @@ def not_readable(call: GuardedCall, error: Exception) -> Step:
 def _answer(call: GuardedCall, outcome: Outcome) -> Step:
     """The answer of a record, labelled."""
     extras = call.extras
-    found = extras.found
+    found, matched_on = extras.found, extras.matched_on
     assert found is not None
-    matched_on = extras.matched_on
     outcome.from_cache = True
     outcome.matched_on = matched_on
-    outcome.age_ms = extras.found_at_ms - found.updated_at_ms
+    outcome.age_ms = age_ms = extras.found_at_ms - found.updated_at_ms
     if extras.shared:
-        age_ms = max(0, outcome.age_ms)
-        outcome.note(**{"reused": True, "from": "an equal call", "matchedOn": matched_on, "ageMs": age_ms})
+        label = {"reused": True, "from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, age_ms)}
+        outcome.metadata = label if outcome.metadata is None else {**outcome.metadata, **label}
     if call.run is not None:
         call.run.decide("reused", {"state": found.state}, {"matchedOn": matched_on, "ageMs": outcome.age_ms})
     call.plan.reporter.hit(call, "inflight" if matched_on == "inflight" else found.state)

@@ -6,7 +6,6 @@ repair. One that comes between the two is caught outside, and the claim is left 
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -239,6 +238,8 @@ class AsyncWorld:
 
     async def shielded(self, rest: Awaitable[Any]) -> None:
         """Finish *rest* even if this task is cancelled once more."""
+        import asyncio  # synchronous programs do without it
+
         await asyncio.shield(asyncio.ensure_future(rest))
 
     async def within(self, awaitable: Awaitable[Any], seconds: float) -> Any:
@@ -294,9 +295,13 @@ class AsyncWorld:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def put(self, blobs: Blobs, tenant: str, data: bytes) -> str:
+        import asyncio
+
         return await asyncio.to_thread(blobs.put, tenant, data)
 
     async def get(self, blobs: Blobs, tenant: str, ref: str) -> bytes:
+        import asyncio
+
         return await asyncio.to_thread(blobs.get, tenant, ref)
 
 

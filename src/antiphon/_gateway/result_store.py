@@ -96,7 +96,7 @@ class ResultStore:
         """The success that *record* keeps; *blob* is what the blob store has of it."""
         outcome = Outcome("success")
         try:
-            data = self._data(record, blob)
+            data = bytes(record.payload) if record.payload is not UNSET else self._kept(record, blob)
             if data is not None:
                 outcome.value = _decoded(tool, data)
         except Exception as error:
@@ -108,9 +108,8 @@ class ResultStore:
             outcome.metadata = {"outputRedacted": True}
         return outcome
 
-    def _data(self, record: DedupeRecord, blob: bytes | None) -> bytes | None:
-        if record.payload is not UNSET:
-            return bytes(record.payload)
+    def _kept(self, record: DedupeRecord, blob: bytes | None) -> bytes | None:
+        """A result that is sealed, or was fetched from the blob store."""
         if record.payload_sealed is not UNSET:
             return self._unseal(record, record.payload_sealed)
         if blob is not None and str(record.payload_ref).startswith(_SEALED):

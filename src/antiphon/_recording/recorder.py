@@ -28,6 +28,7 @@ SPILL_BYTES = 65_536
 """Parts of an event larger than this go to the blob store."""
 
 _quoted = orjson.dumps
+_decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _new: Any = tuple.__new__  # half the price of a named tuple's own constructor
 
 OUR_FIELDS = frozenset(
@@ -159,6 +160,8 @@ class Recorder:
 
     def compose(self, kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
         """One event whose parts are written already; byte for byte what :meth:`encode` makes of them."""
+        if len(payload) > SPILL_BYTES:
+            payload = self._without_large_parts(payload)
         known, head = self._placed
         if known is not site:
             lane, index, _, call, parent = site
@@ -186,6 +189,14 @@ class Recorder:
         if size > SPILL_BYTES:
             clean |= self._spilled(parts)
         return clean
+
+    def _without_large_parts(self, payload: bytes) -> bytes:
+        """A payload that holds no secret, with references to its large parts."""
+        parts = {name: bytes(part) for name, part in _decode_parts(payload).items()}
+        free = [(name, part) for name, part in parts.items() if name not in OUR_FIELDS]
+        if sum(len(part) for _, part in free) <= SPILL_BYTES:
+            return payload
+        return orjson.dumps({name: orjson.Fragment(part) for name, part in parts.items()} | self._spilled(free))
 
     def _clean(self, value: Any) -> bytes:
         data = dump(value)

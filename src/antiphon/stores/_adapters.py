@@ -27,7 +27,7 @@ from antiphon.ports import (
 class SyncFromAsync:
     """A synchronous journal on coroutines that never suspend."""
 
-    __slots__ = ("_journal", "durable")
+    __slots__ = ("__weakref__", "_journal", "durable")
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -117,7 +117,7 @@ class SyncFromAsync:
 class AsyncFromSync:
     """A journal for a loop whose steps run at once, in the calling thread."""
 
-    __slots__ = ("_journal", "durable")
+    __slots__ = ("__weakref__", "_journal", "durable")
 
     def __init__(self, journal: SyncJournal) -> None:
         self._journal = journal

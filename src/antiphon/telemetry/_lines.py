@@ -21,7 +21,7 @@ NAMES = (
 HARMLESS = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUID
     r"|[0-9]{0,63}[a-f][0-9a-f]{0,63}"  # digest; digits alone could be a card
-    r"|[a-z]{1,16}[_-][0-9]{1,12}"  # numbered id
+    r"|[a-z](?!.*_[0-9]{3}-[0-9]{3}-)[a-z0-9_-]{0,18}"  # short name or id; the digits could be a telephone number
     r"|(?:call|toolu|fc|run|msg)_(?!A[A-Z]|SK|GR|dapi|[A-Z]{2}[0-9]{2})[A-Za-z0-9]{1,64}"  # call id of a provider
     r"|[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"  # traceparent
 )
@@ -40,19 +40,20 @@ class Lines:
     whole: its name may make a secret of its value, or of a neighbour's.
     """
 
-    __slots__ = ("_containers", "_is_harmless", "_redact", "_templates", "_texts")
+    __slots__ = ("_containers", "_covers", "_is_harmless", "_redact", "_templates", "_texts")
 
     def __init__(self, redactor: Redactor) -> None:
         self._redact = redactor.redact_bytes
         # A pattern of a user may match an id of any shape.
         self._is_harmless: Callable[[str], object] = _is_harmless if redactor.in_parts else _never
-        self._texts: dict[Any, dict[str, str]] = {name: {} for name in NAMES}
+        self._texts: dict[str, dict[str, str]] = {name: {} for name in NAMES}
         """Per field, the texts that were checked and how they are written."""
         self._containers: dict[bytes, orjson.Fragment] = {}
         """The same for what is neither a text nor a number, by its JSON."""
-        self._templates = _Templates()
-        if any(self._redact(orjson.dumps({name: 4821}))[1] for name in NAMES):
-            self._texts = {}  # a rule of a user makes a number a secret
+        self._templates = _Templates(self._checked, on=redactor.in_parts)
+        by_field = not any(self._redact(orjson.dumps({name: 4821}))[1] for name in NAMES)
+        self._covers: Callable[[Mapping[str, Any]], bool] = frozenset(NAMES).issuperset if by_field else _covers_nothing
+        """Whether all fields are ours; no field is if a rule of a user makes secrets of their numbers."""
 
     def encode(self, event: str, time_ms: int, fields: Mapping[str, Any]) -> str:
         """The line for *event*; empty fields are left out."""
@@ -60,32 +61,28 @@ class Lines:
             line = self._templates.fill(time_ms, fields)
             if line is not None:
                 return line
-        texts = self._texts
-        if not texts:
+        if not self._covers(fields):
             return self._whole(event, time_ms, fields)
-        is_harmless = self._is_harmless
-        document: dict[str, Any] = {
-            "event": texts["event"].get(event) or self._text("event", event),
-            "timeMs": time_ms,
-        }
+        texts, is_harmless = self._texts, self._is_harmless
+        unknown: dict[str, str] = {}
+        document: dict[str, Any] = {"event": texts["event"].get(event), "timeMs": time_ms}
+        if document["event"] is None:
+            unknown["event"] = event
         for name, value in fields.items():
-            if value is None:
-                continue
-            known = texts.get(name)
-            if known is None:
-                return self._whole(event, time_ms, fields)
             kind = value.__class__
             if kind is str:
                 if value:
-                    document[name] = known.get(value) or (value if is_harmless(value) else self._text(name, value))
+                    clean = texts[name].get(value)
+                    if clean is None and not is_harmless(value):
+                        unknown[name] = value
+                    document[name] = clean or value
             elif kind is float or kind is int or kind is bool:
                 document[name] = value
-            elif value != "":
-                clean = self._container(name, value)
-                if clean is None:
-                    return self._whole(event, time_ms, fields)
-                document[name] = clean
-        if event == "tool_call_end" and is_harmless is _is_harmless:
+            elif value is not None and value != "":
+                document[name] = self._container(name, value)
+        if unknown:
+            document.update(self._check(unknown))
+        if event == "tool_call_end":
             self._templates.learn(fields, document)
         return orjson.dumps(document).decode()
 
@@ -94,34 +91,44 @@ class Lines:
         document.update((name, value) for name, value in fields.items() if value is not None and value != "")
         return self._redact(orjson.dumps(document, default=str, option=_OPTIONS))[0].decode()
 
-    def _text(self, name: str, text: str) -> str:
-        redacted, changed = self._redact(orjson.dumps({name: text}))
-        clean: str = orjson.loads(redacted)[name] if changed else text
-        if len(text) <= _LONGEST_REMEMBERED:
-            known = self._texts[name]
-            if len(known) >= _MOST_REMEMBERED:
-                known.clear()
-            known[text] = clean
-        return clean
+    def _checked(self, name: str, text: str) -> str:
+        """How *text* is written in the field *name*."""
+        return self._texts[name].get(text) or self._check({name: text})[name]
 
-    def _container(self, name: str, value: Any) -> orjson.Fragment | None:
-        """Tags, baggage and objects, whose inner names count; ``None`` if the redactor took their JSON for a text."""
+    def _check(self, unknown: dict[str, str]) -> dict[str, str]:
+        """How texts are written in their fields, from now on."""
+        redacted, changed = self._redact(orjson.dumps(unknown))
+        checked: dict[str, str] = orjson.loads(redacted) if changed else unknown
+        for name, text in unknown.items():
+            if len(text) <= _LONGEST_REMEMBERED:
+                known = self._texts[name]
+                if len(known) >= _MOST_REMEMBERED:
+                    known.clear()
+                known[text] = checked[name]
+        return checked
+
+    def _container(self, name: str, value: Any) -> orjson.Fragment:
+        """Tags, baggage and objects, whose inner names count."""
         document = orjson.dumps({name: value}, default=str, option=_OPTIONS)
         clean = self._containers.get(document)
         if clean is None:
             redacted, changed = self._redact(document)
-            if changed:
-                try:
-                    clean = orjson.Fragment(orjson.dumps(orjson.loads(redacted)[name]))
-                except (ValueError, LookupError):
-                    return None
-            else:
+            if not changed:
                 clean = orjson.Fragment(document[len(name) + 4 : -1])  # {"name":…}
+            else:
+                clean = orjson.Fragment(orjson.dumps(_loads(redacted, name)))
             if len(document) <= _LONGEST_REMEMBERED:
                 if len(self._containers) >= _MOST_REMEMBERED:
                     self._containers.clear()
                 self._containers[document] = clean
         return clean
+
+
+def _loads(redacted: bytes, name: str) -> Any:
+    try:
+        return orjson.loads(redacted)[name]
+    except (ValueError, LookupError):  # JSON that is nested too deeply is redacted as a text
+        return redacted.decode("utf-8", "replace")
 
 
 _NEW = ("requestId", "toolCallId", "idempotencyKeyHash", "correlationId", "elapsedMs")
@@ -130,7 +137,7 @@ _NO_TEMPLATE = frozenset({"event", "timeMs", "errorMessage", "traceparent", "req
 """With one of these, hardly any line repeats an earlier one."""
 _LONGEST_TEMPLATE = 2048
 _LARGE = 1e15
-_CONSTANT = frozenset({str, int, bool})
+_CONSTANT = frozenset({str, int, bool, type(None)})
 _new_values = itemgetter(*_NEW)
 
 
@@ -147,14 +154,16 @@ class _Form(NamedTuple):
 class _Templates:
     """Lines of ``tool_call_end``: one look for all the values that repeat, instead of a look at each."""
 
-    __slots__ = ("_forms", "_seen")
+    __slots__ = ("_checked", "_forms", "_on", "_seen")
 
-    def __init__(self) -> None:
+    def __init__(self, checked: Callable[[str, str], str], *, on: bool) -> None:
+        self._checked = checked
+        self._on = on
         self._forms: dict[int, _Form] = {}
         self._seen: set[tuple[Any, ...]] = set()
 
     def fill(self, time_ms: int, fields: Mapping[str, Any]) -> str | None:
-        """The line from a template; ``None`` if there is none, or if a new value needs a closer look."""
+        """The line from a template; ``None`` if there is none, or if a new value is not what it mostly is."""
         form = self._forms.get(len(fields))
         if form is None:
             return None
@@ -165,35 +174,36 @@ class _Templates:
             request, call, key, correlation, elapsed = _new_values(fields)
         except (KeyError, TypeError):  # other names; a value without a hash
             return None
-        a, b, c, d, e, f, g = template
-        if (
-            elapsed.__class__ is not float
-            or not 0.0 <= elapsed < _LARGE
-            or request.__class__ is not str
-            or not _is_harmless(request)
-            or key.__class__ is not str
-            or not _is_harmless(key)
-        ):
+        if elapsed.__class__ is not float or not 0.0 <= elapsed < _LARGE:
             return None
+        if request.__class__ is not str or not request or key.__class__ is not str or not key:
+            return None
+        a, b, c, d, e, f, g = template
+        request = f'"{request}"' if _is_harmless(request) else self._quoted("requestId", request)
+        key = f'"{key}"' if _is_harmless(key) else self._quoted("idempotencyKeyHash", key)
         if call is not None and call != "":
-            if call.__class__ is not str or not _is_harmless(call):
+            if call.__class__ is not str:
                 return None
-            c = f'{c},"toolCallId":"{call}"'
+            call = f'"{call}"' if _is_harmless(call) else self._quoted("toolCallId", call)
+            c = f'{c},"toolCallId":{call}'
         if correlation is not None and correlation != "":
-            if correlation.__class__ is not str or not _is_harmless(correlation):
+            if correlation.__class__ is not str:
                 return None
-            e = f'{e},"correlationId":"{correlation}"'
-        return (
-            f'{a}{time_ms}{b},"requestId":"{request}"{c}{d},"idempotencyKeyHash":"{key}"{e}{f},"elapsedMs":{elapsed}{g}'
-        )
+            quoted = f'"{correlation}"' if _is_harmless(correlation) else self._quoted("correlationId", correlation)
+            e = f'{e},"correlationId":{quoted}'
+        return f'{a}{time_ms}{b},"requestId":{request}{c}{d},"idempotencyKeyHash":{key}{e}{f},"elapsedMs":{elapsed}{g}'
+
+    def _quoted(self, name: str, text: str) -> str:
+        return _json(self._checked(name, text))
 
     def learn(self, fields: Mapping[str, Any], document: Mapping[str, Any]) -> None:
         """Keep a template for the values of *fields* that repeat, and how they stand in *document*."""
-        form = self._forms.get(len(fields)) or self._begin(tuple(fields))
-        if form is None or form.names != tuple(fields):
+        names = tuple(fields)
+        form = self._forms.get(len(names)) or self._begin(names)
+        if form is None or form.names != names:
             return
         values = form.repeating(fields)
-        if not all(value is None or value.__class__ in _CONSTANT for value in values):
+        if not {value.__class__ for value in values} <= _CONSTANT:
             return
         if values not in self._seen:  # most sets of values never come again
             if len(self._seen) >= _MOST_REMEMBERED:
@@ -201,7 +211,7 @@ class _Templates:
             self._seen.add(values)
             return
         template = [f'{{"event":{_json(document["event"])},"timeMs":', ""]
-        for name in form.names:
+        for name in names:
             if name in _NEW:
                 template.append("")
             elif name in document:
@@ -214,7 +224,7 @@ class _Templates:
 
     def _begin(self, names: tuple[str, ...]) -> _Form | None:
         repeating = tuple(name for name in names if name not in _NEW)
-        if not _NO_TEMPLATE.isdisjoint(names) or len(repeating) < 2:
+        if not self._on or not _NO_TEMPLATE.isdisjoint(names) or len(repeating) < 2:
             return None
         if tuple(name for name in names if name in _NEW) != _NEW:
             return None
@@ -228,3 +238,7 @@ def _json(value: Any) -> str:
 
 def _never(text: str) -> None:
     """No shape is harmless."""
+
+
+def _covers_nothing(fields: Mapping[str, Any]) -> bool:
+    return False

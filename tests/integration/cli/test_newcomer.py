@@ -129,7 +129,8 @@ def test_what_operators_did_is_no_run_of_an_agent(antiphon: Type) -> None:
     assert antiphon("show", "audit-default").returncode == 0
     refused = antiphon("run", "agent.py:main", "--input", '"hello"')
     assert refused.returncode == 1
-    assert "fenced off (incident): an operator or its settings forced it open" in refused.stderr
+    said = "The circuit breaker of tools/look is open (incident): an operator or its settings forced it open."
+    assert said in refused.stderr
 
 
 def test_killed_in_a_tool_then_resumed_and_settled(antiphon: Type, folder: Path) -> None:

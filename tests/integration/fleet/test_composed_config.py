@@ -12,8 +12,9 @@ import pytest
 
 import antiphon
 from antiphon.errors import OutcomeUnknown, StoreUnavailable
+from antiphon.ports import SyncJournal
 from antiphon.stores import ComposedStore
-from tests.faults.fleet_kit import Effects, Worker
+from tests.faults.fleet_kit import Effects, Tampered, Worker
 
 
 @pytest.fixture
@@ -37,18 +38,22 @@ def _application(config: Path, effects: Effects) -> tuple[antiphon.Antiphon, Any
     return app, charge
 
 
-def _die(*_: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _doomed(config: Path, effects: Effects, order: str, pipe: Connection) -> None:
     """A run whose process is killed: inside the tool, or between the outcome's event and the settled claim."""
     app, charge = _application(config, effects)
+    settled: list[str] = []
+
+    def settle(journal: SyncJournal, key: str, *arguments: Any) -> Any:
+        settled.append(key)
+        if len(settled) == 2 and order == "dies before settling":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return journal.settle(key, *arguments)
+
+    assert isinstance(app.store, ComposedStore)
+    app.store.claims = Tampered(app.store.claims, settle=settle)
     with app.run("orders") as run:
         charge("first")
         pipe.send(run.id)
-        if order == "dies before settling":
-            app.gateway.core.journal()._claims.settle = _die  # type: ignore[attr-defined]
         charge(order)
 
 
@@ -100,16 +105,20 @@ def test_a_start_without_an_outcome_is_an_unknown(config: Path, effects: Effects
 def test_without_the_log_nothing_is_dispatched(config: Path, effects: Effects) -> None:
     """A run that cannot be written fails closed, and its claim is given back."""
     app, charge = _application(config, effects)
+    gone = False
+
+    def append(journal: SyncJournal, *arguments: Any) -> int:
+        if gone:
+            raise StoreUnavailable("The log is gone.")
+        return journal.append(*arguments)
+
+    assert isinstance(app.store, ComposedStore)
+    app.store.log = Tampered(app.store.log, append=append)
     with app.run("orders"):
         charge("a")
-        journal = app.gateway.core.journal()
-
-        async def gone(*_: Any) -> Any:
-            raise StoreUnavailable("The log is gone.")
-
-        append, journal._log.append = journal._log.append, gone  # type: ignore[attr-defined]
+        gone = True
         with pytest.raises(antiphon.AntiphonError, match="not made"):
             charge("b")
-        journal._log.append = append  # type: ignore[attr-defined]
+        gone = False
         assert charge("b") == {"receipt": "for b"}
     assert effects.file.read_text().splitlines() == ["charge:a", "charge:b"]

@@ -157,11 +157,11 @@ def test_every_process_sweeps_what_has_expired(fleet_url: str, monkeypatch: pyte
     for row in (ended, reset):
         journal.save_breaker("default", row)
     time.sleep(0.1)
-    renewer = Leases(store, Clock(), Settings())  # what the process's one thread looks after
-    monkeypatch.setattr("antiphon._gateway.renewer._janitor", janitor.Janitor())
+    leases = Leases(store, Clock(), Settings())  # what the process's one thread looks after
+    monkeypatch.setattr("antiphon._gateway.leases._janitor", janitor.Janitor())
 
     def swept() -> bool:
-        renewer.look()
+        leases.look()
         return journal.load_breakers("default") == [reset] and journal.sweep() == 0
 
     until(swept, "expired claims and ended breaker states are gone", 10)
@@ -174,7 +174,7 @@ def test_a_janitor_sweeps_each_store_once_and_goes_on_after_a_full_portion() -> 
     swept: list[int] = []
 
     class Full:
-        async def sweep(self, limit: int) -> int:
+        def sweep(self, limit: int) -> int:
             swept.append(limit)
             return limit if len(swept) < 3 else 0
 

@@ -16,10 +16,19 @@ from antiphon._gateway import feed
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ops.admin import Admin
-from antiphon.ports import Claimed, Clock, Final
+from antiphon.ports import (
+    Claimed,
+    ClaimRequest,
+    ClaimTemplate,
+    Clock,
+    Existing,
+    Settlement,
+    StaticClaimRequest,
+    SyncJournal,
+)
 from antiphon.redact import Redactor
 from antiphon.stores._adapters import AsyncFromSync
-from tests.faults.fleet_kit import Effects, fleet, open_gateway, serve, until
+from tests.faults.fleet_kit import Effects, Tampered, fleet, open_gateway, serve, until
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 KEY = "tool/tools/send"
@@ -62,7 +71,22 @@ def test_planted_a_subscription_that_nobody_makes_is_noticed(fleet_url: str, mon
 def _away(url: str, spoil: Callable[[Gateway], None], order: str) -> list[str]:
     """A worker wins a claim and is away beyond its lease; another takes over and finishes: what the first one runs."""
     ran: list[str] = []
-    with open_gateway(url) as gateway:
+    away = False
+
+    def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Claimed | Existing:
+        nonlocal away
+        got = journal.begin(request, *events)
+        if away:
+            away = False
+            time.sleep(0.4)
+            found = journal.read(request.key)
+            assert found is not None
+            taken = journal.take_over(_of_another(request), found.current.version)
+            assert isinstance(taken, Claimed)
+            assert journal.settle(request.key, taken.version, Settlement("done", 60_000, b'"theirs"')) is not None
+        return got
+
+    with Gateway(store=Tampered(open_store(url), begin=begin)) as gateway:
 
         @gateway.tool(idempotent=True, reuse="session", ttl=Ttls(lease_ms=300))
         def send(order: str) -> str:
@@ -72,32 +96,19 @@ def _away(url: str, spoil: Callable[[Gateway], None], order: str) -> list[str]:
         send("warm")
         ran.clear()
         spoil(gateway)
-        journal = gateway.core.journal()
-        slept: list[int] = []
-
-        class Sleepy:
-            def __getattr__(self, name: str) -> Any:
-                return getattr(journal, name)
-
-            async def begin(self, ask: Any, events: Any = ()) -> Any:
-                got = await journal.begin(ask, events)
-                if not slept:
-                    slept.append(1)
-                    time.sleep(0.4)
-                    found = await journal.read(ask.key)
-                    assert found is not None
-                    taken = await journal.take(ask._replace(identity="other", lease_ms=60_000), found.current.version)
-                    assert isinstance(taken, Claimed)
-                    assert await journal.settle(ask.key, taken.version, Final("done", 60_000, b'"theirs"')) is not None
-                return got
-
-            def begin_now(self, *arguments: Any) -> Any:
-                return drive(self.begin(*arguments))
-
-        sleepy = Sleepy()
-        gateway.core.journal = lambda: sleepy
+        away = True
         send(order)
     return ran
+
+
+def _of_another(request: ClaimRequest) -> StaticClaimRequest:
+    """The request of another process for the same claim."""
+    template = ClaimTemplate(
+        tool=request.template.tool, session="s", actor="a", ttl_ms=60_000, lease_ms=60_000, owner="another process"
+    )
+    return StaticClaimRequest(
+        request.key, "other", template, request.idempotency_key, request.params, "request of another", "its token"
+    )
 
 
 def test_planted_a_worker_that_trusts_an_old_claim_is_noticed(fleet_url: str) -> None:
@@ -105,6 +116,7 @@ def test_planted_a_worker_that_trusts_an_old_claim_is_noticed(fleet_url: str) ->
 
     def spoil(gateway: Gateway) -> None:
         gateway._plans.tools["send"].renew_every = 1e9
+        gateway._plans.changed()
 
     assert _away(fleet_url, spoil, "b") == ["b"], "it ran beside the one that took over"
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Attempt, BreakerRow, Existing, Journal, Row, Settlement, Store, SyncJournal
+from antiphon.ports import BreakerRow, Existing, Journal, Row, Settlement, Store, SyncJournal
 from antiphon.stores import ComposedStore, MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from antiphon.stores._common import recorded_attempt
 from antiphon.stores._redis_keys import Names

@@ -15,8 +15,9 @@ import antiphon._gateway
 from antiphon._gateway.context import held
 from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway
+from antiphon.ops.app import Antiphon
 from antiphon.stores import MemoryStore, SQLiteStore
-from tests.unit.gateway.kit import Rig, envelope
+from tests.unit.gateway.kit import Ears, Rig, envelope
 
 FOLDER = str(Path(antiphon._gateway.__file__).parent)
 WARM = 10
@@ -50,7 +51,7 @@ class Interrupter:
 def _no_call_before(frame: FrameType) -> bool:
     """Real interrupts come with calls and jumps back, so not at lines that follow none: the first ones of a block."""
     line = Path(frame.f_code.co_filename).read_text().splitlines()[frame.f_lineno - 1].strip()
-    return line.startswith(("held.set(outer)", "held.reset(token)", "with ", "try:", "if payload is None"))
+    return line.startswith(("call.value = call.plan.function(", "with ", "try:"))
 
 
 def gateway_on(store: str, folder: Path) -> Gateway:
@@ -189,3 +190,68 @@ def test_an_interrupted_call_without_a_claim_writes_no_record() -> None:
         rig.execute(call_id="c1", mode="disabled")
     assert rig.records() == []
     assert not rig.ears.of("tool_call_fenced")
+
+
+@pytest.mark.parametrize("logged", [False, True], ids=["silent", "logged"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["alone", "recorded"])
+@pytest.mark.parametrize("store", STORES)
+def test_an_interrupt_at_any_line_leaves_no_claim_in_flight(
+    store: str, recorded: bool, logged: bool, tmp_path: Path
+) -> None:
+    """D54: what was not sent is released, what was sent is settled; never a wait for a lease."""
+    place = MemoryStore() if store == "memory" else SQLiteStore(tmp_path / "claims.db", "NORMAL")
+    app = Antiphon({"telemetry": {"logs": False}}, store=place)
+    gateway = app.gateway
+    if logged:
+        gateway.listen(Ears())
+    entered: list[int] = []
+
+    @gateway.tool("send", idempotent=False)
+    def send(to: int) -> str:
+        entered.append(to)
+        return "sent"
+
+    def states() -> dict[int, str]:
+        found = place.open_sync().list(tenant="default", limit=10_000)
+        return {int(record.request.tool_call_id or 0): _state(record) for record in found}  # type: ignore[call-overload]
+
+    def sweep_lines() -> int:
+        for nth in count(1):
+            wire = envelope(params={"to": nth}, call_id=str(nth))
+            interrupter = Interrupter(nth, lambda: True)
+            try:
+                with interrupter:
+                    gateway.execute(wire)
+            except KeyboardInterrupt:
+                assert held.get() is None
+                assert not gateway._plans.leases._held
+            gateway._plans.leases.look()  # what a second interrupt would have left to it
+            if interrupter.left:
+                return nth
+        raise AssertionError
+
+    for warm in range(WARM):
+        gateway.execute(envelope(params={"to": -warm}, call_id=str(10_000 + warm)))
+    if recorded:
+        with app.run("interrupted"):
+            last = sweep_lines()
+    else:
+        last = sweep_lines()
+    assert last > 60
+    after = states()
+    assert "inflight" not in after.values()
+    never_entered = [n for n in range(1, last) if n not in entered]
+    assert never_entered
+    for n in never_entered:
+        assert after.get(n, "released") == "released", (n, after.get(n))
+    for n in range(1, last):
+        assert entered.count(n) <= 1
+        again = gateway.execute(envelope(params={"to": n}, call_id=str(n)))
+        assert again.ok or again.code == "outcome_unknown", (n, again)
+        assert entered.count(n) == 1 or again.code == "outcome_unknown"
+
+
+def _state(record: Any) -> str:
+    if record.state == "cancelled" and not record.dispatched:
+        return "released"
+    return "unknown" if record.state == "failed" and record.error.code == "outcome_unknown" else str(record.state)

@@ -356,3 +356,14 @@ def test_values_that_are_not_json_are_written_as_text() -> None:
     for value in ({1, 2}, ValueError("password=hunter2hunter2"), {1: {2: object}}, b"bytes", _Kind.CALL):
         same({**CALL, "breakerState": value}, lines, oracle)
         same({**CALL, "baggage": value}, lines, oracle)
+
+
+def test_what_the_redactor_took_for_a_text_is_written_as_one() -> None:
+    class Textual(Redactor):
+        __slots__ = ()
+
+        def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
+            return (b"[secret:x] was here", True) if b"deep" in document else (document, False)
+
+    line = json.loads(Lines(Textual()).encode("tool_call_end", TIME, {**CALL, "baggage": {"deep": "secret"}}))
+    assert line["baggage"] == "[secret:x] was here"
