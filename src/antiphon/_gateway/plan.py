@@ -368,10 +368,10 @@ class Plans:
     def refreshed(self) -> None:
         """Log levels may have changed since the present plans were made."""
         self.next_refresh = self.monotonic() + self.settings.refresh_ms / 1000
-        for event, of_plan in (("tool_call_start", "on_start"), ("tool_call_end", "on_end")):
-            heard = self.reporter.who_wants(event)
-            if any(getattr(plan, of_plan) != heard for plan in tuple(self._plans.values()) if not plan.off):
-                self.changed()
+        wants, plans = self.reporter.who_wants, tuple(self._plans.values())
+        heard = (wants("tool_call_start"), wants("tool_call_end"), wants("tool_call_blocked"))
+        if any((plan.on_start, plan.on_end, plan.on_blocked) != heard for plan in plans if not plan.off):
+            self.changed()
 
     def monotonic(self) -> float:
         return self.clock.monotonic()
