@@ -193,6 +193,13 @@ class FaultLoopWorld(AsyncWorld):
         return self.fault.around("get", lambda: blobs.get(*args))
 
 
+def _watch(gateway: Any, fault: Fault, loop: bool) -> None:
+    """Give a gateway that has no tools yet a world in which requests fail."""
+    world: Any = (FaultLoopWorld if loop else FaultWorld)(gateway._plans, gateway._feed)
+    world.fault = fault
+    gateway._world = (lambda: world) if loop else world
+
+
 # -- the calls -----------------------------------------------------------------------------------------------------
 
 
@@ -204,14 +211,11 @@ class Case:
         self.blobs = FakeBlobs()
         settings = {"payload_limit": 10, **scenario.settings}
         kind = AsyncRig if loop else Rig
-        self.rig: Any = kind(self.store, parts={"blobs": lambda: self.blobs}, **settings)
+        self.rig = kind(self.store, parts={"blobs": lambda: self.blobs}, **settings)
         self.gateway: Any = self.rig.gateway
         self.clock = self.rig.clock
         self.store.inner = MemoryStore(clock=self.clock)
-        plans, feed = self.gateway._plans, self.gateway._feed
-        self.world: Any = (FaultLoopWorld if loop else FaultWorld)(plans, feed)
-        self.world.fault = self.store.fault
-        self.gateway._world = (lambda: self.world) if loop else self.world  # before a tool is registered
+        _watch(self.gateway, self.store.fault, loop)
         self.effects: list[dict[str, Any]] = []
         self.results: list[Any] = list(scenario.results)
         spec = {"ttl": Ttls(lease_ms=int(LEASE_S * 1000)), "idempotent": False, **scenario.spec}
