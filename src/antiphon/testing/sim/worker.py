@@ -19,7 +19,7 @@ from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import Happened, RetryPolicy
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
-from antiphon.testing.sim.asked import Answered, Asked, Mode, answer_of, asking, failure_of
+from antiphon.testing.sim.asked import Answered, Mode, answer_of, asking, failure_of
 from antiphon.testing.sim.plan import LEASE_S, TOOL, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared, SimStore
 from antiphon.testing.sim.threads import SimThreads, within
