@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import logging
 import logging.handlers
+import os
+import pickle
+import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -51,6 +55,169 @@ def kept(logger: logging.Logger) -> Kept:
     handler = Kept()
     logger.addHandler(handler)
     return handler
+
+
+@pytest.fixture
+def listener(logger: logging.Logger) -> JsonLogListener:
+    return JsonLogListener(Redactor(salt="unit"), logger=NAME)
+
+
+def alone(logger: logging.Logger, *handlers: logging.Handler) -> None:
+    """Without the handlers that pytest adds."""
+    logger.handlers[:] = handlers
+
+
+def end(listener: JsonLogListener) -> bool:
+    """Emit the end of a call; whether the listener wanted it."""
+    wanted = listener.wants("tool_call_end")
+    listener.emit("tool_call_end", FIELDS)
+    return wanted
+
+
+# -- the record ------------------------------------------------------------------------------------------------------
+
+VOLATILE = {"created", "msecs", "relativeCreated"}
+
+
+def standard(logger: logging.Logger, record: logging.LogRecord) -> logging.LogRecord:
+    return logger.makeRecord(
+        NAME, record.levelno, record.pathname, record.lineno, str(record.msg), (), None, record.funcName
+    )
+
+
+def test_a_record_can_be_formatted_copied_and_sent(logger: logging.Logger, listener: JsonLogListener) -> None:
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue()
+    logger.addHandler(logging.handlers.QueueHandler(waiting))
+    end(listener)
+    record = waiting.get_nowait()
+    style = "%(asctime)s %(name)s %(levelname)s %(process)d %(threadName)s %(filename)s:%(lineno)d %(message)s"
+    text = logging.Formatter(style).format(record)
+    assert f"{NAME} INFO {os.getpid()} MainThread logs.py:" in text
+    assert text.endswith("}")
+    for other in (copy.copy(record), pickle.loads(pickle.dumps(record))):
+        assert vars(other) == vars(record)
+
+
+def test_a_record_names_its_thread(kept: Kept, listener: JsonLogListener) -> None:
+    thread = threading.Thread(target=end, args=(listener,), name="worker-7")
+    thread.start()
+    thread.join()
+    assert (kept.records[0].threadName, kept.records[0].thread) == ("worker-7", thread.ident)
+
+
+def test_a_record_factory_is_used_from_the_next_line_on(kept: Kept, listener: JsonLogListener) -> None:
+    before = logging.getLogRecordFactory()
+
+    def traced(*args: Any, **options: Any) -> logging.LogRecord:
+        record = before(*args, **options)
+        record.trace = "t-1"
+        return record
+
+    end(listener)
+    logging.setLogRecordFactory(traced)
+    try:
+        end(listener)
+    finally:
+        logging.setLogRecordFactory(before)
+    end(listener)
+    assert [hasattr(record, "trace") for record in kept.records] == [False, True, False]
+
+
+def _marked(made: Callable[..., logging.LogRecord]) -> Callable[..., logging.LogRecord]:
+    def make(*args: Any, **options: Any) -> logging.LogRecord:
+        record = made(*args, **options)
+        record.marked = True
+        return record
+
+    return make
+
+
+# -- who is told -----------------------------------------------------------------------------------------------------
+
+
+def test_levels_may_change_while_the_process_runs(
+    logger: logging.Logger, kept: Kept, listener: JsonLogListener
+) -> None:
+    wanted = []
+    for level in (logging.INFO, logging.WARNING, logging.DEBUG, logging.ERROR, logging.INFO):
+        logger.setLevel(level)
+        wanted.append(end(listener))
+    assert wanted == [True, False, True, False, True]
+    assert len(kept.records) == 3
+
+
+def test_the_level_of_a_handler_counts(logger: logging.Logger, kept: Kept, listener: JsonLogListener) -> None:
+    alone(logger, kept)
+    kept.setLevel(logging.WARNING)
+    assert not end(listener)
+    assert listener.wants("tool_call_retry")
+    quiet = Kept(logging.ERROR)
+    logger.addHandler(quiet)
+    assert not end(listener)
+    kept.setLevel(logging.INFO)
+    assert end(listener)
+    assert (len(kept.records), len(quiet.records)) == (1, 0)
+
+
+def test_handlers_may_come_and_go(logger: logging.Logger, listener: JsonLogListener) -> None:
+    alone(logger, logging.NullHandler())
+    assert not end(listener)
+    late = Kept()
+    logger.addHandler(late)
+    assert end(listener)
+    logger.removeHandler(late)
+    assert not end(listener)
+    assert len(late.records) == 1
+
+
+def test_lines_propagate(logger: logging.Logger, listener: JsonLogListener) -> None:
+    parent, kept = logging.getLogger("antiphon"), Kept()
+    alone(logger, logging.NullHandler())
+    before, parent.propagate = parent.propagate, False
+    parent.addHandler(kept)
+    try:
+        assert not end(listener)
+        logger.propagate = True
+        assert end(listener)
+    finally:
+        parent.removeHandler(kept)
+        parent.propagate = before
+    assert len(kept.records) == 1
+
+
+def test_logging_can_be_switched_off(logger: logging.Logger, kept: Kept, listener: JsonLogListener) -> None:
+    logging.disable(logging.INFO)
+    try:
+        assert not end(listener)
+        assert listener.wants("tool_call_retry")
+    finally:
+        logging.disable(logging.NOTSET)
+    logger.disabled = True
+    assert not end(listener)
+    logger.disabled = False
+    assert end(listener)
+    assert len(kept.records) == 1
+
+
+def test_filters_of_loggers_and_handlers_decide(logger: logging.Logger, kept: Kept, listener: JsonLogListener) -> None:
+    seen: list[str] = []
+
+    def refuse(record: logging.LogRecord) -> bool:
+        seen.append(json.loads(record.getMessage())["event"])
+        return False
+
+    logger.addFilter(refuse)
+    end(listener)
+    logger.removeFilter(refuse)
+    kept.addFilter(refuse)
+    end(listener)
+    kept.removeFilter(refuse)
+    end(listener)
+    assert seen == ["tool_call_end", "tool_call_end"]
+    assert len(kept.records) == 1
+
+
+# -- without a record --------------------------------------------------------------------------------------------------
 
 
 def _subclass(stream: io.StringIO) -> logging.Handler:
