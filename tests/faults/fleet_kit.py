@@ -18,7 +18,7 @@ from typing import Any
 from antiphon import AsyncGateway, Gateway
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
-from antiphon.ports import Journal, Store, SyncJournal
+from antiphon.ports import ClaimRequest, ClaimTemplate, Journal, StaticClaimRequest, Store, SyncJournal
 
 PATIENCE_S = 90.0
 _spawn = multiprocessing.get_context("spawn")
@@ -124,6 +124,13 @@ class _Tampered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
+
+
+def of_another(request: ClaimRequest) -> StaticClaimRequest:
+    """The request of another process for the same claim."""
+    tool = request.template.tool
+    template = ClaimTemplate(tool=tool, session="s", actor="a", ttl_ms=60_000, lease_ms=60_000, owner="another")
+    return StaticClaimRequest(request.key, "other", template, request.idempotency_key, request.params, "r", "token")
 
 
 def short(lease_ms: int) -> Ttls:

@@ -14,19 +14,9 @@ import antiphon
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import (
-    Claimed,
-    ClaimRequest,
-    ClaimTemplate,
-    Existing,
-    Journal,
-    Settlement,
-    StaticClaimRequest,
-    Store,
-    SyncJournal,
-)
+from antiphon.ports import Claimed, ClaimRequest, Existing, Journal, Settlement, Store, SyncJournal
 from antiphon.stores import ComposedStore, SQLiteStore
-from tests.faults.fleet_kit import Tampered
+from tests.faults.fleet_kit import Tampered, of_another
 
 QUIET: dict[str, Any] = {"telemetry": {"logs": False}, "retry": {"base_ms": 0}}
 
@@ -216,13 +206,6 @@ async def test_in_asyncio_a_store_that_fails_after_the_call_is_tried_again(store
     assert [record["state"] for record in _left_behind(store)] == ["done", "done"]
 
 
-def _of_another(request: ClaimRequest) -> StaticClaimRequest:
-    """The request of another process for the same claim."""
-    tool = request.template.tool
-    template = ClaimTemplate(tool=tool, session="s", actor="a", ttl_ms=60_000, lease_ms=60_000, owner="another")
-    return StaticClaimRequest(request.key, "other", template, request.idempotency_key, request.params, "r", "token")
-
-
 def test_a_worker_that_was_away_since_it_asked_does_not_dispatch_on_an_old_claim(store: Store) -> None:
     """The claim was won, then the process slept beyond its lease, and another took the claim over."""
     ran: list[int] = []
@@ -236,7 +219,7 @@ def test_a_worker_that_was_away_since_it_asked_does_not_dispatch_on_an_old_claim
             time.sleep(0.4)
             found = journal.read(request.key)
             assert found is not None
-            taken = journal.take_over(_of_another(request), found.current.version)
+            taken = journal.take_over(of_another(request), found.current.version)
             assert isinstance(taken, Claimed)
             assert journal.settle(request.key, taken.version, Settlement("done", 60_000, b'"theirs"')) is not None
         return got
