@@ -339,8 +339,8 @@ class Plans:
         """Make a tool callable by its full name, and by its short one unless that is another's."""
         tools, short = self.tools, tool.spec.name
         known = tools.get(tool.full_name)
-        if known is not None:
-            self._plans.pop(known, None)
+        if known is not None and (before := self._plans.pop(known, None)) is not None:
+            before.stale = True  # a function that was decorated with it goes on, and makes a plan of its own
         tools[tool.full_name] = tool
         if short not in tools or tools[short].full_name == tool.full_name:
             tools[short] = tool
@@ -368,10 +368,10 @@ class Plans:
     def refreshed(self) -> None:
         """Log levels may have changed since the present plans were made."""
         self.next_refresh = self.monotonic() + self.settings.refresh_ms / 1000
-        for event, of_plan in (("tool_call_start", "on_start"), ("tool_call_end", "on_end")):
-            heard = self.reporter.who_wants(event)
-            if any(getattr(plan, of_plan) != heard for plan in tuple(self._plans.values()) if not plan.off):
-                self.changed()
+        wants, plans = self.reporter.who_wants, tuple(self._plans.values())
+        heard = (wants("tool_call_start"), wants("tool_call_end"), wants("tool_call_blocked"))
+        if any((plan.on_start, plan.on_end, plan.on_blocked) != heard for plan in plans if not plan.off):
+            self.changed()
 
     def monotonic(self) -> float:
         return self.clock.monotonic()
@@ -390,7 +390,7 @@ class Plans:
         """Take new settings while running: switches, per-tool overrides, policies."""
         self.settings = settings
         self.switches.take(settings)
-        for tool in set(self.tools.values()):
+        for tool in dict.fromkeys((*self._plans, *self.tools.values())):  # replaced ones may still be called
             before = tool.breaker_policy
             tool.configure(tool.spec, settings)
             if tool.breaker_policy != before:

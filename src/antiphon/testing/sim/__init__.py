@@ -1,8 +1,11 @@
-"""A deterministic simulator of the claim protocol: the real gateway and the real rules in a world of seeds.
+"""A deterministic simulator of the claim protocol: real gateways and the real rules in a world of seeds.
 
-A seed decides everything: who calls what and when, how long tools take, which worker is paused, killed or cut off from
-the store, whose request or answer gets lost, who is cancelled. Time is virtual, so an hour takes milliseconds, and the
-same seed always gives the same story. After every step the laws of ``laws.py`` must hold.
+A seed decides everything: who calls what, when and how (decorated function, ``turn.call``, ``execute``), how long tools
+take, which worker is paused, killed, reconfigured or cut off from the store, whose request or answer gets lost, who is
+cancelled. Some workers have a ``Gateway`` and threads, others an ``AsyncGateway`` and tasks; both run the production
+drivers. Replaced are the store's network, the clock, the scheduler of tasks and threads, and what the operating system
+says about processes. Time is virtual, so an hour takes milliseconds, and the same seed always gives the same story.
+After every step the laws of ``laws.py`` must hold.
 
     python -m antiphon.testing.sim --seeds 2000
 

@@ -172,6 +172,11 @@ BUGS: dict[str, Bug] = {
         ("identity",),
         _two_answers,
     ),
+    "late-request": Bug(
+        "the store takes a claim whose caller has been told that it was cancelled",
+        ("an end", "leases"),
+        lambda: patched(Shared, "arrives_though_cancelled", True),
+    ),
     "release-on-cancel": Bug(
         "a cancelled call frees its claim although the tool was reached",
         ("honest records", "one dispatch"),
@@ -194,17 +199,17 @@ BUGS: dict[str, Bug] = {
     ),
     "stale-plan": Bug(
         "a live change of the switches does not reach a decorated function",
-        ("switches", "alone"),
+        ("switches", "alone", "identity"),
         lambda: patched(Plans, "changed", lambda self: None),
     ),
     "claim-left-in-flight": Bug(
         "a caller that is cancelled while it claims does not give the claim back",
-        ("an end",),
+        ("an end", "leases"),
         lambda: patched(repair, "_recovered", _forgets_the_claim),
     ),
     "nothing-is-abandoned": Bug(
         "a claim whose caller is interrupted twice is ended by nobody",
-        ("an end",),
+        ("an end", "leases"),
         lambda: patched(Leases, "abandon", _abandons_nothing),
     ),
 }

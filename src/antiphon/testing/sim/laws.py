@@ -19,12 +19,13 @@
 |                | in flight and no lease behind                                                                  |
 
 A worker has no way to know when it was paused after the store had confirmed its claim and before it entered the tool:
-no client can look and act in one step. Before it tries again, it can look again. That is what the fence is for that a tool can hand to its sink.
+no client can look and act in one step. That is what the fence is for that a tool can hand to its sink. Before it tries
+again, it can look again.
 
-Calls that are made while the layer is off or in shadow, while keys are not derived, with ``dedupeMode: disabled``, or
-unprotected because the store cannot be reached (reads only) have no claim that binds anybody. For them *intent*, *alone*, *switches* and *an end* hold, and no call repeats an
-attempt whose effect is open; *one dispatch* between calls, *honest records*, *fencing* and *identity* do not apply:
-nobody knows of them, and they know of nobody.
+Calls have no claim that binds anybody while the layer is off or in shadow, while keys are not derived, with
+``dedupeMode: disabled``, or unprotected because the store cannot be reached (reads only). For them *intent*, *alone*,
+*switches* and *an end* hold, and none of them repeats an attempt whose effect is open. *One dispatch* between calls,
+*honest records*, *fencing* and *identity* do not apply: nobody knows of them, and they know of nobody.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from antiphon.contract.spec import BreakerPolicy, ToolSpec, Ttls
 
-Kind = Literal["claims", "crowd", "retries", "breaker"]
-"""Calls of all sorts; many at once that are soon over; attempts that fail and long pauses; a sick dependency."""
+Kind = Literal["claims", "crowd", "interrupts", "retries", "breaker"]
+"""Calls of all sorts; many at once; most of them cancelled; failures and long pauses; a sick dependency."""
 Ends = Literal["fine", "refused", "answer 400", "answer 503", "lost"]
 Way = Literal["execute", "turn", "function"]
 LEASE_MS = 3_000
@@ -64,7 +64,7 @@ def _policies(kind: Kind) -> tuple[BreakerPolicy, ...]:
 
 
 _OFFSETS_S = ((0.0, 0.01, 0.5, 4.0, 15.0), (0.05, 0.3))
-_KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "claims", "breaker")
+_KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "interrupts", "breaker")
 
 
 class Plan:
@@ -86,7 +86,8 @@ class Plan:
         self.retry_base_ms = 1_000 if self.kind == "retries" else 50
         self.ends = QUIET_S + (40.0 if self.kind == "breaker" else 15.0)
         self.loss = random.choice((0.0, 0.0, 0.02, 0.1))
-        self.cancels = random.choice(("waits", "drops"))
+        self.cancels = random.choice(("waits", "drops", "drops"))
+        """What a cancellation does to a store step under way."""
         self.same_host = random.random() < 0.3
         """Whether a worker can see that another one is dead."""
         self.policies = _policies(self.kind)
@@ -118,16 +119,18 @@ class Plan:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _claim_calls(self) -> list[Delivery]:
-        random = self._random
+        random, most = self._random, 5 if self.kind == "crowd" else 3
         calls: list[Delivery] = []
         for number in range(random.randint(1, 2)):
             intent = f"i{number}"
             if random.random() < 0.2:
                 self.given_keys[intent] = f"key-{intent}"
             base = random.uniform(0, 12)
-            for identity in range(random.randint(1, 4)):
+            for identity in range(random.randint(2, 4) if self.kind == "crowd" else random.randint(1, 4)):
                 base = base if self.kind == "crowd" else random.uniform(0, 12)
-                calls += [self._claim_call(intent, f"{intent}c{identity}", base) for _ in range(random.randint(1, 3))]
+                calls += [
+                    self._claim_call(intent, f"{intent}c{identity}", base) for _ in range(random.randint(1, most))
+                ]
         return calls
 
     def _claim_call(self, intent: str, identity: str, base: float) -> Delivery:
@@ -152,7 +155,7 @@ class Plan:
 
     def _cancellations(self) -> tuple[float, ...]:
         random = self._random
-        if random.random() >= 0.2:
+        if random.random() >= (0.7 if self.kind == "interrupts" else 0.15):
             return ()
         first = random.choice((0.02, 0.1, 6.0)) * random.random()
         return (first, 0.03 * random.random()) if random.random() < 0.4 else (first,)
@@ -203,7 +206,7 @@ class Plan:
         if self.kind == "breaker":
             ends: Ends = random.choice(("fine", "answer 503", "answer 503", "answer 503"))
             return Fate(0.0, random.choice((0.01, 0.2, 3.0, 6.0)) * random.random(), ends)
-        length = random.choice((0.01, 0.3, LEASE_S, 4 * LEASE_S) if self.kind == "claims" else (0.01, 0.2))
+        length = random.choice((0.01, 0.2) if self.kind in ("crowd", "retries") else (0.01, 0.3, LEASE_S, 4 * LEASE_S))
         weights = (3, 8, 1, 1, 1) if self.kind == "retries" else (12, 2, 2, 1, 2)
         ends = random.choices(("fine", "refused", "answer 400", "answer 503", "lost"), weights)[0]
         return Fate(length * random.random(), length * random.random(), ends)

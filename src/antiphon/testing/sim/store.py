@@ -23,6 +23,9 @@ _JOURNEY_S = (0.0001, 0.02)
 class Shared:
     """What all workers see: one memory store on the world's clock, and the laws that watch it."""
 
+    arrives_though_cancelled = False
+    """A planted bug: the request of a caller that was cancelled arrives later."""
+
     def __init__(self, world: World, laws: Laws, *, loss: float, loss_until: float, cancels: str) -> None:
         self.world = world
         self.laws = laws
@@ -58,7 +61,8 @@ class SimJournal:
     """One worker's way to the store. Every step can be late, and its request or its answer can get lost.
 
     What a cancellation does to a step under way depends on the store, so seeds choose (``Plan.cancels``): SQLite
-    finishes it first (``waits``); of others nobody knows whether the request arrived (``drops``).
+    finishes it first (``waits``); of others nobody knows whether the request has arrived (``drops``). One that arrives
+    only after the caller has seen the cancellation would be a claim that nobody gives back.
     """
 
     durable = True
@@ -73,7 +77,12 @@ class SimJournal:
         shared, worker = self._shared, self._worker
         if worker.dead:
             raise Dead
-        await self._travel()
+        try:
+            await self._travel()
+        except (CancelledError, KeyboardInterrupt):
+            if shared.arrives_though_cancelled:
+                shared.world.start(f"{worker.name}: {name} goes on", self._go_on(run), worker)
+            raise
         if shared.loses():
             shared.lost_requests += 1
             self._lost(f"{worker.name}: {name} never reached the store")
@@ -85,6 +94,10 @@ class SimJournal:
             self._lost(f"{worker.name}: the answer to {name} got lost")
             raise StoreUnavailable(f"the answer to {name} was lost")
         return answer
+
+    async def _go_on(self, run: Callable[[], Awaitable[Any]]) -> None:
+        await self._travel()
+        await run()
 
     async def _travel(self) -> None:
         if self._at_once:
