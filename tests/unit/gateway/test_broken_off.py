@@ -493,6 +493,8 @@ async def broken_off(name: str, nth: int, errors: Sequence[BaseException], *, af
     about = f"{name}: request {nth}, {'after' if after else 'before'} it, {errors} at {fault.where}"
     if "given up" not in name:
         assert escaped is None or escaped in errors, f"{about}: {escaped!r} escaped"
+    if set(fault.where).isdisjoint(("sleep", "ask")):  # those do not go to a store
+        assert not isinstance(escaped, StoreError), f"{about}: it escaped instead of being the answer"
     if not met:
         return 0
     fault.errors.clear()
