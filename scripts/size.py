@@ -1,7 +1,6 @@
 """Print the size of the package: code lines (without blank lines, comments and docstrings) and files per folder.
 
-    python scripts/size.py            a table
-    python scripts/size.py --json     for machines
+``--json`` prints it for machines.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ def _docstrings(tree: ast.Module) -> set[int]:
 
 
 def main() -> None:
+    """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     lines: Counter[str] = Counter()

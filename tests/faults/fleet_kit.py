@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import signal
@@ -17,7 +18,7 @@ from typing import Any
 from antiphon import AsyncGateway, Gateway
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
-from antiphon.ports import Store, SyncJournal
+from antiphon.ports import ClaimRequest, ClaimTemplate, Journal, StaticClaimRequest, Store, SyncJournal
 
 PATIENCE_S = 90.0
 _spawn = multiprocessing.get_context("spawn")
@@ -98,27 +99,38 @@ def open_async_gateway(url: str, **config: Any) -> AsyncGateway:
 
 
 class Tampered:
-    """A store whose journals for threads make some steps in another way: ``step(journal, …)``."""
+    """A store whose journals make some steps in another way: ``step(journal, …)``, a coroutine for event loops."""
 
     def __init__(self, store: Store, **steps: Callable[..., Any]) -> None:
         self._store = store
-        self._steps = steps
+        self._awaited = {name: step for name, step in steps.items() if inspect.iscoroutinefunction(step)}
+        self._plain = {name: step for name, step in steps.items() if name not in self._awaited}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     def open_sync(self) -> Any:
-        return _TamperedJournal(self._store.open_sync(), self._steps)
+        return _Tampered(self._store.open_sync(), self._plain)
+
+    def open_async(self) -> Any:
+        return _Tampered(self._store.open_async(), self._awaited)
 
 
-class _TamperedJournal:
-    def __init__(self, journal: SyncJournal, steps: dict[str, Callable[..., Any]]) -> None:
+class _Tampered:
+    def __init__(self, journal: SyncJournal | Journal, steps: dict[str, Callable[..., Any]]) -> None:
         self._journal = journal
         for name, step in steps.items():
             setattr(self, name, partial(step, journal))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
+
+
+def of_another(request: ClaimRequest) -> StaticClaimRequest:
+    """The request of another process for the same claim."""
+    tool = request.template.tool
+    template = ClaimTemplate(tool=tool, session="s", actor="a", ttl_ms=60_000, lease_ms=60_000, owner="another")
+    return StaticClaimRequest(request.key, "other", template, request.idempotency_key, request.params, "r", "token")
 
 
 def short(lease_ms: int) -> Ttls:

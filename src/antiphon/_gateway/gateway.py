@@ -134,7 +134,7 @@ class BaseGateway:
         return self._plans.reporter.render()
 
     def sample(self, counts: Mapping[tuple[str, str], int]) -> None:
-        """Put the store's records by tool and state (``SyncJournal.counts``) into the metrics, before they are scraped."""
+        """Put the store's records by tool and state (``SyncJournal.counts``) into the metrics before they are read."""
         metrics = self._plans.reporter.metrics
         if metrics is not None:
             metrics.dedupe(counts)

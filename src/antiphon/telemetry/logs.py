@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import IO, TYPE_CHECKING, Any
 
 from antiphon._late import LateRedactor
-from antiphon.telemetry._records import Records, write, writes_messages_only
 
 if TYPE_CHECKING:
     from antiphon.redact import Redactor
@@ -31,7 +30,7 @@ class JsonLogListener:
     Levels, handlers, filters and the record factory may change at any time.
     """
 
-    __slots__ = ("_lines", "_logger", "_now_ms", "_records", "_redactor")
+    __slots__ = ("_lines", "_logger", "_now_ms", "_redactor")
 
     def __init__(
         self,
@@ -43,7 +42,6 @@ class JsonLogListener:
         self._redactor = redactor
         self._lines: Lines | None = None
         self._logger = logging.getLogger(logger)
-        self._records = Records(self._logger, JsonLogListener.emit)
         self._now_ms = now_ms
         if logger == "antiphon" and not self._logger.handlers:
             # A library that was not told where to write does not write to the screen.
@@ -57,16 +55,10 @@ class JsonLogListener:
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         level = LEVELS.get(event, logging.WARNING)
         logger = self._logger
-        if not logger.isEnabledFor(level):
-            return
-        writer = _writer(logger, level)
-        if writer is None:
-            return
-        line = (self._lines or self._begin()).encode(event, self._now_ms(), fields)
-        if writes_messages_only(writer, logger):
-            write(writer, line)
-        else:
-            logger.handle(self._records.make(level, line))
+        if logger.isEnabledFor(level) and _is_heard(logger, level):
+            line = (self._lines or self._begin()).encode(event, self._now_ms(), fields)
+            # The place is fixed: looking for the caller on the stack would cost as much as all the rest.
+            logger.handle(logger.makeRecord(logger.name, level, __file__, 0, line, (), None, "emit"))
 
     def _begin(self) -> Lines:
         """The first line: until then no pattern is compiled."""
@@ -88,22 +80,6 @@ def _is_heard(logger: logging.Logger, level: int) -> bool:
             silent = True
         at = at.parent if at.propagate else None
     return not silent
-
-
-def _writer(logger: logging.Logger, level: int) -> logging.Handler | logging.Logger | None:
-    """The handler that would write a line of *level*; *logger* if there is not exactly one, ``None`` if none would."""
-    at: logging.Logger | None = logger
-    found: logging.Handler | None = None
-    silent = False
-    while at is not None:
-        for handler in at.handlers:
-            if handler.level <= level and handler.__class__ is not logging.NullHandler:
-                if found is not None:
-                    return logger
-                found = handler
-            silent = True
-        at = at.parent if at.propagate else None
-    return found if silent else logger
 
 
 def json_logs(level: str | int = logging.INFO, stream: IO[str] | None = None) -> logging.Handler:

@@ -16,19 +16,10 @@ from antiphon._gateway import feed
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ops.admin import Admin
-from antiphon.ports import (
-    Claimed,
-    ClaimRequest,
-    ClaimTemplate,
-    Clock,
-    Existing,
-    Settlement,
-    StaticClaimRequest,
-    SyncJournal,
-)
+from antiphon.ports import Claimed, ClaimRequest, Clock, Existing, Settlement, SyncJournal
 from antiphon.redact import Redactor
 from antiphon.stores._adapters import AsyncFromSync
-from tests.faults.fleet_kit import Effects, Tampered, fleet, open_gateway, serve, until
+from tests.faults.fleet_kit import Effects, Tampered, fleet, of_another, open_gateway, serve, until
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
 KEY = "tool/tools/send"
@@ -81,7 +72,7 @@ def _away(url: str, spoil: Callable[[Gateway], None], order: str) -> list[str]:
             time.sleep(0.4)
             found = journal.read(request.key)
             assert found is not None
-            taken = journal.take_over(_of_another(request), found.current.version)
+            taken = journal.take_over(of_another(request), found.current.version)
             assert isinstance(taken, Claimed)
             assert journal.settle(request.key, taken.version, Settlement("done", 60_000, b'"theirs"')) is not None
         return got
@@ -99,16 +90,6 @@ def _away(url: str, spoil: Callable[[Gateway], None], order: str) -> list[str]:
         away = True
         send(order)
     return ran
-
-
-def _of_another(request: ClaimRequest) -> StaticClaimRequest:
-    """The request of another process for the same claim."""
-    template = ClaimTemplate(
-        tool=request.template.tool, session="s", actor="a", ttl_ms=60_000, lease_ms=60_000, owner="another process"
-    )
-    return StaticClaimRequest(
-        request.key, "other", template, request.idempotency_key, request.params, "request of another", "its token"
-    )
 
 
 def test_planted_a_worker_that_trusts_an_old_claim_is_noticed(fleet_url: str) -> None:

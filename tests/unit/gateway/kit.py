@@ -176,7 +176,7 @@ class Rig:
         return self.gateway.execute(envelope(**changes))
 
     def records(self, **filters: Any) -> list[DedupeRecord]:
-        return self.store.open_sync().list(tenant="default", **filters)  # type: ignore[no-any-return]
+        return self.store.open_sync().list(tenant="default", **filters)
 
     def breaker(self, name: str = "send") -> Any:
         return self.gateway._plans.breakers.get(f"tool/tools/{name}")

@@ -213,7 +213,7 @@ def test_an_interrupt_at_any_line_leaves_no_claim_in_flight(
 
     def states() -> dict[int, str]:
         found = place.open_sync().list(tenant="default", limit=10_000)
-        return {int(record.request.tool_call_id or 0): _state(record) for record in found}  # type: ignore[call-overload]
+        return {int(record.request.tool_call_id or 0): _state(record) for record in found}
 
     def sweep_lines() -> int:
         for nth in count(1):

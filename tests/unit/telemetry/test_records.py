@@ -10,7 +10,6 @@ import logging.handlers
 import os
 import pickle
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,8 +19,6 @@ import pytest
 import antiphon
 from antiphon.redact import Redactor
 from antiphon.stores import MemoryStore
-from antiphon.telemetry import _records
-from antiphon.telemetry._records import Records
 from antiphon.telemetry.logs import JsonLogListener, json_logs
 
 NAME = "antiphon.records"
@@ -88,26 +85,6 @@ def standard(logger: logging.Logger, record: logging.LogRecord) -> logging.LogRe
     )
 
 
-def test_a_record_has_the_attributes_that_logging_gives(
-    logger: logging.Logger, kept: Kept, listener: JsonLogListener
-) -> None:
-    alone(logger, kept)
-    for name in ("tool_call_end", "tool_call_retry"):
-        listener.emit(name, FIELDS)
-    for record in kept.records:
-        expected = standard(logger, record)
-        assert type(record) is logging.LogRecord
-        assert list(vars(record)) == list(vars(expected))
-        same = vars(record).keys() - VOLATILE
-        assert {name: vars(record)[name] for name in same} == {name: vars(expected)[name] for name in same}
-        assert [type(value) for value in vars(record).values()] == [type(value) for value in vars(expected).values()]
-        assert abs(record.created - expected.created) < 5
-        assert abs(record.relativeCreated - expected.relativeCreated) < 5000
-        assert record.msecs == int(record.created * 1000) % 1000
-    assert [record.levelname for record in kept.records] == ["INFO", "WARNING"]
-    assert (kept.records[0].filename, kept.records[0].funcName, kept.records[0].module) == ("logs.py", "emit", "logs")
-
-
 def test_a_record_can_be_formatted_copied_and_sent(logger: logging.Logger, listener: JsonLogListener) -> None:
     waiting: queue.Queue[logging.LogRecord] = queue.Queue()
     logger.addHandler(logging.handlers.QueueHandler(waiting))
@@ -126,56 +103,6 @@ def test_a_record_names_its_thread(kept: Kept, listener: JsonLogListener) -> Non
     thread.start()
     thread.join()
     assert (kept.records[0].threadName, kept.records[0].thread) == ("worker-7", thread.ident)
-
-
-def test_a_record_names_the_process_after_a_fork(kept: Kept, listener: JsonLogListener) -> None:
-    end(listener)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            end(listener)
-            os.write(write, str(kept.records[-1].process).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert (kept.records[0].process, int(os.read(read, 20))) == (os.getpid(), child)
-    os.close(read)
-    os.close(write)
-
-
-def test_a_record_names_the_process_as_multiprocessing_does(
-    kept: Kept, listener: JsonLogListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import multiprocessing
-
-    monkeypatch.setattr(multiprocessing.current_process(), "name", "worker-9")
-    end(listener)
-    monkeypatch.setitem(sys.modules, "multiprocessing", object())  # not yet imported to its end
-    end(listener)
-    monkeypatch.delitem(sys.modules, "multiprocessing")
-    end(listener)
-    assert [record.processName for record in kept.records] == ["worker-9", "MainProcess", "MainProcess"]
-
-
-@pytest.mark.parametrize("switch", ["logThreads", "logProcesses", "logMultiprocessing"])
-def test_what_logging_leaves_out_is_left_out(
-    logger: logging.Logger, kept: Kept, listener: JsonLogListener, switch: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging, switch, False)
-    end(listener)
-    expected = standard(logger, kept.records[0])
-    for name in ("thread", "threadName", "process", "processName"):
-        assert getattr(kept.records[0], name) == getattr(expected, name)
-
-
-def test_a_name_of_a_level_may_change(kept: Kept, listener: JsonLogListener) -> None:
-    logging.addLevelName(logging.INFO, "NOTE")
-    try:
-        end(listener)
-    finally:
-        logging.addLevelName(logging.INFO, "INFO")
-    assert kept.records[0].levelname == "NOTE"
 
 
 def test_a_record_factory_is_used_from_the_next_line_on(kept: Kept, listener: JsonLogListener) -> None:
@@ -203,56 +130,6 @@ def _marked(made: Callable[..., logging.LogRecord]) -> Callable[..., logging.Log
         return record
 
     return make
-
-
-def test_make_record_may_be_replaced(
-    logger: logging.Logger, kept: Kept, listener: JsonLogListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(logger, "makeRecord", _marked(logger.makeRecord))
-        end(listener)
-    with monkeypatch.context() as patch:
-        patch.setattr(logging.Logger, "makeRecord", _marked(logging.Logger.makeRecord))
-        end(listener)
-    with monkeypatch.context() as patch:
-        patch.setattr(_records, "_make_record", _marked(logging.Logger.makeRecord))  # replaced before we came
-        assert not _records._is_standard()
-    end(listener)
-    assert [hasattr(record, "marked") for record in kept.records] == [True, True, False]
-
-
-def test_a_logger_may_be_of_another_class() -> None:
-    class Marking(logging.Logger):
-        def makeRecord(self, *args: Any, **options: Any) -> logging.LogRecord:
-            record = super().makeRecord(*args, **options)
-            record.marked = True
-            return record
-
-    before = logging.getLoggerClass()
-    logging.setLoggerClass(Marking)
-    try:
-        logger = logging.getLogger("antiphon.marking")
-    finally:
-        logging.setLoggerClass(before)
-    kept = Kept()
-    logger.addHandler(kept)
-    logger.setLevel(logging.INFO)
-    JsonLogListener(Redactor(salt="unit"), logger="antiphon.marking").emit("tool_call_end", FIELDS)
-    assert hasattr(kept.records[0], "marked")
-
-
-def test_records_with_attributes_that_we_do_not_know_are_made_by_logging(
-    logger: logging.Logger, kept: Kept, listener: JsonLogListener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init = logging.LogRecord.__init__
-
-    def later(self: logging.LogRecord, *args: Any, **options: Any) -> None:
-        init(self, *args, **options)
-        self.taskName = None
-
-    monkeypatch.setattr(logging.LogRecord, "__init__", later)
-    end(JsonLogListener(Redactor(salt="unit"), logger=NAME))
-    assert hasattr(kept.records[0], "taskName")
 
 
 # -- who is told -----------------------------------------------------------------------------------------------------
@@ -340,53 +217,7 @@ def test_filters_of_loggers_and_handlers_decide(logger: logging.Logger, kept: Ke
     assert len(kept.records) == 1
 
 
-def test_call_handlers_may_be_replaced(kept: Kept, listener: JsonLogListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[logging.LogRecord] = []
-    monkeypatch.setattr(logging.Logger, "callHandlers", lambda self, record: seen.append(record))
-    end(listener)
-    assert (len(seen), kept.records) == (1, [])
-
-
 # -- without a record --------------------------------------------------------------------------------------------------
-
-
-def records_of(listener: JsonLogListener, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The messages that records are made for."""
-    made: list[str] = []
-    make = Records.make
-
-    def noted(self: Records, level: int, message: str) -> logging.LogRecord:
-        made.append(message)
-        return make(self, level, message)
-
-    monkeypatch.setattr(Records, "make", noted)
-    return made
-
-
-@pytest.mark.parametrize("formatter", [None, logging.Formatter(), logging.Formatter("%(message)s")])
-def test_a_handler_that_writes_messages_only_needs_no_record(
-    logger: logging.Logger,
-    listener: JsonLogListener,
-    formatter: logging.Formatter | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = io.StringIO()
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(formatter)
-    alone(logger, logging.NullHandler(), handler, Kept(logging.ERROR))
-    made = records_of(listener, monkeypatch)
-    assert end(listener)
-    handler.terminator = "\r\n"
-    end(listener)
-    handler.terminator = "\n"
-    handler.setStream(other := io.StringIO())
-    end(listener)
-    assert made == []
-    lines = [*stream.getvalue().split("\r\n")[0].split("\n"), *other.getvalue().splitlines()]
-    assert [json.loads(line)["requestId"] for line in lines] == ["r-1"] * 3
-    logger.addHandler(Kept())
-    end(listener)
-    assert len(made) == 1
 
 
 def _subclass(stream: io.StringIO) -> logging.Handler:
@@ -421,53 +252,6 @@ def _with_emit(stream: io.StringIO) -> logging.Handler:
     handler = logging.StreamHandler(stream)
     handler.emit = handler.emit  # type: ignore[method-assign]
     return handler
-
-
-@pytest.mark.parametrize("make", [_subclass, _with_filter, _with_format, _with_formatter, _with_emit])
-def test_any_other_handler_gets_a_record(
-    logger: logging.Logger,
-    listener: JsonLogListener,
-    make: Callable[[io.StringIO], logging.Handler],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = io.StringIO()
-    alone(logger, make(stream))
-    made = records_of(listener, monkeypatch)
-    end(listener)
-    assert len(made) == 1
-    assert "tool_call_end" in stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [
-        (logging.Logger, "handle"),
-        (logging.Logger, "callHandlers"),
-        (logging.Logger, "makeRecord"),
-        (logging.Handler, "handle"),
-        (logging.StreamHandler, "emit"),
-        (logging.Formatter, "format"),
-        (logging.getLogger(NAME), "handle"),
-        (logging.getLogger(NAME), "callHandlers"),
-        (logging.getLogger(NAME), "makeRecord"),
-    ],
-)
-def test_whoever_replaces_a_part_of_logging_sees_the_line(
-    logger: logging.Logger, listener: JsonLogListener, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream = io.StringIO()
-    alone(logger, logging.StreamHandler(stream))
-    seen: list[Any] = []
-    before = getattr(owner, name)
-
-    def watched(*args: Any, **options: Any) -> Any:
-        seen.append(args)
-        return before(*args, **options)
-
-    monkeypatch.setattr(owner, name, watched)
-    end(listener)
-    assert len(seen) == 1
-    assert len(stream.getvalue().splitlines()) == 1
 
 
 def test_a_filter_and_a_factory_see_the_line(logger: logging.Logger, listener: JsonLogListener) -> None:
