@@ -329,3 +329,14 @@ def test_shadow_of_a_single_tool() -> None:
         rig.execute(tool=name, call_id="c1")
         rig.execute(tool=name, call_id="c1")
     assert (len(watched), len(guarded)) == (2, 1)
+
+
+def test_off_credits_no_retry_budget() -> None:
+    """However the call is made."""
+    rig = Rig(enabled=False)
+    rig.tool("sent")
+    budget = rig.gateway._plans.budget(rig.gateway._plans.tools["send"])
+    before = budget.tokens(rig.clock.monotonic())
+    rig.execute(call_id="c1")
+    rig.gateway.session("s1").turn().call("send", {})
+    assert budget.tokens(rig.clock.monotonic()) == before
