@@ -232,7 +232,7 @@ class Plan:
         self.clock, self.monotonic, self.time_ns = plans.clock, plans.clock.monotonic, plans.time_ns
         self.breakers = plans.breakers if shadow_of is None else plans.shadow_breakers
         self.path: Path = () if self.off else self.breakers.path(tool, "tool")
-        self.budget = plans.budget(tool) if shadow_of is None else TokenBucket()
+        self.budget = TokenBucket() if self.watched_only else plans.budget(tool)
         self.credit = self.budget.success
         self.largest = plans.results.largest_plain
         """Bytes of a result that is kept as it is, without a look at what is in it."""
