@@ -45,6 +45,7 @@ from antiphon._gateway.steps import (
     Mark,
     Put,
     Read,
+    Reclaim,
     Reconcile,
     Refresh,
     Renew,
@@ -53,7 +54,7 @@ from antiphon._gateway.steps import (
     TakeOver,
 )
 from antiphon.errors import StoreError
-from antiphon.ports import Existing
+from antiphon.ports import Claimed, Existing
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -100,8 +101,10 @@ def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> 
     call.plan.release(call)
     if step is None or isinstance(step, Refresh):  # it was not admitted yet
         return DONE
-    if step is BEGIN or isinstance(step, TakeOver):
-        return Read(call.key, call.identity, _recovered)
+    if step is BEGIN:
+        return Reclaim(call, 0, call.events, _recovered)
+    if isinstance(step, TakeOver):
+        return Reclaim(call, step.version, step.events, _recovered)
     if step is SETTLE:
         return Read(call.key, call.identity, _reread)
     return _settle(call, error)
@@ -120,15 +123,16 @@ def _settle(call: GuardedCall, error: BaseException) -> Step:
     return settle_failure(call, call.outcome)
 
 
-def _recovered(call: GuardedCall, reply: Existing | None) -> Step:
-    """The claim may have been won before the interrupt came: nothing was sent, so it is given back."""
+def _recovered(call: GuardedCall, reply: Claimed | Existing) -> Step:
+    """The claim may have been won before the interrupt came, or now: nothing was sent, so it is given back."""
     interrupt = call.extras.interrupt
     assert interrupt is not None
-    ours = reply is not None and is_owned_by(reply.current.owner, call.token, call.template.owner)
-    if ours and reply is not None and reply.current.state == "inflight":
+    if isinstance(reply, Claimed):
+        call.version = reply.version
+    elif is_owned_by(reply.current.owner, call.token, call.template.owner) and reply.current.state == "inflight":
         call.version = reply.current.version
-        if call.run is not None and call.events:
-            call.run.begun()
+    if call.version and call.run is not None and call.events:
+        call.run.begun()
     return _settle(call, interrupt)
 
 
@@ -161,7 +165,10 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
             return not_remembered(call, error)
         case Read(then=then) if then is looked_at_alias:
             return not_remembered(call, error)
-        case Read(then=then) if then is _recovered or then is _reread:
+        case Reclaim():
+            abandon(call)
+            return DONE
+        case Read(then=then) if then is _reread:
             abandon(call)
             return DONE
         case Renew() if extras.last is not None:

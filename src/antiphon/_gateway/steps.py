@@ -82,6 +82,24 @@ class TakeOver(NamedTuple):
         return world.journal.take_over(self.call, self.version, self.events)
 
 
+class Reclaim(NamedTuple):
+    """Ask once more for a claim whose request was broken off.
+
+    That request may still be under way to the store; reading could overtake it, a second request cannot.
+    """
+
+    call: GuardedCall
+    version: int
+    """Of the claim to replace; 0: none."""
+    events: Sequence[Row]
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        if self.version:
+            return world.journal.take_over(self.call, self.version, self.events)
+        return world.journal.begin(self.call, self.events)
+
+
 class Mark(NamedTuple):
     """Settle another's claim: as unknown, as not dispatched, or as what reconcile found."""
 
@@ -249,6 +267,7 @@ class Refresh(NamedTuple):
 
 Request = (
     TakeOver
+    | Reclaim
     | Mark
     | Read
     | Alias
@@ -267,5 +286,5 @@ Request = (
 )
 Step = Plain | Request
 Then = Callable[[GuardedCall, Any], Step]
-STORE_STEPS = (TakeOver, Mark, Read, Alias, Renew, Wait, ShareBreaker, Append)
+STORE_STEPS = (TakeOver, Reclaim, Mark, Read, Alias, Renew, Wait, ShareBreaker, Append)
 """Steps that a failing store can break off; BEGIN and SETTLE are the others."""

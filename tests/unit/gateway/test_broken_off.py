@@ -550,18 +550,19 @@ async def test_every_step_was_broken_off() -> None:
     """In these states of their calls; a step that is missing here has no test above."""
     seen: Seen = {}
     for name, loop in product(SCENARIOS, (False, True)):
-        await every_break_off(name, (KeyboardInterrupt,), seen, loop=loop)
+        await every_break_off(name, (KeyboardInterrupt, KeyboardInterrupt), seen, loop=loop)
     early = {"before the claim"}
     assert seen == {
-        **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Read", "Wait", "Alias", "Get"), early),
-        **dict.fromkeys(("Mark", "Reconcile"), early),
+        **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get"), early),
+        **dict.fromkeys(("Mark", "Reclaim", "Reconcile"), early),
         "Append": {"before the claim", "claimed", "settled"},
         "Dispatch": {"claimed", "entered"},
         "INVOKE": {"entered"},
         "Sleep": {"entered"},
         "Renew": {"claimed", "entered"},
         "Put": {"before the claim", "returned"},
-        "SETTLE": {"entered", "returned"},
+        "SETTLE": {"claimed", "entered", "returned"},
+        "Read": {"before the claim", "entered", "returned"},
         "ShareBreaker": {"entered"},
     }
     assert {kind.__name__ for kind in steps.Request.__args__} <= seen.keys()

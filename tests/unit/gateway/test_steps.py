@@ -30,6 +30,7 @@ from antiphon._gateway.steps import (
     Plain,
     Put,
     Read,
+    Reclaim,
     Reconcile,
     Refresh,
     Renew,
@@ -526,21 +527,34 @@ INTERRUPTS: tuple[Callable[[], BaseException], ...] = (KeyboardInterrupt, asynci
 def test_an_interrupt_while_the_claim_is_asked_for(interrupt: Callable[[], BaseException]) -> None:
     table = Table()
     call = table.admitted()
-    assert repair.broke_off(call, BEGIN, interrupt()) == Read(call.key, "mine", repair._recovered)
+    assert repair.broke_off(call, BEGIN, interrupt()) == Reclaim(call, 0, (), repair._recovered)
     ours = table.record(call, "inflight", identity="mine", owner=f"{call.token}/{call.template.owner}", version=OURS)
     assert repair._recovered(call, table.existing(ours)) is SETTLE
     assert call.settlement == Settlement("cancelled", 300_000, dispatched=False)
     assert call.version == OURS
 
 
+def test_a_request_that_the_interrupt_kept_from_the_store_is_made_and_given_back() -> None:
+    """So that it finds a settled record should it still arrive."""
+    call = Table().admitted()
+    repair.broke_off(call, BEGIN, KeyboardInterrupt())
+    assert repair._recovered(call, Claimed(OURS, 0)) is SETTLE
+    assert (call.version, call.settlement) == (OURS, Settlement("cancelled", 300_000, dispatched=False))
+
+
+def test_a_takeover_that_is_interrupted_is_asked_for_again_with_its_version() -> None:
+    table = Table(idempotent=True)
+    call = table.admitted()
+    step = claim.claimed(call, table.existing(table.record(call, "inflight", lease_ms=-1)))
+    assert repair.broke_off(call, step, KeyboardInterrupt()) == Reclaim(call, THEIRS, (), repair._recovered)
+
+
 def test_an_interrupt_while_the_claim_is_asked_for_that_is_not_ours() -> None:
-    for record in (None, "inflight"):
-        table = Table()
-        call = table.admitted()
-        repair.broke_off(call, BEGIN, KeyboardInterrupt())
-        found = None if record is None else table.existing(table.record(call, record))
-        assert repair._recovered(call, found) is DONE
-        assert call.version == 0
+    table = Table()
+    call = table.admitted()
+    repair.broke_off(call, BEGIN, KeyboardInterrupt())
+    assert repair._recovered(call, table.existing(table.record(call, "inflight"))) is DONE
+    assert call.version == 0
 
 
 def test_an_interrupt_while_the_end_is_written() -> None:
