@@ -10,7 +10,7 @@ from antiphon._gateway import attempt, repair, settlement
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.plan import Plans
-from antiphon._gateway.steps import Step
+from antiphon._gateway.steps import Reclaim, Step
 from antiphon.decide.breaker import Breaker, Permit, Transition
 from antiphon.ports import Claimed, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
 from antiphon.testing.sim.store import Shared
@@ -132,9 +132,26 @@ def _never_asks_again(call: GuardedCall, _: None) -> Step:
     return attempt.dispatch(call)
 
 
-def _forgets_the_claim(call: GuardedCall, reply: Existing | None) -> Step:
+def _forgets_the_claim(call: GuardedCall, reply: Claimed | Existing | None) -> Step:
     assert call.extras.interrupt is not None
     return repair._settle(call, call.extras.interrupt)
+
+
+def _only_reads(self: Reclaim, world: Any) -> Any:
+    return world.journal.read(self.call.key, self.call.identity)
+
+
+_real_recovered = repair._recovered
+
+
+def _perhaps_nothing(call: GuardedCall, reply: Existing | None) -> Step:
+    return _forgets_the_claim(call, reply) if reply is None else _real_recovered(call, reply)
+
+
+@contextmanager
+def _overtaken_request() -> Iterator[None]:
+    with patched(Reclaim, "ask", _only_reads), patched(repair, "_recovered", _perhaps_nothing):
+        yield
 
 
 def _abandons_nothing(self: Leases, *claim: Any) -> None:
@@ -172,10 +189,10 @@ BUGS: dict[str, Bug] = {
         ("identity",),
         _two_answers,
     ),
-    "late-request": Bug(
-        "the store takes a claim whose caller has been told that it was cancelled",
+    "overtaken-request": Bug(
+        "a caller that is cancelled while it claims only reads, although its request may still be under way",
         ("an end", "leases"),
-        lambda: patched(Shared, "arrives_though_cancelled", True),
+        _overtaken_request,
     ),
     "release-on-cancel": Bug(
         "a cancelled call frees its claim although the tool was reached",

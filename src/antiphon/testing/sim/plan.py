@@ -86,7 +86,7 @@ class Plan:
         self.retry_base_ms = 1_000 if self.kind == "retries" else 50
         self.ends = QUIET_S + (40.0 if self.kind == "breaker" else 15.0)
         self.loss = random.choice((0.0, 0.0, 0.02, 0.1))
-        self.cancels = random.choice(("waits", "drops", "drops"))
+        self.cancels = random.choice(("waits", "drops", "goes on"))
         """What a cancellation does to a store step under way."""
         self.same_host = random.random() < 0.3
         """Whether a worker can see that another one is dead."""
@@ -121,7 +121,7 @@ class Plan:
     def _claim_calls(self) -> list[Delivery]:
         random, most = self._random, 5 if self.kind == "crowd" else 3
         calls: list[Delivery] = []
-        for number in range(random.randint(1, 2)):
+        for number in range(random.randint(2, 4) if self.kind == "interrupts" else random.randint(1, 2)):
             intent = f"i{number}"
             if random.random() < 0.2:
                 self.given_keys[intent] = f"key-{intent}"

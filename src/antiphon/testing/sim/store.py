@@ -23,9 +23,6 @@ _JOURNEY_S = (0.0001, 0.02)
 class Shared:
     """What all workers see: one memory store on the world's clock, and the laws that watch it."""
 
-    arrives_though_cancelled = False
-    """A planted bug: the request of a caller that was cancelled arrives later."""
-
     def __init__(self, world: World, laws: Laws, *, loss: float, loss_until: float, cancels: str) -> None:
         self.world = world
         self.laws = laws
@@ -61,8 +58,8 @@ class SimJournal:
     """One worker's way to the store. Every step can be late, and its request or its answer can get lost.
 
     What a cancellation does to a step under way depends on the store, so seeds choose (``Plan.cancels``): SQLite
-    finishes it first (``waits``); of others nobody knows whether the request has arrived (``drops``). One that arrives
-    only after the caller has seen the cancellation would be a claim that nobody gives back.
+    finishes it first (``waits``); of others nobody knows whether the request has arrived (``drops``), or it arrives
+    after the caller has seen the cancellation (``goes on``: PostgreSQL).
     """
 
     durable = True
@@ -80,7 +77,7 @@ class SimJournal:
         try:
             await self._travel()
         except (CancelledError, KeyboardInterrupt):
-            if shared.arrives_though_cancelled:
+            if shared.cancels == "goes on":
                 shared.world.start(f"{worker.name}: {name} goes on", self._go_on(run), worker)
             raise
         if shared.loses():
@@ -96,7 +93,8 @@ class SimJournal:
         return answer
 
     async def _go_on(self, run: Callable[[], Awaitable[Any]]) -> None:
-        await self._travel()
+        """The request arrives later."""
+        await Nap(self._shared.world.random.uniform(0.0, 0.2), deaf=True)
         await run()
 
     async def _travel(self) -> None:
