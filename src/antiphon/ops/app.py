@@ -160,7 +160,7 @@ class Antiphon:
             self._go_on(recorder)
         if self.config.prices and self.config.loop.max_cost is not None:
             from antiphon.config.wiring import settings_of
-            from antiphon.ops.charging import charge_models
+            from antiphon.ops.cost_tracking import charge_models
 
             policy = settings_of(self.config).loop
             charge_models(recorder.scope, self.config.prices, policy, self.clock.monotonic())
