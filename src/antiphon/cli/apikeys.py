@@ -25,7 +25,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Create, list or revoke."""
     from antiphon._drive import drive
-    from antiphon.ops.host_keys import KeyRing
+    from antiphon.host.api_keys import KeyRing
     from antiphon.stores._adapters import AsyncFromSync
 
     with application(arguments) as app:

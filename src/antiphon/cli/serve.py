@@ -30,9 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
         import uvicorn
     except ImportError:
         raise missing_extra("uvicorn", "server", "antiphon serve") from None
-    import antiphon.server.http as http
     from antiphon.config.load import load
-    from antiphon.ops.host_keys import ENVIRONMENT_KEY
+    from antiphon.host.api_keys import ENVIRONMENT_KEY
+    from antiphon.host.http.endpoint import is_loopback
 
     config = load(arguments.config).config
     settings = config.host
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     workers = arguments.workers or settings.workers
     if not 0 <= port <= 65535 or workers < 1:
         raise InvalidInput("A port is from 0 to 65535, and there is at least one worker.")
-    public = not http.is_loopback(host)
+    public = not is_loopback(host)
     if public and not settings.auth:
         raise ConfigError(
             f"The host does not bind to {host} without keys ([host] auth = false).",
@@ -75,14 +75,14 @@ def run(arguments: argparse.Namespace) -> int:
         "lifespan": "on",
     }
     print(f"antiphon: serving on http://{host}:{port} with {workers} worker(s)", file=sys.stderr)
-    uvicorn.run("antiphon.server.app:create", **options)
+    uvicorn.run("antiphon.host.http.app:create", **options)
     return 0
 
 
 def _has_key(config: str | None) -> bool:
     from antiphon._drive import drive
+    from antiphon.host.api_keys import ENVIRONMENT_KEY, KeyRing
     from antiphon.ops.app import Antiphon
-    from antiphon.ops.host_keys import ENVIRONMENT_KEY, KeyRing
     from antiphon.stores._adapters import AsyncFromSync
 
     if os.environ.get(ENVIRONMENT_KEY):

@@ -16,8 +16,8 @@ from typing import Any, cast
 import httpx
 from starlette.applications import Starlette
 
-from antiphon.ops.host import Host
-from antiphon.server.app import create
+from antiphon.host.host import Host
+from antiphon.host.http.app import create
 
 KEY = "test-key-with-all-rights"
 TERMINAL = ("completed", "failed", "cancelled")

@@ -9,9 +9,9 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
-from antiphon.ops import host_discovery
-from antiphon.server.app import routes
-from antiphon.server.openapi import openapi
+from antiphon.host import discovery
+from antiphon.host.http.app import routes
+from antiphon.host.http.openapi import openapi
 from tests.integration.server.harness import Client, application, in_process
 
 
@@ -56,9 +56,9 @@ async def test_without_the_self_test_the_host_claims_less(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     if broken == "vector":
-        monkeypatch.setattr(host_discovery, "llm_cache_key", lambda request, recipe: "0" * 64)
+        monkeypatch.setattr(discovery, "llm_cache_key", lambda request, recipe: "0" * 64)
     else:
-        from antiphon._workflow.runner import Runner
+        from antiphon.host.workflow.runner import Runner
 
         async def forgetful(self: Any, *arguments: Any) -> None:
             return None
@@ -73,8 +73,8 @@ async def test_without_the_self_test_the_host_claims_less(
 
 
 async def test_the_self_test_passes_for_both_recipes() -> None:
-    assert await host_discovery.self_test("rfc0041") == []
-    assert await host_discovery.self_test("semantic-request-v2") == []
+    assert await discovery.self_test("rfc0041") == []
+    assert await discovery.self_test("semantic-request-v2") == []
 
 
 async def test_the_recipe_and_the_window_follow_the_configuration(tmp_path: Path, folder: Path) -> None:

@@ -75,7 +75,7 @@ async def test_the_nth_execution_gets_the_nth_outcome(client: Client) -> None:
 
 
 async def test_planted_bug_first_outcome_for_all_is_caught(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon._workflow.source import Recorded, Source
+    from antiphon.host.workflow.source import Recorded, Source
 
     source = (await client.run("conformance-replay-ordinal-loop", {"delayMs": 5}))["runId"]
     right = Source.outcome
@@ -106,8 +106,8 @@ async def test_planted_bug_a_replay_that_performs_is_stopped_at_the_seam(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if a node were classified wrongly, the gateway of a replay fork dispatches nothing."""
-    from antiphon._workflow import runner
-    from antiphon._workflow.nodes import implementation
+    from antiphon.host.workflow import runner
+    from antiphon.host.workflow.nodes import implementation
 
     source = (await client.run("conformance-replay-side-effect", {"delayMs": 1}))["runId"]
     monkeypatch.setattr(runner, "implementation", lambda node: ("pure", implementation(node)[1]))  # type: ignore[index]
@@ -197,7 +197,7 @@ async def test_a_changed_workflow_diverges_and_goes_on(client: Client) -> None:
         "conformance-multi-node",
         [workflows.node("a", "core.noop"), workflows.node("x", "core.noop"), workflows.node("c", "core.noop")],
     )
-    from antiphon._workflow.model import parse
+    from antiphon.host.workflow.model import parse
 
     client.host.add_workflow(parse(changed))
     fork = await client.fork(source)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.ops import host_once
+from antiphon.host import http_idempotency
 from tests.integration.server.harness import Client, application, in_process
 
 START = {"workflowId": "conformance-idempotent", "inputs": {"nonce": "1"}}
@@ -44,12 +44,12 @@ async def test_concurrent_starts_create_one_run(client: Client) -> None:
 
 async def test_planted_bug_without_the_claim_two_runs_are_made(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     from antiphon._gateway.ids import uuid7
-    from antiphon.server import http
+    from antiphon.host.http import endpoint
 
-    async def careless(journal: Any, *, action: host_once.Action, **_: Any) -> host_once.Reply:
+    async def careless(journal: Any, *, action: http_idempotency.Action, **_: Any) -> http_idempotency.Reply:
         return await action(uuid7(), False)
 
-    monkeypatch.setattr(http, "once", careless)
+    monkeypatch.setattr(endpoint, "once", careless)
     answers = await asyncio.gather(*(client.post("/v1/runs", json=START, headers=KEYED) for _ in range(4)))
     assert len({answer.json()["runId"] for answer in answers}) == 4
 
@@ -65,7 +65,7 @@ async def test_two_hosts_on_one_store_share_the_key(tmp_path: Path, folder: Path
 
 
 async def test_endpoints_and_tenants_do_not_share_keys(client: Client) -> None:
-    from antiphon.ops.host_keys import KeyRing
+    from antiphon.host.api_keys import KeyRing
 
     ring: KeyRing = client.host.keys
     token, _ = await ring.create(role="run", tenant="other")
@@ -99,18 +99,18 @@ async def test_bad_keys_are_refused(client: Client, given: str) -> None:
 
 
 async def test_a_request_still_in_flight_answers_409(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.ops import host_runs
+    from antiphon.host import runs
 
     entered, leave = asyncio.Event(), asyncio.Event()
-    right = host_runs.start_run
+    right = runs.start_run
 
     async def slow(*arguments: Any) -> dict[str, Any]:
         entered.set()
         await leave.wait()
         return await right(*arguments)
 
-    monkeypatch.setattr(host_runs, "start_run", slow)
-    monkeypatch.setattr(host_once, "_WAIT_S", 0.2)
+    monkeypatch.setattr(runs, "start_run", slow)
+    monkeypatch.setattr(http_idempotency, "_WAIT_S", 0.2)
     first = asyncio.create_task(client.post("/v1/runs", json=START, headers=KEYED))
     await entered.wait()
     second = await client.post("/v1/runs", json=START, headers=KEYED)
@@ -125,17 +125,17 @@ async def test_a_request_still_in_flight_answers_409(client: Client, monkeypatch
 async def test_a_request_whose_host_failed_is_taken_up_with_the_same_id(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from antiphon.ops import host_runs
+    from antiphon.host import runs
 
-    right, made = host_runs.start_run, []
+    right, made = runs.start_run, []
 
     async def breaks(*arguments: Any) -> dict[str, Any]:
         made.append((await right(*arguments))["runId"])
         raise RuntimeError("after the run was created")
 
-    monkeypatch.setattr(host_runs, "start_run", breaks)
+    monkeypatch.setattr(runs, "start_run", breaks)
     assert (await client.post("/v1/runs", json=START, headers=KEYED)).status_code == 500
-    monkeypatch.setattr(host_runs, "start_run", right)
+    monkeypatch.setattr(runs, "start_run", right)
     answer = await client.post("/v1/runs", json=START, headers=KEYED)
     assert answer.json()["runId"] == made[0]
     await client.ended(made[0])

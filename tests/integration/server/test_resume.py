@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from antiphon.ops import host_lease
-from antiphon.ops.host import Host
+from antiphon.host import worker_lease
+from antiphon.host.host import Host
 from tests.integration.server.harness import Client, application, in_process, observable
 
 DEAD = "0badb007.4026531836.999999.1"
@@ -68,8 +68,8 @@ async def test_a_run_of_a_living_process_is_left_alone(tmp_path: Path, folder: P
     tags = {**manifest.tags, "executor": elsewhere}
     client.host.running.pop(run)
     await client.host.journal.update_run(msgspec.structs.replace(manifest, tags=tags))
-    key = host_lease._worker_key(elsewhere)
-    await client.host.journal.begin(host_lease._request(key, key))
+    key = worker_lease._worker_key(elsewhere)
+    await client.host.journal.begin(worker_lease._request(key, key))
     assert await client.host.resume_orphans() == 0
     await client.host.journal.clear(key)
     assert await client.host.resume_orphans() == 1
@@ -109,7 +109,7 @@ async def test_an_interrupted_run_with_redacted_values_does_not_send_placeholder
 
 
 async def test_a_model_is_not_asked_again_for_what_it_answered(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.ops.host_llm import ModelBoundary
+    from antiphon.host.llm import ModelBoundary
 
     asked, right = 0, ModelBoundary._send
 
@@ -144,7 +144,7 @@ async def test_an_effect_in_flight_is_not_dispatched_again(
     client: Client, monkeypatch: pytest.MonkeyPatch, planted: bool
 ) -> None:
     from antiphon._gateway.ids import uuid7
-    from antiphon._workflow.nodes import SIDE_EFFECT_TOOL, Visit
+    from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, Visit
 
     if planted:
         monkeypatch.setattr(Visit, "key", lambda self, provider, call=0: uuid7())

@@ -158,7 +158,7 @@ async def test_the_stream_carries_every_event_and_ends(client: Client) -> None:
 
 
 async def test_a_silent_stream_is_kept_alive(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.server import events
+    from antiphon.host.http import events
 
     assert events.KEEPALIVE_S <= 30
     monkeypatch.setattr(events, "KEEPALIVE_S", 0.05)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from starlette.routing import Route
 
-from antiphon.ops.host_keys import HOST_TENANT, KeyRing
-from antiphon.server.app import routes
+from antiphon.host.api_keys import HOST_TENANT, KeyRing
+from antiphon.host.http.app import routes
 from tests.integration.server.harness import Client, application, in_process
 
 
@@ -220,12 +220,12 @@ def test_a_public_address_is_refused_without_a_key(tmp_path: Path) -> None:
 
 
 async def test_errors_do_not_tell_secrets(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.ops import host_runs
+    from antiphon.host import runs
 
     async def breaks(*arguments: Any) -> dict[str, Any]:
         raise RuntimeError("password=hunter2 at /home/me")
 
-    monkeypatch.setattr(host_runs, "start_run", breaks)
+    monkeypatch.setattr(runs, "start_run", breaks)
     answer = await client.post("/v1/runs", json={"workflowId": "conformance-noop"})
     assert (answer.status_code, answer.json()["error"]) == (500, "internal_error")
     assert "hunter2" not in answer.text

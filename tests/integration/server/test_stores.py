@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from antiphon.server.app import create
+from antiphon.host.http.app import create
 from tests.integration.server.harness import Client, in_process, observable
 
 KEYED = {"Idempotency-Key": "the-same-everywhere-0123456789"}

@@ -132,7 +132,7 @@ async def test_loopback_needs_the_operators_word_and_the_feature_its_switch(tmp_
 
 async def test_secrets_of_subscribers_need_a_seal_key(tmp_path: Path, folder: Path, valkey_url: str) -> None:
     from antiphon.errors import ConfigError
-    from antiphon.server.app import create
+    from antiphon.host.http.app import create
 
     host = {"workflows": str(folder), "webhooks": True}
     with pytest.raises(ConfigError, match="seal"):

@@ -9,9 +9,10 @@ import pytest
 from antiphon import Antiphon
 from antiphon._gateway.owner import owner_token
 from antiphon.canonical import canonical_digest
-from antiphon.ops import host_lease, host_once, retention
-from antiphon.ops.host_lease import WorkerLease, is_gone
-from antiphon.ops.host_once import Reply, StillRunning, once
+from antiphon.host import http_idempotency, worker_lease
+from antiphon.host.http_idempotency import Reply, StillRunning, once
+from antiphon.host.worker_lease import WorkerLease, is_gone
+from antiphon.ops import retention
 from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest, Store
 from antiphon.stores import ComposedStore, MemoryStore, SQLiteStore
 
@@ -31,7 +32,7 @@ async def test_the_worker_lease_of_a_dead_process_is_over(monkeypatch: pytest.Mo
     journal = MemoryStore().open_async()
     living = WorkerLease(journal)
     await living._take()
-    monkeypatch.setattr(host_lease, "owner_token", lambda: DEAD)
+    monkeypatch.setattr(worker_lease, "owner_token", lambda: DEAD)
     dead = WorkerLease(journal)
     await dead._take()
     for lease in (living, dead):
@@ -46,7 +47,7 @@ async def test_the_worker_lease_of_a_dead_process_is_over(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("process", [DEAD, owner_token()], ids=["dead", "living"])
 async def test_a_request_of_a_dead_process_is_taken_over_at_once(process: str, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = MemoryStore().open_async()
-    monkeypatch.setattr(host_once, "_WAIT_S", 0.05)
+    monkeypatch.setattr(http_idempotency, "_WAIT_S", 0.05)
     claim = canonical_digest(["openwop-layer-1", "default", "runs", "key"])
     assert isinstance(await journal.begin(request(claim, process, "first")), Claimed)
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon._workflow.identity import logical_invocation_id, ordinal
-from antiphon._workflow.mock import MockProvider, ProviderError
-from antiphon._workflow.model import Node
-from antiphon._workflow.nodes import implementation
-from antiphon._workflow.schema import minimal, violation
 from antiphon.errors import InvalidInput
-from antiphon.ops.host_providers import body_of
+from antiphon.host.providers import body_of
+from antiphon.host.workflow.identity import logical_invocation_id, ordinal
+from antiphon.host.workflow.mock import MockProvider, ProviderError
+from antiphon.host.workflow.model import Node
+from antiphon.host.workflow.nodes import implementation
+from antiphon.host.workflow.schema import minimal, violation
 
 LEAVES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon._workflow.model import Workflow, initial_variables, parse
-from antiphon._workflow.source import Comparison, Source
-from antiphon._workflow.state import State, Told, fold
 from antiphon.errors import InvalidInput
+from antiphon.host.workflow.model import Workflow, initial_variables, parse
+from antiphon.host.workflow.source import Comparison, Source
+from antiphon.host.workflow.state import State, Told, fold
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -17,10 +17,10 @@ from starlette.responses import Response
 from antiphon._gateway.ids import uuid7
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, CanonicalError, InvalidInput, NotFound, StoreError
-from antiphon.ops.host import Host
-from antiphon.ops.host_keys import Principal, Role
-from antiphon.ops.host_once import Action, KeyMismatch, Reply, StillRunning, once
-from antiphon.ops.host_runs import Rejected
+from antiphon.host.api_keys import Principal, Role
+from antiphon.host.host import Host
+from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
+from antiphon.host.runs import Rejected
 
 log = logging.getLogger("antiphon.host")
 
@@ -173,7 +173,7 @@ def run_id_of(request: Request) -> str:
     """The run a path names; what cannot be an id is not looked for."""
     run_id: str = request.path_params["run_id"]
     if not _RUN_ID.fullmatch(run_id):
-        from antiphon.ops.host_runs import not_found
+        from antiphon.host.runs import not_found
 
         raise not_found(run_id)
     return run_id

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from antiphon._recording.recorder import Recorder
 from antiphon._recording.spill import is_spilled, resolve
-from antiphon._workflow.source import event_id
-from antiphon._workflow.state import TERMINAL, Told
 from antiphon.contract.events import Event
+from antiphon.host.workflow.source import event_id
+from antiphon.host.workflow.state import TERMINAL, Told
 from antiphon.ports import Blobs, Journal, Row
 
 PLACE = "sequence"

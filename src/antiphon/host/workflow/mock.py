@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from antiphon._workflow.schema import minimal
 from antiphon.errors import InvalidInput
+from antiphon.host.workflow.schema import minimal
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -14,14 +14,14 @@ from antiphon._gateway.ids import uuid7
 from antiphon._recording.recorder import Recorder
 from antiphon._recording.run import Run
 from antiphon._scope import Site
-from antiphon._workflow.nodes import NodeFailed, Outputs, Visit
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, Divergence
+from antiphon.host.llm import ModelBoundary
+from antiphon.host.workflow.nodes import NodeFailed, Outputs, Visit
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import AsyncGateway
-from antiphon.ops.host_llm import ModelBoundary
 from antiphon.ops.start import arguments_of, is_arguments
 from antiphon.ports import Answer, Invocation, Row
 

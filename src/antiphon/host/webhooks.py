@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 import orjson
 
 from antiphon._gateway.ids import uuid7
-from antiphon._workflow.state import Told
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput, NotFound, StoreError
-from antiphon.ops.host_events import Numbered, document
-from antiphon.ops.host_keys import HOST_TENANT
-from antiphon.ops.host_providers import Post
+from antiphon.host.api_keys import HOST_TENANT
+from antiphon.host.events import Numbered, document
+from antiphon.host.providers import Post
+from antiphon.host.workflow.state import Told
 from antiphon.ports import Clock, Journal, Row
 
 log = logging.getLogger("antiphon.host")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from antiphon._differ import diff_values
-from antiphon._workflow.state import TERMINAL, Told
+from antiphon.host.workflow.state import TERMINAL, Told
 
 EnvelopeKind = Literal["valid", "refusal", "unknown"]
 

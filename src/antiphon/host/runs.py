@@ -11,16 +11,16 @@ from typing import Any
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.manifest import package_versions
 from antiphon._recording.spill import is_spilled
-from antiphon._workflow.identity import ACTIVITY_RECIPE
-from antiphon._workflow.model import Workflow, initial_variables
-from antiphon._workflow.state import TERMINAL, State, Told, fold
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.host.api_keys import Principal
+from antiphon.host.events import Numbered, document, iso
+from antiphon.host.host import KIND, Host
+from antiphon.host.run import HostRun, request_cancel, row_of
+from antiphon.host.workflow.identity import ACTIVITY_RECIPE
+from antiphon.host.workflow.model import Workflow, initial_variables
+from antiphon.host.workflow.state import TERMINAL, State, Told, fold
 from antiphon.llm.key import V2_STAMP
-from antiphon.ops.host import KIND, Host
-from antiphon.ops.host_events import Numbered, document, iso
-from antiphon.ops.host_keys import Principal
-from antiphon.ops.host_run import HostRun, request_cancel, row_of
 
 _CANCEL_WAIT_S = 2.0
 _LOOK_S = 0.2

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from antiphon.errors import AntiphonError
-from antiphon.ops.host import Host
-from antiphon.ops.host_discovery import discovery
-from antiphon.server.http import Json, authenticate, error, failure, is_loopback
-from antiphon.server.openapi import openapi
+from antiphon.host.discovery import discovery
+from antiphon.host.host import Host
+from antiphon.host.http.endpoint import Json, authenticate, error, failure, is_loopback
+from antiphon.host.http.openapi import openapi
 
 _MAX_AGE = "public, max-age=60"
 

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from antiphon.contract.events import RunManifest
-from antiphon.ops import host_runs
-from antiphon.ops.host import Host
-from antiphon.ops.host_events import document, follow
-from antiphon.ops.host_keys import Principal
-from antiphon.ops.host_run import HostRun
-from antiphon.server.http import Json, run_id_of
-from antiphon.server.query import integer, whole
+from antiphon.host import runs
+from antiphon.host.api_keys import Principal
+from antiphon.host.events import document, follow
+from antiphon.host.host import Host
+from antiphon.host.http.endpoint import Json, run_id_of
+from antiphon.host.http.query import integer, whole
+from antiphon.host.run import HostRun
 
 KEEPALIVE_S = 15.0
 _LOOK_S = 0.25
@@ -28,10 +28,10 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
     seen = request.headers.get("last-event-id")
     last = -1 if seen is None or seen == "" else whole(seen, "Last-Event-ID", -1, _LAST)
     if _prefers_json(request.headers.get("accept", "")):
-        return Json(await host_runs.events_after(host, principal, run_id, last))
+        return Json(await runs.events_after(host, principal, run_id, last))
     manifest = await host.visible(principal, run_id)
     if manifest is None:
-        raise host_runs.not_found(run_id)
+        raise runs.not_found(run_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=headers)
@@ -65,4 +65,4 @@ async def poll(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/runs/{runId}/events/poll``."""
     last = integer(request, "lastSequence", -1, -1, _LAST)
     timeout = integer(request, "timeout", 30, 1, 60)
-    return Json(await host_runs.poll(host, principal, run_id_of(request), last, timeout))
+    return Json(await runs.poll(host, principal, run_id_of(request), last, timeout))

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any, Literal, Protocol
 
-from antiphon._workflow.identity import logical_invocation_id, ordinal
-from antiphon._workflow.model import Node, Workflow
 from antiphon.errors import InvalidInput
+from antiphon.host.workflow.identity import logical_invocation_id, ordinal
+from antiphon.host.workflow.model import Node, Workflow
 
 Kind = Literal["pure", "observed", "model"]
 Outputs = dict[str, Any]

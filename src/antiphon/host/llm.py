@@ -9,15 +9,15 @@ import orjson
 
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
-from antiphon._workflow.mock import MockProvider, ProviderError
-from antiphon._workflow.nodes import NodeFailed, Visit
-from antiphon._workflow.schema import violation
 from antiphon.config.model import HostSection
 from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.host.providers import Post, send
+from antiphon.host.workflow.mock import MockProvider, ProviderError
+from antiphon.host.workflow.nodes import NodeFailed, Visit
+from antiphon.host.workflow.schema import violation
 from antiphon.llm.key import llm_cache_key, variant_digest
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.response import summarise
-from antiphon.ops.host_providers import Post, send
 
 MOCK = "mock"
 MAX_ATTEMPTS = 3

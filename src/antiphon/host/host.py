@@ -16,25 +16,25 @@ from typing import Any
 import msgspec
 
 from antiphon._gateway.owner import owner_token
-from antiphon._workflow.mock import MockProvider
-from antiphon._workflow.model import Node, Workflow, parse
-from antiphon._workflow.nodes import SIDE_EFFECT_TOOL, check_nodes
-from antiphon._workflow.state import Told
 from antiphon.config.wiring import sealer_of
 from antiphon.contract.events import RunManifest
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput, StoreError
+from antiphon.host.api_keys import HOST_TENANT, KeyRing, Principal
+from antiphon.host.events import Signals
+from antiphon.host.providers import Post
+from antiphon.host.run import HostRun
+from antiphon.host.tools import performed_effect, tools_of
+from antiphon.host.webhooks import Webhooks
+from antiphon.host.worker_lease import WorkerLease, is_gone, take_over
+from antiphon.host.workflow.mock import MockProvider
+from antiphon.host.workflow.model import Node, Workflow, parse
+from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, check_nodes
+from antiphon.host.workflow.state import Told
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import AGENT_MARK, load_entry
 from antiphon.ops.gateways import AsyncGateway
-from antiphon.ops.host_events import Signals
-from antiphon.ops.host_keys import HOST_TENANT, KeyRing, Principal
-from antiphon.ops.host_lease import WorkerLease, is_gone, take_over
-from antiphon.ops.host_providers import Post
-from antiphon.ops.host_run import HostRun
-from antiphon.ops.host_tools import performed_effect, tools_of
-from antiphon.ops.host_webhooks import Webhooks
 from antiphon.ports import Journal
 
 log = logging.getLogger("antiphon.host")

@@ -16,7 +16,7 @@ from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon.canonical import canonical_digest
 from antiphon.contract._base import UNSET
 from antiphon.errors import StoreError
-from antiphon.ops.host_keys import HOST_TENANT
+from antiphon.host.api_keys import HOST_TENANT
 from antiphon.ports import Claimed, ClaimTemplate, Journal, Settlement, StaticClaimRequest
 
 log = logging.getLogger("antiphon.host")

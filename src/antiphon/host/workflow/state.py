@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from antiphon._workflow.model import DEFAULT_LOOPBACKS, Edge, Workflow, initial_variables
+from antiphon.host.workflow.model import DEFAULT_LOOPBACKS, Edge, Workflow, initial_variables
 
 TERMINAL = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from antiphon.ops.host import Host
-from antiphon.ops.host_keys import Principal
-from antiphon.ops.host_once import Reply
-from antiphon.ops.host_runs import Rejected
-from antiphon.ops.host_webhooks import Webhooks
-from antiphon.server.http import Json, body_of, idempotent
+from antiphon.host.api_keys import Principal
+from antiphon.host.host import Host
+from antiphon.host.http.endpoint import Json, body_of, idempotent
+from antiphon.host.http_idempotency import Reply
+from antiphon.host.runs import Rejected
+from antiphon.host.webhooks import Webhooks
 
 
 def _hooks(host: Host) -> Webhooks:

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from antiphon._workflow.model import Workflow
-from antiphon._workflow.nodes import NodeFailed, Outputs, Visit, World, implementation
-from antiphon._workflow.source import Comparison, Recorded, Source
-from antiphon._workflow.state import State, Told
 from antiphon.errors import StoreError
+from antiphon.host.workflow.model import Workflow
+from antiphon.host.workflow.nodes import NodeFailed, Outputs, Visit, World, implementation
+from antiphon.host.workflow.source import Comparison, Recorded, Source
+from antiphon.host.workflow.state import State, Told
 
 log = logging.getLogger("antiphon.host")
 

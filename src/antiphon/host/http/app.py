@@ -1,4 +1,4 @@
-"""The ASGI application: routes over the use cases of :mod:`antiphon.ops.host`, nothing else."""
+"""The ASGI application: routes over the use cases of :mod:`antiphon.host.host`, nothing else."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from antiphon.config.wiring import ConfigLike
+from antiphon.host.discovery import self_test
+from antiphon.host.host import Host
+from antiphon.host.http import admin, discovery, events, runs, seams, webhooks
+from antiphon.host.http.endpoint import error, failure, guarded
+from antiphon.host.http.middleware import Careful, Counters
+from antiphon.host.http.outbound import post
 from antiphon.ops.app import Antiphon
-from antiphon.ops.host import Host
-from antiphon.ops.host_discovery import self_test
-from antiphon.server import admin, discovery, events, runs, seams, webhooks
-from antiphon.server.http import error, failure, guarded
-from antiphon.server.middleware import Careful, Counters
-from antiphon.server.outbound import post
 
 log = logging.getLogger("antiphon.host")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from antiphon._workflow.mock import ProviderError
 from antiphon.config.model import ProviderSection
 from antiphon.errors import ConfigError
+from antiphon.host.workflow.mock import ProviderError
 
 _ANTHROPIC_VERSION = "2023-06-01"
 _DEFAULT_TOKENS = 1024

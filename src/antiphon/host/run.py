@@ -12,20 +12,20 @@ import msgspec
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.recorder import Recorder
-from antiphon._workflow.model import Workflow
-from antiphon._workflow.runner import Replay, Runner, Stopped
-from antiphon._workflow.source import Comparison, Source
-from antiphon._workflow.state import TERMINAL, State, Told, fold
 from antiphon.canonical import canonical_digest
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import StoreError
-from antiphon.ops.host_events import Numbered, Reader, as_row
-from antiphon.ops.host_llm import ModelBoundary
-from antiphon.ops.host_world import ClosedWorld, HostWorld
+from antiphon.host.events import Numbered, Reader, as_row
+from antiphon.host.llm import ModelBoundary
+from antiphon.host.run_services import ClosedWorld, HostWorld
+from antiphon.host.workflow.model import Workflow
+from antiphon.host.workflow.runner import Replay, Runner, Stopped
+from antiphon.host.workflow.source import Comparison, Source
+from antiphon.host.workflow.state import TERMINAL, State, Told, fold
 from antiphon.ports import ClaimTemplate, Row, StaticClaimRequest
 
 if TYPE_CHECKING:
-    from antiphon.ops.host import Host
+    from antiphon.host.host import Host
 
 log = logging.getLogger("antiphon.host")
 

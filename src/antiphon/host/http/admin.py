@@ -8,12 +8,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon.errors import InvalidInput
+from antiphon.host.api_keys import Principal
+from antiphon.host.host import Host
+from antiphon.host.http.endpoint import Json, body_of, idempotent
+from antiphon.host.http.query import integer
+from antiphon.host.http_idempotency import Reply
 from antiphon.ops.admin import Admin, as_breaker_key
-from antiphon.ops.host import Host
-from antiphon.ops.host_keys import Principal
-from antiphon.ops.host_once import Reply
-from antiphon.server.http import Json, body_of, idempotent
-from antiphon.server.query import integer
 
 ACTIONS = ("status", "force_open", "reset", "flush", "clear", "resolve")
 _TEXTS = ("tool", "context", "session", "prefix", "key", "reason", "verdict")

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon._version import __version__
-from antiphon._workflow.model import parse
 from antiphon.config.model import Config, HostSection, TelemetrySection
+from antiphon.host.api_keys import Principal
+from antiphon.host.events import document
+from antiphon.host.host import Host
+from antiphon.host.llm import MAX_ATTEMPTS
+from antiphon.host.run import HostRun
+from antiphon.host.runs import fork_run, recipe_name, retention_seconds, start_run
+from antiphon.host.workflow.model import parse
 from antiphon.llm.key import llm_cache_key
 from antiphon.ops.app import Antiphon
-from antiphon.ops.host import Host
-from antiphon.ops.host_events import document
-from antiphon.ops.host_keys import Principal
-from antiphon.ops.host_llm import MAX_ATTEMPTS
-from antiphon.ops.host_run import HostRun
-from antiphon.ops.host_runs import fork_run, recipe_name, retention_seconds, start_run
 
 log = logging.getLogger("antiphon.host")
 

@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon._gateway.ids import uuid7
-from antiphon._workflow.identity import logical_invocation_id
-from antiphon._workflow.nodes import SIDE_EFFECT_TOOL
 from antiphon.canonical import parse_json
 from antiphon.errors import InvalidInput
+from antiphon.host.api_keys import Principal
+from antiphon.host.host import Host
+from antiphon.host.http.endpoint import Json, body_of, error
+from antiphon.host.workflow.identity import logical_invocation_id
+from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL
 from antiphon.llm.key import llm_cache_key
-from antiphon.ops.host import Host
-from antiphon.ops.host_keys import Principal
-from antiphon.server.http import Json, body_of, error
 
 _EXECUTORS = 64
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon._version import __version__
-from antiphon.server.schemas import SCHEMAS
+from antiphon.host.http.schemas import SCHEMAS
 
 _ERRORS = {
     400: "The request cannot be used; the message says which part.",
