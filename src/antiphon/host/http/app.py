@@ -1,10 +1,10 @@
-"""The ASGI application: routes over the use cases of :mod:`antiphon.host.host`, nothing else."""
+"""The ASGI application: routes over the use cases of the host, and its one way out."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,17 +13,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from antiphon.config.wiring import ConfigLike
+from antiphon.errors import missing_extra
 from antiphon.host.discovery import self_test
 from antiphon.host.host import Host
-from antiphon.host.http import admin, discovery, events, runs, seams, webhooks
+from antiphon.host.http import admin, discovery, events, runs, seams
 from antiphon.host.http.endpoint import error, failure, guarded
 from antiphon.host.http.middleware import Careful, Counters
-from antiphon.host.http.outbound import post
 from antiphon.ops.app import Antiphon
 
 log = logging.getLogger("antiphon.host")
 
 SEAMS = "/v1/host/sample/test"
+_LARGEST = 16 * 1024 * 1024
 
 
 def routes(*, test_seams: bool) -> list[Route]:
@@ -41,9 +42,9 @@ def routes(*, test_seams: bool) -> list[Route]:
         Route("/v1/runs/{run_id}/cancel", guarded("run", runs.cancel), methods=["POST"]),
         Route("/v1/runs/{run_id}/events", guarded("read", events.events)),
         Route("/v1/runs/{run_id}/events/poll", guarded("read", events.poll)),
-        Route("/v1/webhooks", guarded("run", webhooks.create), methods=["POST"]),
-        Route("/v1/webhooks", guarded("read", webhooks.listing), methods=["GET"]),
-        Route("/v1/webhooks/{webhook_id}", guarded("run", webhooks.delete), methods=["DELETE"]),
+        Route("/v1/webhooks", guarded("run", events.create_webhook), methods=["POST"]),
+        Route("/v1/webhooks", guarded("read", events.list_webhooks), methods=["GET"]),
+        Route("/v1/webhooks/{webhook_id}", guarded("run", events.delete_webhook), methods=["DELETE"]),
         Route("/debug/tool-reliability", guarded("admin", admin.tool_reliability), methods=["POST"]),
         Route("/v1/admin/tool-reliability", guarded("admin", admin.tool_reliability), methods=["POST"]),
         Route("/v1/admin/audit", guarded("admin", admin.audit)),
@@ -57,6 +58,32 @@ def routes(*, test_seams: bool) -> list[Route]:
             Route(f"{SEAMS}/idempotency/concurrent-claim", guarded("run", seams.concurrent_claim), methods=["POST"]),
         ]
     return found
+
+
+async def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
+    """POST to a model provider or a subscriber, without retries, redirects or proxies: status and body of the answer.
+
+    A transport failure is an ``OSError``.
+    """
+    try:
+        import httpx
+    except ImportError:
+        raise missing_extra("httpx", "httpx", "A model provider or webhook of the host") from None
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        async with (
+            httpx.AsyncClient(timeout=seconds, follow_redirects=False, trust_env=False) as client,
+            client.stream("POST", url, content=body, headers=dict(headers)) as answer,
+        ):
+            async for piece in answer.aiter_bytes():
+                size += len(piece)
+                if size > _LARGEST:
+                    raise ConnectionError("the answer is too large")
+                pieces.append(piece)
+            return answer.status_code, b"".join(pieces)
+    except httpx.HTTPError as error:
+        raise ConnectionError(type(error).__name__) from error
 
 
 def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str | None = None) -> Starlette:

@@ -20,7 +20,7 @@ from antiphon.errors import AntiphonError, CanonicalError, InvalidInput, NotFoun
 from antiphon.host.api_keys import Principal, Role
 from antiphon.host.host import Host
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
-from antiphon.host.runs import Rejected
+from antiphon.host.runs import Rejected, not_found
 
 log = logging.getLogger("antiphon.host")
 
@@ -173,8 +173,6 @@ def run_id_of(request: Request) -> str:
     """The run a path names; what cannot be an id is not looked for."""
     run_id: str = request.path_params["run_id"]
     if not _RUN_ID.fullmatch(run_id):
-        from antiphon.host.runs import not_found
-
         raise not_found(run_id)
     return run_id
 

@@ -1,4 +1,4 @@
-"""Events of a run: a stream (SSE), a JSON document, or long polling."""
+"""Events of runs: a stream (SSE), a JSON document, long polling, or webhooks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from antiphon.host import runs
 from antiphon.host.api_keys import Principal
 from antiphon.host.events import document, follow
 from antiphon.host.host import Host
-from antiphon.host.http.endpoint import Json, run_id_of
+from antiphon.host.http.endpoint import Json, body_of, idempotent, run_id_of
 from antiphon.host.http.query import integer, whole
+from antiphon.host.http_idempotency import Reply
 from antiphon.host.run import HostRun
+from antiphon.host.webhooks import Webhooks
 
 KEEPALIVE_S = 15.0
 _LOOK_S = 0.25
@@ -66,3 +68,41 @@ async def poll(request: Request, host: Host, principal: Principal) -> Response:
     last = integer(request, "lastSequence", -1, -1, _LAST)
     timeout = integer(request, "timeout", 30, 1, 60)
     return Json(await runs.poll(host, principal, run_id_of(request), last, timeout))
+
+
+# -- webhooks ----------------------------------------------------------------------------------------------------------
+
+
+def _hooks(host: Host) -> Webhooks:
+    if host.webhooks is None:
+        raise runs.Rejected(
+            501, "not_supported", "Webhooks are switched off. Switch them on with [host] webhooks = true."
+        )
+    return host.webhooks
+
+
+async def create_webhook(request: Request, host: Host, principal: Principal) -> Response:
+    """``POST /v1/webhooks``."""
+    hooks, body = _hooks(host), await body_of(request, host)
+
+    async def action(_: str, again: bool) -> Reply:
+        return Reply(201, await hooks.create(principal.tenant, body), unkept=("secret",))
+
+    return await idempotent(request, host, principal, "POST /v1/webhooks", body, action)
+
+
+async def list_webhooks(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/webhooks``."""
+    return Json({"webhooks": await _hooks(host).list(principal.tenant)})
+
+
+async def delete_webhook(request: Request, host: Host, principal: Principal) -> Response:
+    """``DELETE /v1/webhooks/{webhookId}``."""
+    hook = request.path_params["webhook_id"]
+    hooks = _hooks(host)
+
+    async def action(_: str, again: bool) -> Reply:
+        await hooks.delete(principal.tenant, hook)
+        return Reply(204, None)
+
+    return await idempotent(request, host, principal, f"DELETE /v1/webhooks/{hook}", {}, action)
