@@ -7,7 +7,6 @@ and resumed, and who may look at what. Calls go through the gateway, events into
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,23 +17,21 @@ import msgspec
 from antiphon._gateway.owner import owner_token
 from antiphon.config.wiring import sealer_of
 from antiphon.contract.events import RunManifest
-from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput, StoreError
 from antiphon.host.api_keys import HOST_TENANT, KeyRing, Principal
 from antiphon.host.events import Signals
 from antiphon.host.providers import Post
 from antiphon.host.run import HostRun
-from antiphon.host.tools import performed_effect, tools_of
+from antiphon.host.tenant import Tenant, tools_of
 from antiphon.host.webhooks import Webhooks
 from antiphon.host.worker_lease import WorkerLease, is_gone, take_over
 from antiphon.host.workflow.mock import MockProvider
 from antiphon.host.workflow.model import Node, Workflow, parse
-from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, check_nodes
+from antiphon.host.workflow.nodes import check_nodes
 from antiphon.host.workflow.state import Told
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import AGENT_MARK, load_entry
-from antiphon.ops.gateways import AsyncGateway
 from antiphon.ports import Journal
 
 log = logging.getLogger("antiphon.host")
@@ -43,25 +40,6 @@ KIND = "workflow"
 """The tag that tells the host's runs from others in the log."""
 _LOOK_FOR_ORPHANS_S = 5.0
 _LOOK_FOR_CANCELS_S = 0.5
-
-
-class Tenant:
-    """One tenant's view: its gateway with all tools, its runs, its audit log."""
-
-    def __init__(self, base: Antiphon, name: str, tools: Sequence[tuple[Any, ToolSpec]]) -> None:
-        self.name = name
-        self.app = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
-        self._tools = tools
-
-    @functools.cached_property
-    def gateway(self) -> AsyncGateway:
-        """The gateway, made in the host's event loop."""
-        gateway = self.app.async_gateway
-        for function, spec in self._tools:
-            gateway.register(function, spec)
-        namespace, _, name = SIDE_EFFECT_TOOL.partition("/")
-        gateway.register(performed_effect, ToolSpec(name=name, namespace=namespace, idempotent=False, effect="write"))
-        return gateway
 
 
 class Host:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -13,19 +13,22 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.recorder import Recorder
 from antiphon.canonical import canonical_digest
+from antiphon.config.model import HostSection
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import StoreError
-from antiphon.host.events import Numbered, Reader, as_row
+from antiphon.host.events import Numbered, Reader, Signals, as_row
 from antiphon.host.llm import ModelBoundary
-from antiphon.host.run_services import ClosedWorld, HostWorld
+from antiphon.host.providers import Post
+from antiphon.host.run_services import ReplayInvoker, RunServices
+from antiphon.host.tenant import Tenant
+from antiphon.host.worker_lease import WorkerLease
+from antiphon.host.workflow.mock import MockProvider
 from antiphon.host.workflow.model import Workflow
 from antiphon.host.workflow.runner import Replay, Runner, Stopped
 from antiphon.host.workflow.source import Comparison, Source
 from antiphon.host.workflow.state import TERMINAL, State, Told, fold
-from antiphon.ports import ClaimTemplate, Row, StaticClaimRequest
-
-if TYPE_CHECKING:
-    from antiphon.host.host import Host
+from antiphon.ops.app import Antiphon
+from antiphon.ports import ClaimTemplate, Journal, Row, StaticClaimRequest
 
 log = logging.getLogger("antiphon.host")
 
@@ -33,10 +36,27 @@ _DAY_MS = 86_400_000
 _FEEDS_STATE = frozenset({"run.started", "node.completed"})
 
 
+class Executor(Protocol):
+    """What a run needs of the host that executes it."""
+
+    app: Antiphon
+    settings: HostSection
+    agents: dict[str, str]
+    mock: MockProvider
+    post: Post
+    signals: Signals
+    journal: Journal
+    lease: WorkerLease
+
+    def tenant(self, name: str) -> Tenant: ...
+
+    def deliver(self, manifest: RunManifest, events: Sequence[tuple[Told, int]]) -> None: ...
+
+
 class HostRun:
     """One run that this process executes."""
 
-    def __init__(self, host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[Told]) -> None:
+    def __init__(self, host: Executor, manifest: RunManifest, workflow: Workflow, events: Sequence[Told]) -> None:
         self.host = host
         self.manifest = manifest
         self.task: asyncio.Task[None] | None = None
@@ -44,12 +64,12 @@ class HostRun:
         self._later: list[Row] = []
         self._rows: int | None = len(events)
         """Rows of the log, as long as all of them are written here; calls of tools write their own."""
-        closed = ClosedWorld() if self.is_replay else None
+        closed = ReplayInvoker() if self.is_replay else None
         self.recorder = tenant.app.recorder(
             manifest.id, manifest.salt, invoker=closed, write=self._record, write_async=self._record_async
         )
         self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
-        world = HostWorld(
+        services = RunServices(
             tenant.app,
             tenant.gateway,
             host.agents,
@@ -65,7 +85,7 @@ class HostRun:
             fold(workflow, events),
             run=manifest.id,
             tenant=manifest.tenant,
-            world=world,
+            services=services,
             write=self._write,
             replay=self._replay(events),
             staged=lambda node: host.mock.staged(manifest.tenant, node),
@@ -100,7 +120,7 @@ class HostRun:
         return Replay(load, Comparison(source, seen), self.host.settings.replay_verify)
 
     @staticmethod
-    def reader(host: Host, run: str, tenant: str) -> Reader:
+    def reader(host: Executor, run: str, tenant: str) -> Reader:
         """Reads the workflow events of a run."""
         return Reader(host.journal, run, host.tenant(tenant).app.blobs, tenant)
 
@@ -187,7 +207,7 @@ class HostRun:
     # -- going on after an interruption ------------------------------------------------------------------------------
 
     @classmethod
-    async def resumed(cls, host: Host, manifest: RunManifest, workflow: Workflow) -> HostRun | None:
+    async def resumed(cls, host: Executor, manifest: RunManifest, workflow: Workflow) -> HostRun | None:
         """The run as its log left it; ``None`` if nothing is left to do."""
         reader = cls.reader(host, manifest.id, manifest.tenant)
         events = await reader.more(keep_rows=True)
@@ -241,7 +261,7 @@ def cancel_key(run: str) -> str:
     return canonical_digest(["host-cancel", run])
 
 
-async def request_cancel(host: Host, manifest: RunManifest) -> None:
+async def request_cancel(host: Executor, manifest: RunManifest) -> None:
     """Leave a note for the process that executes the run."""
     key = cancel_key(manifest.id)
     template = ClaimTemplate(

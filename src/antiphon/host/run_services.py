@@ -32,7 +32,7 @@ _FRESH = {
 }
 
 
-class ClosedWorld:
+class ReplayInvoker:
     """The invoker of a replay fork: what no recording answers is refused, whatever reaches for it (RFC 0140)."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class ClosedWorld:
         return fresh() if self.inner is None else self.inner.draw(what, site, fresh)
 
 
-class HostWorld:
-    """The world of one run."""
+class RunServices:
+    """The services of one run."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HostWorld:
         manifest: RunManifest,
         models: ModelBoundary,
         later: list[Row],
-        replaying: ClosedWorld | None,
+        replaying: ReplayInvoker | None,
         writes: Callable[[], None],
     ) -> None:
         self._app = app

@@ -36,7 +36,7 @@ class NodeFailed(Exception):
         return error
 
 
-class World(Protocol):
+class Services(Protocol):
     """What nodes reach: given by the host, each call through the gateway or the model boundary."""
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
@@ -63,7 +63,7 @@ class Visit:
         tenant: str,
         run: str,
         execution: int,
-        world: World,
+        services: Services,
         emit: Callable[[str, dict[str, Any]], Awaitable[None]],
     ) -> None:
         self.node = node
@@ -72,7 +72,7 @@ class Visit:
         self.run = run
         self.execution = execution
         """How often the node has ended before."""
-        self.world = world
+        self.services = services
         self.emit = emit
 
     def key(self, provider: str, call: int = 0) -> str:
@@ -86,7 +86,7 @@ def _object(value: Any, name: str = "value") -> Outputs:
 
 async def _noop(visit: Visit) -> Outputs:
     if visit.node.config.get("nondeterministic"):
-        return {"nonce": visit.world.draw("uuid4")}
+        return {"nonce": visit.services.draw("uuid4")}
     return {}
 
 
@@ -109,26 +109,26 @@ async def _fail(visit: Visit) -> Outputs:
 
 async def _side_effect(visit: Visit) -> Outputs:
     arguments = {"nodeId": visit.node.id}
-    return _object(await visit.world.call_tool(SIDE_EFFECT_TOOL, arguments, visit.key(SIDE_EFFECT_TOOL)))
+    return _object(await visit.services.call_tool(SIDE_EFFECT_TOOL, arguments, visit.key(SIDE_EFFECT_TOOL)))
 
 
 async def _nondeterminism(visit: Visit) -> Outputs:
-    draw = visit.world.draw
+    draw = visit.services.draw
     return {"clock": str(draw("now")), "random": str(draw("random")), "id": str(draw("uuid4"))}
 
 
 async def _tool(visit: Visit) -> Outputs:
     name = visit.node.type_id.removeprefix("tool:")
     arguments = {**visit.node.config, **visit.inputs}
-    return _object(await visit.world.call_tool(name, arguments, visit.key(name)), "result")
+    return _object(await visit.services.call_tool(name, arguments, visit.key(name)), "result")
 
 
 async def _agent(visit: Visit) -> Outputs:
-    return _object(await visit.world.run_agent(visit.node.type_id.removeprefix("agent:"), visit.inputs), "output")
+    return _object(await visit.services.run_agent(visit.node.type_id.removeprefix("agent:"), visit.inputs), "output")
 
 
 async def _model(visit: Visit) -> Outputs:
-    return await visit.world.ask_model(visit)
+    return await visit.services.ask_model(visit)
 
 
 _BUILT_IN: dict[str, tuple[Kind, Callable[[Visit], Awaitable[Outputs]]]] = {

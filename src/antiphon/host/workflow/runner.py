@@ -14,7 +14,7 @@ from typing import Any
 
 from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
-from antiphon.host.workflow.nodes import NodeFailed, Outputs, Visit, World, implementation
+from antiphon.host.workflow.nodes import NodeFailed, Outputs, Services, Visit, implementation
 from antiphon.host.workflow.source import Comparison, Recorded, Source
 from antiphon.host.workflow.state import State, Told
 
@@ -50,7 +50,7 @@ class Runner:
         *,
         run: str,
         tenant: str,
-        world: World,
+        services: Services,
         write: Write,
         replay: Replay | None = None,
         staged: Callable[[str], bool] = lambda node: False,
@@ -60,7 +60,7 @@ class Runner:
         self.run = run
         self.tenant = tenant
         self.replay = replay
-        self._world = world
+        self._services = services
         self._write = write
         self._staged = staged
         self._pending: list[tuple[Told, int]] = []
@@ -169,7 +169,7 @@ class Runner:
                 tenant=self.tenant,
                 run=self.run,
                 execution=state.ended.get(node_id, 0),
-                world=self._world,
+                services=self._services,
                 emit=emit,
             )
             if self.replay is not None and kind != "pure":
