@@ -6,16 +6,16 @@ import json
 import random
 from pathlib import Path
 
-from antiphon import embed
-from antiphon.decide.semantic import Embedder, similar_arguments
+from antiphon import similarity
+from antiphon.similarity import Embedder, similar_arguments
 from bench import Case, Context, Row
 
 PAIRS = Path(__file__).parent.parent / "tests" / "data" / "argument_pairs.json"
 
 
 def run(ctx: Context) -> list[Row]:
-    embed.install_model()
-    rows = accuracy("no embedder", None) + accuracy("MiniLM", embed.load("minilm"))
+    similarity.install_model()
+    rows = accuracy("no embedder", None) + accuracy("MiniLM", similarity.load("minilm"))
     rows += _miss(ctx, characters=40, recorded=1000)
     rows += _miss(ctx, characters=200, recorded=100)
     rows.append(_miss_of_many(ctx))

@@ -2,8 +2,8 @@
 
 from itertools import cycle
 
-from antiphon import embed
-from antiphon.decide.semantic import SemanticIndex
+from antiphon import similarity
+from antiphon.similarity import SemanticIndex
 
 
 def miss(texts, asked):
@@ -11,7 +11,7 @@ def miss(texts, asked):
 
 
 def miss_by_meaning(texts, asked):
-    return _miss(SemanticIndex(embed.load("minilm")), texts, asked)
+    return _miss(SemanticIndex(similarity.load("minilm")), texts, asked)
 
 
 def _miss(index, texts, asked):

@@ -11,8 +11,8 @@ import pytest
 import antiphon
 from antiphon import scoring
 from antiphon.decide.effects import block_message, suggest
-from antiphon.decide.semantic import similar_arguments
 from antiphon.ops.side_effects import Known, blocked_text, suggestions
+from antiphon.similarity import similar_arguments
 from antiphon.stores import MemoryStore
 
 CONFIG = {"model_name": "gpt-4", "provider": "openai", "temperature": 0.0, "seed": 42}

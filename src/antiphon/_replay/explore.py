@@ -17,10 +17,10 @@ from antiphon._replay.tape import RecordedCall, Tape, not_kept
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
-from antiphon.decide.semantic import SemanticIndex
 from antiphon.errors import ReplayMiss
 from antiphon.llm.response import summarise
 from antiphon.ports import Answer, Invocation
+from antiphon.similarity import SemanticIndex
 
 _FAULTS: Mapping[str, dict[str, Any]] = {
     "timeout": {

@@ -18,7 +18,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Install, or say whether it is there."""
-    from antiphon.embed import install_model, installed, model_folder
+    from antiphon.similarity import install_model, installed, model_folder
 
     if arguments.what == "install":
         folder = install_model()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphon import embed, scoring
+from antiphon import scoring, similarity
 from antiphon._replay.tape import RecordedCall, Tape
 from antiphon.ops.app import Antiphon
 from antiphon.ports import Invocation
@@ -24,11 +24,11 @@ class LazyEmbedder:
     @property
     def name(self) -> str:
         """What the report says; texts that are equal need no embedder."""
-        return "none needed" if self._found is None else embed.name_of(self._found)
+        return "none needed" if self._found is None else similarity.name_of(self._found)
 
     def __call__(self, texts: Sequence[str]) -> Any:
         if self._found is None:
-            self._found = embed.load(self._wanted)
+            self._found = similarity.load(self._wanted)
         return self._found(texts)
 
 

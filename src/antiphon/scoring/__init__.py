@@ -5,7 +5,6 @@ from __future__ import annotations
 from antiphon.scoring._alignment import Call, align
 from antiphon.scoring._ars import BANDS, Ars, Band, ars, band, tool_accuracy
 from antiphon.scoring._changes import Decision, changes, critical, decide_replay_type, not_compared
-from antiphon.scoring._contradiction import Contradiction, contradictions
 from antiphon.scoring._determinism import THRESHOLD, determinism
 from antiphon.scoring._report import ReplayReport
 from antiphon.scoring._score import Score
@@ -14,6 +13,7 @@ from antiphon.scoring._structure import Structure, Violation, effect_gate, struc
 from antiphon.scoring._verdict import Verdict, judge
 from antiphon.scoring.html import render_report
 from antiphon.scoring.report_text import findings_text, plan_text, report_text, result_text
+from antiphon.similarity import Contradiction, contradictions
 
 __all__ = [
     "BANDS",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal, Self
@@ -10,11 +10,8 @@ from typing import Any, Literal, Self
 import orjson
 
 from antiphon._differ import ABSENT
-from antiphon.decide._alike import cosine
-from antiphon.scoring._contradiction import Contradiction, contradictions
 from antiphon.scoring._score import Score
-
-Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
+from antiphon.similarity import Contradiction, Embedder, contradictions, cosine
 
 
 @dataclass(frozen=True, slots=True)

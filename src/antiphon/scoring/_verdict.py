@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from antiphon.scoring._contradiction import Contradiction
 from antiphon.scoring._score import unit
 from antiphon.scoring._structure import Violation
+from antiphon.similarity import Contradiction
 
 REPLAY_MIN_ARS = 0.8
 TEST_MIN_ARS = 0.9

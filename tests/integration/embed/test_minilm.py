@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.decide.semantic import similar_arguments
-from antiphon.embed.minilm import MiniLM
 from antiphon.scoring import output_similarity
+from antiphon.similarity import similar_arguments
+from antiphon.similarity.minilm import MiniLM
 from tests.unit.semantic.test_pairs import HELD_OUT, PAIRS, precision_and_recall
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "minilm_vectors.json").read_text())[

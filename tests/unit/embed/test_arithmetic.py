@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
-from antiphon.embed import _blas, _place, minilm
 from antiphon.errors import ArtifactError, MissingExtra
+from antiphon.similarity import _blas, _place, minilm
 
 
 def test_gelu_is_the_exact_one_to_float32() -> None:
@@ -61,7 +61,7 @@ def test_safetensors(tmp_path: Path) -> None:
 def test_a_missing_package_names_the_extra(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _place.FILES:
         (tmp_path / name).touch()
-    monkeypatch.delitem(sys.modules, "antiphon.embed._blas")
+    monkeypatch.delitem(sys.modules, "antiphon.similarity._blas")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"antiphon\[embed\]"):
         minilm.MiniLM(tmp_path)

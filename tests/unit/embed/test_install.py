@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.embed import ModelMissing, _place, install, install_model, installed, load, model_folder
+from antiphon.similarity import ModelMissing, _place, install, install_model, installed, load, model_folder
 
 
 def wheel(path: Path, **files: bytes) -> Path:

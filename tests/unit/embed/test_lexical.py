@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.embed import LexicalEmbedder, lexical, load, name_of
 from antiphon.errors import ConfigError
+from antiphon.similarity import LexicalEmbedder, lexical, load, name_of
 
 
 def cosine(left: str, right: str) -> float:

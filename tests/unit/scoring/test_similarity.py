@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from antiphon.embed import lexical
 from antiphon.scoring import contradictions, output_similarity
+from antiphon.similarity import lexical
 
 
 def one_vector(texts: Sequence[str]) -> list[list[float]]:

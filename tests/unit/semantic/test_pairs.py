@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 
-from antiphon.decide import _alike, semantic
-from antiphon.decide import _lexicon as lexicon
-from antiphon.decide._alike import alike
-from antiphon.decide._leaves import Leaf
-from antiphon.decide.semantic import Embedder, SemanticIndex, similar_arguments
-from antiphon.embed import lexical
+from antiphon.similarity import Embedder, SemanticIndex, _alike, arguments, lexical, similar_arguments
+from antiphon.similarity import _lexicon as lexicon
+from antiphon.similarity._alike import alike
+from antiphon.similarity._leaves import Leaf
 
 PAIRS: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "argument_pairs.json").read_text())[
     "pairs"
@@ -101,7 +99,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "roles and order are not looked at": (_alike, "_roles", _nothing),
     "what only one side says is not looked at": (_alike, "_near_words", _nothing),
     "regions are not looked at": (_alike, "_regions", _no_regions),
-    "every leaf is free text": (semantic, "leaves", lambda a, *_: [Leaf("$", "text", json.dumps(a))]),
+    "every leaf is free text": (arguments, "leaves", lambda a, *_: [Leaf("$", "text", json.dumps(a))]),
 }
 
 

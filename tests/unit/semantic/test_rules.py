@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.decide._alike import alike
-from antiphon.decide._leaves import kind_of, leaves, same_value, squeeze_math
-from antiphon.decide._lexicon import opposite
-from antiphon.decide._phrase import plain_number, read, stem
-from antiphon.decide.semantic import SemanticIndex, similar_arguments
+from antiphon.similarity import SemanticIndex, similar_arguments
+from antiphon.similarity._alike import alike
+from antiphon.similarity._leaves import kind_of, leaves, same_value, squeeze_math
+from antiphon.similarity._lexicon import opposite
+from antiphon.similarity._phrase import plain_number, read, stem
 
 MEMO = "monthly rent payment for the apartment in the old town, second floor"
 SF = {"location": "San Francisco, CA", "units": "metric"}

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from antiphon.decide._alike import MAX_LOOSE, MAX_NEAR_WORDS, Embedder, Likeness, Vectors, compare, may_abbreviate
-from antiphon.decide._leaves import Kind, Leaf, leaves, same_value, squeeze_math
-from antiphon.decide._phrase import Phrase, read
+from antiphon.similarity._alike import MAX_LOOSE, MAX_NEAR_WORDS, Embedder, Likeness, Vectors, compare, may_abbreviate
+from antiphon.similarity._leaves import Kind, Leaf, leaves, same_value, squeeze_math
+from antiphon.similarity._phrase import Phrase, read
 
 __all__ = ["DEFAULT_THRESHOLD", "Embedder", "LeafMatch", "Match", "SemanticIndex", "similar_arguments"]
 

@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from antiphon.decide._lexicon import (
+from antiphon.similarity._lexicon import (
     ABOUT,
     ALIASES,
     ASKING,

@@ -8,8 +8,8 @@ from math import sqrt
 from operator import mul
 from typing import NamedTuple
 
-from antiphon.decide._lexicon import AMBIGUOUS_PLACES, ANYWHERE, HEADS, HOMES, LINKS, opposite
-from antiphon.decide._phrase import Phrase, Word, read
+from antiphon.similarity._lexicon import AMBIGUOUS_PLACES, ANYWHERE, HEADS, HOMES, LINKS, opposite
+from antiphon.similarity._phrase import Phrase, Word, read
 
 Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Texts in, vectors out."""

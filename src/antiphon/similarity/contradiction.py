@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from antiphon.decide._alike import swapped
-from antiphon.decide._lexicon import opposite
-from antiphon.decide._phrase import Phrase, read
+from antiphon.similarity._alike import swapped
+from antiphon.similarity._lexicon import opposite
+from antiphon.similarity._phrase import Phrase, read
 
 Kind = Literal["opposite", "negation", "number", "currency", "roles"]
 

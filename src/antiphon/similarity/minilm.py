@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.embed._place import require_model
 from antiphon.errors import ArtifactError, missing_extra
+from antiphon.similarity._place import require_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ class MiniLM:
             import numpy as np
             from tokenizers import Tokenizer
 
-            from antiphon.embed._blas import one_thread
+            from antiphon.similarity._blas import one_thread
         except ImportError:
             raise missing_extra("numpy', 'threadpoolctl' and 'tokenizers", "embed", "Sentence similarity") from None
         self._np = np

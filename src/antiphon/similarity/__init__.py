@@ -1,0 +1,41 @@
+"""Comparison of texts: embedding, matching of arguments, contradiction of answers.
+
+A score says how close two texts are; rules about numbers, names, negations and opposites say whether they may stand
+for each other. The rules are pure; only the model's files and the word lists are read from a disk, once.
+"""
+
+from __future__ import annotations
+
+from antiphon.similarity._alike import Embedder, cosine
+from antiphon.similarity.arguments import DEFAULT_THRESHOLD, LeafMatch, Match, SemanticIndex, similar_arguments
+from antiphon.similarity.contradiction import Contradiction, contradictions
+from antiphon.similarity.embedding import (
+    LexicalEmbedder,
+    ModelMissing,
+    install_model,
+    installed,
+    lexical,
+    load,
+    model_folder,
+    name_of,
+)
+
+__all__ = [
+    "DEFAULT_THRESHOLD",
+    "Contradiction",
+    "Embedder",
+    "LeafMatch",
+    "LexicalEmbedder",
+    "Match",
+    "ModelMissing",
+    "SemanticIndex",
+    "contradictions",
+    "cosine",
+    "install_model",
+    "installed",
+    "lexical",
+    "load",
+    "model_folder",
+    "name_of",
+    "similar_arguments",
+]
