@@ -8,7 +8,7 @@ from math import sqrt
 from operator import mul
 from typing import NamedTuple
 
-from antiphon.similarity._lexicon import AMBIGUOUS_PLACES, ANYWHERE, HEADS, HOMES, LINKS, opposite
+from antiphon.similarity._lexicon import lexicon, opposite
 from antiphon.similarity._phrase import Phrase, Word, read
 
 Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
@@ -18,7 +18,7 @@ WORD_THRESHOLD = 0.85
 """Cosine from which two common words count as the same word.
 
 Measured with MiniLM on 208 pairs of things of one kind (*oak* and *birch*, *Nike* and *Adidas*): two reach 0.85.
-Synonyms start at 0.5, so no lower line separates them, and the list in ``_lexicon`` does the rest.
+Synonyms start at 0.5, so no lower line separates them, and the list in ``words/`` does the rest.
 """
 _QUALIFIER_WEIGHT = 0.15
 _FILLER_WEIGHT = 0.01
@@ -143,10 +143,11 @@ def _regions(a: Phrase, b: Phrase) -> tuple[int, str]:
     if not (left <= right or right <= left):
         return 0, "the region differs"
     dropped = left ^ right
+    known = lexicon()
     for place, name in (*a.regions, *b.regions):
         if name not in dropped or not place:
             continue
-        if place in AMBIGUOUS_PLACES or name not in HOMES.get(place, (name,)):
+        if place in known.ambiguous_places or name not in known.homes.get(place, (name,)):
             return 0, f"'{place}' alone may be another place than the one in {name.replace('_', ' ').title()}"
     return len(dropped), ""
 
@@ -267,7 +268,8 @@ def _prepositions(left: str, right: str, first: bool, route: bool) -> str:
     both = {left, right}
     if "for" in both and both & {"about", "regarding", "concerning"}:
         return "'for' is not 'about'"
-    if all(word == "" or word in LINKS for word in both):
+    links = lexicon().links
+    if all(word == "" or word in links for word in both):
         return ""
     if both == {"", "to"} and first:
         return ""
@@ -278,14 +280,15 @@ def _prepositions(left: str, right: str, first: bool, route: bool) -> str:
 
 def _may_turn(x: int, y: int, here: list[Word], there: list[Word], turned: set[tuple[int, int]]) -> bool:
     """*news about jazz* may become *jazz news*; *dog bites man* may not become *man bites dog*."""
-    if here[x].canon in ANYWHERE or here[y].canon in ANYWHERE:
+    known = lexicon()
+    if here[x].canon in known.anywhere or here[y].canon in known.anywhere:
         return True
     linked_here = here[x].segment != here[y].segment
     linked_there = there[x].segment != there[y].segment
     if linked_here and linked_there:
         return False
     if not linked_here and not linked_there:
-        return (here[x].canon in HEADS) != (here[y].canon in HEADS)
+        return (here[x].canon in known.heads) != (here[y].canon in known.heads)
     # What a link joins moves as a whole: a word of it that goes alone changes what it belongs to.
     side = here if linked_here else there
     first = [n for n, word in enumerate(side) if word.segment == side[x].segment]

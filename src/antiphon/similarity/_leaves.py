@@ -6,22 +6,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
+from antiphon.similarity._lexicon import lexicon
+
 Kind = Literal["exact", "math", "word", "text", "data"]
 """``math`` may differ in spacing, ``data`` in spacing, case and end punctuation, ``word`` and ``text`` in wording."""
 
-_EXACT_KEYS = frozenset(
-    "id ids uuid guid key keys token hash digest checksum path paths file files filename filenames dir directory "
-    "folder url urls uri link href endpoint email emails mail phone sql command cmd script code regex regexp pattern "
-    "glob selector xpath date dates datetime time timestamp day month year currency amount price total balance "
-    "quantity count number status state type kind mode format unit units lang language locale timezone tz version "
-    "model username user account iban card method operator sort order direction level role action operation op branch "
-    "commit ref table column field fields bucket host hostname port ip zip postcode sku isbn symbol ticker encoding "
-    "extension password secret color colour size tag tags label labels category target source from to cc bcc "
-    "recipient recipients sender owner assignee".split()
-)
-_DATA_KEYS = frozenset(
-    "text content contents body document html markdown snippet data payload message messages".split()
-)
 _KEY_WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 _FORMATS = frozenset(
     "date date-time time duration email idn-email hostname idn-hostname ipv4 ipv6 uri uri-reference iri uuid "
@@ -79,10 +68,10 @@ def kind_of(value: str, key: str, schema: Mapping[str, Any] | None = None) -> Ki
     """
     if schema and _fixed_by(schema):
         return "exact"
-    words = key_words(key)
-    if words and (words[-1] in _EXACT_KEYS or key.lower() in _EXACT_KEYS):
+    words, known = key_words(key), lexicon()
+    if words and (words[-1] in known.exact_keys or key.lower() in known.exact_keys):
         return "exact"
-    if words and words[-1] in _DATA_KEYS:
+    if words and words[-1] in known.data_keys:
         return "data"
     text = value.strip()
     if not 0 < len(text) <= _LONGEST_QUERY:

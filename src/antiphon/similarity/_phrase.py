@@ -6,28 +6,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from antiphon.similarity._lexicon import (
-    ABOUT,
-    ALIASES,
-    ASKING,
-    AUXILIARIES,
-    CLASS_OF,
-    COMPANY,
-    COUNTRIES,
-    COURTESIES,
-    FILLERS,
-    LETTERED,
-    LINKS,
-    NEGATIONS,
-    NOWADAYS,
-    OPENERS,
-    PAST,
-    PRONOUNS,
-    REGIONS,
-    ROLES,
-    STATES,
-    SYNONYMS,
-)
+from antiphon.similarity._lexicon import lexicon
 
 _TOKEN = re.compile(
     r"""
@@ -117,11 +96,12 @@ def stem(word: str) -> str:
 
 def canonical_word(word: str) -> str:
     """The stem, or the representative of its synonyms."""
-    found = SYNONYMS.get(word)
+    known = lexicon()
+    found = known.synonyms.get(word)
     if found is not None:
         return found
     bare = stem(word)
-    return SYNONYMS.get(bare, bare)
+    return known.synonyms.get(bare, bare)
 
 
 def _scan(text: str) -> list[_Raw]:
@@ -180,11 +160,12 @@ def _fold(token: _Raw) -> str:
 
 def _merge_aliases(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], list[str]]:
     """Put the short form where a name of several words stands."""
+    known = lexicon()
     kept_tokens: list[_Raw] = []
     kept: list[str] = []
     place = 0
     while place < len(folded):
-        for words, short in ALIASES:
+        for words, short in known.aliases:
             end = place + len(words)
             if tuple(folded[place:end]) == words and not any(t.comma for t in tokens[place + 1 : end]):
                 kept_tokens.append(tokens[place]._replace(text=short))
@@ -200,6 +181,7 @@ def _merge_aliases(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], l
 
 def _region_at(tokens: list[_Raw], folded: list[str], place: int) -> tuple[str, int] | None:
     """The region that stands alone behind the comma before *place*, and where it ends."""
+    known = lexicon()
     for length in (3, 2, 1):
         end = place + length
         if end > len(folded) or any(t.comma or t.kind != "word" for t in tokens[place + 1 : end]):
@@ -207,15 +189,16 @@ def _region_at(tokens: list[_Raw], folded: list[str], place: int) -> tuple[str, 
         if end < len(folded) and not tokens[end].comma:
             continue
         name = "_".join(folded[place:end])
-        if length == 1 and name in STATES and (tokens[place].text.isupper() or len(folded) <= 4):
-            return STATES[name], end
-        if name in REGIONS:
+        if length == 1 and name in known.states and (tokens[place].text.isupper() or len(folded) <= 4):
+            return known.states[name], end
+        if name in known.regions:
             return name, end
     return None
 
 
 def _take_regions(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], list[str], list[tuple[str, str]]]:
     """Lift ", CA" and ", France" out of the text; a list of countries stays what it is."""
+    known = lexicon()
     regions: list[tuple[str, str]] = []
     kept_tokens: list[_Raw] = []
     kept: list[str] = []
@@ -229,8 +212,8 @@ def _take_regions(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], li
         if found is not None:
             name, end = found
             before = folded[place - 1]
-            wider = after_region and name in COUNTRIES and regions[-1][1] not in COUNTRIES
-            if wider or (not after_region and before not in REGIONS):
+            wider = after_region and name in known.countries and regions[-1][1] not in known.countries
+            if wider or (not after_region and before not in known.regions):
                 regions.append(("" if wider else before, name))
                 place, after_region = end, True
                 continue
@@ -243,31 +226,33 @@ def _take_regions(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], li
 
 def _only_asks(tokens: list[_Raw], folded: list[str], place: int, opening: bool) -> bool:
     """Whether the word at *place* adds nothing to what is asked for; *opening* while nothing was asked yet."""
+    known = lexicon()
     word = folded[place]
     before = folded[place - 1] if place else ""
     after = folded[place + 1] if place + 1 < len(folded) else ""
     if word == "a":
-        return tokens[place].text == "a" and before not in LETTERED
-    if word in FILLERS:
+        return tokens[place].text == "a" and before not in known.lettered
+    if word in known.fillers:
         return True
-    if word in PRONOUNS:
-        return before not in LETTERED and (opening or before in AUXILIARIES)
+    if word in known.pronouns:
+        return before not in known.lettered and (opening or before in known.auxiliaries)
     if word == "me":
-        return before in ASKING or before in ("find", "get", "near")
-    if word in COURTESIES:
-        return before != "to" and (opening or after in PRONOUNS)
+        return before in known.asking or before in ("find", "get", "near")
+    if word in known.courtesies:
+        return before != "to" and (opening or after in known.pronouns)
     if word == "current":
-        return after in NOWADAYS
+        return after in known.nowadays
     if not opening:
         return False
-    if word in ASKING:
-        return after in COMPANY or before in COMPANY
-    return word in OPENERS or (word in ABOUT and after in LINKS)
+    if word in known.asking:
+        return after in known.company or before in known.company
+    return word in known.openers or (word in known.about and after in known.links)
 
 
 @lru_cache(maxsize=8192)
 def read(text: str) -> Phrase:
     """Take *text* apart; the part beyond 20,000 characters counts as one identifier."""
+    known = lexicon()
     rest = text[_MAX_CHARACTERS:]
     tokens = _scan(text[:_MAX_CHARACTERS])
     if rest:
@@ -289,21 +274,28 @@ def read(text: str) -> Phrase:
             figures.append(low)
             continue
         if token.kind == "word" and not upper:
-            if low in NEGATIONS:
+            if low in known.negations:
                 pending += 1
                 continue
-            if low in LINKS or low in ROLES:
+            if low in known.links or low in known.roles:
                 preposition = low
                 segment += 1
                 continue
             if _only_asks(tokens, folded, place, opening=not words and not pending):
                 fillers += 1
-                past = past or low in PAST
+                past = past or low in known.past
                 continue
         if token.kind == "number":
             figures.append(low)
         name = token.kind == "word" and token.text[:1].isupper() and not token.starts and not shouting
-        rigid = token.kind != "word" or name or upper or low in CLASS_OF or stem(low) in CLASS_OF or low in REGIONS
+        rigid = (
+            token.kind != "word"
+            or name
+            or upper
+            or low in known.classes
+            or stem(low) in known.classes
+            or low in known.regions
+        )
         canon = canonical_word(low) if token.kind == "word" else low
         words.append(Word(low, canon, rigid, preposition, segment, upper))
         negated.extend([canon] * pending)

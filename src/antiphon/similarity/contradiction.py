@@ -12,25 +12,14 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from antiphon.similarity._alike import swapped
-from antiphon.similarity._lexicon import opposite
+from antiphon.similarity._lexicon import lexicon, opposite
 from antiphon.similarity._phrase import Phrase, read
 
 Kind = Literal["opposite", "negation", "number", "currency", "roles"]
 
 _SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s|$)[^.!?\n]*)*[.!?]*")
 _TRAILING_ZEROS = re.compile(r"(?<=\d)\.0+$|(?<=\.\d)0+$")
-_SPELLED = dict(zip("two three four five six seven eight nine ten eleven twelve".split(), range(2, 13), strict=True))
 _CURRENCY_SIGNS = frozenset("$€£¥₹₩₽")
-_CURRENCY_NAMES = {
-    **dict.fromkeys(("usd", "dollar", "dollars", "$"), "USD"),
-    **dict.fromkeys(("eur", "euro", "euros", "€"), "EUR"),
-    **dict.fromkeys(("gbp", "£"), "GBP"),
-    **dict.fromkeys(("jpy", "yen", "¥"), "JPY"),
-    **dict.fromkeys(("chf", "francs"), "CHF"),
-    **dict.fromkeys(("inr", "rupees", "₹"), "INR"),
-}
-_WEAK = frozenset("in out on off up down over under with all some now".split())
-"""Opposites too common in any text to mean something by themselves."""
 _MAX_SENTENCES = 200
 _SHORT = 4
 _OVERLAP = 0.3
@@ -97,8 +86,9 @@ def _overlap(a: Phrase, b: Phrase) -> float:
 
 
 def _opposites(a: Phrase, b: Phrase) -> Iterable[Contradiction]:
-    only_a = [word for word in dict.fromkeys(a.plain) if word not in b.plain and word not in _WEAK]
-    only_b = [word for word in dict.fromkeys(b.plain) if word not in a.plain and word not in _WEAK]
+    weak = lexicon().weak_opposites
+    only_a = [word for word in dict.fromkeys(a.plain) if word not in b.plain and word not in weak]
+    only_b = [word for word in dict.fromkeys(b.plain) if word not in a.plain and word not in weak]
     for left in only_a:
         for right in only_b:
             if opposite(left, right):
@@ -115,9 +105,10 @@ def _numbers(recorded: str, replayed: str) -> Iterable[Contradiction]:
 def _figures(text: str) -> Counter[str]:
     """Everything with a digit in it; small numbers in words count as figures."""
     found: Counter[str] = Counter()
+    spelled = lexicon().numbers
     for token in read(text).plain:
-        if token in _SPELLED:
-            found[str(_SPELLED[token])] += 1
+        if token in spelled:
+            found[str(spelled[token])] += 1
         elif any(character.isdigit() for character in token):
             found[_TRAILING_ZEROS.sub("", token)] += 1
     return found
@@ -131,6 +122,6 @@ def _currencies(recorded: str, replayed: str) -> Iterable[Contradiction]:
 
 
 def _money(text: str) -> set[str]:
-    phrase = read(text)
-    named = {_CURRENCY_NAMES[word] for word in phrase.plain if word in _CURRENCY_NAMES}
-    return named | {_CURRENCY_NAMES.get(sign, sign) for sign in phrase.signs if sign in _CURRENCY_SIGNS}
+    phrase, names = read(text), lexicon().currencies
+    named = {names[word] for word in phrase.plain if word in names}
+    return named | {names.get(sign, sign) for sign in phrase.signs if sign in _CURRENCY_SIGNS}
