@@ -7,8 +7,11 @@ matrix products.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import ArtifactError, missing_extra
@@ -28,6 +31,10 @@ _WINDOW = 254
 _START, _END = 101, 102
 _BATCH_TOKENS = 4096
 
+_lock = Lock()
+_users = 0
+_limiter: Any = None
+
 
 class MiniLM:
     """Sentence vectors of length 1; texts longer than the model's window are the weighted mean of their windows."""
@@ -38,13 +45,11 @@ class MiniLM:
         require_model(folder)
         try:
             import numpy as np
+            import threadpoolctl  # type: ignore[import-untyped]  # noqa: F401
             from tokenizers import Tokenizer
-
-            from antiphon.similarity._blas import one_thread
         except ImportError:
             raise missing_extra("numpy', 'threadpoolctl' and 'tokenizers", "embed", "Sentence similarity") from None
         self._np = np
-        self._one_thread = one_thread
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -62,7 +67,7 @@ class MiniLM:
         sums = np.zeros((len(texts), _WIDTH), dtype=np.float32)
         # Equal lengths together: padding is work for nothing.
         windows.sort(key=lambda window: len(window[1]))
-        with self._one_thread():
+        with one_thread():
             for batch in _batches(windows):
                 vectors = self._forward([ids for _, ids in batch])
                 for (place, ids), vector in zip(batch, vectors, strict=True):
@@ -202,3 +207,33 @@ def _gelu(x: Array, np: Any) -> Array:
     gate *= x
     activated: Array = gate
     return activated
+
+
+@cache
+def _controller() -> Any:
+    """Finding the loaded BLAS libraries is slow: it is done once, after NumPy was imported."""
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit BLAS to one thread; the last of several users restores what was there.
+
+    Short products get slower, not faster, when a BLAS spreads them over cores that are busy with something else. The
+    host program's own NumPy keeps its threads outside of a call.
+    Limits of threadpoolctl that overlap in several threads would restore each other's, so the users are counted.
+    """
+    global _users, _limiter
+    with _lock:
+        if _users == 0:
+            _limiter = _controller().limit(limits=1, user_api="blas")
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _limiter.restore_original_limits()

@@ -12,7 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from antiphon.errors import ArtifactError, MissingExtra
-from antiphon.similarity import _blas, _place, minilm
+from antiphon.similarity import _place, minilm
 
 
 def test_gelu_is_the_exact_one_to_float32() -> None:
@@ -61,7 +61,6 @@ def test_safetensors(tmp_path: Path) -> None:
 def test_a_missing_package_names_the_extra(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in _place.FILES:
         (tmp_path / name).touch()
-    monkeypatch.delitem(sys.modules, "antiphon.similarity._blas")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"antiphon\[embed\]"):
         minilm.MiniLM(tmp_path)
@@ -73,9 +72,9 @@ def blas_threads() -> set[int]:
 
 def test_threads_are_put_back() -> None:
     with threadpool_limits(2, user_api="blas"):
-        with _blas.one_thread():
+        with minilm.one_thread():
             assert blas_threads() == {1}
-            with _blas.one_thread():
+            with minilm.one_thread():
                 assert blas_threads() == {1}
             assert blas_threads() == {1}
         assert blas_threads() == {2}
@@ -83,7 +82,7 @@ def test_threads_are_put_back() -> None:
 
 def test_threads_are_put_back_by_the_last_of_users_that_overlap() -> None:
     with threadpool_limits(2, user_api="blas"):
-        first, second = _blas.one_thread(), _blas.one_thread()
+        first, second = minilm.one_thread(), minilm.one_thread()
         first.__enter__()
         second.__enter__()
         first.__exit__(None, None, None)
