@@ -63,7 +63,7 @@ def lexicon() -> Lexicon:
     }
     aliases = tuple((tuple(words.split()), short) for words, short in lists.pop("aliases").items())
     tables = {name: lists.pop(name) for name in ("states", "numbers", "currencies")}
-    plain = {name: frozenset(words.split()) for name, words in lists.items()}
+    plain: dict[str, Any] = {name: frozenset(words.split()) for name, words in lists.items()}
     return Lexicon(
         **plain,
         **tables,

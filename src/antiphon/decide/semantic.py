@@ -1,0 +1,15 @@
+"""Deprecated: :mod:`antiphon.similarity` has these names."""
+
+from __future__ import annotations
+
+from typing import Any
+from warnings import warn
+
+
+def __getattr__(name: str) -> Any:
+    from antiphon import similarity
+
+    if name not in similarity.__all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warn(f"antiphon.decide.semantic.{name} is now antiphon.similarity.{name}", DeprecationWarning, stacklevel=2)
+    return getattr(similarity, name)
