@@ -15,11 +15,11 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.ports import Claimed, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import PostgresStore
-from antiphon.stores import _postgres_log as log_module
 from antiphon.stores._common import recorded_request
-from antiphon.stores._postgres_link import SyncLink
-from antiphon.stores._postgres_sql import statements
-from antiphon.stores._postgres_types import from_text, to_text
+from antiphon.stores.postgres import log as log_module
+from antiphon.stores.postgres.codec import from_text, to_text
+from antiphon.stores.postgres.connection import SyncConnection
+from antiphon.stores.postgres.statements import statements
 from tests.integration.stores.postgres_kit import done, look, request_for, row, seqs
 
 anything = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
@@ -29,18 +29,18 @@ anything = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
 def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The statements sent, one per round trip."""
     sent: list[str] = []
-    fetch, script = SyncLink.fetch, SyncLink.script
+    fetch, script = SyncConnection.fetch, SyncConnection.script
 
-    async def counted(self: SyncLink, statement: Any, *args: Any, **kwargs: Any) -> Any:
+    async def counted(self: SyncConnection, statement: Any, *args: Any, **kwargs: Any) -> Any:
         sent.append(statement.name)
         return await fetch(self, statement, *args, **kwargs)
 
-    async def scripted(self: SyncLink, sql: str) -> None:
+    async def scripted(self: SyncConnection, sql: str) -> None:
         sent.append(sql)
         await script(self, sql)
 
-    monkeypatch.setattr(SyncLink, "fetch", counted)
-    monkeypatch.setattr(SyncLink, "script", scripted)
+    monkeypatch.setattr(SyncConnection, "fetch", counted)
+    monkeypatch.setattr(SyncConnection, "script", scripted)
     return sent
 
 
@@ -262,7 +262,7 @@ def test_a_store_is_usable_from_loop_after_loop(postgres_database: str) -> None:
 def test_flush_goes_through_many_records_in_batches(
     postgres_database: str, trips: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.stores._postgres_claims._FLUSH_BATCH", 30)
+    monkeypatch.setattr("antiphon.stores.postgres.claims._FLUSH_BATCH", 30)
     journal = PostgresStore(postgres_database).open_sync()
     for n in range(100):
         journal.begin(request_for(f"k{n}"))

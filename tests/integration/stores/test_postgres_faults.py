@@ -16,9 +16,9 @@ import pytest
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
-from antiphon.stores._postgres_engine import Engine
-from antiphon.stores._postgres_errors import AnswerLost
-from antiphon.stores._postgres_link import SyncLink
+from antiphon.stores.postgres.connection import SyncConnection
+from antiphon.stores.postgres.engine import Engine
+from antiphon.stores.postgres.errors import AnswerLost
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for, row, seqs
 from tests.servers import Postgres, ServerFailed
@@ -279,7 +279,7 @@ def test_a_server_that_stays_away_is_an_outage_after_patience(postgres_server: S
 def test_a_frozen_server_does_not_freeze_the_caller(
     postgres_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.stores._postgres_link._GRACE_S", 0.5)
+    monkeypatch.setattr("antiphon.stores.postgres.connection._GRACE_S", 0.5)
     server = postgres_server()
     journal = PostgresStore(server.url, statement_timeout_s=0.5, reconnect_s=0.5, connect_timeout_s=1).open_sync()
     claimed = journal.begin(request_for("k"))
@@ -393,15 +393,15 @@ def test_a_lock_held_too_long_is_an_outage_and_the_connection_lives_on(postgres_
 def test_a_deadlock_is_done_again(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = PostgresStore(postgres_database).open_sync()
     journal.ping()
-    fetch = SyncLink.fetch
+    fetch = SyncConnection.fetch
     failures = [psycopg.errors.DeadlockDetected(), psycopg.errors.SerializationFailure()]
 
-    async def sometimes(self: SyncLink, *args: Any, **kwargs: Any) -> Any:
+    async def sometimes(self: SyncConnection, *args: Any, **kwargs: Any) -> Any:
         if failures:
             raise failures.pop()
         return await fetch(self, *args, **kwargs)
 
-    monkeypatch.setattr(SyncLink, "fetch", sometimes)
+    monkeypatch.setattr(SyncConnection, "fetch", sometimes)
     assert isinstance(journal.begin(request_for("k")), Claimed)
     assert failures == []
     journal.close()

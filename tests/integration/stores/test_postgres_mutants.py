@@ -9,9 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from antiphon.stores import PostgresStore
-from antiphon.stores import _postgres_engine as engine_module
-from antiphon.stores import _postgres_hub as hub_module
-from antiphon.stores._postgres_sql import Statement, statements
+from antiphon.stores.postgres import engine as engine_module
+from antiphon.stores.postgres import wait as wait_module
+from antiphon.stores.postgres.statements import Statement, statements
 from antiphon.testing.journal_conformance import JournalConformance
 from tests.integration.stores.postgres_kit import look
 
@@ -147,7 +147,7 @@ def test_a_planted_bug_is_caught(
             assert old in text, f"{name} has no {old!r} any more"
             text = text.replace(old, new)
         sound[name] = Statement(name, text, sound[name].names)
-    for module in (engine_module, hub_module):
+    for module in (engine_module, wait_module):
         monkeypatch.setattr(module, "statements", lambda _: sound)
     monkeypatch.setattr("antiphon.testing._wait_rules.PATIENCE_S", 3.0)  # nobody comes; why wait longer
 

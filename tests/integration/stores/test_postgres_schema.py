@@ -12,8 +12,8 @@ import pytest
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable, StoreVersionError
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
-from antiphon.stores import _postgres_schema as schema_module
-from antiphon.stores._postgres_sql import FOLDER, in_schema, statements
+from antiphon.stores.postgres import schema as schema_module
+from antiphon.stores.postgres.statements import FOLDER, in_schema, statements
 from tests.integration.stores.postgres_kit import done, look, request_for, row
 
 CATALOG = {

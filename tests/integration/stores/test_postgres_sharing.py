@@ -16,8 +16,8 @@ import pytest
 
 from antiphon.ports import Claimed, Existing, SyncJournal
 from antiphon.stores import PostgresStore
-from antiphon.stores._postgres_records import claim_params, new_op
-from antiphon.stores._postgres_sql import statements
+from antiphon.stores.postgres.records import claim_params, new_op
+from antiphon.stores.postgres.statements import statements
 from tests.integration.stores.postgres_kit import done, eventually, look, request_for
 
 WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"

@@ -14,9 +14,9 @@ import pytest
 
 from antiphon.ports import BreakerRow, Claimed, SyncJournal
 from antiphon.stores import PostgresStore
-from antiphon.stores import _postgres_hub as hub_module
-from antiphon.stores._postgres_engine import Engine
-from antiphon.stores._postgres_journal import PostgresJournal
+from antiphon.stores.postgres import wait as wait_module
+from antiphon.stores.postgres.engine import Engine
+from antiphon.stores.postgres.journal import PostgresJournal
 from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for
 
 LISTENERS = (
@@ -35,7 +35,7 @@ def claim(journal: SyncJournal, key: str, **changes: Any) -> int:
 def no_listener_is_left() -> Iterator[None]:
     """Every test closes its journals, and the last one to leave hangs up."""
     yield
-    assert not hub_module._hubs
+    assert not wait_module._subscribers
     name = "antiphon-postgres-listener"
     eventually(lambda: name not in {thread.name for thread in threading.enumerate()})
 
@@ -151,9 +151,9 @@ def test_journals_for_threads_and_loops_share_the_listener(postgres_database: st
     for thread in waiting:
         thread.result(timeout=5)
     one.close()
-    assert hub_module._hubs
+    assert wait_module._subscribers
     two.close()
-    assert not hub_module._hubs
+    assert not wait_module._subscribers
     eventually(lambda: not look(postgres_database, LISTENERS))
 
 
@@ -212,7 +212,7 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(postgres_databas
     await asyncio.wait_for(waiting[1], 5)
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
-    assert [hub._watches for hub in hub_module._hubs.values()] == [{}]
+    assert [hub._watches for hub in wait_module._subscribers.values()] == [{}]
     await journal.close()
 
 

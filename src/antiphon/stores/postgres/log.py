@@ -10,10 +10,9 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
 from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
-from antiphon.stores._postgres_engine import Engine
-from antiphon.stores._postgres_hub import breaker_of
-from antiphon.stores._postgres_records import log_params, new_op
-from antiphon.stores._postgres_types import from_text, to_text
+from antiphon.stores.postgres.codec import from_text, to_text
+from antiphon.stores.postgres.engine import Engine
+from antiphon.stores.postgres.records import breaker_of, log_params, new_op
 
 _encode = msgspec.json.Encoder().encode
 _NO_END = 2**62

@@ -19,11 +19,12 @@ from typing import Any
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
 from antiphon.ports import BreakerRow, Told
-from antiphon.stores._postgres_link import Rows, SyncLink, connect_sync, load_driver, prepare_session
-from antiphon.stores._postgres_options import Options
-from antiphon.stores._postgres_sql import quote, statements
-from antiphon.stores._postgres_types import from_text, int8_array, text_array, to_text
 from antiphon.stores._waiters import Waiter
+from antiphon.stores.postgres.codec import int8_array, text_array, to_text
+from antiphon.stores.postgres.connection import Rows, SyncConnection, connect_sync, psycopg
+from antiphon.stores.postgres.options import Options
+from antiphon.stores.postgres.records import breaker_of
+from antiphon.stores.postgres.statements import quote, statements
 
 _log = logging.getLogger("antiphon.stores")
 _BATCH = 500
@@ -42,7 +43,7 @@ class Watch:
         self.due = 0.0
 
 
-class Hub:
+class Subscriber:
     """The listener of one process and one schema. Started by the first who waits."""
 
     def __init__(self, options: Options) -> None:
@@ -130,17 +131,17 @@ class Hub:
 
     def _serve(self, bell: int) -> None:
         failures = 0
-        broken = (load_driver().Error, AntiphonError, OSError)
+        broken = (psycopg.Error, AntiphonError, OSError)
         while not self._stopping.is_set():
             if not self._wanted():
                 _rest(bell)
                 continue
-            link = None
+            connection = None
             try:
-                link = self._connect()
+                connection = self._connect()
                 failures = 0
                 while not self._stopping.is_set():
-                    self._listen(link, bell)
+                    self._listen(connection, bell)
             except broken as error:
                 # Whoever waits reads for himself: either he gets through, or he can say what is wrong.
                 self._wake(self._watches)
@@ -149,35 +150,34 @@ class Hub:
                 low, high = _BACKOFF_S
                 self._stopping.wait(min(high, low * 2**failures))
             finally:
-                if link is not None:
-                    link.drop()
+                if connection is not None:
+                    connection.drop()
 
     def _wanted(self) -> bool:
         with self._lock:
             return bool(self._watches or any(self._told.values()))
 
-    def _connect(self) -> SyncLink:
-        link = drive(connect_sync(self._options, listener=True))
-        drive(prepare_session(link, self._options))
-        link.connection.add_notify_handler(lambda notify: self._hear(notify.payload))
+    def _connect(self) -> SyncConnection:
+        connection = drive(connect_sync(self._options, listener=True))
+        connection.add_notify_handler(lambda notify: self._hear(notify.payload))
         if self._options.can_listen:
-            drive(link.script(f"LISTEN {quote(self._options.channel)}"))
+            drive(connection.script(f"LISTEN {quote(self._options.channel)}"))
         with self._lock:  # what was announced while nobody listened must be read
             self._changed.update(self._told)
             for watches in self._watches.values():
                 for watch in watches.values():
                     watch.due = 0.0
-        return link
+        return connection
 
-    def _listen(self, link: SyncLink, bell: int) -> None:
+    def _listen(self, connection: SyncConnection, bell: int) -> None:
         """One round: look at what is due, then sleep until told, asked or due."""
         due, wake_up = self._due()
         for start in range(0, len(due), _BATCH):
-            self._look(link, due[start : start + _BATCH])
-        self._tell(link)
+            self._look(connection, due[start : start + _BATCH])
+        self._tell(connection)
         if due:
             return
-        socket = link.connection.pgconn
+        socket = connection.pgconn
         _rest(bell, socket.socket, None if wake_up is None else max(0.0, wake_up - time.monotonic()))
         socket.consume_input()
         while (notify := socket.notifies()) is not None:
@@ -196,11 +196,11 @@ class Hub:
                         earliest = watch.due
         return due, earliest
 
-    def _look(self, link: SyncLink, due: list[tuple[str, int]]) -> None:
+    def _look(self, connection: SyncConnection, due: list[tuple[str, int]]) -> None:
         """Flag what is still in flight, and wake those whose claim has ended or whose lease is over."""
         asked = sorted(due)
         rows = self._fetch(
-            link, "watch", keys=text_array([key for key, _ in asked]), versions=int8_array([v for _, v in asked])
+            connection, "watch", keys=text_array([key for key, _ in asked]), versions=int8_array([v for _, v in asked])
         )
         now = time.monotonic()
         left = {(key, version): left_ms / 1000 for key, version, left_ms in rows}
@@ -228,12 +228,12 @@ class Hub:
             with self._lock:
                 self._changed.update(tenant for tenant in self._told if tenant[:_NAME] == name)
 
-    def _tell(self, link: SyncLink) -> None:
+    def _tell(self, connection: SyncConnection) -> None:
         """Read the breakers of the tenants that changed, once, and pass on what is new."""
         with self._lock:
             changed, self._changed = self._changed, set()
         for tenant in changed:
-            rows = self._fetch(link, "load_breakers", tenant=tenant)
+            rows = self._fetch(connection, "load_breakers", tenant=tenant)
             with self._lock:
                 listeners = list(self._told.get(tenant, ()))
                 seen = self._seen.setdefault(tenant, {})
@@ -256,9 +256,9 @@ class Hub:
         for waiter in woken:
             waiter.wake()
 
-    def _fetch(self, link: SyncLink, name: str, **params: Any) -> Rows:
+    def _fetch(self, connection: SyncConnection, name: str, **params: Any) -> Rows:
         statement = self._statements[name]
-        return drive(link.fetch(statement, statement.values(params), prepare=True))
+        return drive(connection.fetch(statement, statement.values(params), prepare=True))
 
 
 def _rest(bell: int, socket: int | None = None, seconds: float | None = None) -> None:
@@ -279,44 +279,38 @@ def _pass_on(listeners: Iterable[Told], row: BreakerRow) -> None:
             _log.exception("A breaker listener failed on %r", row.key)
 
 
-def breaker_of(row: tuple[Any, ...]) -> BreakerRow:
-    """A row of the breaker table."""
-    key, state, epoch, until_ms, reason, updated_at_ms, tripped_by = row
-    return BreakerRow(from_text(key), state, epoch, until_ms, from_text(reason), updated_at_ms, from_text(tripped_by))
-
-
-_hubs: dict[Options, Hub] = {}
+_subscribers: dict[Options, Subscriber] = {}
 _registry = threading.Lock()
 
 
-def acquire_hub(options: Options) -> Hub:
-    """The hub of this process for *options*; each call is paired with :func:`release_hub`."""
+def acquire_subscriber(options: Options) -> Subscriber:
+    """The subscriber of this process for *options*; each call is paired with :func:`release_subscriber`."""
     with _registry:
-        hub = _hubs.get(options)
-        if hub is None:
-            hub = _hubs[options] = Hub(options)
-        hub.users += 1
-        return hub
+        subscriber = _subscribers.get(options)
+        if subscriber is None:
+            subscriber = _subscribers[options] = Subscriber(options)
+        subscriber.users += 1
+        return subscriber
 
 
-def release_hub(hub: Hub) -> None:
+def release_subscriber(subscriber: Subscriber) -> None:
     """The last one to leave hangs up."""
-    if hub.pid != os.getpid():
+    if subscriber.pid != os.getpid():
         return
     with _registry:
-        hub.users -= 1
-        last = hub.users == 0 and _hubs.get(hub._options) is hub
+        subscriber.users -= 1
+        last = subscriber.users == 0 and _subscribers.get(subscriber._options) is subscriber
         if last:
-            del _hubs[hub._options]
+            del _subscribers[subscriber._options]
     if last:
-        hub.stop()
+        subscriber.stop()
 
 
 def _after_fork() -> None:
     """A child has neither the thread nor a right to the connection."""
     global _registry
     _registry = threading.Lock()
-    _hubs.clear()
+    _subscribers.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

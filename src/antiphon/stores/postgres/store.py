@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 from antiphon._drive import drive
 from antiphon.ports import Journal, SyncJournal
-from antiphon.stores._postgres_options import Options, without_secrets
+from antiphon.stores.postgres.options import Options, without_secrets
 
 _SCHEMA = "antiphon"
 
@@ -72,26 +72,26 @@ class PostgresStore:
 
     def open_sync(self) -> SyncJournal:
         """A journal for threads. It connects when it is first used."""
-        from antiphon.stores._postgres_journal import open_sync
+        from antiphon.stores.postgres.journal import open_sync
 
         return open_sync(self._options)
 
     def open_async(self) -> Journal:
         """A journal for the running event loop. It connects when it is first used."""
-        from antiphon.stores._postgres_journal import open_async
+        from antiphon.stores.postgres.journal import open_async
 
         return open_async(self._options)
 
     def migrate(self) -> int:
         """Bring the tables to the version this release needs, and return it. Any process may call it at any time."""
-        from antiphon.stores._postgres_errors import refused
-        from antiphon.stores._postgres_link import connect_sync, load_driver
-        from antiphon.stores._postgres_schema import ensure_schema
+        from antiphon.stores.postgres.connection import connect_sync, psycopg
+        from antiphon.stores.postgres.errors import refused
+        from antiphon.stores.postgres.schema import ensure_schema
 
-        link = drive(connect_sync(self._options))
+        connection = drive(connect_sync(self._options))
         try:
-            return drive(ensure_schema(link, self._options, migrate=True))
-        except load_driver().Error as error:
+            return drive(ensure_schema(connection, self._options, migrate=True))
+        except psycopg.Error as error:
             raise refused(error, self.url, "migrate") from error
         finally:
-            link.drop()
+            connection.drop()

@@ -10,11 +10,11 @@ from typing import Any
 
 from antiphon.ports import Told
 from antiphon.stores._adapters import SyncFromAsync
-from antiphon.stores._postgres_claims import PostgresClaims
-from antiphon.stores._postgres_engine import AsyncEngine, Engine, sync_engine
-from antiphon.stores._postgres_hub import Hub, acquire_hub, release_hub
-from antiphon.stores._postgres_log import PostgresLog
-from antiphon.stores._postgres_options import Options
+from antiphon.stores.postgres.claims import PostgresClaims
+from antiphon.stores.postgres.engine import AsyncEngine, Engine, SyncEngine
+from antiphon.stores.postgres.log import PostgresLog
+from antiphon.stores.postgres.options import Options
+from antiphon.stores.postgres.wait import Subscriber, acquire_subscriber, release_subscriber
 
 
 class PostgresJournal(PostgresClaims, PostgresLog):
@@ -25,17 +25,17 @@ class PostgresJournal(PostgresClaims, PostgresLog):
     def __init__(self, engine: Engine) -> None:
         PostgresClaims.__init__(self, engine)
         PostgresLog.__init__(self, engine)
-        self._hub: Hub | None = None
+        self._subscriber: Subscriber | None = None
         self._leave: weakref.finalize[..., PostgresJournal] | None = None
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = self._engine.new_waiter()
-        hub = self._listener()
-        hub.add(key, version, waiter)
+        subscriber = self._shared()
+        subscriber.add(key, version, waiter)
         try:
             await waiter.wait(timeout_s)
         finally:
-            hub.discard(key, version, waiter)
+            subscriber.discard(key, version, waiter)
 
     async def sweep(self, limit: int = 1000) -> int:
         await self._sweep_runs()
@@ -47,7 +47,7 @@ class PostgresJournal(PostgresClaims, PostgresLog):
 
         It is called from the listener's thread, or in the event loop.
         """
-        return self._listener().subscribe(tenant, self._engine.on_loop(callback))
+        return self._shared().subscribe(tenant, self._engine.on_loop(callback))
 
     async def ping(self) -> Mapping[str, Any]:
         start = time.perf_counter()
@@ -67,21 +67,21 @@ class PostgresJournal(PostgresClaims, PostgresLog):
         }
 
     async def close(self) -> None:
-        self._hub = None
+        self._subscriber = None
         if self._leave is not None:
             self._leave()
         await self._engine.close()
 
-    def _listener(self) -> Hub:
-        if self._hub is None or self._hub.pid != os.getpid():
-            self._hub = acquire_hub(self._engine.options)
-            self._leave = weakref.finalize(self, release_hub, self._hub)
-        return self._hub
+    def _shared(self) -> Subscriber:
+        if self._subscriber is None or self._subscriber.pid != os.getpid():
+            self._subscriber = acquire_subscriber(self._engine.options)
+            self._leave = weakref.finalize(self, release_subscriber, self._subscriber)
+        return self._subscriber
 
 
 def open_sync(options: Options) -> SyncFromAsync:
     """A journal for threads."""
-    return SyncFromAsync(PostgresJournal(sync_engine(options)))
+    return SyncFromAsync(PostgresJournal(SyncEngine(options)))
 
 
 def open_async(options: Options) -> PostgresJournal:

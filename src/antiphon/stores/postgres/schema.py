@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from antiphon.errors import ConfigError, StoreVersionError
-from antiphon.stores._postgres_link import Link, Rows
-from antiphon.stores._postgres_options import Options, without_secrets
-from antiphon.stores._postgres_sql import FOLDER, in_schema, statements
+from antiphon.stores.postgres.connection import Connection, Rows
+from antiphon.stores.postgres.options import Options, without_secrets
+from antiphon.stores.postgres.statements import FOLDER, in_schema, statements
 
 
 class Migration(NamedTuple):
@@ -30,10 +30,10 @@ def migrations() -> tuple[Migration, ...]:
     return tuple(found)
 
 
-async def ensure_schema(link: Link, options: Options, *, migrate: bool) -> int:
+async def ensure_schema(connection: Connection, options: Options, *, migrate: bool) -> int:
     """Check that the tables are those this release knows, or make them so if *migrate*; the version they are at."""
     latest = migrations()[-1].version
-    found = await _applied(link, options)
+    found = await _applied(connection, options)
     _refuse_newer(found, latest, options)
     if found == latest:
         return found
@@ -43,42 +43,42 @@ async def ensure_schema(link: Link, options: Options, *, migrate: bool) -> int:
             f"this release needs {latest}.",
             hint="Run PostgresStore(dsn).migrate() once with a role that owns the schema.",
         )
-    server = await _fetch(link, options, "server")
+    server = await _fetch(connection, options, "server")
     if server[0][1] != "UTF8":
         raise ConfigError(
             f"The database's encoding is {server[0][1]}; the store needs UTF8.",
             path="store",
             hint="Create a database with: CREATE DATABASE antiphon ENCODING 'UTF8' TEMPLATE template0.",
         )
-    await link.script("BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
+    await connection.script("BEGIN; SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = 0")
     try:
-        await _apply_pending(link, options, latest)
+        await _apply_pending(connection, options, latest)
     except BaseException:
-        if link.connected():
-            await link.script("ROLLBACK")
+        if connection.connected():
+            await connection.script("ROLLBACK")
         raise
-    await link.script("COMMIT")
+    await connection.script("COMMIT")
     return latest
 
 
-async def _apply_pending(link: Link, options: Options, latest: int) -> None:
-    await link.script(f"SELECT pg_advisory_xact_lock({_lock_number(options.schema)})")
-    found = await _applied(link, options)  # another process may have been faster
+async def _apply_pending(connection: Connection, options: Options, latest: int) -> None:
+    await connection.script(f"SELECT pg_advisory_xact_lock({_lock_number(options.schema)})")
+    found = await _applied(connection, options)  # another process may have been faster
     _refuse_newer(found, latest, options)
     if found == 0:
-        if not (await _fetch(link, options, "has_schema", schema=options.schema))[0][0]:
-            await _fetch(link, options, "create_schema")
-        await _fetch(link, options, "create_migrations")
+        if not (await _fetch(connection, options, "has_schema", schema=options.schema))[0][0]:
+            await _fetch(connection, options, "create_schema")
+        await _fetch(connection, options, "create_migrations")
     for migration in migrations():
         if migration.version > found:
-            await link.script(in_schema(migration.sql, options.schema))
-            await _fetch(link, options, "note_migration", version=migration.version, name=migration.name)
+            await connection.script(in_schema(migration.sql, options.schema))
+            await _fetch(connection, options, "note_migration", version=migration.version, name=migration.name)
 
 
-async def _applied(link: Link, options: Options) -> int:
-    if not (await _fetch(link, options, "has_migrations", schema=options.schema))[0][0]:
+async def _applied(connection: Connection, options: Options) -> int:
+    if not (await _fetch(connection, options, "has_migrations", schema=options.schema))[0][0]:
         return 0
-    version: int = (await _fetch(link, options, "applied"))[0][0]
+    version: int = (await _fetch(connection, options, "applied"))[0][0]
     return version
 
 
@@ -96,6 +96,6 @@ def _lock_number(schema: str) -> int:
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-async def _fetch(link: Link, options: Options, query: str, /, **params: object) -> Rows:
+async def _fetch(connection: Connection, options: Options, query: str, /, **params: object) -> Rows:
     statement = statements(options.schema)[query]
-    return await link.fetch(statement, statement.values(params), prepare=False)
+    return await connection.fetch(statement, statement.values(params), prepare=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from antiphon.stores._common import SQL_FOLDER, named_queries
+from antiphon.stores._common import named_queries
 
-FOLDER = SQL_FOLDER / "postgres"
+FOLDER = Path(__file__).parent
 _FILES = ("claims.sql", "log.sql", "breakers.sql", "admin.sql")
 _INCLUDE = re.compile(r"\{(_\w+)\}")
 _PARAMETER = re.compile(r"%\((\w+)\)s")

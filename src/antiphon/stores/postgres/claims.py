@@ -8,11 +8,11 @@ from typing import Any
 
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Claimed, ClaimRequest, Existing, Records, Row, Settlement
-from antiphon.stores._postgres_engine import AsyncEngine, Engine, Step
-from antiphon.stores._postgres_link import Rows
-from antiphon.stores._postgres_reads import Found, TaskReads, ThreadReads
-from antiphon.stores._postgres_records import OP, VERSION, claim_params, log_params, new_op, record_of, settle_params
-from antiphon.stores._postgres_types import from_text, text_array, to_text
+from antiphon.stores.postgres.codec import from_text, text_array, to_text
+from antiphon.stores.postgres.connection import Rows
+from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
+from antiphon.stores.postgres.reads import Found, TaskReads, ThreadReads
+from antiphon.stores.postgres.records import OP, VERSION, claim_params, log_params, new_op, record_of, settle_params
 
 _FLUSH_BATCH = 1000
 

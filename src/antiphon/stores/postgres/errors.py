@@ -40,7 +40,7 @@ class AnswerLost(Exception):
         super().__init__(str(reason))
         self.reason = reason
         self.session = session
-        """The server process that may still be at it (:class:`~antiphon.stores._postgres_link.Session`), if known."""
+        """The server process that may still run the statement, if known."""
 
 
 def fate_of(error: Exception, *, connected: bool, idle: bool) -> Fate:
@@ -83,6 +83,14 @@ def connection_lost(error: Exception, url: str) -> Unreachable:
     return Unreachable(
         f"The connection to PostgreSQL at {url} broke: {_first_line(error)}",
         hint="The statement may or may not have taken effect.",
+    )
+
+
+def all_lost(url: str) -> Unreachable:
+    """For a pool whose connections all broke and could not be replaced."""
+    return Unreachable(
+        f"All connections to PostgreSQL at {url} broke.",
+        hint=f"Check that the server in {_SETTING} runs. Nothing was written.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows of the claim tables as claim records, and back."""
+"""Rows of the tables as records, and back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from msgspec import UNSET, Raw
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.errors import StoreVersionError
-from antiphon.ports import ClaimRequest, Row, Settlement
+from antiphon.ports import BreakerRow, ClaimRequest, Row, Settlement
 from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of, owner_of, recorded_request
-from antiphon.stores._postgres_types import bytea_array, from_text, int8_array, text_array, to_text
+from antiphon.stores.postgres.codec import bytea_array, from_text, int8_array, text_array, to_text
 
 _encode = msgspec.json.Encoder().encode
 _request_decoder = msgspec.json.Decoder(RecordedRequest)
@@ -110,3 +110,9 @@ def record_of(row: Sequence[Any]) -> DedupeRecord:
         lock_until_ms=UNSET if lock_until is None else lock_until,
         v=v,
     )
+
+
+def breaker_of(row: tuple[Any, ...]) -> BreakerRow:
+    """A row of the breaker table."""
+    key, state, epoch, until_ms, reason, updated_at_ms, tripped_by = row
+    return BreakerRow(from_text(key), state, epoch, until_ms, from_text(reason), updated_at_ms, from_text(tripped_by))

@@ -1,0 +1,416 @@
+"""Runs the store's statements: on a pooled connection, again where that is certain to be right.
+
+A statement is repeated when it certainly did not happen, or when repeating it changes nothing. Where neither
+holds (``once``), a connection that broke midway raises :class:`AnswerLost` and the caller finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
+
+from antiphon.stores._waiters import LoopWaiter, ThreadWaiter, Waiter, loop_waiter
+from antiphon.stores.postgres.connection import (
+    AsyncConnection,
+    AsyncConnectionPool,
+    Connection,
+    ConnectionPool,
+    PoolClosed,
+    PoolTimeout,
+    Rows,
+    SyncConnection,
+    close_with,
+    connect_async,
+    connect_sync,
+    open_async_pool,
+    open_sync_pool,
+    psycopg,
+)
+from antiphon.stores.postgres.errors import (
+    AnswerLost,
+    Fate,
+    Unreachable,
+    all_lost,
+    closed,
+    connection_lost,
+    fate_of,
+    no_free_connection,
+    refused,
+)
+from antiphon.stores.postgres.options import Options, without_secrets
+from antiphon.stores.postgres.schema import ensure_schema
+from antiphon.stores.postgres.statements import statements
+
+T = TypeVar("T")
+Pool = ConnectionPool[SyncConnection] | AsyncConnectionPool[AsyncConnection]
+Work = Callable[[Connection], Awaitable[Rows]]
+Step = tuple[str, Mapping[str, Any]]
+Then = Callable[[Rows], list[Step]]
+"""What else belongs into the same transaction, given the rows of the first statement."""
+
+_REDO_LIMIT = 20
+_LOST_LIMIT = 5
+_LAST_WORDS_MS = 2000
+_PAUSE_S = (0.02, 0.5)
+_inherited: list[Pool] = []
+"""Pools of the parent process. Collecting one would take locks that the parent's threads may have held."""
+
+
+class Engine(ABC):
+    """Runs statements for one journal. Written once: for threads its coroutines never suspend.
+
+    A pool connects in the background, where errors are only logged. So the first caller, and whoever comes after the
+    pool lost all its connections, connects for himself: he gets the error, or opens the pool.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._url = without_secrets(options.dsn)
+        self._statements = statements(options.schema)
+        self._ready = False
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        """Forget all connections: at the beginning, and after a fork."""
+        self._pid = os.getpid()
+        self._pool: Pool | None = None
+        self._opening = self._new_lock()
+        self._failure: tuple[float, Exception] | None = None
+        self._failed_connects = 0
+
+    @abstractmethod
+    def new_waiter(self) -> Waiter: ...
+
+    @abstractmethod
+    def _new_lock(self) -> AbstractAsyncContextManager[Any]: ...
+
+    @abstractmethod
+    async def _connect(self) -> Connection: ...
+
+    @abstractmethod
+    async def _open_pool(self) -> Pool: ...
+
+    @abstractmethod
+    async def _getconn(self, pool: Any) -> Connection: ...
+
+    @abstractmethod
+    async def _putconn(self, pool: Any, connection: Any) -> None: ...
+
+    @abstractmethod
+    async def _drain(self, pool: Any) -> None: ...
+
+    @abstractmethod
+    async def _sleep(self, seconds: float) -> None: ...
+
+    async def run(self, name: str, params: Mapping[str, Any], *, once: bool = False, prepare: bool = True) -> Rows:
+        """The rows of one statement, in one round trip and one transaction."""
+        statement = self._statements[name]
+        values = statement.values(params)
+
+        async def work(connection: Connection) -> Rows:
+            return await connection.fetch(statement, values, prepare=prepare)
+
+        return await self._attempts(name, work, once)
+
+    async def not_twice(self, send: Callable[[], Awaitable[T]], landed: Callable[[], Awaitable[T | None]]) -> T:
+        """Send what must not happen twice; if its answer is lost, find out whether it landed before sending again."""
+        chances = _LOST_LIMIT
+        while True:
+            try:
+                return await send()
+            except AnswerLost as lost:
+                if lost.session is not None:
+                    pid, started = lost.session
+                    ended = {"pid": pid, "started": started, "patience_ms": _LAST_WORDS_MS}
+                    await self.run("end_session", ended, prepare=False)
+                found = await landed()
+                if found is not None:
+                    return found
+                chances -= 1
+                if not chances:
+                    raise lost.reason from lost
+
+    async def run_together(self, name: str, params: Mapping[str, Any], then: Then, *, once: bool = False) -> Rows:
+        """The rows of a statement that others follow in the same transaction."""
+
+        async def fetch(connection: Connection, name: str, params: Mapping[str, Any]) -> Rows:
+            statement = self._statements[name]
+            return await connection.fetch(statement, statement.values(params), prepare=True)
+
+        async def work(connection: Connection) -> Rows:
+            await connection.script("BEGIN")
+            rows = await fetch(connection, name, params)
+            for following, its_params in then(rows):
+                await fetch(connection, following, its_params)
+            await connection.script("COMMIT")
+            return rows
+
+        return await self._attempts(name, work, once)
+
+    def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
+        """*callback* as it may be called from another thread."""
+        return callback
+
+    async def close(self) -> None:
+        """Close the idle connections; those in use close when they come back."""
+        self._closed = True
+
+    async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
+        patience = _Patience(self.options.reconnect_s)
+        while True:
+            pool, connection = await self._take(patience)
+            try:
+                rows = await work(connection)
+            except psycopg.Error as error:
+                fate = fate_of(error, connected=connection.connected(), idle=connection.idle())
+                if fate is Fate.LOST or not connection.idle():
+                    connection.drop()
+                await self._putconn(pool, connection)
+                if fate is Fate.STALE and patience.switch():
+                    await self._drain(pool)
+                else:
+                    await self._after(fate, error, name, connection if once else None, patience)
+            except BaseException:
+                connection.drop()
+                await self._putconn(pool, connection)
+                raise
+            else:
+                await self._putconn(pool, connection)
+                return rows
+
+    async def _after(
+        self, fate: Fate, error: Exception, name: str, once: Connection | None, patience: _Patience
+    ) -> None:
+        """Return if the statement is to be tried again, else raise; *once* is the connection of what must not be."""
+        if fate is Fate.LOST:
+            lost = connection_lost(error, self._url)
+            if once is not None:
+                raise AnswerLost(lost, once.session) from error
+            await self._pause_or(lost, patience)
+        elif fate is Fate.REDO and patience.redo():
+            await self._sleep(random.uniform(0, 0.01))
+        else:
+            raise refused(error, self._url, name) from error
+
+    async def _take(self, patience: _Patience) -> tuple[Pool, Connection]:
+        """A connection and its pool. A server that has been there before is waited for while patience lasts."""
+        while True:
+            try:
+                pool = await self._open()
+                return pool, await self._borrow(pool)
+            except Unreachable as error:
+                if not self._ready:
+                    raise
+                await self._pause_or(error, patience)
+
+    async def _borrow(self, pool: Pool) -> Connection:
+        try:
+            while (connection := await self._getconn(pool)).stale():
+                connection.drop()
+                await self._putconn(pool, connection)
+            return connection
+        except PoolClosed as error:
+            raise (closed() if self._closed else all_lost(self._url)) from error
+        except PoolTimeout as error:
+            failed = pool.get_stats().get("connections_errors", 0)
+            if failed > self._failed_connects:  # it is short of connections because the server gives no more
+                self._failed_connects = failed
+                await self._check_server()
+            raise no_free_connection(self.options.max_connections, self.options.pool_timeout_s) from error
+
+    async def _open(self) -> Pool:
+        """The open pool. Of several callers without one, the first connects, and all get his error."""
+        if self._pid != os.getpid():  # connections cannot be shared with the parent process
+            if self._pool is not None:
+                _inherited.append(self._pool)
+            self._start()
+        if self._pool is not None and not self._pool.closed:
+            return self._pool
+        came = time.monotonic()
+        async with self._opening:
+            if self._closed:
+                raise closed()
+            if self._pool is not None and not self._pool.closed:
+                return self._pool
+            if self._failure is not None and self._failure[0] > came:
+                raise self._failure[1]
+            try:
+                await self._check_server()
+            except Exception as error:
+                self._failure = time.monotonic(), error
+                raise
+            self._failure = None
+            self._failed_connects = 0
+            self._pool = await self._open_pool()
+            close_with(self, self._pool)
+            return self._pool
+
+    async def _check_server(self) -> None:
+        """Connect in the caller's turn, and look after the schema if nobody has."""
+        connection = None
+        try:
+            connection = await self._connect()
+            if not self._ready:
+                await ensure_schema(connection, self.options, migrate=self.options.migrate)
+                self._ready = True
+        except psycopg.Error as error:
+            if connection is None or not connection.connected():
+                raise connection_lost(error, self._url) from error
+            raise refused(error, self._url, "connect") from error
+        finally:
+            if connection is not None:
+                connection.drop()
+
+    async def _pause_or(self, error: Unreachable, patience: _Patience) -> None:
+        pause = patience.pause()
+        if pause is None:
+            raise error
+        await self._sleep(pause)
+
+
+class _Patience:
+    """How long one operation waits for a server to come back, and how often it may lose a deadlock."""
+
+    __slots__ = ("_deadline", "_redos", "_seconds", "_switched", "_tries")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = 0.0
+        self._tries = 0
+        self._redos = 0
+        self._switched = False
+
+    def pause(self) -> float | None:
+        """How long to sleep before the next try, or ``None`` when patience is over."""
+        now = time.monotonic()
+        self._deadline = self._deadline or now + self._seconds
+        if now >= self._deadline:
+            return None
+        low, high = _PAUSE_S
+        self._tries += 1
+        return random.uniform(low, min(high, low * 2**self._tries))
+
+    def redo(self) -> bool:
+        self._redos += 1
+        return self._redos <= _REDO_LIMIT
+
+    def switch(self) -> bool:
+        """Whether another connection may be tried: once."""
+        before, self._switched = self._switched, True
+        return not before
+
+
+class _ThreadLock:
+    """A lock of threads for coroutines that never suspend."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+class SyncEngine(Engine):
+    """For threads: its coroutines never suspend."""
+
+    def new_waiter(self) -> ThreadWaiter:
+        return ThreadWaiter()
+
+    def _new_lock(self) -> _ThreadLock:
+        return _ThreadLock()
+
+    async def _connect(self) -> Connection:
+        return await connect_sync(self.options)
+
+    async def _open_pool(self) -> Pool:
+        return open_sync_pool(self.options)
+
+    async def _getconn(self, pool: ConnectionPool[SyncConnection]) -> Connection:
+        return pool.getconn()
+
+    async def _putconn(self, pool: ConnectionPool[SyncConnection], connection: Any) -> None:
+        pool.putconn(connection)
+
+    async def _drain(self, pool: ConnectionPool[SyncConnection]) -> None:
+        pool.drain()
+
+    async def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def close(self) -> None:
+        await super().close()
+        if isinstance(self._pool, ConnectionPool) and self._pid == os.getpid():
+            self._pool.close()
+
+
+class AsyncEngine(Engine):
+    """For an event loop. Each operation is a task of its own: a cancelled caller cannot break off a statement."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._tasks: set[asyncio.Task[Rows]] = set()
+
+    def new_waiter(self) -> LoopWaiter:
+        return loop_waiter()
+
+    def _new_lock(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
+    async def _connect(self) -> Connection:
+        return await connect_async(self.options)
+
+    async def _open_pool(self) -> Pool:
+        return await open_async_pool(self.options)
+
+    async def _getconn(self, pool: AsyncConnectionPool[AsyncConnection]) -> Connection:
+        return await pool.getconn()
+
+    async def _putconn(self, pool: AsyncConnectionPool[AsyncConnection], connection: Any) -> None:
+        await pool.putconn(connection)
+
+    async def _drain(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
+        await pool.drain()
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
+        task = asyncio.get_running_loop().create_task(super()._attempts(name, work, once))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Rows]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: the caller may be gone
+
+    def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
+        """*callback*, called in the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def call(value: T) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+                loop.call_soon_threadsafe(callback, value)
+
+        return call
+
+    async def close(self) -> None:
+        """Let running statements end, then close the connections."""
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await super().close()
+        if isinstance(self._pool, AsyncConnectionPool) and self._pid == os.getpid():
+            await self._pool.close()
