@@ -19,19 +19,21 @@ PLANTED = {
     "the contract imports the base": ("contract/planted.py", "import antiphon.decide"),
     "the core imports an extra": ("_gateway/planted.py", "def late():\n    import redis"),
     "a decision reads the clock": ("decide/planted.py", "import time"),
-    "a use case imports the host": ("ops/planted.py", "import antiphon.host.host"),
-    "a circle in the host": ("host/workflow/planted.py", "def late():\n    import antiphon.host.host"),
     "a module without a layer": ("planted.py", ""),
+    "a circle in a store": ("stores/sqlite/schema.py", "def late():\n    import antiphon.stores.sqlite.file"),
+    "a circle in a store for a type": (
+        "stores/postgres/options.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import antiphon.stores.postgres.engine",
+    ),
 }
-REPORTED = {"a circle in the host": ".workflow -> .host"}
-"""What the report says where it names packages, not the planted file."""
 
 
 @pytest.mark.parametrize("case", PLANTED)
 def test_a_planted_import_is_found(case: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "src" / "antiphon", tmp_path / "antiphon", ignore=shutil.ignore_patterns("__pycache__"))
     file, text = PLANTED[case]
-    (tmp_path / "antiphon" / file).write_text(text + "\n")
+    with (tmp_path / "antiphon" / file).open("a") as module:
+        module.write(text + "\n")
     done = subprocess.run(
         [str(LINT), "--config", str(ROOT / "pyproject.toml"), "--no-cache"],
         cwd=tmp_path,
@@ -41,4 +43,4 @@ def test_a_planted_import_is_found(case: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1, done.stdout
-    assert REPORTED.get(case, "planted") in done.stdout
+    assert Path(file).stem in done.stdout

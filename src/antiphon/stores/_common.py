@@ -23,7 +23,6 @@ from antiphon.ports import Attempt, ClaimRequest, Row, Settlement
 Records = list[DedupeRecord]
 """``list`` is a method of every journal, so its classes cannot say ``list[...]``."""
 
-SQL_FOLDER = Path(__file__).with_name("sql")
 BREAKER_KEPT_MS = 86_400_000
 """How long a breaker's state is kept after its end; one without an end stays."""
 _UPGRADE = "Upgrade Antiphon on this machine; the record was left as it is."

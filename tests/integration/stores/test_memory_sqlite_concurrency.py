@@ -15,7 +15,7 @@ import pytest
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Claimed, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
-from antiphon.stores._sqlite_file import DatabaseFile, Operation
+from antiphon.stores.sqlite.file import DatabaseFile, Operation
 from antiphon.testing._harness import Harness, claimed, done, existing
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from antiphon.stores import SQLiteStore
-from antiphon.stores._common import SQL_FOLDER
-from antiphon.stores._sqlite_catalogue import Filter
-from antiphon.stores._sqlite_claims import SQL
-from antiphon.stores._sqlite_connect import migrations, statements
+from antiphon.stores.sqlite.claims import SQL
+from antiphon.stores.sqlite.index import Filter
+from antiphon.stores.sqlite.schema import FOLDER, migrations, statements
 from antiphon.testing._harness import Harness, claimed, done, existing
 
 ALLOWED_SCANS = {"tools", "o", "p", "breakers"}
@@ -34,7 +33,7 @@ def migrated(tmp_path: Path) -> sqlite3.Connection:
 
 def test_schema_equals_migrations(migrated: sqlite3.Connection) -> None:
     fresh = sqlite3.connect(":memory:")
-    for statement in statements((SQL_FOLDER / "sqlite" / "schema.sql").read_text()):
+    for statement in statements((FOLDER / "schema.sql").read_text()):
         fresh.execute(statement)
     assert shape(fresh) == shape(migrated)
     assert migrated.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone() == (len(migrations()),)

@@ -11,9 +11,9 @@ import pytest
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Settlement
 from antiphon.stores import SQLiteStore
-from antiphon.stores._sqlite_file import DatabaseFile
-from antiphon.stores._sqlite_steps import ALL_NEW
-from antiphon.stores._sqlite_sync import SyncSQLiteJournal
+from antiphon.stores.sqlite.file import DatabaseFile
+from antiphon.stores.sqlite.steps import ALL_NEW
+from antiphon.stores.sqlite.sync_journal import SyncSQLiteJournal
 from antiphon.testing._harness import Harness, claimed, done, existing, failed
 
 TTL_MS = 3_600_000

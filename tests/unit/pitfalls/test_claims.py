@@ -151,7 +151,7 @@ def test_claiming_is_one_step_not_check_then_set() -> None:
 
 def test_check_then_set_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted bug of the test above: a store that looks first and inserts later."""
-    from antiphon.stores.memory import SyncMemoryJournal
+    from antiphon.stores.memory.store import SyncMemoryJournal
 
     real = SyncMemoryJournal.begin
     barrier = threading.Barrier(2)

@@ -9,7 +9,7 @@ from typing import Any, overload
 import pytest
 
 from antiphon.ports import ClaimTemplate, Row, StaticClaimRequest
-from antiphon.stores.memory import SyncMemoryJournal
+from antiphon.stores.memory.store import SyncMemoryJournal
 from tests.unit.stores.kit import Kit, claimed, done, existing, failed
 
 

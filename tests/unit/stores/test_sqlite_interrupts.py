@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.stores._sqlite_file import DatabaseFile, Operation
+from antiphon.stores.sqlite.file import DatabaseFile, Operation
 
 INSERT = "INSERT INTO meta (name, value) VALUES (?, ?)"
 

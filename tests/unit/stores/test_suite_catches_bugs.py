@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
 from antiphon.stores._common import digests_of
-from antiphon.stores.memory import MemoryJournal, MemoryStore, SyncMemoryJournal
+from antiphon.stores.memory.store import MemoryJournal, MemoryStore, SyncMemoryJournal
 from antiphon.testing.journal_conformance import Face, JournalConformance
 from tests.unit.stores.clock import ManualClock
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from antiphon.errors import AntiphonError
-from antiphon.stores._common import SQL_FOLDER, named_queries
 from antiphon.stores._waiters import Waiter, Waiters
+from antiphon.stores.sqlite.claims import SQL
 
-_IN_FLIGHT = named_queries(SQL_FOLDER / "sqlite" / "queries.sql")["in_flight"]
+_IN_FLIGHT = SQL["in_flight"]
 _SHORTEST_S, _LONGEST_S = 0.02, 0.1
 
 
-class Watch:
+class Poller:
     """Who waits for which claim of one file."""
 
     def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
@@ -45,7 +45,7 @@ class Watch:
                 self._arrived.set()
                 return
             self._running = True
-        threading.Thread(target=self._poll, name=f"antiphon-watch-{self._path.name}", daemon=True).start()
+        threading.Thread(target=self._poll, name=f"antiphon-poll-{self._path.name}", daemon=True).start()
 
     def discard(self, key: str, waiter: Waiter) -> None:
         with self._lock:

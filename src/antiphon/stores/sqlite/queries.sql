@@ -63,28 +63,28 @@ INSERT OR IGNORE INTO claim_expiry (at_ms, id) SELECT sweep_at_ms, id FROM claim
 -- name: newest_claim
 SELECT coalesce(max(id), 0) FROM claims;
 
--- name: catalogued
+-- name: indexed
 SELECT value FROM meta WHERE name = 'catalogued';
 
--- name: set_catalogued
+-- name: set_indexed
 UPDATE meta SET value = ? WHERE name = 'catalogued';
 
--- name: shrink_catalogued
+-- name: shrink_indexed
 UPDATE meta SET value = (SELECT coalesce(max(id), 0) FROM claims)
 WHERE name = 'catalogued' AND value > (SELECT coalesce(max(id), 0) FROM claims);
 
--- name: catalogue_tools
+-- name: index_tools
 INSERT OR IGNORE INTO claim_places (tenant, kind, value, id)
 SELECT tenant, 'tool', tool, id FROM claims WHERE id > ? AND id <= ?;
 
--- name: catalogue_sessions
+-- name: index_sessions
 INSERT OR IGNORE INTO claim_places (tenant, kind, value, id)
 SELECT tenant, 'session', session, id FROM claims WHERE id > ? AND id <= ?;
 
--- name: catalogue_open
+-- name: index_open
 INSERT OR IGNORE INTO claim_open (id) SELECT id FROM claims WHERE id > ? AND id <= ? AND state <> 'done';
 
--- name: catalogue_expiry
+-- name: index_expiry
 INSERT OR IGNORE INTO claim_expiry (at_ms, id)
 SELECT CASE WHEN state = 'inflight' THEN min(expires_at_ms, ?3) ELSE sweep_at_ms END, id
 FROM claims WHERE id > ?1 AND id <= ?2;

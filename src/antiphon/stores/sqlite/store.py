@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from antiphon.errors import InvalidInput
 from antiphon.ports import Clock
-from antiphon.stores._sqlite_file import DatabaseFile, shared_file
-from antiphon.stores._sqlite_sync import SyncSQLiteJournal
+from antiphon.stores.sqlite.file import DatabaseFile, shared_file
+from antiphon.stores.sqlite.sync_journal import SyncSQLiteJournal
 
 if TYPE_CHECKING:
-    from antiphon.stores._sqlite_async import SQLiteJournal
+    from antiphon.stores.sqlite.async_journal import SQLiteJournal
 
 
 class SQLiteStore:
@@ -59,7 +59,7 @@ class SQLiteStore:
         return SyncSQLiteJournal(self._file(), self._clock)
 
     def open_async(self) -> SQLiteJournal:
-        from antiphon.stores._sqlite_async import SQLiteJournal
+        from antiphon.stores.sqlite.async_journal import SQLiteJournal
 
         return SQLiteJournal(self._file(), self._clock)
 

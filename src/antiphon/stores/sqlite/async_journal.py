@@ -22,14 +22,12 @@ from antiphon.ports import (
     Settlement,
     Told,
 )
-from antiphon.stores import _sqlite_catalogue as catalogue
-from antiphon.stores import _sqlite_claims as claims
-from antiphon.stores import _sqlite_log as log
 from antiphon.stores._common import event_of, manifest_of
-from antiphon.stores._sqlite_access import AsyncAccess
-from antiphon.stores._sqlite_file import DatabaseFile, Operation
-from antiphon.stores._sqlite_steps import CHUNK, Steps
 from antiphon.stores._waiters import loop_waiter
+from antiphon.stores.sqlite import claims, index, log
+from antiphon.stores.sqlite.executor import AsyncAccess
+from antiphon.stores.sqlite.file import DatabaseFile, Operation
+from antiphon.stores.sqlite.steps import CHUNK, Steps
 
 T = TypeVar("T")
 
@@ -65,25 +63,25 @@ class SQLiteJournal(Steps):
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = loop_waiter()
-        watch = self._file.watch
-        watch.add(key, version, waiter)
+        poller = self._file.poller
+        poller.add(key, version, waiter)
         try:
             if await self._access.read(lambda connection: claims.in_flight(connection, key, version)):
                 await waiter.wait(timeout_s)
         finally:
-            watch.discard(key, waiter)
+            poller.discard(key, waiter)
 
     async def clear(self, key: str) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))
 
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         await self._catch_up()
-        which = catalogue.Filter(tenant, tool, session, prefix)
-        up_to = await self._access.read(catalogue.newest)
+        which = index.Filter(tenant, tool, session, prefix)
+        up_to = await self._access.read(index.newest)
         total = 0
         while True:
-            keys = await self._write(lambda connection: catalogue.flush(connection, which, up_to, CHUNK))
-            self._file.watch.wake(keys)
+            keys = await self._write(lambda connection: index.flush(connection, which, up_to, CHUNK))
+            self._file.poller.wake(keys)
             total += len(keys)
             if len(keys) < CHUNK:
                 return total
@@ -92,16 +90,16 @@ class SQLiteJournal(Steps):
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
     ) -> Records:
         await self._catch_up()
-        which = catalogue.Filter(tenant, tool, session, prefix, state)
-        return await self._access.read(lambda connection: catalogue.find(connection, which, limit, self._now()))
+        which = index.Filter(tenant, tool, session, prefix, state)
+        return await self._access.read(lambda connection: index.find(connection, which, limit, self._now()))
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         await self._catch_up()
-        return await self._access.read(lambda connection: catalogue.counts(connection, tenant, self._now()))
+        return await self._access.read(lambda connection: index.counts(connection, tenant, self._now()))
 
     async def sweep(self, limit: int = 1000) -> int:
         await self._catch_up()
-        return await self._write(lambda connection: catalogue.sweep(connection, limit, self._now()))
+        return await self._write(lambda connection: index.sweep(connection, limit, self._now()))
 
     async def open_run(self, manifest: RunManifest) -> None:
         await self._write(lambda connection: log.open_run(connection, manifest))
@@ -151,8 +149,8 @@ class SQLiteJournal(Steps):
         self._file.close()
 
     async def _catch_up(self) -> None:
-        if await self._access.read(catalogue.is_behind):
-            while await self._write(lambda connection: catalogue.catch_up(connection, CHUNK, self._now())):
+        if await self._access.read(index.is_behind):
+            while await self._write(lambda connection: index.catch_up(connection, CHUNK, self._now())):
                 pass
 
     async def _write(self, run: Callable[[sqlite3.Connection], T], changed: Sequence[str] = ()) -> T:

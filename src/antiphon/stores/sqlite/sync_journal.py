@@ -22,14 +22,12 @@ from antiphon.ports import (
     Settlement,
     Told,
 )
-from antiphon.stores import _sqlite_catalogue as catalogue
-from antiphon.stores import _sqlite_claims as claims
-from antiphon.stores import _sqlite_log as log
 from antiphon.stores._common import event_of, manifest_of, next_version
-from antiphon.stores._sqlite_claims import INSERT_CLAIM, SETTLE
-from antiphon.stores._sqlite_file import DatabaseFile, Operation
-from antiphon.stores._sqlite_steps import ALL_NEW, CHUNK, Steps
 from antiphon.stores._waiters import ThreadWaiter
+from antiphon.stores.sqlite import claims, index, log
+from antiphon.stores.sqlite.claims import INSERT_CLAIM, SETTLE
+from antiphon.stores.sqlite.file import DatabaseFile, Operation
+from antiphon.stores.sqlite.steps import ALL_NEW, CHUNK, Steps
 
 T = TypeVar("T")
 _ENDS = 256
@@ -64,7 +62,7 @@ class SyncSQLiteJournal(Steps):
             now = self._time_ns() // 1_000_000
             settled = next_version(version, now)
             if self._execute(SETTLE, claims.settle_values(key, version, settlement, settled, now), events):
-                self._file.watch.wake((key,))
+                self._file.poller.wake((key,))
                 return settled
         return self._file.write(self._settle(key, version, settlement, events))  # type: ignore[no-any-return]
 
@@ -100,25 +98,25 @@ class SyncSQLiteJournal(Steps):
 
     def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = ThreadWaiter()
-        watch = self._file.watch
-        watch.add(key, version, waiter)
+        poller = self._file.poller
+        poller.add(key, version, waiter)
         try:
             if self._file.read(lambda connection: claims.in_flight(connection, key, version)):
                 waiter.block(timeout_s)
         finally:
-            watch.discard(key, waiter)
+            poller.discard(key, waiter)
 
     def clear(self, key: str) -> bool:
         return self._write(lambda connection: claims.clear(connection, key), (key,))
 
     def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         self._catch_up()
-        which = catalogue.Filter(tenant, tool, session, prefix)
-        up_to = self._file.read(catalogue.newest)
+        which = index.Filter(tenant, tool, session, prefix)
+        up_to = self._file.read(index.newest)
         total = 0
         while True:
-            keys = self._write(lambda connection: catalogue.flush(connection, which, up_to, CHUNK))
-            self._file.watch.wake(keys)
+            keys = self._write(lambda connection: index.flush(connection, which, up_to, CHUNK))
+            self._file.poller.wake(keys)
             total += len(keys)
             if len(keys) < CHUNK:
                 return total
@@ -127,16 +125,16 @@ class SyncSQLiteJournal(Steps):
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
     ) -> Records:
         self._catch_up()
-        which = catalogue.Filter(tenant, tool, session, prefix, state)
-        return self._file.read(lambda connection: catalogue.find(connection, which, limit, self._now()))
+        which = index.Filter(tenant, tool, session, prefix, state)
+        return self._file.read(lambda connection: index.find(connection, which, limit, self._now()))
 
     def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         self._catch_up()
-        return self._file.read(lambda connection: catalogue.counts(connection, tenant, self._now()))
+        return self._file.read(lambda connection: index.counts(connection, tenant, self._now()))
 
     def sweep(self, limit: int = 1000) -> int:
         self._catch_up()
-        return self._write(lambda connection: catalogue.sweep(connection, limit, self._now()))
+        return self._write(lambda connection: index.sweep(connection, limit, self._now()))
 
     def open_run(self, manifest: RunManifest) -> None:
         self._write(lambda connection: log.open_run(connection, manifest))
@@ -184,8 +182,8 @@ class SyncSQLiteJournal(Steps):
         self._file.close()
 
     def _catch_up(self) -> None:
-        if self._file.read(catalogue.is_behind):
-            while self._write(lambda connection: catalogue.catch_up(connection, CHUNK, self._now())):
+        if self._file.read(index.is_behind):
+            while self._write(lambda connection: index.catch_up(connection, CHUNK, self._now())):
                 pass
 
     def _write(self, run: Callable[[sqlite3.Connection], T], changed: Sequence[str] = ()) -> T:

@@ -1,4 +1,4 @@
--- The schema after all migrations. A test compares it with a database that applied them one by one.
+-- Claims, run log and breaker state (R6, D1, D2, D31).
 
 CREATE TABLE meta (
     name TEXT PRIMARY KEY,
@@ -8,7 +8,7 @@ CREATE TABLE meta (
 -- version_floor: no version up to this one is given again, also after its record is gone and the clock went back.
 INSERT INTO meta (name, value) VALUES ('version_floor', 0);
 
--- catalogued: claims up to this id are in the catalogue below.
+-- catalogued: claims up to this id are in the index below.
 INSERT INTO meta (name, value) VALUES ('catalogued', 0);
 
 -- The current execution of each intent. A new claim on the same key is a new row, so the newest claim has the highest id.
@@ -41,7 +41,7 @@ CREATE TABLE claims (
 
 CREATE UNIQUE INDEX claims_by_key ON claims (key);
 
--- The catalogue: what operators and the sweeper look claims up by. A call does not wait for it: whoever needs it first
+-- The index: what operators and the sweeper look claims up by. A call does not wait for it: whoever needs it first
 -- enters the claims that are newer than it, each once. Its entries say where to look, the claims say what is true.
 
 CREATE TABLE claim_places (

@@ -1,6 +1,6 @@
 """Looking claims up by tool, session, state and age: for operators and the sweeper, not for calls.
 
-The catalogue is brought up to date by whoever needs it (:func:`catch_up`), each claim once, so that a call writes
+The index is brought up to date by whoever needs it (:func:`catch_up`), each claim once, so that a call writes
 two pages and not six. Entries are hints: a claim that was settled, replaced or deleted since is judged by its row.
 """
 
@@ -11,26 +11,26 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.stores import _sqlite_log as log
-from antiphon.stores._sqlite_claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
+from antiphon.stores.sqlite import log
+from antiphon.stores.sqlite.claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone, forget, to_record
 
 
 def is_behind(connection: sqlite3.Connection) -> bool:
-    """Whether there are claims that the catalogue does not have."""
-    return _newest(connection) > _catalogued(connection)
+    """Whether there are claims that the index does not have."""
+    return _newest(connection) > _indexed(connection)
 
 
 def catch_up(connection: sqlite3.Connection, limit: int, now: int) -> bool:
     """Enter up to *limit* claims; whether there are more."""
-    low, newest = _catalogued(connection), _newest(connection)
+    low, newest = _indexed(connection), _newest(connection)
     if newest <= low:
         return False
     high = min(low + limit, newest)
-    connection.execute(SQL["catalogue_tools"], (low, high))
-    connection.execute(SQL["catalogue_sessions"], (low, high))
-    connection.execute(SQL["catalogue_open"], (low, high))
-    connection.execute(SQL["catalogue_expiry"], (low, high, now + LOOK_AGAIN_MS))
-    connection.execute(SQL["set_catalogued"], (high,))
+    connection.execute(SQL["index_tools"], (low, high))
+    connection.execute(SQL["index_sessions"], (low, high))
+    connection.execute(SQL["index_open"], (low, high))
+    connection.execute(SQL["index_expiry"], (low, high, now + LOOK_AGAIN_MS))
+    connection.execute(SQL["set_indexed"], (high,))
     return high < newest
 
 
@@ -95,8 +95,8 @@ def flush(connection: sqlite3.Connection, which: Filter, up_to: int, limit: int)
 
 
 def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[str, str], int]:
-    """Live claims by tool and state: done ones are what the catalogue has, less all others."""
-    known = _catalogued(connection)
+    """Live claims by tool and state: done ones are what the index has, less all others."""
+    known = _indexed(connection)
     done = dict(connection.execute(SQL["count_all"], (tenant,)).fetchall())
     found: dict[tuple[str, str], int] = {}
     for tool, state, stale, expired, number in connection.execute(SQL["count_not_done"], (tenant, now, known)):
@@ -149,5 +149,5 @@ def _newest(connection: sqlite3.Connection) -> int:
     return int(connection.execute(SQL["newest_claim"]).fetchone()[0])
 
 
-def _catalogued(connection: sqlite3.Connection) -> int:
-    return int(connection.execute(SQL["catalogued"]).fetchone()[0])
+def _indexed(connection: sqlite3.Connection) -> int:
+    return int(connection.execute(SQL["indexed"]).fetchone()[0])

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon.ports import Claimed, ClaimRequest, Clock, Existing, Row, Settlement
-from antiphon.stores import _sqlite_claims as claims
-from antiphon.stores import _sqlite_log as log
-from antiphon.stores._sqlite_file import DatabaseFile, Operation
+from antiphon.stores.sqlite import claims, log
+from antiphon.stores.sqlite.file import DatabaseFile, Operation
 
 ALL_NEW = 8
 """After so many claims were won in a row, looking before writing is a waste."""
 CHUNK = 1000
-"""How many claims one transaction deletes or catalogues, so that calls that go on meanwhile get their turn."""
+"""How many claims one transaction deletes or indexes, so that calls that go on meanwhile get their turn."""
 
 
 class Steps:

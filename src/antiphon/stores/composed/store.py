@@ -33,8 +33,8 @@ from antiphon.ports import (
     Told,
 )
 from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync
-from antiphon.stores._composed_outcome import noted, settlement_in
 from antiphon.stores._settling import Settling
+from antiphon.stores.composed.outcome import noted, settlement_in
 
 Usage = Callable[[str], Any] | None
 """What a store offers beyond the port if it can tell what a tenant's records cost."""

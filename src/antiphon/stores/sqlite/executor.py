@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from antiphon.stores._sqlite_file import DatabaseFile, Operation, Run
+from antiphon.stores.sqlite.file import DatabaseFile, Operation, Run
 
 T = TypeVar("T")
 _IDLE_S = 10.0

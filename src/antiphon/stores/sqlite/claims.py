@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +16,6 @@ from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedReque
 from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement
 from antiphon.stores._common import (
     NO_OUTCOME,
-    SQL_FOLDER,
     Outcome,
     check_version,
     named_queries,
@@ -24,7 +24,7 @@ from antiphon.stores._common import (
     owner_of,
 )
 
-SQL = named_queries(SQL_FOLDER / "sqlite" / "queries.sql")
+SQL = named_queries(Path(__file__).with_name("queries.sql"))
 _CLAIM, _EXECUTION, INSERT_CLAIM, SETTLE = SQL["claim"], SQL["execution"], SQL["insert_claim"], SQL["settle"]
 COLUMNS = "SELECT c." + ", c.".join(_CLAIM[len("SELECT ") : _CLAIM.index("FROM")].replace("\n", " ").split(","))
 """The columns of a claim, for queries that call its table ``c``."""
@@ -291,16 +291,16 @@ class Gone(NamedTuple):
 
 
 def forget(connection: sqlite3.Connection, claims: Sequence[Gone]) -> None:
-    """Delete claims with their history and their place in the catalogue, but not how far their versions had come."""
+    """Delete claims with their history and their place in the index, but not how far their versions had come."""
     if not claims:
         return
     for claim in claims:
         connection.execute(SQL["delete_claim"], (claim.id,))
-        _leave_catalogue(connection, claim)
+        _leave_index(connection, claim)
         if claim.history:
             connection.execute(SQL["delete_executions"], (claim.key,))
     connection.execute(SQL["raise_floor"], (max(claim.version for claim in claims),))
-    connection.execute(SQL["shrink_catalogued"])
+    connection.execute(SQL["shrink_indexed"])
 
 
 def to_record(row: Sequence[Any]) -> DedupeRecord:
@@ -343,8 +343,8 @@ def _replace(connection: sqlite3.Connection, request: ClaimRequest, now: int) ->
             history = True
         sweep_at = before.sweep_at_ms if history else 0
         connection.execute(SQL["delete_claim"], (before.id,))
-        _leave_catalogue(connection, before.gone())
-        connection.execute(SQL["shrink_catalogued"])
+        _leave_index(connection, before.gone())
+        connection.execute(SQL["shrink_indexed"])
     version = next_version(previous, now)
     connection.execute(INSERT_CLAIM, claim_values(request, now, version, sweep_at, history))
     return Claimed(version, now)
@@ -355,7 +355,7 @@ def _keep(connection: sqlite3.Connection, record: DedupeRecord, identity: str) -
     connection.execute(SQL["insert_execution"], (*values, _encode(record), record.v))
 
 
-def _leave_catalogue(connection: sqlite3.Connection, claim: Gone) -> None:
+def _leave_index(connection: sqlite3.Connection, claim: Gone) -> None:
     """Entries of expiry stay: they are dropped when they are due and lead nowhere."""
     connection.execute(SQL["delete_place"], (claim.tenant, "tool", claim.tool, claim.id))
     connection.execute(SQL["delete_place"], (claim.tenant, "session", claim.session, claim.id))

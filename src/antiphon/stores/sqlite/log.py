@@ -10,7 +10,7 @@ import msgspec
 from antiphon.contract.events import RunManifest
 from antiphon.ports import BreakerRow, Row
 from antiphon.stores._common import BREAKER_KEPT_MS
-from antiphon.stores._sqlite_claims import SQL
+from antiphon.stores.sqlite.claims import SQL
 
 _END_OF_RUN, _INSERT_EVENT = SQL["end_of_run"], SQL["insert_event"]
 INSERT_NEXT = SQL["insert_next_event"]
@@ -46,14 +46,17 @@ def next_place(connection: sqlite3.Connection, run: str) -> int:
 
 
 def open_run(connection: sqlite3.Connection, manifest: RunManifest) -> None:
+    """Insert a run; one that exists stays as it is."""
     connection.execute(SQL["open_run"], _columns(manifest))
 
 
 def update_run(connection: sqlite3.Connection, manifest: RunManifest) -> None:
+    """Insert or replace a run's manifest."""
     connection.execute(SQL["update_run"], _columns(manifest))
 
 
 def manifest_bytes(connection: sqlite3.Connection, run: str) -> bytes | None:
+    """The manifest of a run as it was written."""
     found = connection.execute(SQL["manifest"], (run,)).fetchone()
     return None if found is None else found[0]
 
@@ -90,6 +93,7 @@ def rows(connection: sqlite3.Connection, run: str, start: int, stop: int | None,
 
 
 def delete_run(connection: sqlite3.Connection, run: str) -> bool:
+    """Delete a run with its events; whether there was one."""
     found = _first_id(connection, run)
     if found is None:
         return False
@@ -99,10 +103,12 @@ def delete_run(connection: sqlite3.Connection, run: str) -> bool:
 
 
 def load_breakers(connection: sqlite3.Connection, tenant: str) -> list[BreakerRow]:
+    """All breakers of a tenant."""
     return [BreakerRow(*row) for row in connection.execute(SQL["breakers"], (tenant,))]
 
 
 def save_breaker(connection: sqlite3.Connection, tenant: str, row: BreakerRow) -> None:
+    """Keep a breaker's state unless a newer epoch is there."""
     connection.execute(SQL["save_breaker"], (tenant, *row))
 
 

@@ -1,4 +1,4 @@
-"""Opening the database file: folder, mode, pragmas, migrations."""
+"""Opening the database file, waiting for its lock, and its errors as one sentence that names the file."""
 
 from __future__ import annotations
 
@@ -6,19 +6,35 @@ import os
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from antiphon.errors import StoreUnavailable
-from antiphon.stores._common import SQL_FOLDER, check_version
-from antiphon.stores._sqlite_errors import is_busy, unavailable
 
 T = TypeVar("T")
 
-APPLICATION_ID = 0x416E7068
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
-_FOLDER = SQL_FOLDER / "sqlite"
+_KEPT = "Nothing was written."
+_SENTENCES = {
+    sqlite3.SQLITE_BUSY: (
+        "locked",
+        "is locked by another process",
+        "Look for a process that keeps a transaction open.",
+    ),
+    sqlite3.SQLITE_LOCKED: ("locked", "is locked", "Look for a process that keeps a transaction open."),
+    sqlite3.SQLITE_FULL: ("full", "cannot grow: the disk is full", "Free some space; claims work again at once."),
+    sqlite3.SQLITE_READONLY: ("readonly", "cannot be written", "Check the owner and mode of the file and its folder."),
+    sqlite3.SQLITE_CANTOPEN: ("cannot_open", "cannot be opened", "Check that its folder exists and can be written."),
+    sqlite3.SQLITE_PERM: ("permission", "cannot be opened", "Check the owner and mode of the file and its folder."),
+    sqlite3.SQLITE_IOERR: (
+        "io",
+        "cannot be read or written",
+        "Check the disk. All that was answered before is kept.",
+    ),
+    sqlite3.SQLITE_CORRUPT: ("corrupt", "is damaged", "Restore it from a backup, or move it away to start a new one."),
+    sqlite3.SQLITE_NOTADB: ("corrupt", "is not an SQLite database", "Move it away, or give SQLiteStore another path."),
+}
 
 
 def connect(path: Path, synchronous: str, busy_s: float) -> sqlite3.Connection:
@@ -49,41 +65,6 @@ def create(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     except OSError as error:
         raise unavailable(str(path), error) from error
-
-
-def migrate(connection: sqlite3.Connection, path: Path, busy_s: float) -> int:
-    """Bring the schema up to date; returns its number. A newer or a foreign database is refused."""
-    steps = migrations()
-    try:
-        if _schema(connection, path) < len(steps):
-            retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), busy_s)
-            try:
-                for number in range(_schema(connection, path), len(steps)):
-                    _apply(connection, number + 1, steps[number])
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-        found = _schema(connection, path)
-    except sqlite3.Error as error:
-        raise unavailable(str(path), error) from error
-    check_version(f"The database {path}", found, len(steps))
-    return found
-
-
-def migrations() -> list[Path]:
-    """The numbered migration files in order."""
-    return sorted(_FOLDER.glob("[0-9][0-9][0-9][0-9]_*.sql"))
-
-
-def statements(text: str) -> Iterator[str]:
-    """The statements of an SQL text; semicolons in comments do not count."""
-    pending = ""
-    for line in text.splitlines(keepends=True):
-        pending += line
-        if sqlite3.complete_statement(pending):
-            yield pending
-            pending = ""
 
 
 def retry_busy(step: Callable[[], T], busy_s: float) -> T:
@@ -118,22 +99,28 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: str) -> Non
     connection.execute("PRAGMA journal_size_limit = 67108864")
 
 
-def _schema(connection: sqlite3.Connection, path: Path) -> int:
-    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    if not tables:
-        return 0
-    # In this order: another process may be creating the tables, and they come with the mark.
-    (application,) = connection.execute("PRAGMA application_id").fetchone()
-    if application != APPLICATION_ID:
-        raise StoreUnavailable(
-            f"The database {path} belongs to another program.", hint="Give SQLiteStore a path of its own."
+def unavailable(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
+    """The error as the rest of Antiphon knows it."""
+    translated = _translate(path, error)
+    translated.__cause__ = error
+    return translated
+
+
+def _translate(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
+    if isinstance(error, OSError):
+        return StoreUnavailable(
+            f"The store {path} cannot be used: {error.strerror or error}. {_KEPT}",
+            hint="Check that its folder exists and can be written.",
+            reason="cannot_open",
         )
-    (number,) = connection.execute("SELECT value FROM meta WHERE name = 'schema'").fetchone()
-    return int(number)
+    code = getattr(error, "sqlite_errorcode", None)
+    reason, what, hint = _SENTENCES.get(
+        (code or 0) & 0xFF, ("failed", "failed", "This is not an error of yours: please report it.")
+    )
+    kept = "Whether this step was kept is uncertain." if reason == "io" else _KEPT
+    return StoreUnavailable(f"The store {path} {what} ({error}). {kept}", hint=hint, reason=reason)
 
 
-def _apply(connection: sqlite3.Connection, number: int, file: Path) -> None:
-    for statement in statements(file.read_text(encoding="utf-8")):
-        connection.execute(statement)
-    connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('schema', ?)", (number,))
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether trying again in a moment can help."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

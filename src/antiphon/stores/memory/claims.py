@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Claimed, ClaimRequest, Clock, Existing, Row, Settlement
 from antiphon.stores._common import digests_of, must_be_kept, next_version
-from antiphon.stores._memory_log import LogTable
-from antiphon.stores._memory_node import Node
 from antiphon.stores._waiters import ThreadWaiter, Waiter, Waiters
+from antiphon.stores.memory.log import LogTable
+from antiphon.stores.memory.node import Node
 
 _ROOM = 32
 _KEPT_BYTES = 2048
@@ -186,13 +186,13 @@ class MemoryClaims:
 
     def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = ThreadWaiter()
-        if self.watch(key, version, waiter):
+        if self.add_waiter(key, version, waiter):
             try:
                 waiter.block(timeout_s)
             finally:
-                self.unwatch(key, waiter)
+                self.remove_waiter(key, waiter)
 
-    def watch(self, key: str, version: int, waiter: Waiter) -> bool:
+    def add_waiter(self, key: str, version: int, waiter: Waiter) -> bool:
         """Wake *waiter* when *version* is no longer in flight; whether it is now."""
         with self.lock:
             node = self._current.get(key)
@@ -201,7 +201,7 @@ class MemoryClaims:
             self.waiters.add(key, waiter)
             return True
 
-    def unwatch(self, key: str, waiter: Waiter) -> None:
+    def remove_waiter(self, key: str, waiter: Waiter) -> None:
         with self.lock:
             self.waiters.discard(key, waiter)
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from antiphon.ports import SyncJournal
-from antiphon.stores import SQLiteStore, _sqlite_room
+from antiphon.stores import SQLiteStore
+from antiphon.stores.sqlite import file as file_module
 from antiphon.testing._harness import Harness, claimed, done
 
 WRITER = """
 import os, sys
 from pathlib import Path
-from tests.integration.stores.test_sqlite_room import finish
+from tests.integration.stores.test_sqlite_wal import finish
 from antiphon.stores import SQLiteStore
 finish(SQLiteStore(Path(sys.argv[1])).open_sync(), 120)
 os._exit(9)
@@ -51,8 +52,8 @@ def test_the_log_does_not_grow_with_each_commit(tmp_path: Path) -> None:
 
 
 def test_room_is_made_until_the_log_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sqlite_room, "_STEP", 64 << 10)
-    monkeypatch.setattr(_sqlite_room, "ENOUGH", 300 << 10)
+    monkeypatch.setattr(file_module, "_WAL_STEP", 64 << 10)
+    monkeypatch.setattr(file_module, "_WAL_ENOUGH", 300 << 10)
     path = tmp_path / "a.db"
     finish(SQLiteStore(path).open_sync(), 300)
     connection = sqlite3.connect(path)

@@ -12,10 +12,10 @@ from antiphon.errors import InvalidInput
 from antiphon.ports import BreakerRow, BreakerRows, Clock, Events, Manifests, Records, Row, Told
 from antiphon.stores._adapters import AsyncFromSync
 from antiphon.stores._common import known_manifest
-from antiphon.stores._memory_claims import MemoryClaims
-from antiphon.stores._memory_log import BreakerTable, LogTable, events_of
-from antiphon.stores._memory_node import Node
 from antiphon.stores._waiters import loop_waiter
+from antiphon.stores.memory.claims import MemoryClaims
+from antiphon.stores.memory.log import BreakerTable, LogTable, events_of
+from antiphon.stores.memory.node import Node
 
 
 class MemoryStore:
@@ -169,11 +169,11 @@ class MemoryJournal(AsyncFromSync):
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = loop_waiter()
-        if self._journal.watch(key, version, waiter):
+        if self._journal.add_waiter(key, version, waiter):
             try:
                 await waiter.wait(timeout_s)
             finally:
-                self._journal.unwatch(key, waiter)
+                self._journal.remove_waiter(key, waiter)
 
 
 def _matches(node: Node, tenant: str, tool: str, session: str, prefix: str) -> bool:

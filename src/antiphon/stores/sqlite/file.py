@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphon.errors import StoreUnavailable
-from antiphon.stores._sqlite_connect import connect, create, migrate, retry_busy
-from antiphon.stores._sqlite_errors import unavailable
-from antiphon.stores._sqlite_room import LogRoom
-from antiphon.stores._sqlite_watch import Watch
+from antiphon.stores.sqlite.connect import connect, create, retry_busy, unavailable
+from antiphon.stores.sqlite.schema import migrate
+from antiphon.stores.sqlite.wait import Poller
 
 T = TypeVar("T")
 Run = Callable[[sqlite3.Connection], T]
@@ -32,6 +31,11 @@ Run = Callable[[sqlite3.Connection], T]
 _BATCH = 128
 _LOOK_EVERY_S = 0.002
 """How often a writer looks whether its file is still the one under its name."""
+_WAL_EVERY = 16
+"""Commits between two looks at the log: a program that writes little preallocates nothing."""
+_WAL_STEP = 2 << 20
+_WAL_ENOUGH = 4000 * 4120
+"""Where SQLite starts again (``wal_autocheckpoint``), in bytes."""
 
 
 class Operation:
@@ -56,6 +60,44 @@ class Operation:
         return self.result
 
 
+class WalPreallocator:
+    """Extends the write-ahead log before it is needed. The caller holds the lock of this process's writer.
+
+    With ``synchronous="FULL"`` every commit waits for the disk. While the log grows, the file system has to write its
+    new length and blocks as well, which doubles that wait. So the log is given zeros to overwrite, some at a time,
+    until it is as long as it becomes before SQLite starts again at its beginning. SQLite reads zeros as no frames.
+    """
+
+    __slots__ = ("_commits", "_name", "_size")
+
+    def __init__(self, name: str) -> None:
+        self._name = f"{name}-wal"
+        self._commits = 0
+        self._size = 0
+
+    def extend(self, connection: sqlite3.Connection) -> None:
+        """To be called before each commit, outside of a transaction. A failure is never an error."""
+        self._commits += 1
+        if self._commits % _WAL_EVERY == 0 and self._size < _WAL_ENOUGH:
+            with suppress(OSError, sqlite3.Error):
+                if os.stat(self._name).st_size != self._size:  # noqa: PTH116
+                    self._append_zeros(connection)
+
+    def _append_zeros(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("BEGIN IMMEDIATE")  # nobody else appends to the log now
+            log = os.open(self._name, os.O_WRONLY)
+            try:
+                end = os.fstat(log).st_size
+                os.pwrite(log, bytes(_WAL_STEP), end)
+                self._size = os.fstat(log).st_size
+            finally:
+                os.close(log)
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+
 class DatabaseFile:
     """Shared by all journals of this process that use the same path."""
 
@@ -66,7 +108,7 @@ class DatabaseFile:
         self.synchronous = synchronous
         self.busy_s = busy_s
         self.schema = 0
-        self._polite_until = 0.0
+        self._yield_until = 0.0
         self._look_at = 0.0
         self.reset()
         _files.add(self)
@@ -80,8 +122,8 @@ class DatabaseFile:
         self._idle: list[sqlite3.Connection] = []
         self._reading = 0
         self._forking = False
-        self._room = LogRoom(self._name) if self.synchronous != "NORMAL" and hasattr(os, "pwrite") else None
-        self.watch = Watch(self.open, self.path)
+        self._wal = WalPreallocator(self._name) if self.synchronous != "NORMAL" and hasattr(os, "pwrite") else None
+        self.poller = Poller(self.open, self.path)
 
     def open(self) -> sqlite3.Connection:
         """A new connection; the first one creates and migrates the file."""
@@ -142,12 +184,12 @@ class DatabaseFile:
         """
         now = time.monotonic()
         lock = self._writer_lock
-        if self._queue or now < self._polite_until or lock.locked():
+        if self._queue or now < self._yield_until or lock.locked():
             return False
         with lock:
             try:
                 connection = self._writer or self._writing()
-                if now >= self._look_at or self._room is not None:
+                if now >= self._look_at or self._wal is not None:
                     self._before_commit(connection)
                 execute = connection.execute
                 if not second:
@@ -181,7 +223,7 @@ class DatabaseFile:
         """Close all connections that nobody uses; the next step opens new ones."""
         with self._writer_lock:
             self._give_up_writer()
-        self.watch.close()
+        self.poller.close()
         with self._pool:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -197,7 +239,7 @@ class DatabaseFile:
         self._forking = self._writer_lock.acquire(timeout=self.busy_s + 5)
         if self._forking:
             self._give_up_writer()
-        self.watch.pause()
+        self.poller.pause()
         self._pool.acquire()
         self._pool.wait_for(lambda: not self._reading, timeout=5)
         for connection in self._idle:
@@ -206,13 +248,13 @@ class DatabaseFile:
 
     def resume_after_fork(self) -> None:
         self._pool.release()
-        self.watch.resume()
+        self.poller.resume()
         if self._forking:
             self._writer_lock.release()
 
     def abandon(self) -> None:
         """In the child: forget what belongs to the parent without touching it."""
-        _abandoned.append((self._writer, self._idle, self.watch))
+        _abandoned.append((self._writer, self._idle, self.poller))
         self.reset()
 
     def _write_alone(self, operation: Operation) -> Any:
@@ -231,7 +273,7 @@ class DatabaseFile:
             self._give_up_writer()
             raise unavailable(self._name, error) from error
         if operation.changed:
-            self.watch.wake(operation.changed)
+            self.poller.wake(operation.changed)
         return result
 
     def _lead(self) -> None:
@@ -289,18 +331,18 @@ class DatabaseFile:
         for operation in batch:
             if operation.done:
                 if operation.changed and operation.error is None:
-                    self.watch.wake(operation.changed)
+                    self.poller.wake(operation.changed)
                 if operation.deliver is not None:
                     operation.deliver(operation)
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        if time.monotonic() < self._polite_until:
+        if time.monotonic() < self._yield_until:
             time.sleep(0.0002)  # other processes try in intervals: leave them a moment
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
             retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s)
-            self._polite_until = time.monotonic() + 1.0
+            self._yield_until = time.monotonic() + 1.0
 
     def _step(self, connection: sqlite3.Connection, run: Run[T]) -> T:
         try:
@@ -320,8 +362,8 @@ class DatabaseFile:
         if now >= self._look_at:
             self._check_still_there()
             self._look_at = now + _LOOK_EVERY_S
-        if self._room is not None:
-            self._room.keep(connection)
+        if self._wal is not None:
+            self._wal.extend(connection)
 
     def _check_still_there(self) -> None:
         """A file that was removed takes writes as before and keeps none of them: refuse instead."""

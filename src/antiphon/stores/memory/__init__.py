@@ -1,0 +1,5 @@
+"""A journal in this process."""
+
+from antiphon.stores.memory.store import MemoryStore
+
+__all__ = ["MemoryStore"]
