@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +19,8 @@ import pytest
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
-from antiphon.stores.postgres.connection import SyncConnection
+from antiphon.stores.postgres import engine as engine_module
+from antiphon.stores.postgres.connection import SyncConnection, connect_sync
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.errors import AnswerLost
 from tests.faultproxy import FaultProxy
@@ -31,6 +35,8 @@ BLOCKED = (
     "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name = 'antiphon'"
     " AND datname = current_database()"
 )
+
+SESSIONS = "SELECT pid FROM pg_stat_activity WHERE application_name = 'antiphon' AND datname = current_database()"
 
 
 class Line:
@@ -500,3 +506,124 @@ def test_ctrl_c_leaves_no_half_used_connection(postgres_database: str) -> None:
             journal.settle("k", claimed.version, done())
     assert journal.settle("k", claimed.version, done()) is not None
     journal.close()
+
+
+def test_ctrl_c_while_waiting_for_a_connection_loses_none(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database, max_connections=1).open_sync()
+    claimed = journal.begin(request_for("k"))
+    assert isinstance(claimed, Claimed)
+    with psycopg.connect(postgres_database) as blocker:
+        blocker.execute("SELECT * FROM antiphon.claims FOR UPDATE")
+        settling = Background(lambda: journal.settle("k", claimed.version, done()))
+        eventually(lambda: look(postgres_database, BLOCKED))
+        timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            journal.read("k")
+    assert settling.result() is not None
+    assert journal.read("k") is not None
+    journal.close()
+
+
+def test_a_server_that_gives_no_more_connections_is_named_as_such(postgres_server: StartServer) -> None:
+    """One connection works, but is busy; the second cannot be had: not the pool is too small, the server is."""
+    server = postgres_server(settings={"max_connections": "5", "superuser_reserved_connections": "0"})
+    journal = PostgresStore(server.url, pool_timeout_s=0.3, reconnect_s=0.1).open_sync()
+    claimed = journal.begin(request_for("k"))
+    assert isinstance(claimed, Claimed)
+    held = [psycopg.connect(server.url)]
+    held[0].execute("SELECT * FROM antiphon.claims FOR UPDATE")
+    settling = Background(lambda: journal.settle("k", claimed.version, done()))
+    time.sleep(0.2)
+    try:
+        while True:
+            held.append(psycopg.connect(server.url))
+    except psycopg.OperationalError:
+        pass
+    with pytest.raises(StoreUnavailable, match=r"too many clients.*\[store\] url"):
+        journal.read("k")
+    for connection in held:
+        connection.close()
+    assert settling.result() is not None
+    journal.close()
+
+
+def test_many_callers_of_a_server_that_is_away_all_get_the_reason(postgres_server: StartServer) -> None:
+    server = postgres_server()
+    journal = PostgresStore(server.url, max_connections=4, reconnect_s=0.5).open_sync()
+    for call in [Background(journal.ping) for _ in range(8)]:
+        call.result()
+    server.stop()
+    start = time.monotonic()
+    for call in [Background(lambda: journal.read("k")) for _ in range(8)]:
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            call.result()
+    assert time.monotonic() - start < 5
+    server.start()
+    assert journal.read("k") is None
+    journal.close()
+
+
+async def test_tasks_of_a_server_that_is_away_all_get_the_reason(postgres_server: StartServer) -> None:
+    server = postgres_server()
+    journal = PostgresStore(server.url, max_connections=4, reconnect_s=0.5).open_async()
+    await asyncio.gather(*(journal.ping() for _ in range(8)))
+    server.stop()
+    errors = await asyncio.gather(*(journal.renew("k", 1, 1) for _ in range(8)), return_exceptions=True)
+    assert all(isinstance(error, StoreUnavailable) and "cannot be reached" in str(error) for error in errors), errors
+    server.start()
+    assert await journal.read("k") is None
+    await journal.close()
+
+
+def test_first_callers_connect_once(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connects = []
+
+    async def counted(options: Any) -> SyncConnection:
+        connects.append(threading.get_ident())
+        return await connect_sync(options)
+
+    monkeypatch.setattr(engine_module, "connect_sync", counted)
+    journal = PostgresStore(postgres_database, max_connections=2).open_sync()
+    for call in [Background(journal.ping) for _ in range(16)]:
+        call.result()
+    assert len(connects) == 1
+    assert len(look(postgres_database, SESSIONS)) <= 2
+    journal.close()
+
+
+def test_a_journal_that_nobody_holds_closes_its_connections(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_sync()
+    journal.ping()
+    assert look(postgres_database, SESSIONS)
+    del journal
+    gc.collect()
+    eventually(lambda: not look(postgres_database, SESSIONS))
+
+
+async def test_an_async_journal_that_nobody_holds_closes_its_connections(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_async()
+    await journal.ping()
+    assert look(postgres_database, SESSIONS)
+    del journal
+    gc.collect()
+    while look(postgres_database, SESSIONS):
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("face", ["sync", "async"])
+def test_a_process_that_closes_nothing_ends_at_once_and_quietly(postgres_database: str, face: str) -> None:
+    program = {
+        "sync": "journal = PostgresStore(sys.argv[1]).open_sync(); journal.ping()",
+        "async": "async def main():\n    await PostgresStore(sys.argv[1]).open_async().ping()\nasyncio.run(main())",
+    }[face]
+    program += "\nprint(time.monotonic())"
+    program = "import asyncio, sys, time\nfrom antiphon.stores import PostgresStore\n" + program
+    ended = subprocess.run(
+        [sys.executable, "-c", program, postgres_database],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert time.monotonic() - float(ended.stdout) < 3
+    assert ended.stderr == ""

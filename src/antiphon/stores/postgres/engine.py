@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import random
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
+import psycopg
+from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
+
 from antiphon.stores._waiters import LoopWaiter, ThreadWaiter, Waiter, loop_waiter
 from antiphon.stores.postgres.connection import (
     AsyncConnection,
-    AsyncConnectionPool,
     Connection,
-    ConnectionPool,
-    PoolClosed,
-    PoolTimeout,
     Rows,
     SyncConnection,
     close_with,
@@ -32,7 +33,6 @@ from antiphon.stores.postgres.connection import (
     connect_sync,
     open_async_pool,
     open_sync_pool,
-    psycopg,
 )
 from antiphon.stores.postgres.errors import (
     AnswerLost,
@@ -77,12 +77,16 @@ class Engine(ABC):
         self._statements = statements(options.schema)
         self._ready = False
         self._closed = False
+        self._pool: Pool | None = None
         self._start()
 
     def _start(self) -> None:
-        """Forget all connections: at the beginning, and after a fork."""
+        """Begin without connections, also after a fork: they cannot be shared with the parent process."""
+        if self._pool is not None:
+            _inherited.append(self._pool)
         self._pid = os.getpid()
-        self._pool: Pool | None = None
+        self._pool = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self._opening = self._new_lock()
         self._failure: tuple[float, Exception] | None = None
         self._failed_connects = 0
@@ -107,6 +111,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def _drain(self, pool: Any) -> None: ...
+
+    @abstractmethod
+    async def _close_pool(self, pool: Any) -> None: ...
 
     @abstractmethod
     async def _sleep(self, seconds: float) -> None: ...
@@ -162,7 +169,12 @@ class Engine(ABC):
 
     async def close(self) -> None:
         """Close the idle connections; those in use close when they come back."""
-        self._closed = True
+        if self._pid != os.getpid():
+            self._start()
+        async with self._opening:
+            self._closed = True
+            if self._pool is not None:
+                await self._close_pool(self._pool)
 
     async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
         patience = _Patience(self.options.reconnect_s)
@@ -229,9 +241,7 @@ class Engine(ABC):
 
     async def _open(self) -> Pool:
         """The open pool. Of several callers without one, the first connects, and all get his error."""
-        if self._pid != os.getpid():  # connections cannot be shared with the parent process
-            if self._pool is not None:
-                _inherited.append(self._pool)
+        if self._pid != os.getpid():
             self._start()
         if self._pool is not None and not self._pool.closed:
             return self._pool
@@ -242,7 +252,7 @@ class Engine(ABC):
             if self._pool is not None and not self._pool.closed:
                 return self._pool
             if self._failure is not None and self._failure[0] > came:
-                raise self._failure[1]
+                raise copy.copy(self._failure[1])
             try:
                 await self._check_server()
             except Exception as error:
@@ -251,7 +261,9 @@ class Engine(ABC):
             self._failure = None
             self._failed_connects = 0
             self._pool = await self._open_pool()
-            close_with(self, self._pool)
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            self._finalizer = close_with(self, self._pool)
             return self._pool
 
     async def _check_server(self) -> None:
@@ -338,7 +350,13 @@ class SyncEngine(Engine):
         return open_sync_pool(self.options)
 
     async def _getconn(self, pool: ConnectionPool[SyncConnection]) -> Connection:
-        return pool.getconn()
+        try:
+            return pool.getconn()
+        except Exception:
+            raise
+        except BaseException:  # interrupted while it waited: its place in the queue would swallow a connection
+            pool.close()
+            raise
 
     async def _putconn(self, pool: ConnectionPool[SyncConnection], connection: Any) -> None:
         pool.putconn(connection)
@@ -349,10 +367,8 @@ class SyncEngine(Engine):
     async def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def close(self) -> None:
-        await super().close()
-        if isinstance(self._pool, ConnectionPool) and self._pid == os.getpid():
-            self._pool.close()
+    async def _close_pool(self, pool: ConnectionPool[SyncConnection]) -> None:
+        pool.close()
 
 
 class AsyncEngine(Engine):
@@ -412,5 +428,6 @@ class AsyncEngine(Engine):
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         await super().close()
-        if isinstance(self._pool, AsyncConnectionPool) and self._pid == os.getpid():
-            await self._pool.close()
+
+    async def _close_pool(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
+        await pool.close()

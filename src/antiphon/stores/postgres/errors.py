@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
+import psycopg
+
 from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 
 _SETTING = "`[store] url` (or `log`, `claims`)"
@@ -58,8 +60,6 @@ def fate_of(error: Exception, *, connected: bool, idle: bool) -> Fate:
 
 def cannot_connect(error: Exception, url: str) -> Unreachable | ConfigError:
     """The one sentence for a server that did not let us in."""
-    import psycopg
-
     if isinstance(error, psycopg.ProgrammingError):  # its text quotes the address, password included
         return ConfigError(
             "The address of the PostgreSQL server cannot be read.",

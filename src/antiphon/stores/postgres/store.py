@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from antiphon._drive import drive
+from antiphon.errors import missing_extra
 from antiphon.ports import Journal, SyncJournal
 from antiphon.stores.postgres.options import Options, without_secrets
 
@@ -72,19 +73,24 @@ class PostgresStore:
 
     def open_sync(self) -> SyncJournal:
         """A journal for threads. It connects when it is first used."""
+        _check_driver()
         from antiphon.stores.postgres.journal import open_sync
 
         return open_sync(self._options)
 
     def open_async(self) -> Journal:
         """A journal for the running event loop. It connects when it is first used."""
+        _check_driver()
         from antiphon.stores.postgres.journal import open_async
 
         return open_async(self._options)
 
     def migrate(self) -> int:
         """Bring the tables to the version this release needs, and return it. Any process may call it at any time."""
-        from antiphon.stores.postgres.connection import connect_sync, psycopg
+        _check_driver()
+        import psycopg
+
+        from antiphon.stores.postgres.connection import connect_sync
         from antiphon.stores.postgres.errors import refused
         from antiphon.stores.postgres.schema import ensure_schema
 
@@ -95,3 +101,15 @@ class PostgresStore:
             raise refused(error, self.url, "migrate") from error
         finally:
             connection.drop()
+
+
+def _check_driver() -> None:
+    """Say what to install if psycopg or its pool is missing or too old."""
+    needed = missing_extra("psycopg", "postgres", "PostgresStore", ">= 3.3")
+    try:
+        import psycopg
+        import psycopg_pool  # noqa: F401
+    except ImportError as error:
+        raise needed from error
+    if tuple(map(int, psycopg.__version__.split(".")[:2])) < (3, 3):
+        raise needed

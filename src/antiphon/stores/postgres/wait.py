@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import psycopg
+
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
 from antiphon.ports import BreakerRow, Told
 from antiphon.stores._waiters import Waiter
 from antiphon.stores.postgres.codec import int8_array, text_array, to_text
-from antiphon.stores.postgres.connection import Rows, SyncConnection, connect_sync, psycopg
+from antiphon.stores.postgres.connection import Rows, SyncConnection, connect_sync
 from antiphon.stores.postgres.options import Options
 from antiphon.stores.postgres.records import breaker_of
 from antiphon.stores.postgres.statements import quote, statements
