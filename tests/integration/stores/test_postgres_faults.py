@@ -20,7 +20,7 @@ from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
 from antiphon.stores.postgres import engine as engine_module
-from antiphon.stores.postgres.connection import SyncConnection, connect_sync
+from antiphon.stores.postgres.connection import SyncConnection, connect
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.errors import AnswerLost
 from tests.faultproxy import FaultProxy
@@ -579,11 +579,11 @@ async def test_tasks_of_a_server_that_is_away_all_get_the_reason(postgres_server
 def test_first_callers_connect_once(postgres_database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connects = []
 
-    async def counted(options: Any) -> SyncConnection:
+    async def counted(kind: Any, options: Any) -> Any:
         connects.append(threading.get_ident())
-        return await connect_sync(options)
+        return await connect(kind, options)
 
-    monkeypatch.setattr(engine_module, "connect_sync", counted)
+    monkeypatch.setattr(engine_module, "connect", counted)
     journal = PostgresStore(postgres_database, max_connections=2).open_sync()
     for call in [Background(journal.ping) for _ in range(16)]:
         call.result()

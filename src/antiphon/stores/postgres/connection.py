@@ -9,8 +9,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from types import CoroutineType
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -36,18 +36,35 @@ class Session(NamedTuple):
     started: str
 
 
-class _Link:
-    """What both kinds of connection add to psycopg's.
+class _Statements:
+    """What the store adds to a connection of psycopg. Written once: for threads its coroutines never suspend.
 
     The server ends a statement after its ``statement_timeout``. A frozen server cannot, so the client gives up after
     *limit_s*, and closes the connection.
     """
 
     pgconn: Any
+    execute: Any
     limit_s: float | None = None
     session: Session | None = None
     shared_cursor: Any
     """One cursor for all statements: a new one costs a third of a statement."""
+
+    async def fetch(self, statement: Statement, values: Sequence[Any], *, prepare: bool) -> Rows:
+        """Run one statement in one round trip."""
+        cursor = self.shared_cursor
+        await done(cursor.execute(statement.text, values, prepare=prepare))
+        rows: Rows = (await done(cursor.fetchall())) if cursor.pgresult.nfields else []
+        cursor.pgresult.clear()  # an idle connection must not keep the last answer
+        return rows
+
+    async def script(self, sql: str) -> None:
+        """Run SQL without parameters and without a time limit; several statements are allowed."""
+        limit, self.limit_s = self.limit_s, None
+        try:
+            await done(self.execute(sql))
+        finally:
+            self.limit_s = limit
 
     def connected(self) -> bool:
         return bool(self.pgconn.status == ConnStatus.OK)
@@ -71,148 +88,99 @@ class _Link:
         self.pgconn.finish()
 
 
-class SyncConnection(_Link, psycopg.Connection[tuple[Any, ...]]):
-    """A connection for threads, with autocommit. Its coroutines never suspend."""
+class SyncConnection(_Statements, psycopg.Connection[Any]):
+    """A connection for threads, with autocommit."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return super().wait(gen, interval, self.limit_s if timeout is None else timeout)
 
-    async def fetch(self, statement: Statement, values: Sequence[Any], *, prepare: bool) -> Rows:
-        """Run one statement in one round trip."""
-        cursor = self.shared_cursor
-        cursor.execute(statement.text, values, prepare=prepare)
-        rows: Rows = cursor.fetchall() if cursor.pgresult.nfields else []
-        cursor.pgresult.clear()  # an idle connection must not keep the last answer
-        return rows
 
-    async def script(self, sql: str) -> None:
-        """Run SQL without parameters and without a time limit; several statements are allowed."""
-        limit, self.limit_s = self.limit_s, None
-        try:
-            self.execute(sql)
-        finally:
-            self.limit_s = limit
-
-
-class AsyncConnection(_Link, psycopg.AsyncConnection[tuple[Any, ...]]):
+class AsyncConnection(_Statements, psycopg.AsyncConnection[Any]):
     """A connection for an event loop, with autocommit."""
 
     async def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
         return await super().wait(gen, interval, self.limit_s if timeout is None else timeout)
 
-    async def fetch(self, statement: Statement, values: Sequence[Any], *, prepare: bool) -> Rows:
-        """Run one statement in one round trip."""
-        cursor = self.shared_cursor
-        await cursor.execute(statement.text, values, prepare=prepare)
-        rows: Rows = (await cursor.fetchall()) if cursor.pgresult.nfields else []
-        cursor.pgresult.clear()  # an idle connection must not keep the last answer
-        return rows
-
-    async def script(self, sql: str) -> None:
-        """Run SQL without parameters and without a time limit; several statements are allowed."""
-        limit, self.limit_s = self.limit_s, None
-        try:
-            await self.execute(sql)
-        finally:
-            self.limit_s = limit
-
 
 Connection = SyncConnection | AsyncConnection
+Pool = ConnectionPool[Any] | AsyncConnectionPool[Any]
+C = TypeVar("C", bound=Connection)
 
 
-async def connect_sync(options: Options, *, listener: bool = False) -> SyncConnection:
-    """Connect from a thread; an error names the setting to look at."""
+async def done(result: Any) -> Any:
+    """What a method of psycopg returns for threads, or what its coroutine for event loops does."""
+    return await result if result.__class__ is CoroutineType else result
+
+
+async def connect(kind: type[C], options: Options, *, listener: bool = False) -> C:
+    """Connect in the caller's turn; an error names the setting to look at."""
     dsn = (listener and options.listen_dsn) or options.dsn
+    name = "antiphon-listener" if listener else "antiphon"
     try:
-        connection = SyncConnection.connect(
-            _conninfo(options, dsn, "antiphon-listener" if listener else "antiphon"),
-            **_settings(options, psycopg.RawCursor),
-        )
+        connection: C = await done(kind.connect(_conninfo(options, dsn, name), **_settings(kind, options)))
     except psycopg.Error as error:
         raise cannot_connect(error, without_secrets(dsn)) from None
-    await _prepare(connection, options)
-    return connection
-
-
-async def connect_async(options: Options) -> AsyncConnection:
-    """Connect from within an event loop; an error names the setting to look at."""
-    try:
-        connection = await AsyncConnection.connect(
-            _conninfo(options, options.dsn, "antiphon"), **_settings(options, psycopg.AsyncRawCursor)
-        )
-    except psycopg.Error as error:
-        raise cannot_connect(error, without_secrets(options.dsn)) from None
-    await _prepare(connection, options)
-    return connection
-
-
-def open_sync_pool(options: Options) -> ConnectionPool[SyncConnection]:
-    """A pool that closes itself when it lost its last connection and cannot make another."""
-
-    def lost(pool: ConnectionPool[Any]) -> None:
-        if not pool.get_stats().get("pool_size"):
-            threading.Thread(target=pool.close, daemon=True).start()  # a worker cannot join itself
-
-    return ConnectionPool(
-        _conninfo(options, options.dsn, "antiphon"),
-        connection_class=SyncConnection,
-        kwargs=_settings(options, psycopg.RawCursor),
-        configure=lambda connection: drive(_configure(connection, options)),
-        reconnect_failed=lost,
-        **_sizes(options),
-    )
-
-
-async def open_async_pool(options: Options) -> AsyncConnectionPool[AsyncConnection]:
-    """The same for the running event loop."""
-    closing: set[asyncio.Task[None]] = set()
-
-    def lost(pool: AsyncConnectionPool[Any]) -> None:
-        if not pool.get_stats().get("pool_size"):
-            closing.add(asyncio.get_running_loop().create_task(pool.close()))
-
-    pool = AsyncConnectionPool(
-        _conninfo(options, options.dsn, "antiphon"),
-        connection_class=AsyncConnection,
-        kwargs=_settings(options, psycopg.AsyncRawCursor),
-        configure=partial(_configure, options=options),
-        reconnect_failed=lost,
-        **{**_sizes(options), "open": False},
-    )
-    await pool.open()
-    return pool
-
-
-def close_with(owner: object, pool: ConnectionPool[Any] | AsyncConnectionPool[Any]) -> weakref.finalize[..., Any]:
-    """Close *pool* when *owner* is collected or the process ends. A forked child leaves its parent's alone."""
-    if isinstance(pool, ConnectionPool):
-        return weakref.finalize(owner, _close_pool, pool, os.getpid())
-    closing = weakref.finalize(owner, _close_in_loop, pool, asyncio.get_running_loop())
-    closing.atexit = False
-    return closing
-
-
-def _close_pool(pool: ConnectionPool[Any], pid: int) -> None:
-    if pid == os.getpid():
-        pool.close()
-
-
-def _close_in_loop(pool: AsyncConnectionPool[Any], loop: asyncio.AbstractEventLoop) -> None:
-    def close() -> None:
-        task = loop.create_task(pool.close())
-        task.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    if not pool.closed:
-        with suppress(RuntimeError):  # the loop is closed, and its connections with it
-            loop.call_soon_threadsafe(close)
-
-
-async def _prepare(connection: Connection, options: Options) -> None:
     try:
         await _configure(connection, options)
     except BaseException:
         connection.drop()
         raise
+    return connection
+
+
+async def open_pool(kind: type[Connection], options: Options) -> Pool:
+    """A pool that closes itself when it lost its last connection and cannot make another.
+
+    The store itself waits for a server that is away, so the pool gives up at once.
+    """
+
+    def configure(connection: Connection) -> Any:
+        configuring = _configure(connection, options)
+        return drive(configuring) if isinstance(connection, SyncConnection) else configuring
+
+    make: Any = ConnectionPool if kind is SyncConnection else AsyncConnectionPool
+    pool: Pool = make(
+        _conninfo(options, options.dsn, "antiphon"),
+        connection_class=kind,
+        kwargs=_settings(kind, options),
+        configure=configure,
+        reconnect_failed=_close_if_empty,
+        reconnect_timeout=0.0,
+        min_size=0,
+        max_size=options.max_connections,
+        timeout=options.pool_timeout_s,
+        max_idle=_IDLE_S,
+        max_lifetime=_LIFETIME_S,
+        num_workers=1,
+        name="antiphon-postgres",
+        open=False,
+    )
+    await done(pool.open())
+    return pool
+
+
+def close_with(owner: object, pool: Pool) -> weakref.finalize[..., Any]:
+    """Close *pool* when *owner* is collected or the process ends. A forked child leaves its parent's alone."""
+    loop = None if isinstance(pool, ConnectionPool) else asyncio.get_running_loop()
+    return weakref.finalize(owner, _close_abandoned, pool, os.getpid(), loop)
+
+
+def _close_abandoned(pool: Pool, pid: int, loop: asyncio.AbstractEventLoop | None) -> None:
+    if pid != os.getpid() or pool.closed:
+        return
+    if isinstance(pool, ConnectionPool):
+        pool.close()
+    elif loop is not None and loop.is_running():
+        asyncio.run_coroutine_threadsafe(pool.close(), loop)
+
+
+def _close_if_empty(pool: Pool) -> None:
+    if pool.get_stats().get("pool_size"):
+        return
+    if isinstance(pool, ConnectionPool):
+        threading.Thread(target=pool.close, daemon=True).start()  # a worker cannot join itself
+    else:
+        asyncio.run_coroutine_threadsafe(pool.close(), asyncio.get_running_loop())
 
 
 async def _configure(connection: Connection, options: Options) -> None:
@@ -231,26 +199,11 @@ async def _configure(connection: Connection, options: Options) -> None:
     connection.session = Session(*rows[0][-2:])
 
 
-def _settings(options: Options, cursor: type) -> dict[str, Any]:
+def _settings(kind: type, options: Options) -> dict[str, Any]:
     return {
         "autocommit": True,
-        "cursor_factory": cursor,
+        "cursor_factory": psycopg.RawCursor if kind is SyncConnection else psycopg.AsyncRawCursor,
         "prepare_threshold": None if options.pgbouncer else 5,
-    }
-
-
-def _sizes(options: Options) -> dict[str, Any]:
-    """The store waits for a server that is away, so the pool gives up at once."""
-    return {
-        "min_size": 0,
-        "max_size": options.max_connections,
-        "open": True,
-        "timeout": options.pool_timeout_s,
-        "max_idle": _IDLE_S,
-        "max_lifetime": _LIFETIME_S,
-        "reconnect_timeout": 0.0,
-        "num_workers": 1,
-        "name": "antiphon-postgres",
     }
 
 

@@ -14,25 +14,23 @@ import random
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool, ConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import PoolClosed, PoolTimeout
 
-from antiphon.stores._waiters import LoopWaiter, ThreadWaiter, Waiter, loop_waiter
+from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 from antiphon.stores.postgres.connection import (
     AsyncConnection,
     Connection,
+    Pool,
     Rows,
     SyncConnection,
     close_with,
-    connect_async,
-    connect_sync,
-    open_async_pool,
-    open_sync_pool,
+    connect,
+    done,
+    open_pool,
 )
 from antiphon.stores.postgres.errors import (
     AnswerLost,
@@ -50,7 +48,6 @@ from antiphon.stores.postgres.schema import ensure_schema
 from antiphon.stores.postgres.statements import statements
 
 T = TypeVar("T")
-Pool = ConnectionPool[SyncConnection] | AsyncConnectionPool[AsyncConnection]
 Work = Callable[[Connection], Awaitable[Rows]]
 Step = tuple[str, Mapping[str, Any]]
 Then = Callable[[Rows], list[Step]]
@@ -64,12 +61,17 @@ _inherited: list[Pool] = []
 """Pools of the parent process. Collecting one would take locks that the parent's threads may have held."""
 
 
-class Engine(ABC):
+class Engine:
     """Runs statements for one journal. Written once: for threads its coroutines never suspend.
 
     A pool connects in the background, where errors are only logged. So the first caller, and whoever comes after the
     pool lost all its connections, connects for himself: he gets the error, or opens the pool.
     """
+
+    new_waiter: NewWaiter = ThreadWaiter
+    _kind: type[SyncConnection] | type[AsyncConnection] = SyncConnection
+    _new_lock: Callable[[], Any] = threading.Lock
+    _sleep: Callable[[float], Any] = staticmethod(time.sleep)
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -90,33 +92,6 @@ class Engine(ABC):
         self._opening = self._new_lock()
         self._failure: tuple[float, Exception] | None = None
         self._failed_connects = 0
-
-    @abstractmethod
-    def new_waiter(self) -> Waiter: ...
-
-    @abstractmethod
-    def _new_lock(self) -> AbstractAsyncContextManager[Any]: ...
-
-    @abstractmethod
-    async def _connect(self) -> Connection: ...
-
-    @abstractmethod
-    async def _open_pool(self) -> Pool: ...
-
-    @abstractmethod
-    async def _getconn(self, pool: Any) -> Connection: ...
-
-    @abstractmethod
-    async def _putconn(self, pool: Any, connection: Any) -> None: ...
-
-    @abstractmethod
-    async def _drain(self, pool: Any) -> None: ...
-
-    @abstractmethod
-    async def _close_pool(self, pool: Any) -> None: ...
-
-    @abstractmethod
-    async def _sleep(self, seconds: float) -> None: ...
 
     async def run(self, name: str, params: Mapping[str, Any], *, once: bool = False, prepare: bool = True) -> Rows:
         """The rows of one statement, in one round trip and one transaction."""
@@ -171,10 +146,13 @@ class Engine(ABC):
         """Close the idle connections; those in use close when they come back."""
         if self._pid != os.getpid():
             self._start()
-        async with self._opening:
+        await done(self._opening.acquire())
+        try:
             self._closed = True
             if self._pool is not None:
-                await self._close_pool(self._pool)
+                await done(self._pool.close())
+        finally:
+            self._opening.release()
 
     async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
         patience = _Patience(self.options.reconnect_s)
@@ -186,17 +164,17 @@ class Engine(ABC):
                 fate = fate_of(error, connected=connection.connected(), idle=connection.idle())
                 if fate is Fate.LOST or not connection.idle():
                     connection.drop()
-                await self._putconn(pool, connection)
+                await done(pool.putconn(connection))
                 if fate is Fate.STALE and patience.switch():
-                    await self._drain(pool)
+                    await done(pool.drain())
                 else:
                     await self._after(fate, error, name, connection if once else None, patience)
             except BaseException:
                 connection.drop()
-                await self._putconn(pool, connection)
+                await done(pool.putconn(connection))
                 raise
             else:
-                await self._putconn(pool, connection)
+                await done(pool.putconn(connection))
                 return rows
 
     async def _after(
@@ -209,7 +187,7 @@ class Engine(ABC):
                 raise AnswerLost(lost, once.session) from error
             await self._pause_or(lost, patience)
         elif fate is Fate.REDO and patience.redo():
-            await self._sleep(random.uniform(0, 0.01))
+            await done(self._sleep(random.uniform(0, 0.01)))
         else:
             raise refused(error, self._url, name) from error
 
@@ -226,10 +204,15 @@ class Engine(ABC):
 
     async def _borrow(self, pool: Pool) -> Connection:
         try:
-            while (connection := await self._getconn(pool)).stale():
+            connection: Connection = await done(pool.getconn())
+            while connection.stale():
                 connection.drop()
-                await self._putconn(pool, connection)
+                await done(pool.putconn(connection))
+                connection = await done(pool.getconn())
             return connection
+        except (KeyboardInterrupt, SystemExit):
+            await done(pool.close())  # the interrupted wait would swallow the next connection
+            raise
         except PoolClosed as error:
             raise (closed() if self._closed else all_lost(self._url)) from error
         except PoolTimeout as error:
@@ -246,7 +229,8 @@ class Engine(ABC):
         if self._pool is not None and not self._pool.closed:
             return self._pool
         came = time.monotonic()
-        async with self._opening:
+        await done(self._opening.acquire())
+        try:
             if self._closed:
                 raise closed()
             if self._pool is not None and not self._pool.closed:
@@ -260,17 +244,19 @@ class Engine(ABC):
                 raise
             self._failure = None
             self._failed_connects = 0
-            self._pool = await self._open_pool()
+            self._pool = await open_pool(self._kind, self.options)
             if self._finalizer is not None:
                 self._finalizer.detach()
             self._finalizer = close_with(self, self._pool)
             return self._pool
+        finally:
+            self._opening.release()
 
     async def _check_server(self) -> None:
         """Connect in the caller's turn, and look after the schema if nobody has."""
-        connection = None
+        connection: Connection | None = None
         try:
-            connection = await self._connect()
+            connection = await connect(self._kind, self.options)
             if not self._ready:
                 await ensure_schema(connection, self.options, migrate=self.options.migrate)
                 self._ready = True
@@ -286,7 +272,7 @@ class Engine(ABC):
         pause = patience.pause()
         if pause is None:
             raise error
-        await self._sleep(pause)
+        await done(self._sleep(pause))
 
 
 class _Patience:
@@ -321,86 +307,17 @@ class _Patience:
         return not before
 
 
-class _ThreadLock:
-    """A lock of threads for coroutines that never suspend."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> None:
-        self._lock.acquire()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-
-
-class SyncEngine(Engine):
-    """For threads: its coroutines never suspend."""
-
-    def new_waiter(self) -> ThreadWaiter:
-        return ThreadWaiter()
-
-    def _new_lock(self) -> _ThreadLock:
-        return _ThreadLock()
-
-    async def _connect(self) -> Connection:
-        return await connect_sync(self.options)
-
-    async def _open_pool(self) -> Pool:
-        return open_sync_pool(self.options)
-
-    async def _getconn(self, pool: ConnectionPool[SyncConnection]) -> Connection:
-        try:
-            return pool.getconn()
-        except Exception:
-            raise
-        except BaseException:  # interrupted while it waited: its place in the queue would swallow a connection
-            pool.close()
-            raise
-
-    async def _putconn(self, pool: ConnectionPool[SyncConnection], connection: Any) -> None:
-        pool.putconn(connection)
-
-    async def _drain(self, pool: ConnectionPool[SyncConnection]) -> None:
-        pool.drain()
-
-    async def _sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    async def _close_pool(self, pool: ConnectionPool[SyncConnection]) -> None:
-        pool.close()
-
-
 class AsyncEngine(Engine):
     """For an event loop. Each operation is a task of its own: a cancelled caller cannot break off a statement."""
+
+    new_waiter = staticmethod(loop_waiter)
+    _kind = AsyncConnection
+    _new_lock = asyncio.Lock
+    _sleep = staticmethod(asyncio.sleep)
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         self._tasks: set[asyncio.Task[Rows]] = set()
-
-    def new_waiter(self) -> LoopWaiter:
-        return loop_waiter()
-
-    def _new_lock(self) -> asyncio.Lock:
-        return asyncio.Lock()
-
-    async def _connect(self) -> Connection:
-        return await connect_async(self.options)
-
-    async def _open_pool(self) -> Pool:
-        return await open_async_pool(self.options)
-
-    async def _getconn(self, pool: AsyncConnectionPool[AsyncConnection]) -> Connection:
-        return await pool.getconn()
-
-    async def _putconn(self, pool: AsyncConnectionPool[AsyncConnection], connection: Any) -> None:
-        await pool.putconn(connection)
-
-    async def _drain(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
-        await pool.drain()
-
-    async def _sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
         task = asyncio.get_running_loop().create_task(super()._attempts(name, work, once))
@@ -428,6 +345,3 @@ class AsyncEngine(Engine):
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         await super().close()
-
-    async def _close_pool(self, pool: AsyncConnectionPool[AsyncConnection]) -> None:
-        await pool.close()

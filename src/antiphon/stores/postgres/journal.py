@@ -11,7 +11,7 @@ from typing import Any
 from antiphon.ports import Told
 from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores.postgres.claims import PostgresClaims
-from antiphon.stores.postgres.engine import AsyncEngine, Engine, SyncEngine
+from antiphon.stores.postgres.engine import AsyncEngine, Engine
 from antiphon.stores.postgres.log import PostgresLog
 from antiphon.stores.postgres.options import Options
 from antiphon.stores.postgres.wait import Subscriber, acquire_subscriber, release_subscriber
@@ -81,7 +81,7 @@ class PostgresJournal(PostgresClaims, PostgresLog):
 
 def open_sync(options: Options) -> SyncFromAsync:
     """A journal for threads."""
-    return SyncFromAsync(PostgresJournal(SyncEngine(options)))
+    return SyncFromAsync(PostgresJournal(Engine(options)))
 
 
 def open_async(options: Options) -> PostgresJournal:

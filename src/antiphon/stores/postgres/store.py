@@ -90,11 +90,11 @@ class PostgresStore:
         _check_driver()
         import psycopg
 
-        from antiphon.stores.postgres.connection import connect_sync
+        from antiphon.stores.postgres.connection import SyncConnection, connect
         from antiphon.stores.postgres.errors import refused
         from antiphon.stores.postgres.schema import ensure_schema
 
-        connection = drive(connect_sync(self._options))
+        connection = drive(connect(SyncConnection, self._options))
         try:
             return drive(ensure_schema(connection, self._options, migrate=True))
         except psycopg.Error as error:

@@ -23,7 +23,7 @@ from antiphon.errors import AntiphonError
 from antiphon.ports import BreakerRow, Told
 from antiphon.stores._waiters import Waiter
 from antiphon.stores.postgres.codec import int8_array, text_array, to_text
-from antiphon.stores.postgres.connection import Rows, SyncConnection, connect_sync
+from antiphon.stores.postgres.connection import Rows, SyncConnection, connect
 from antiphon.stores.postgres.options import Options
 from antiphon.stores.postgres.records import breaker_of
 from antiphon.stores.postgres.statements import quote, statements
@@ -160,7 +160,7 @@ class Subscriber:
             return bool(self._watches or any(self._told.values()))
 
     def _connect(self) -> SyncConnection:
-        connection = drive(connect_sync(self._options, listener=True))
+        connection = drive(connect(SyncConnection, self._options, listener=True))
         connection.add_notify_handler(lambda notify: self._hear(notify.payload))
         if self._options.can_listen:
             drive(connection.script(f"LISTEN {quote(self._options.channel)}"))

@@ -17,21 +17,21 @@ from antiphon.stores.sqlite.claims import COLUMNS, ID, LOOK_AGAIN_MS, SQL, Gone,
 
 def is_behind(connection: sqlite3.Connection) -> bool:
     """Whether there are claims that the index does not have."""
-    return _newest(connection) > _indexed(connection)
+    return newest(connection) > _indexed(connection)
 
 
 def catch_up(connection: sqlite3.Connection, limit: int, now: int) -> bool:
     """Enter up to *limit* claims; whether there are more."""
-    low, newest = _indexed(connection), _newest(connection)
-    if newest <= low:
+    low, last = _indexed(connection), newest(connection)
+    if last <= low:
         return False
-    high = min(low + limit, newest)
+    high = min(low + limit, last)
     connection.execute(SQL["index_tools"], (low, high))
     connection.execute(SQL["index_sessions"], (low, high))
     connection.execute(SQL["index_open"], (low, high))
     connection.execute(SQL["index_expiry"], (low, high, now + LOOK_AGAIN_MS))
     connection.execute(SQL["set_indexed"], (high,))
-    return high < newest
+    return high < last
 
 
 class Filter(NamedTuple):
@@ -142,10 +142,6 @@ def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
 
 def newest(connection: sqlite3.Connection) -> int:
     """The newest claim's row number."""
-    return _newest(connection)
-
-
-def _newest(connection: sqlite3.Connection) -> int:
     return int(connection.execute(SQL["newest_claim"]).fetchone()[0])
 
 
