@@ -64,8 +64,8 @@ _inherited: list[Pool] = []
 class Engine:
     """Runs statements for one journal. Written once: for threads its coroutines never suspend.
 
-    A pool connects in the background, where errors are only logged. So the first caller, and whoever comes after the
-    pool lost all its connections, connects for himself: he gets the error, or opens the pool.
+    A pool connects in the background, where errors are only logged. So the first caller, and the first one after the
+    pool lost all its connections, connects directly: that caller gets the error, or opens the pool.
     """
 
     new_waiter: NewWaiter = ThreadWaiter
@@ -223,7 +223,7 @@ class Engine:
             raise no_free_connection(self.options.max_connections, self.options.pool_timeout_s) from error
 
     async def _open(self) -> Pool:
-        """The open pool. Of several callers without one, the first connects, and all get his error."""
+        """The open pool. Of several callers without one, the first connects, and all get its error."""
         if self._pid != os.getpid():
             self._start()
         if self._pool is not None and not self._pool.closed:
@@ -261,7 +261,8 @@ class Engine:
                 await ensure_schema(connection, self.options, migrate=self.options.migrate)
                 self._ready = True
         except psycopg.Error as error:
-            if connection is None or not connection.connected():
+            connected = bool(error.sqlstate) if connection is None else connection.connected()
+            if fate_of(error, connected=connected, idle=True) is Fate.LOST:
                 raise connection_lost(error, self._url) from error
             raise refused(error, self._url, "connect") from error
         finally:
