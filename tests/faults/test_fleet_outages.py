@@ -12,7 +12,7 @@ import redis
 from antiphon import Gateway
 from antiphon.config.stores import open_store
 from antiphon.errors import ConfigError
-from antiphon.stores._redis_keys import Names
+from antiphon.stores.redis.keys import Names
 from tests.faults.fleet_kit import envelope, open_async_gateway, open_gateway, summary
 from tests.integration.stores.redis_kit import make_newer
 from tests.servers import HOST, Postgres, Valkey, free_port
@@ -30,11 +30,11 @@ def broken(request: pytest.FixtureRequest) -> tuple[str, str]:
 def _broken_redis(fault: str, request: pytest.FixtureRequest) -> tuple[str, str]:
     start: Callable[..., Valkey] = request.getfixturevalue("valkey_server")
     if fault == "nobody":
-        return f"redis://user:geheim@{HOST}:{free_port()}/0?antiphon_patience_s=0.2", "cannot be reached"
+        return f"redis://user:geheim@{HOST}:{free_port()}/0?antiphon_retry_timeout_s=0.2", "cannot be reached"
     if fault == "auth":
         return f"redis://:wrong-geheim@{HOST}:{start(requirepass='right').port}/0", "refused user or password"
     if fault == "replica":
-        return f"{start(replicaof=start()).url}?antiphon_patience_s=0.1", "read-only replica"
+        return f"{start(replicaof=start()).url}?antiphon_retry_timeout_s=0.1", "read-only replica"
     server = start(maxmemory="64mb")
     with redis.Redis(HOST, server.port) as client:
         client.config_set("maxmemory", "100kb")

@@ -14,10 +14,9 @@ import redis
 from antiphon._drive import drive
 from antiphon.ports import Claimed, ClaimTemplate, Existing, Settlement, StaticClaimRequest
 from antiphon.stores._adapters import AsyncFromSync
-from antiphon.stores._redis_async import AsyncRedisJournal
-from antiphon.stores._redis_claims import ClaimSteps
-from antiphon.stores._redis_sync import SyncRedisJournal
 from antiphon.stores.redis import RedisStore
+from antiphon.stores.redis.claims import ClaimSteps
+from antiphon.stores.redis.journal import AsyncRedisJournal, SyncRedisJournal
 from tests.servers import HOST, Valkey, free_port
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""The synchronous Redis journal sends claims and settlements without a coroutine, and survives the same faults."""
+"""The synchronous Redis journal: blocking connections of redis-py, and the faults they survive."""
 
 from __future__ import annotations
 
@@ -10,26 +10,12 @@ import redis
 
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_journal import RedisJournal
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import Cluster, claimed, done, existing, request_for
 from tests.servers import Valkey
 
 
-def test_no_coroutine_is_made(valkey_url: str, unique: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = RedisStore(valkey_url, prefix=unique).open_sync()
-    claimed(journal.begin(request_for("warm")))
-    for step in ("begin", "settle"):
-        monkeypatch.delattr(RedisJournal, step)
-    for step in ("claim", "settle"):
-        monkeypatch.delattr(f"antiphon.stores._redis_claims.ClaimSteps.{step}")
-    held = claimed(journal.begin(request_for("k")))
-    assert journal.settle("k", held.version, done()) is not None
-    assert existing(journal.begin(request_for("k", "call-2"))).current.state == "done"
-    journal.close()
-
-
-def test_a_cluster_is_asked_with_coroutines(unique: str) -> None:
+def test_a_cluster(unique: str) -> None:
     with Cluster() as cluster:
         journal = RedisStore(cluster.url, prefix=unique).open_sync()
         for n in range(20):
@@ -70,7 +56,7 @@ def test_a_connection_that_breaks_is_made_anew(
 def test_a_claim_that_got_no_answer_is_given_back(valkey_server: Callable[..., Valkey]) -> None:
     server = valkey_server()
     url = f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2"
-    journal = RedisStore(url, patience_s=0.1).open_sync()
+    journal = RedisStore(url, retry_timeout_s=0.1).open_sync()
     claimed(journal.begin(request_for("first")))
     server.pause()
     with pytest.raises(StoreUnavailable, match="cannot be reached"):

@@ -13,8 +13,8 @@ import redis
 from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_keys import Names
-from antiphon.stores._redis_record import CLEARED
+from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.record import CLEARED
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
@@ -51,7 +51,7 @@ def error_of(face: Face, store: RedisStore, key: str = "k") -> StoreUnavailable:
 @both_faces
 def test_nobody_listens(face: Face) -> None:
     started = time.monotonic()
-    error = error_of(face, RedisStore(f"redis://user:geheim@{HOST}:{free_port()}", patience_s=0.2))
+    error = error_of(face, RedisStore(f"redis://user:geheim@{HOST}:{free_port()}", retry_timeout_s=0.2))
     assert "cannot be reached" in str(error)
     assert "geheim" not in str(error)
     assert time.monotonic() - started < 5
@@ -92,7 +92,7 @@ def test_acl_that_forbids_what_the_store_needs(face: Face, valkey_server: Start)
 @both_faces
 def test_read_only_replica(face: Face, valkey_server: Start) -> None:
     replica = valkey_server(replicaof=valkey_server())
-    error = error_of(face, RedisStore(replica.url, patience_s=0.1))
+    error = error_of(face, RedisStore(replica.url, retry_timeout_s=0.1))
     assert "read-only replica" in str(error)
 
     async def ping(journal: RedisJournal) -> Any:
@@ -163,13 +163,13 @@ def test_restart_in_the_middle_keeps_claims_and_nobody_wins_twice(face: Face, va
         assert existing(await journal.begin(request_for("k", "call-2"))).current.version == held.version
         assert await journal.settle("k", held.version, done()) is not None
 
-    in_face(face, RedisStore(server.url, patience_s=0.1), work)
+    in_face(face, RedisStore(server.url, retry_timeout_s=0.1), work)
 
 
 async def test_settle_waits_out_a_restart(valkey_server: Start) -> None:
     """An outcome that is not written makes its call unknown: settling is more patient than claiming."""
     server = valkey_server(appendonly=True, appendfsync="always")
-    journal = RedisStore(server.url, patience_s=0.1).open_async()
+    journal = RedisStore(server.url, retry_timeout_s=0.1).open_async()
     held = claimed(await journal.begin(request_for("k")))
     server.kill()
     settling = asyncio.create_task(journal.settle("k", held.version, done()))
@@ -218,7 +218,7 @@ def test_a_claim_whose_answer_was_lost_is_recognised_as_ours(
         assert settled is not None, "its own settlement must not look like somebody else's"
         assert existing(await journal.read("k")).current.version == settled
 
-    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, patience_s=5), work)
+    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, retry_timeout_s=5), work)
 
 
 @both_faces
@@ -239,7 +239,7 @@ def test_events_whose_answer_was_lost_are_written_once(
         assert await journal.append("r", [row]) == 3
         assert [event.seq for event in await journal.events("r")] == [0, 1, 2, 3]
 
-    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, patience_s=5), work)
+    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, retry_timeout_s=5), work)
 
 
 @both_faces
@@ -263,7 +263,7 @@ def test_a_claim_that_was_reported_as_failed_is_given_back_when_the_server_wakes
             until_sync(lambda: client.getrange(name, 0, 1) == CLEARED)
         claimed(await journal.begin(request_for("ghost", "call-2")))
 
-    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2", patience_s=0.1), work)
+    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.3&socket_connect_timeout=0.2", retry_timeout_s=0.1), work)
 
 
 @both_faces
@@ -282,7 +282,7 @@ def test_a_server_that_does_not_answer_fails_in_time(face: Face, valkey_server: 
             server.resume()
         assert await journal.settle("k", held.version, done()) is not None
 
-    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.5&socket_connect_timeout=0.3", patience_s=0.2), work)
+    in_face(face, RedisStore(f"{server.url}?socket_timeout=0.5&socket_connect_timeout=0.3", retry_timeout_s=0.2), work)
 
 
 async def test_a_cancelled_caller_gives_its_claim_back(valkey_url: str, unique: str, fault_proxy: Proxy) -> None:
@@ -401,7 +401,7 @@ def test_without_wait_a_failover_can_forget_a_claim_and_with_it_not(
 
 @pytest.mark.parametrize(
     "options",
-    [{"prefix": "a{b}"}, {"prefix": ""}, {"wait_ms": 0}, {"wait_replicas": -1}, {"patience_s": -1.0}],
+    [{"prefix": "a{b}"}, {"prefix": ""}, {"wait_ms": 0}, {"wait_replicas": -1}, {"retry_timeout_s": -1.0}],
     ids=str,
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:

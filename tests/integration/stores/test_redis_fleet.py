@@ -19,7 +19,7 @@ import redis
 from antiphon._drive import drive
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_keys import Names
+from antiphon.stores.redis.keys import Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
@@ -346,7 +346,7 @@ def test_a_network_that_keeps_breaking_neither_loses_nor_doubles_a_claim(
         assert proxy.connections > 20, "it really broke"
         assert await journal.counts("default") == {("tools/send", "done"): len(wins)}
 
-    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, patience_s=20), work)
+    in_face(face, RedisStore(proxy.url(valkey_url), prefix=unique, retry_timeout_s=20), work)
 
 
 def _own(callers: int, keys: int) -> list[str]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from hashlib import sha1
-from typing import Any
 
 import pytest
 import redis
 
 from antiphon.ports import Claimed
-from antiphon.stores import RedisStore, _redis_commands, _redis_scripts, _settling
-from antiphon.stores._redis_keys import Names
-from antiphon.stores._redis_pipe import Pipe
-from antiphon.stores._redis_scripts import Script
+from antiphon.stores import RedisStore, _settling
+from antiphon.stores.redis import claims, scripts
+from antiphon.stores.redis.claims import ClaimSteps
+from antiphon.stores.redis.journal import AsyncRedisJournal
+from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.scripts import Script
 from antiphon.testing.journal_conformance import JournalConformance
 from tests.integration.stores.redis_kit import (
     RedisJournal,
@@ -38,9 +38,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         script = Script(name)
         source = script.source.decode()
         assert source.count(old) >= 1, f"{name}.lua has no {old!r} any more"
-        script.source = source.replace(old, new).encode()
-        script.digest = sha1(script.source, usedforsecurity=False).hexdigest().encode()
-        monkeypatch.setattr(_redis_scripts, name.upper(), script)
+        script.load(source.replace(old, new).encode())
+        monkeypatch.setattr(scripts, name.upper(), script)
 
     return change
 
@@ -96,13 +95,13 @@ def test_the_conformance_rules_notice(
 def test_a_claim_in_flight_that_is_kept_too_briefly(
     rule: str, life: Callable[[int, int], int], valkey_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_redis_commands, "kept_for", life)
-    _redis_commands._durations.cache_clear()
+    monkeypatch.setattr(claims, "kept_for", life)
+    claims._durations.cache_clear()
     try:
         with pytest.raises(AssertionError):
             JournalConformance(lambda: RedisStore(valkey_url, prefix=unique)).check(rule)
     finally:
-        _redis_commands._durations.cache_clear()
+        claims._durations.cache_clear()
 
 
 def test_a_repeated_claim_that_is_not_recognised(plant: Plant, valkey_url: str, unique: str) -> None:
@@ -189,26 +188,29 @@ def test_a_newer_record_that_is_taken(plant: Plant, valkey_url: str, unique: str
 async def test_a_cancelled_caller_whose_claim_stays(
     valkey_url: str, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the orphan's way back, the claim of a cancelled caller blocks others until its lease ends."""
-
-    def deaf(pipe: Pipe, reply: Any) -> None:
-        entry = pipe._sent.popleft()
-        if not entry.future.done():
-            entry.future.set_result(reply)
-
-    monkeypatch.setattr(Pipe, "_reply", deaf)
+    """Unless it is given back, the claim of a cancelled caller blocks others until its lease ends."""
     journal = RedisStore(valkey_url, prefix=unique).open_async()
     claimed(await journal.begin(request_for("another")))
-    task = asyncio.create_task(journal.begin(request_for("k")))
-    pipe = journal._link._seed
-    assert isinstance(pipe, Pipe)
-    while not pipe._sent:
+    await _cancel(journal, "good")
+    claimed(await journal.begin(request_for("good", "call-2")))
+
+    async def keep(steps: ClaimSteps) -> None:
+        steps._abandoned.clear()
+
+    monkeypatch.setattr(ClaimSteps, "_give_back", keep)
+    await _cancel(journal, "bad")
+    assert existing(await journal.begin(request_for("bad", "call-2"))).current.state == "inflight", "the planted bug"
+    await journal.close()
+
+
+async def _cancel(journal: AsyncRedisJournal, key: str) -> None:
+    """Cancel the caller of a claim after its command was sent."""
+    task = asyncio.create_task(journal.begin(request_for(key)))
+    for _ in range(3):
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     await asyncio.sleep(0.2)
-    assert existing(await journal.begin(request_for("k", "call-2"))).current.state == "inflight", "the planted bug"
-    await journal.close()
 
 
 def test_a_settlement_that_forgets_what_it_has_logged(monkeypatch: pytest.MonkeyPatch) -> None:

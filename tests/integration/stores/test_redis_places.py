@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.crc import key_slot
 
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_keys import Names
+from antiphon.stores.redis.keys import Names
 from tests.integration.stores.redis_kit import (
     FACES,
     Cluster,
@@ -62,7 +63,7 @@ def test_unix_socket(face: Face, valkey_server: Start, tmp_path: Path) -> None:
     valkey_server(options={"unixsocket": str(path)})
     in_face(face, RedisStore(f"unix://{path}"), everything)
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        in_face(face, RedisStore(f"unix://{path}.not", patience_s=0.1), everything)
+        in_face(face, RedisStore(f"unix://{path}.not", retry_timeout_s=0.1), everything)
 
 
 @both_faces
@@ -167,10 +168,10 @@ def test_tls(face: Face, valkey_server: Start, tmp_path: Path) -> None:
     try:
         in_face(face, RedisStore(f"rediss://:geheim@{place}?ssl_ca_certs={front.certificate}"), everything)
         with pytest.raises(StoreUnavailable, match="certificate"):
-            in_face(face, RedisStore(f"rediss://:geheim@{place}", patience_s=0.1), everything)
+            in_face(face, RedisStore(f"rediss://:geheim@{place}", retry_timeout_s=0.1), everything)
         other_name = f"rediss://:geheim@{HOST}:{front.port}?ssl_ca_certs={front.certificate}"
         with pytest.raises(StoreUnavailable, match="certificate"):
-            in_face(face, RedisStore(other_name, patience_s=0.1), everything)
+            in_face(face, RedisStore(other_name, retry_timeout_s=0.1), everything)
     finally:
         front.close()
 
@@ -230,9 +231,9 @@ def test_sentinel_names_the_primary_and_a_new_one_is_followed(face: Face, valkey
             await journal.wait("k", settled, 1.0)
             assert existing(await journal.begin(request_for("k", "call-2"))).current.version == settled
 
-        in_face(face, RedisStore(url, patience_s=10), work)
-        with pytest.raises(StoreUnavailable, match="knows no service"):
-            in_face(face, RedisStore(url.replace("/orders", "/nothing"), patience_s=0.1), everything)
+        in_face(face, RedisStore(url, retry_timeout_s=10), work)
+        with pytest.raises(StoreUnavailable, match="No master found for 'nothing'"):
+            in_face(face, RedisStore(url.replace("/orders", "/nothing"), retry_timeout_s=0.1), everything)
     finally:
         sentinel.close()
 
@@ -250,6 +251,10 @@ def own_cluster() -> Iterator[Cluster]:
         yield running
 
 
+def slot_of(names: Names, key: str) -> int:
+    return int(key_slot(names.shard(key).record.encode()))
+
+
 def _node_id(cluster: Cluster, number: int) -> str:
     with cluster.client(number) as client:
         return str(command(client, "CLUSTER", "MYID").decode())
@@ -263,17 +268,17 @@ def test_cluster(face: Face, cluster: Cluster, unique: str) -> None:
 @both_faces
 def test_a_single_server_is_no_cluster(face: Face, valkey_server: Start) -> None:
     url = f"redis+cluster://{HOST}:{valkey_server().port}"
-    with pytest.raises(StoreUnavailable, match="cluster support disabled"):
-        in_face(face, RedisStore(url, patience_s=0.1), everything)
+    with pytest.raises(StoreUnavailable, match="Cluster mode is not enabled"):
+        in_face(face, RedisStore(url, retry_timeout_s=0.1), everything)
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        in_face(face, RedisStore(f"redis+cluster://{HOST}:{free_port()}", patience_s=0.1), everything)
+        in_face(face, RedisStore(f"redis+cluster://{HOST}:{free_port()}", retry_timeout_s=0.1), everything)
 
 
 @both_faces
 def test_a_moved_slot_is_followed(face: Face, own_cluster: Cluster, unique: str) -> None:
     names = Names(unique)
-    key = next(f"k{n}" for n in range(1000) if names.shard(f"k{n}").slot < 5461)
-    slot = names.shard(key).slot
+    key = next(f"k{n}" for n in range(1000) if slot_of(names, f"k{n}") < 5461)
+    slot = slot_of(names, key)
 
     async def work(journal: RedisJournal) -> None:
         claimed(await journal.begin(request_for("elsewhere")))
@@ -294,16 +299,16 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
 ) -> None:
     """A script of one key is asked for at its new place; one of several keys is tried again until all are there."""
     names = Names(unique)
-    key = next(f"k{n}" for n in range(1000) if names.shard(f"k{n}").slot < 5461)
+    key = next(f"k{n}" for n in range(1000) if slot_of(names, f"k{n}") < 5461)
     shard = names.shard(key)
-    record, index = shard.record + key, shard.entries + "default"
+    slot, record, index = slot_of(names, key), shard.record + key, shard.entries + "default"
     port = own_cluster.nodes[1].port
 
     async def work(journal: RedisJournal) -> None:
         held = claimed(await journal.begin(request_for(key)))
         with own_cluster.client(1) as target, own_cluster.client(0) as source:
-            command(target, "CLUSTER", "SETSLOT", shard.slot, "IMPORTING", _node_id(own_cluster, 0))
-            command(source, "CLUSTER", "SETSLOT", shard.slot, "MIGRATING", _node_id(own_cluster, 1))
+            command(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", _node_id(own_cluster, 0))
+            command(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", _node_id(own_cluster, 1))
             assert command(source, "MIGRATE", HOST, port, record, 0, 1000) == b"OK"
             settled = await journal.settle(key, held.version, done())  # ASK
             assert settled is not None
@@ -311,7 +316,7 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
             def arrive() -> None:
                 assert command(source, "MIGRATE", HOST, port, index, 0, 1000) == b"OK"
                 for client in (target, source):
-                    command(client, "CLUSTER", "SETSLOT", shard.slot, "NODE", _node_id(own_cluster, 1))
+                    command(client, "CLUSTER", "SETSLOT", slot, "NODE", _node_id(own_cluster, 1))
 
             timer = threading.Timer(0.3, arrive)
             timer.start()
@@ -319,7 +324,7 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
             assert (seen.current.version, seen.current.state) == (settled, "done")
             timer.join()
 
-    in_face(face, RedisStore(own_cluster.url, prefix=unique, patience_s=5), work)
+    in_face(face, RedisStore(own_cluster.url, prefix=unique, retry_timeout_s=5), work)
 
 
 @both_faces

@@ -14,9 +14,9 @@ import pytest
 import redis
 
 from antiphon.ports import BreakerRow
-from antiphon.stores import RedisStore, _redis_push
-from antiphon.stores._redis_keys import Names
-from antiphon.stores._redis_push_thread import ThreadHub
+from antiphon.stores import RedisStore
+from antiphon.stores.redis import subscriber
+from antiphon.stores.redis.keys import Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,
@@ -54,7 +54,7 @@ def test_only_a_claim_that_somebody_waits_for_is_published(face: Face, valkey_se
                 await journal.settle(f"k{n}", held.version, done())
             assert calls(client, "publish") == {}
             held = claimed(await journal.begin(request_for("waited")))
-            await journal.wait("waited", held.version, 0.01)
+            await journal.wait("waited", held.version, 0.3)
             await journal.settle("waited", held.version, done())
             assert calls(client, "publish") == {"publish": 1}
 
@@ -95,8 +95,6 @@ def test_a_crowd_of_threads_shares_reads(valkey_server: Start) -> None:
     server = valkey_server()
     leader, journal = (RedisStore(server.url).open_sync() for _ in range(2))
     held = claimed(leader.begin(request_for("k")))
-    hub = journal._blocking._hub
-    assert isinstance(hub, ThreadHub)
     woken: list[float] = []
 
     def wait(n: int) -> None:
@@ -106,8 +104,8 @@ def test_a_crowd_of_threads_shares_reads(valkey_server: Start) -> None:
 
     with redis.Redis.from_url(server.url) as client, ThreadPoolExecutor(WAITERS) as pool:
         waiting = [pool.submit(wait, n) for n in range(WAITERS)]
-        until_sync(lambda: hub._watches and next(iter(hub._watches.values())).waiters == WAITERS)
-        time.sleep(0.3)
+        until_sync(lambda: waited_for(client, Names("antiphon").shard("k").record + "k"))
+        time.sleep(0.5)
         client.config_resetstat()
         time.sleep(0.5)
         assert set(calls(client)) <= {"config|resetstat", "info"}, "nobody polls"
@@ -149,7 +147,7 @@ def test_what_happened_while_the_subscriber_was_cut_off_is_seen_on_reconnect(
         thread.join()
         assert existing(await journal.read("k")).current.state == "done"
 
-    in_face(face, RedisStore(proxy.url(server.url), patience_s=5), work)
+    in_face(face, RedisStore(proxy.url(server.url), retry_timeout_s=5), work)
     outside.close()
 
 
@@ -179,7 +177,7 @@ def test_waiting_survives_the_end_of_many_subscriber_connections(face: Face, val
 
 @both_faces
 def test_channels_nobody_needs_are_given_up(face: Face, valkey_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_redis_push, "LINGER_S", 0.0)
+    monkeypatch.setattr(subscriber, "LINGER_S", 0.0)
     server = valkey_server()
     with redis.Redis.from_url(server.url) as client:
 

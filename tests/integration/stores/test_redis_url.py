@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.connection import parse_url
+from redis.crc import key_slot
 
 from antiphon.config.load import load
 from antiphon.config.wiring import store_of
 from antiphon.errors import ConfigError
 from antiphon.stores import RedisStore
-from antiphon.stores._redis_keys import SHARDS, Names, key_slot
-from antiphon.stores._redis_url import parse
-from antiphon.stores._redis_wire import slot_of, unreachable
+from antiphon.stores.redis.errors import unreachable
+from antiphon.stores.redis.keys import SHARDS, Names
+from antiphon.stores.redis.url import parse
 
 SAME_AS_REDIS_PY = [
     "redis://localhost",
@@ -36,13 +37,19 @@ SAME_AS_REDIS_PY = [
 def test_read_as_redis_py_reads_it(url: str) -> None:
     theirs: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
     ours = parse(url)
-    place = theirs.get("path") or (theirs.get("host", "localhost"), theirs.get("port", 6379))
-    assert ours.addresses == (place,)
-    assert ours.db == theirs.get("db", 0)
-    assert (ours.username, ours.password) == (theirs.get("username", ""), theirs.get("password", ""))
-    assert ours.timeout_s == theirs.get("socket_timeout", 5.0)
-    assert ours.connect_timeout_s == theirs.get("socket_connect_timeout", 2.0)
-    assert ours.tls is None
+    assert ours.options.get("unix_socket_path") == theirs.get("path")
+    assert ours.addresses == ((theirs.get("host", "localhost"), theirs.get("port", 6379)),)
+    for name, default in (
+        ("db", 0),
+        ("username", None),
+        ("password", None),
+        ("socket_timeout", 5.0),
+        ("socket_connect_timeout", 2.0),
+        ("client_name", "antiphon"),
+    ):
+        assert ours.options.get(name, 0 if name == "db" else None) == theirs.get(name, default), name
+    assert "ssl" not in ours.options
+    assert "max_connections" not in ours.options
 
 
 @given(
@@ -55,7 +62,8 @@ def test_passwords_survive_quoting_and_never_show(password: str, port: int, db: 
 
     url = f"redis://user:{quote(password, safe='')}@cache.example:{port}/{db}"
     target = parse(url)
-    assert (target.password, target.addresses, target.db) == (password, (("cache.example", port),), db)
+    assert (target.options["password"], target.options["db"]) == (password, db)
+    assert target.addresses == (("cache.example", port),)
     assert target.safe_url == f"redis://user@cache.example:{port}/{db}"
     assert repr(RedisStore(url)) == f"RedisStore('redis://user@cache.example:{port}/{db}', prefix='antiphon')"
     assert target.safe_url in repr(target)
@@ -63,38 +71,44 @@ def test_passwords_survive_quoting_and_never_show(password: str, port: int, db: 
 
 
 def test_tls() -> None:
-    import ssl
-
-    strict = parse("rediss://cache.example").tls
-    assert strict is not None
-    assert strict.check_hostname
-    assert strict.verify_mode is ssl.CERT_REQUIRED
-    open_ = parse("rediss://cache.example?ssl_cert_reqs=none").tls
-    assert open_ is not None
-    assert not open_.check_hostname
-    named = parse("rediss://cache.example?ssl_check_hostname=false&ssl_min_version=772").tls
-    assert named is not None
-    assert (named.check_hostname, named.verify_mode) == (False, ssl.CERT_REQUIRED)
-    assert named.minimum_version is ssl.TLSVersion.TLSv1_3
+    options = parse(
+        "rediss://cache.example?ssl_check_hostname=false&ssl_min_version=772&ssl_cert_reqs=required"
+    ).options
+    assert options["ssl"]
+    assert (options["ssl_check_hostname"], options["ssl_cert_reqs"]) == (False, "required")
+    assert options["ssl_min_version"] == 772
+    assert "ssl_ca_certs" not in parse("redis://cache.example?ssl_ca_certs=x").options
 
 
 def test_sentinel_and_cluster() -> None:
     sentinel = parse("redis+sentinel://user:pw@s1:26379,s2,[::1]:5000/orders/2?sentinel_password=other")
     assert sentinel.mode == "sentinel"
     assert sentinel.addresses == (("s1", 26379), ("s2", 26379), ("::1", 5000))
-    assert (sentinel.service, sentinel.db, sentinel.sentinel_password) == ("orders", 2, "other")
+    assert (sentinel.service, sentinel.options["db"], sentinel.options["password"]) == ("orders", 2, "pw")
+    assert sentinel.sentinel_options["password"] == "other"
+    assert "username" not in sentinel.sentinel_options
     assert "other" not in sentinel.safe_url
     cluster = parse("valkey+cluster://n1:7000,n2:7001")
     assert (cluster.mode, cluster.addresses) == ("cluster", (("n1", 7000), ("n2", 7001)))
-    assert parse("valkeys://n1".replace("valkeys", "rediss")).tls is not None
-    assert parse("rediss+cluster://n1").tls is not None
+    assert parse("rediss://n1").options["ssl"]
+    assert parse("rediss+cluster://n1").options["ssl"]
+    assert parse("rediss+sentinel://n1/orders").sentinel_options["ssl"]
 
 
 def test_options_of_the_store_may_stand_in_the_url() -> None:
     store = RedisStore("redis://cache.example?antiphon_prefix=team&antiphon_wait_ms=50", prefix="other", wait_ms=99)
     assert store.prefix == "team"
-    assert store._options.wait_ms == 50
+    assert store._options["wait_ms"] == 50
     assert store.url == "redis://cache.example?antiphon_prefix=team"
+
+
+@pytest.mark.parametrize("name", ["retry_timeout_s", "patience_s"])
+def test_the_old_name_of_the_retry_timeout_works(name: str) -> None:
+    for store in (
+        RedisStore("redis://cache.example", **{name: 7.0}),
+        RedisStore(f"redis://cache.example?antiphon_{name}=7"),
+    ):
+        assert store._options["retry_timeout_s"] == 7.0
 
 
 @pytest.mark.parametrize(
@@ -118,6 +132,7 @@ def test_options_of_the_store_may_stand_in_the_url() -> None:
         ("rediss://localhost?ssl_cert_reqs=maybe", "ssl_cert_reqs"),
         ("rediss://localhost?ssl_ca_certs=/no/such/file", "TLS"),
         ("rediss://localhost?ssl_min_version=1", "%XX"),
+        ("rediss+cluster://localhost?ssl_ca_path=/", "not for a Cluster"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(url: str, words: str) -> None:
@@ -159,25 +174,17 @@ def test_all_names_of_one_intent_share_a_slot(key: str, tenant: str) -> None:
     """Cluster-safe: record, history, expiries and index of any key and tenant, braces included."""
     shard = Names("antiphon").shard(key)
     names = (shard.record + key, shard.history + key, shard.expiries + key, shard.entries + tenant)
-    assert {key_slot(name) for name in names} == {shard.slot}
+    assert len({key_slot(name.encode()) for name in names}) == 1
 
 
 @given(st.text(min_size=1, max_size=40))
 def test_names_of_one_run_share_a_slot(run: str) -> None:
-    manifest, events, slot = Names("antiphon").run(run)
-    assert key_slot(manifest) == key_slot(events) == slot
+    manifest, events = Names("antiphon").run(run)
+    assert key_slot(manifest.encode()) == key_slot(events.encode())
 
 
 def test_shards_spread_over_slots() -> None:
-    slots = {shard.slot for shard in Names("antiphon").shards}
+    slots = {key_slot(shard.record.encode()) for shard in Names("antiphon").shards}
     assert len(slots) > SHARDS * 0.95
     thirds = [sum(1 for slot in slots if slot * 3 // 16384 == third) for third in range(3)]
     assert min(thirds) > SHARDS // 5
-
-
-def test_slots_are_those_of_redis() -> None:
-    from redis.crc import key_slot as theirs
-
-    for name in ("foo", "{user1000}.following", "a{}b", "{}", "antiphon:{7}:c:x", "x{y}z{w}"):
-        assert key_slot(name) == theirs(name.encode())
-    assert slot_of("123456789") == 12739

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.errors import ConfigError
-from antiphon.stores._redis_journal import Options
-from antiphon.stores._redis_keys import Names
-from antiphon.stores._redis_url import parse
+from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.url import parse
 
 if TYPE_CHECKING:
-    from antiphon.stores._redis_async import AsyncRedisJournal
-    from antiphon.stores._redis_sync import SyncRedisJournal
+    from antiphon.stores.redis.journal import AsyncRedisJournal, SyncRedisJournal
 
 _PREFIX = "antiphon"
+_OLD_NAMES = {"patience_s": "retry_timeout_s"}
 
 
 class RedisStore:
@@ -24,9 +23,9 @@ class RedisStore:
     'redis://user@cache.example:6379/0'
 
     *wait_replicas* is the least number of replicas that must have every claim before it counts; a single
-    claim can ask for more; they have *wait_ms* to confirm it. *patience_s* is how long a server that cannot be
-    reached is tried again. In the URL, options are ``antiphon_NAME`` and win over the arguments. *setting* is where the
-    URL was configured, for messages.
+    claim can ask for more; they have *wait_ms* to confirm it. *retry_timeout_s* is how long a command is retried
+    while the server cannot be reached; *patience_s* is its old name. In the URL, options are ``antiphon_NAME`` and
+    win over the arguments. *setting* is where the URL was configured, for messages.
     """
 
     in_process = False
@@ -39,22 +38,23 @@ class RedisStore:
         seal_key: bytes | str | None = None,
         wait_replicas: int = 0,
         wait_ms: int = 250,
-        patience_s: float = 1.0,
+        retry_timeout_s: float = 1.0,
         setting: str = "",
+        patience_s: float | None = None,
     ) -> None:
         self._target = parse(url, setting)
         given: dict[str, Any] = {
             "prefix": prefix,
             "wait_replicas": wait_replicas,
             "wait_ms": wait_ms,
-            "patience_s": patience_s,
+            "retry_timeout_s": retry_timeout_s if patience_s is None else patience_s,
         }
-        given |= self._target.own
+        given |= {_OLD_NAMES.get(name, name): value for name, value in self._target.own.items()}
         self.prefix = given.pop("prefix")
         self._names = Names(self.prefix)
-        self._options = Options(**given)
-        if self._options.wait_replicas < 0 or self._options.wait_ms <= 0 or self._options.patience_s < 0:
-            raise ConfigError("wait_replicas, wait_ms and patience_s cannot be negative.", path=setting or "url")
+        self._options = given
+        if given["wait_replicas"] < 0 or given["wait_ms"] <= 0 or given["retry_timeout_s"] < 0:
+            raise ConfigError("wait_replicas, wait_ms and retry_timeout_s cannot be negative.", path=setting or "url")
         self.seal_key = seal_key
 
     def __repr__(self) -> str:
@@ -70,12 +70,12 @@ class RedisStore:
 
     def open_sync(self) -> SyncRedisJournal:
         """A journal for threads: its methods block."""
-        from antiphon.stores._redis_sync import SyncRedisJournal
+        from antiphon.stores.redis.journal import Options, SyncRedisJournal
 
-        return SyncRedisJournal(self._target, self._names, self._options)
+        return SyncRedisJournal(self._target, self._names, Options(**self._options))
 
     def open_async(self) -> AsyncRedisJournal:
         """A journal for the running event loop."""
-        from antiphon.stores._redis_async import AsyncRedisJournal
+        from antiphon.stores.redis.journal import AsyncRedisJournal, Options
 
-        return AsyncRedisJournal(self._target, self._names, self._options)
+        return AsyncRedisJournal(self._target, self._names, Options(**self._options))

@@ -12,10 +12,10 @@ import msgspec
 
 from antiphon.contract.events import Event, RunManifest
 from antiphon.ports import BreakerRow, Row
-from antiphon.stores import _redis_scripts as scripts
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
-from antiphon.stores._redis_keys import Names
-from antiphon.stores._redis_link import Link
+from antiphon.stores.redis import scripts
+from antiphon.stores.redis.client import Client
+from antiphon.stores.redis.keys import Names
 
 _PAGE = 200
 _SWEPT = 200
@@ -29,8 +29,8 @@ _breaker_of = msgspec.json.Decoder(BreakerRow).decode
 class RunLog:
     """Runs: a manifest, a list of events, and an index by tenant."""
 
-    def __init__(self, link: Link, names: Names, nonce: Callable[[], str]) -> None:
-        self._link = link
+    def __init__(self, client: Client, names: Names, nonce: Callable[[], str]) -> None:
+        self._client = client
         self._names = names
         self._nonce = nonce
 
@@ -41,39 +41,38 @@ class RunLog:
         await self._keep(manifest)
 
     async def _keep(self, manifest: RunManifest, *condition: str) -> None:
-        name, _, slot = self._names.run(manifest.id)
-        index, index_slot = self._names.runs(manifest.tenant)
-        await self._link.command(slot, "SET", name, _encode(manifest), *condition)
-        await self._link.command(index_slot, "ZADD", index, "NX", manifest.started_at_ms, manifest.id)
+        name, _ = self._names.run(manifest.id)
+        index = self._names.runs(manifest.tenant)
+        await self._client.execute(("SET", name, _encode(manifest), *condition))
+        await self._client.execute(("ZADD", index, "NX", manifest.started_at_ms, manifest.id))
 
     async def append(self, run: str, rows: Sequence[Row]) -> int:
-        _, name, slot = self._names.run(run)
-        nonce = self._nonce()
-        events = [b"%b\n%b\n%d\n%b" % (nonce.encode(), row.type.encode(), row.at_ms, row.body) for row in rows]
-        first = await self._link.run(
-            scripts.APPEND, slot, (1, name, 0, *events), again=(1, name, _LOOK_BACK, *events) if events else ()
-        )
-        return int(first)
+        _, name = self._names.run(run)
+        nonce = self._nonce().encode()
+        events = [b"%b\n%b\n%d\n%b" % (nonce, row.type.encode(), row.at_ms, row.body) for row in rows]
+        call = scripts.APPEND.call
+        again = call(1, name, _LOOK_BACK, *events) if events else ()
+        return int(await self._client.execute(call(1, name, 0, *events), again=again))
 
     async def manifest(self, run: str) -> RunManifest | None:
-        name, _, slot = self._names.run(run)
-        document = await self._link.command(slot, "GET", name)
+        name, _ = self._names.run(run)
+        document = await self._client.execute(("GET", name))
         return None if document is None else manifest_of(document)
 
     async def runs(
         self, tenant: str, prefix: str, name: str, status: str, limit: int, before: str
     ) -> list[RunManifest]:
         """Manifests that fit, newest first, after *before* if it is given."""
-        index, slot = self._names.runs(tenant)
+        index = self._names.runs(tenant)
         at = 0
         if before:
-            rank = await self._link.command(slot, "ZREVRANK", index, before)
+            rank = await self._client.execute(("ZREVRANK", index, before))
             if rank is None:
                 return []
             at = rank + 1
         found: list[RunManifest] = []
         while len(found) < limit:
-            members = await self._link.command(slot, "ZREVRANGE", index, at, at + _PAGE - 1)
+            members = await self._client.execute(("ZREVRANGE", index, at, at + _PAGE - 1))
             ids = [member.decode() for member in members]
             for manifest in await self._manifests([run for run in ids if run.startswith(prefix)]):
                 if name in ("", manifest.name) and status in ("", manifest.status):
@@ -84,54 +83,47 @@ class RunLog:
         return found[:limit]
 
     async def _manifests(self, runs: Sequence[str]) -> list[RunManifest]:
-        calls = []
-        for run in runs:
-            name, _, slot = self._names.run(run)
-            calls.append((slot, ("GET", name)))
-        documents = await self._link.commands(calls)
+        documents = await self._client.execute_many([("GET", self._names.run(run)[0]) for run in runs])
         return [manifest_of(document) for document in documents if document is not None]
 
     async def events(self, run: str, start: int, stop: int | None, limit: int) -> list[Event]:
-        _, name, slot = self._names.run(run)
+        _, name = self._names.run(run)
         end = start + limit if stop is None else min(stop, start + limit)
         if end <= start or start < 0:
             return []
-        lines = await self._link.command(slot, "LRANGE", name, start, end - 1)
+        lines = await self._client.execute(("LRANGE", name, start, end - 1))
         return [event_of(start + at, _row(run, line)) for at, line in enumerate(lines)]
 
     async def delete_run(self, run: str) -> bool:
-        name, events, slot = self._names.run(run)
-        document = await self._link.command(slot, "GET", name)
+        name, events = self._names.run(run)
+        document = await self._client.execute(("GET", name))
         if document is not None:
-            index, index_slot = self._names.runs(manifest_of(document).tenant)
-            await self._link.command(index_slot, "ZREM", index, run)
-        return bool(await self._link.command(slot, "UNLINK", name, events))
+            await self._client.execute(("ZREM", self._names.runs(manifest_of(document).tenant), run))
+        return bool(await self._client.execute(("UNLINK", name, events)))
 
 
 class BreakerStates:
     """The persisted breakers of each tenant, and the channel that tells the fleet of a change."""
 
-    def __init__(self, link: Link, names: Names) -> None:
-        self._link = link
+    def __init__(self, client: Client, names: Names) -> None:
+        self._client = client
         self._names = names
 
     async def load(self, tenant: str) -> list[BreakerRow]:
-        name, _, slot = self._names.breakers(tenant)
-        values = await self._link.command(slot, "HVALS", name)
+        values = await self._client.execute(("HVALS", self._names.breakers(tenant)[0]))
         return [_breaker_of(value.partition(b"\n")[2]) for value in values]
 
     async def save(self, tenant: str, row: BreakerRow) -> None:
-        name, channel, slot = self._names.breakers(tenant)
-        await self._link.run(scripts.BREAKER, slot, (1, name, row.key, row.epoch, _encode(row), channel))
+        name, channel = self._names.breakers(tenant)
+        await self._client.execute(scripts.BREAKER.call(1, name, row.key, row.epoch, _encode(row), channel))
 
     async def sweep(self, tenant: str) -> None:
         """Drop the states that ended long ago: each process of a fleet leaves one behind."""
         until = time.time_ns() // 1_000_000 - BREAKER_KEPT_MS
         gone = [row for row in await self.load(tenant) if 0 < row.until_ms < until]
         if gone:
-            name, _, slot = self._names.breakers(tenant)
             words = [word for row in gone[:_SWEPT] for word in (row.key, row.epoch)]
-            await self._link.run(scripts.OUTDATED, slot, (1, name, *words))
+            await self._client.execute(scripts.OUTDATED.call(1, self._names.breakers(tenant)[0], *words))
 
 
 def breaker_of(message: bytes) -> BreakerRow:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from zlib import crc32
 
 from antiphon.errors import ConfigError
-from antiphon.stores._redis_wire import slot_of
 
 SHARDS = 256
 
@@ -23,13 +22,12 @@ class Shard(NamedTuple):
     expiries: str
     entries: str
     channel: str
-    slot: int
 
 
 class Names:
     """All names under one prefix."""
 
-    __slots__ = ("prefix", "shards", "tenants", "tenants_slot")
+    __slots__ = ("prefix", "shards", "tenants")
 
     def __init__(self, prefix: str) -> None:
         if not prefix or "{" in prefix or "}" in prefix:
@@ -40,36 +38,26 @@ class Names:
         self.prefix = prefix
         self.shards = tuple(_shard(prefix, number) for number in range(SHARDS))
         self.tenants = f"{prefix}:tenants"
-        self.tenants_slot = slot_of(self.tenants)
 
     def shard(self, key: str) -> Shard:
         """Where the intent *key* lives."""
         return self.shards[crc32(key.encode()) & 255]
 
-    def run(self, run: str) -> tuple[str, str, int]:
-        """Manifest and events of a run, and their slot."""
-        tag = f"r:{run.replace('}', '')}"
-        return f"{self.prefix}:{{{tag}}}:m:{run}", f"{self.prefix}:{{{tag}}}:e:{run}", slot_of(tag)
+    def run(self, run: str) -> tuple[str, str]:
+        """Manifest and events of a run."""
+        base = f"{self.prefix}:{{r:{run.replace('}', '')}}}"
+        return f"{base}:m:{run}", f"{base}:e:{run}"
 
-    def runs(self, tenant: str) -> tuple[str, int]:
-        """The index of a tenant's runs, and its slot."""
-        name = f"{self.prefix}:runs:{tenant}"
-        return name, key_slot(name)
+    def runs(self, tenant: str) -> str:
+        """The index of a tenant's runs."""
+        return f"{self.prefix}:runs:{tenant}"
 
-    def breakers(self, tenant: str) -> tuple[str, str, int]:
-        """Breaker states of a tenant, the channel that tells of them, and the slot."""
+    def breakers(self, tenant: str) -> tuple[str, str]:
+        """Breaker states of a tenant, and the channel that tells of them."""
         name = f"{self.prefix}:breakers:{tenant}"
-        return name, f"{name}:changed", key_slot(name)
-
-
-def key_slot(name: str) -> int:
-    """The Cluster slot of a name that may hold braces of a tenant's own."""
-    start = name.find("{")
-    end = name.find("}", start + 1)
-    return slot_of(name[start + 1 : end] if start >= 0 and end > start + 1 else name)
+        return name, f"{name}:changed"
 
 
 def _shard(prefix: str, number: int) -> Shard:
-    tag = str(number)
-    base = f"{prefix}:{{{tag}}}"
-    return Shard(f"{base}:c:", f"{base}:h:", f"{base}:z:", f"{base}:x:", f"{prefix}:w:{tag}", slot_of(tag))
+    base = f"{prefix}:{{{number}}}"
+    return Shard(f"{base}:c:", f"{base}:h:", f"{base}:z:", f"{base}:x:", f"{prefix}:w:{number}")

@@ -8,29 +8,34 @@ from typing import Any
 
 _FOLDER = Path(__file__).with_name("lua")
 
+SOURCES: dict[bytes, bytes] = {}
+"""The source of each script by its digest."""
+
 
 class Script:
     """One script, called by its digest and sent in full where the server does not know it (yet)."""
 
-    __slots__ = ("digest", "name", "source")
+    __slots__ = ("digest",)
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.source = (_FOLDER / f"{name}.lua").read_bytes()
-        self.digest = sha1(self.source, usedforsecurity=False).hexdigest().encode()
+        self.load((_FOLDER / f"{name}.lua").read_bytes())
 
-    def starts(self, number: int) -> tuple[bytes, bytes]:
-        """How a command of *number* words begins, by digest and in full, for those whose rest is packed already."""
-        short = b"*%d\r\n$7\r\nEVALSHA\r\n$%d\r\n%b\r\n" % (number, len(self.digest), self.digest)
-        return short, b"*%d\r\n$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (number, len(self.source), self.source)
+    def load(self, source: bytes) -> None:
+        self.digest = sha1(source, usedforsecurity=False).hexdigest().encode()
+        SOURCES[self.digest] = source
+
+    @property
+    def source(self) -> bytes:
+        return SOURCES[self.digest]
 
     def call(self, *words: Any) -> tuple[Any, ...]:
         """The command; *words* are the number of keys, the keys and the arguments."""
-        return (b"EVALSHA", self.digest, *words)
+        return ("EVALSHA", self.digest, *words)
 
-    def full(self, *words: Any) -> tuple[Any, ...]:
-        """The command with the source, after ``SCRIPT FLUSH`` or on a fresh server."""
-        return (b"EVAL", self.source, *words)
+
+def in_full(command: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same command with the source, after ``SCRIPT FLUSH`` or on a fresh server."""
+    return ("EVAL", SOURCES[command[1]], *command[2:])
 
 
 CLAIM = Script("claim")

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.stores import _redis_scripts as scripts
 from antiphon.stores._common import Records
-from antiphon.stores._redis_keys import Names, Shard
-from antiphon.stores._redis_link import Link
-from antiphon.stores._redis_log import BreakerStates
-from antiphon.stores._redis_record import CLEARED, line_of, record_of, text_of
+from antiphon.stores.redis import scripts
+from antiphon.stores.redis.client import Client
+from antiphon.stores.redis.keys import Names, Shard
+from antiphon.stores.redis.log import BreakerStates
+from antiphon.stores.redis.record import CLEARED, line_of, record_of, text_of
 
 BATCH = 128
 _EARLIEST = -1_000_000_000_000
@@ -35,8 +35,8 @@ Batch = tuple[Shard, list[str]]
 class ClaimAdmin:
     """What operators ask of all claims of a tenant."""
 
-    def __init__(self, link: Link, names: Names, breakers: BreakerStates) -> None:
-        self._link = link
+    def __init__(self, client: Client, names: Names, breakers: BreakerStates) -> None:
+        self._client = client
         self._breakers = breakers
         self._names = names
         self._sweep_rank = _FIRST_RANK
@@ -61,7 +61,7 @@ class ClaimAdmin:
         numbers: Counter[tuple[str, str]] = Counter()
         async for shard, keys in self._batches(tenant):
             words = (len(keys), *(shard.record + key for key in keys))
-            reply = await self._link.run(scripts.COUNT, shard.slot, words)
+            reply = await self._client.execute(scripts.COUNT.call(*words))
             for at in range(0, len(reply), 3):
                 numbers[text_of(reply[at]), reply[at + 1].decode()] += reply[at + 2]
         return dict(numbers)
@@ -77,12 +77,12 @@ class ClaimAdmin:
                     name for key in doomed for name in (shard.record + key, shard.history + key, shard.expiries + key)
                 ]
                 words = (len(names) + 1, *names, shard.entries + tenant, *wanted, shard.channel)
-                dropped += (await self._link.run(scripts.CLEAR, shard.slot, (*words, *doomed)))[0]
+                dropped += (await self._client.execute(scripts.CLEAR.call(*words, *doomed)))[0]
         return dropped
 
     async def sweep(self, limit: int) -> int:
         """Drop index entries whose records Redis has expired; the next call goes on where this one stopped."""
-        tenants = await self._link.command(self._names.tenants_slot, "SMEMBERS", self._names.tenants)
+        tenants = await self._client.execute(("SMEMBERS", self._names.tenants))
         first = self._sweep_rank
         last = first + max(_LEAST_SWEPT, -(-limit // len(self._names.shards))) - 1
         dropped = seen = 0
@@ -95,10 +95,9 @@ class ClaimAdmin:
                 keys = [member.decode() for member in members]
                 if keys:
                     names = [name for key in keys for name in (shard.record + key, shard.history + key)]
-                    words = (len(names) + 1, *names, shard.entries + tenant, *keys)
-                    calls.append((scripts.SWEEP, shard.slot, words))
+                    calls.append(scripts.SWEEP.call(len(names) + 1, *names, shard.entries + tenant, *keys))
             seen += len(calls)
-            dropped += sum(await self._link.run_many(calls))
+            dropped += sum(await self._client.execute_many(calls))
         self._sweep_rank = last + 1 if seen else _FIRST_RANK
         return dropped
 
@@ -112,14 +111,14 @@ class ClaimAdmin:
             if entry is None or len(sizes) >= _SAMPLE:
                 break
             shard = self._names.shards[entry[1]]
-            size = await self._link.command(shard.slot, "MEMORY", "USAGE", shard.record + entry[2])
+            size = await self._client.execute(("MEMORY", "USAGE", shard.record + entry[2]))
             if size:
                 sizes.append(size)
         return {"records": entries, "bytesPerRecord": sum(sizes) / len(sizes) if sizes else 0.0}
 
     async def _over_shards(self, command: str, tenant: str, *words: Any) -> list[Any]:
-        return await self._link.commands(
-            [(shard.slot, (command, shard.entries + tenant, *words)) for shard in self._names.shards]
+        return await self._client.execute_many(
+            [(command, shard.entries + tenant, *words) for shard in self._names.shards]
         )
 
     async def _newest_entries(self, tenant: str, page: int) -> AsyncIterator[Entry | None]:
@@ -140,8 +139,8 @@ class ClaimAdmin:
         for number, (newest, offset) in asked:
             shard = self._names.shards[number]
             words = (shard.entries + tenant, newest, _EARLIEST, "WITHSCORES", "LIMIT", offset, page)
-            calls.append((shard.slot, ("ZRANGEBYSCORE", *words)))
-        for (number, (newest, offset)), reply in zip(asked, await self._link.commands(calls), strict=True):
+            calls.append(("ZRANGEBYSCORE", *words))
+        for (number, (newest, offset)), reply in zip(asked, await self._client.execute_many(calls), strict=True):
             scores = [int(score) for score in reply[1::2]]
             for member, score in zip(reply[::2], scores, strict=True):
                 heapq.heappush(heap, (score, number, member.decode()))
@@ -158,7 +157,7 @@ class ClaimAdmin:
             oldest, offset = _EARLIEST, 0
             while True:
                 words = (shard.entries + tenant, oldest, "-inf", "WITHSCORES", "LIMIT", offset, BATCH)
-                reply = await self._link.command(shard.slot, "ZREVRANGEBYSCORE", *words)
+                reply = await self._client.execute(("ZREVRANGEBYSCORE", *words))
                 if reply:
                     yield shard, [member.decode() for member in reply[::2]]
                 if len(reply) < 2 * BATCH:
@@ -168,11 +167,9 @@ class ClaimAdmin:
                 oldest = scores[-1]
 
     async def _records(self, entries: list[Entry]) -> Records:
-        calls = []
-        for _, number, key in entries:
-            shard = self._names.shards[number]
-            calls.append((shard.slot, ("GET", shard.record + key)))
-        replies = await self._link.commands(calls)
+        replies = await self._client.execute_many(
+            [("GET", self._names.shards[number].record + key) for _, number, key in entries]
+        )
         return [
             record_of(entry[2], text)
             for entry, text in zip(entries, replies, strict=True)

@@ -1,0 +1,229 @@
+"""The claim steps on Redis, written once for both journals: each is one script, one round trip."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from functools import lru_cache
+from typing import Any
+
+from antiphon.errors import StoreUnavailable
+from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement
+from antiphon.stores.redis import scripts
+from antiphon.stores.redis.client import Client, Words
+from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.record import head_of, line_of, outcome_bytes, record_of
+
+SETTLE_RETRY_TIMEOUT_S = 5.0
+"""An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
+
+_HOUR_MS = 3_600_000
+_LONGEST_MS = 900_000_000_000
+"""Less than any moment: in an index, times and durations must not be mistaken for each other."""
+_MOST_ABANDONED = 1000
+
+_new = tuple.__new__  # half the price of a named tuple's own constructor
+
+
+class ClaimSteps:
+    """Begin, take over, settle and the smaller steps of one claim."""
+
+    def __init__(self, client: Client, names: Names, wait_replicas: int, wait_ms: int) -> None:
+        self._client = client
+        self._names = names
+        self._wait_replicas = wait_replicas
+        self._wait_ms = wait_ms
+        self._tenants: set[str] = set()
+        self._abandoned: deque[tuple[str, str, bool]] = deque(maxlen=_MOST_ABANDONED)
+        self.spawn: Callable[[Coroutine[Any, Any, None]], None] = _drop
+        """Starts what a cancelled caller leaves behind; a synchronous caller is never cancelled."""
+        self.new_nonces()
+
+    def new_nonces(self) -> None:
+        """After a fork: parent and child must not take each other's operations for their own."""
+        self._salt = secrets.token_urlsafe(6)
+        self._counter = itertools.count()
+
+    def nonce(self) -> str:
+        """A name for one operation, the same for each of its tries."""
+        return f"{self._salt}{next(self._counter):x}"
+
+    async def claim(self, request: ClaimRequest, version: int | None) -> Claimed | Existing:
+        """Take the claim if there is none (*version* ``None``) or if it is still *version*."""
+        nonce = self.nonce()
+        key, tenant = request.key, request.template.tenant
+        if tenant not in self._tenants:
+            await self._note_tenant(tenant)
+        words = self._claim_words(request, version, nonce)
+        wanted = max(request.wait_replicas, self._wait_replicas)
+        try:
+            if wanted:
+                reply = await self._claim_and_wait(key, nonce, words, wanted)
+            else:
+                reply = await self._client.execute(words)
+        except asyncio.CancelledError:
+            self._abandoned.append((key, nonce, wanted > 0))
+            self.spawn(self._give_back())
+            raise
+        except (StoreUnavailable, KeyboardInterrupt, SystemExit):
+            self._abandoned.append(
+                (key, nonce, wanted > 0)
+            )  # it may have been executed, or will be when a server wakes up
+            raise
+        if self._abandoned:
+            await self._give_back()
+        return _answer(key, reply)
+
+    def _claim_words(self, request: ClaimRequest, version: int | None, nonce: str) -> Words:
+        key, template = request.key, request.template
+        shard = self._names.shard(key)
+        head = head_of(request)
+        kept, needed, times = _durations(template.ttl_ms, template.lease_ms)
+        return scripts.CLAIM.call(
+            4,
+            shard.record + key,
+            shard.history + key,
+            shard.expiries + key,
+            shard.entries + template.tenant,
+            key,
+            shard.channel,
+            "" if version is None else version,
+            head[: head.index(b"\n")],
+            kept,
+            needed,
+            f" inflight {nonce}{times}",
+            head,
+        )
+
+    async def _claim_and_wait(self, key: str, nonce: str, words: Words, wanted: int) -> Any:
+        """A claim counts only when enough replicas have it: a fail-over then cannot forget it (fail closed)."""
+        reply, confirmed = await self._client.execute_and_wait(words, wanted, self._wait_ms)
+        if confirmed >= wanted or not _won(reply):
+            return reply
+        await self.release(key, nonce)
+        raise StoreUnavailable(
+            f"Only {confirmed} of {wanted} replicas confirmed the claim in {self._wait_ms} ms; nothing was dispatched.",
+            hint="Look at the replicas of this Redis, or ask for fewer (wait_replicas).",
+            store="redis",
+        )
+
+    async def release(self, key: str, nonce: str, *, waited: bool = False) -> None:
+        """Give back a claim that was never dispatched; on the connection of the claim, which keeps their order."""
+        shard = self._names.shard(key)
+        words = scripts.RELEASE.call(1, shard.record + key, nonce, shard.channel, key)
+        await (self._client.execute_and_wait(words, 0, 1) if waited else self._client.execute(words))
+
+    async def _give_back(self) -> None:
+        """Release claims whose callers do not know that they have them: a server that can be reached again has them."""
+        while self._abandoned:
+            key, nonce, waited = self._abandoned.popleft()
+            try:
+                await self.release(key, nonce, waited=waited)
+            except StoreUnavailable:
+                self._abandoned.append((key, nonce, waited))
+                return
+
+    async def settle(self, key: str, version: int, settlement: Settlement) -> int | None:
+        shard = self._names.shard(key)
+        nonce, life = self.nonce(), max(settlement.ttl_ms, 1)
+        words = scripts.SETTLE.call(
+            1,
+            shard.record + key,
+            key,
+            shard.channel,
+            f"1 {version} inflight ",
+            version,
+            nonce,
+            life,
+            f" {settlement.state} {nonce} {settlement.ttl_ms} {settlement.dispatched:d} {life} 0 ",
+            outcome_bytes(settlement),
+        )
+        settled: int | None = await self._client.execute(words, retry_timeout_s=SETTLE_RETRY_TIMEOUT_S)
+        return settled
+
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        shard = self._names.shard(key)
+        keys = (shard.record + key, shard.history + key, shard.expiries + key)
+        return bool(await self._client.execute(scripts.ALIAS.call(3, *keys, line_of(identity), version)))
+
+    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        record = self._names.shard(key).record + key
+        return bool(await self._client.execute(scripts.RENEW.call(1, record, version, lease_ms)))
+
+    async def flag(self, key: str, version: int) -> bool:
+        """Ask to be told of the next change; whether there is something to wait for."""
+        record = self._names.shard(key).record + key
+        return bool(await self._client.execute(scripts.FLAG.call(1, record, version)))
+
+    async def clear(self, key: str) -> bool:
+        shard = self._names.shard(key)
+        keys = (shard.record + key, shard.history + key, shard.expiries + key)
+        _, removed = await self._client.execute(scripts.CLEAR.call(3, *keys, "", "", shard.channel, key))
+        return bool(removed)
+
+    async def read(self, key: str, identities: Sequence[str]) -> dict[str, Existing | None]:
+        """The record for several identities at once."""
+        shard = self._names.shard(key)
+        words = scripts.READ.call(2, shard.record + key, shard.history + key, *map(line_of, identities))
+        now, text, owns = await self._client.execute(words)
+        current = None if text is None else record_of(key, text)
+        answers: dict[str, Existing | None] = {}
+        for identity, own in zip(identities, owns, strict=True):
+            if own == 1:
+                answers[identity] = Existing(current, current, now)  # type: ignore[arg-type]
+            elif own is not None:
+                earlier = record_of(key, own)
+                answers[identity] = Existing(current or earlier, earlier, now)
+            else:
+                answers[identity] = None if current is None else Existing(current, None, now)
+        return answers
+
+    async def _note_tenant(self, tenant: str) -> None:
+        """Once per process: the sweep finds the tenants' indexes by this."""
+        await self._client.execute(("SADD", self._names.tenants, tenant))
+        self._tenants.add(tenant)
+
+
+def _drop(work: Coroutine[Any, Any, None]) -> None:
+    work.close()
+
+
+def life_of(ttl_ms: int, lease_ms: int) -> int:
+    """How long a claim in flight lives: also past its lease, so that an unknown outcome is seen (D3)."""
+    return max(ttl_ms, lease_ms, 1)
+
+
+def kept_for(ttl_ms: int, lease_ms: int) -> int:
+    """How long its key is kept: a TTL longer, as a clock that is set forward does not end its call."""
+    return life_of(ttl_ms, lease_ms) + ttl_ms
+
+
+@lru_cache(maxsize=1024)
+def _durations(ttl_ms: int, lease_ms: int) -> tuple[int, int, str]:
+    """Time of the key and of the index entry of a claim, and its durations as they stand in the record."""
+    life, kept = life_of(ttl_ms, lease_ms), kept_for(ttl_ms, lease_ms)
+    return kept, -min(kept + life + _HOUR_MS, _LONGEST_MS), f" {ttl_ms} 0 {life} {lease_ms} "
+
+
+def _won(reply: Any) -> bool:
+    """Whether the answer to a claim says that it is ours."""
+    return reply.__class__ is int or (isinstance(reply, list) and bool(reply[0]))
+
+
+def _answer(key: str, reply: Any) -> Claimed | Existing:
+    """What the claim script's answer means."""
+    if reply.__class__ is int:
+        won: Claimed = _new(Claimed, (reply, reply // 1000))
+        return won
+    if reply.__class__ is bytes:
+        seconds, micros, own, text = reply.split(b" ", 3)
+        current = record_of(key, text)
+        return Existing(current, current if own == b"1" else None, int(seconds) * 1000 + int(micros) // 1000)
+    if reply[0]:
+        return Claimed(int(reply[1]), reply[2])
+    _, now, there, own = reply
+    earlier = record_of(key, own)
+    return Existing(earlier if there is None else record_of(key, there), earlier, now)

@@ -1,0 +1,124 @@
+"""A redis-py connection that the callers of one event loop share.
+
+Commands given in one iteration of the loop leave in one write; replies are matched in order. A caller that is
+cancelled only stops listening: its command is still answered, so replies never shift.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from antiphon.stores.redis.errors import closed
+
+
+class PipelinedConnection:
+    """Connects when it is first needed, and again after it was lost. An error is a value, not raised."""
+
+    def __init__(self, make: Callable[[], Any], timeout_s: float, connect_timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._make = make
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._queue: list[tuple[bytes, asyncio.Future[Any]]] = []
+        self._sent: deque[asyncio.Future[Any]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._queued = asyncio.Event()
+        self._last_reply = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def send(self, data: bytes) -> asyncio.Future[Any]:
+        """The reply to a packed command; an error reply or a lost connection is an exception as value."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._closed:
+            future.set_result(closed())
+            return future
+        self._queue.append((data, future))
+        self._queued.set()
+        if self._task is None:
+            self._task = self._loop.create_task(self._run())
+        return future
+
+    async def disconnect(self) -> None:
+        """Break the connection off; the next command connects again."""
+        task = self._task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def close(self) -> None:
+        self._closed = True
+        await self.disconnect()
+
+    async def _run(self) -> None:
+        connection = self._make()
+        error: Exception = ConnectionResetError("the connection was closed")
+        writer: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await connection.connect()
+            writer = self._loop.create_task(self._write(connection.send_packed_command))
+            async with asyncio.timeout(None) as self._limit:
+                await self._read(connection.read_response)
+        except asyncio.CancelledError:
+            if self._closed:
+                error = closed()
+        except TimeoutError:
+            error = TimeoutError(f"no answer for {self._timeout_s if writer else self._connect_timeout_s} s")
+        except Exception as failure:
+            error = failure
+        finally:
+            self._task = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            if writer is not None:
+                writer.cancel()
+            unanswered = [*self._sent, *(future for _, future in self._queue)]
+            self._sent.clear()
+            self._queue.clear()
+            for future in unanswered:
+                if not future.done():
+                    future.set_result(error)
+            await connection.disconnect(nowait=True)
+
+    async def _write(self, write: Callable[..., Awaitable[None]]) -> None:
+        while True:
+            await self._queued.wait()
+            self._queued.clear()
+            batch = [entry for entry in self._queue if not entry[1].done()]  # a cancelled one was never sent
+            self._queue.clear()
+            if not batch:
+                continue
+            if not self._sent:
+                self._last_reply = self._loop.time()
+                if self._timer is None:
+                    self._timer = self._loop.call_later(self._timeout_s, self._check)
+            self._sent.extend([future for _, future in batch])
+            await write(b"".join([data for data, _ in batch]), check_health=False)
+
+    async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
+        while True:
+            try:
+                reply = await read()
+            except ResponseError as error:
+                reply = error
+            future = self._sent.popleft()
+            self._last_reply = self._loop.time()
+            if not future.done():
+                future.set_result(reply)
+
+    def _check(self) -> None:
+        """Give up a connection on which a reply has been due for the timeout."""
+        self._timer = None
+        if self._sent:
+            due = self._last_reply + self._timeout_s
+            if due <= self._loop.time():
+                self._limit.reschedule(due)
+            else:
+                self._timer = self._loop.call_at(due, self._check)
