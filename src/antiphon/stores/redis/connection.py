@@ -27,7 +27,8 @@ class PipelinedConnection:
         self._queue: list[tuple[bytes, asyncio.Future[Any]]] = []
         self._sent: deque[asyncio.Future[Any]] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._queued = asyncio.Event()
+        self._writer: asyncio.StreamWriter | None = None
+        self._scheduled = False
         self._last_reply = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -39,9 +40,13 @@ class PipelinedConnection:
             future.set_result(closed())
             return future
         self._queue.append((data, future))
-        self._queued.set()
         if self._task is None:
             self._task = self._loop.create_task(self._run())
+        elif not self._sent:
+            self._flush()  # nothing is under way: a lone caller need not wait for others to join
+        elif not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
         return future
 
     async def disconnect(self) -> None:
@@ -58,27 +63,27 @@ class PipelinedConnection:
     async def _run(self) -> None:
         connection = self._make()
         error: Exception = ConnectionResetError("the connection was closed")
-        writer: asyncio.Task[None] | None = None
+        timeout_s = self._connect_timeout_s
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await connection.connect()
-            writer = self._loop.create_task(self._write(connection.send_packed_command))
+            timeout_s = self._timeout_s
             async with asyncio.timeout(None) as self._limit:
+                self._writer = connection._writer  # its send_packed_command() would take a task for each write
+                self._flush()
                 await self._read(connection.read_response)
         except asyncio.CancelledError:
             if self._closed:
                 error = closed()
         except TimeoutError:
-            error = TimeoutError(f"no answer for {self._timeout_s if writer else self._connect_timeout_s} s")
+            error = TimeoutError(f"no answer for {timeout_s} s")
         except Exception as failure:
             error = failure
         finally:
-            self._task = None
+            self._task = self._writer = None
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            if writer is not None:
-                writer.cancel()
             unanswered = [*self._sent, *(future for _, future in self._queue)]
             self._sent.clear()
             self._queue.clear()
@@ -87,20 +92,19 @@ class PipelinedConnection:
                     future.set_result(error)
             await connection.disconnect(nowait=True)
 
-    async def _write(self, write: Callable[..., Awaitable[None]]) -> None:
-        while True:
-            await self._queued.wait()
-            self._queued.clear()
-            batch = [entry for entry in self._queue if not entry[1].done()]  # a cancelled one was never sent
-            self._queue.clear()
-            if not batch:
-                continue
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._writer is None:
+            return
+        batch = [entry for entry in self._queue if not entry[1].done()]  # a cancelled one was never sent
+        self._queue.clear()
+        if batch:
             if not self._sent:
                 self._last_reply = self._loop.time()
-                if self._timer is None:
-                    self._timer = self._loop.call_later(self._timeout_s, self._check)
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._timeout_s, self._check)
             self._sent.extend([future for _, future in batch])
-            await write(b"".join([data for data, _ in batch]), check_health=False)
+            self._writer.write(b"".join([data for data, _ in batch]))
 
     async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
         while True:

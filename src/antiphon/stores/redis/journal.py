@@ -240,7 +240,7 @@ class BlockingJournal(RedisJournal):
     def after_fork(self) -> None:
         """In the child: leave the parent's connections alone, and have threads and locks of our own."""
         self.steps.new_nonces()
-        self._blocking.forget()
+        self._blocking.after_fork()
         self._background = None
         self._starting = threading.Lock()
 
