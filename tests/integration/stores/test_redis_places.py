@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import gc
 import socket
 import ssl
 import subprocess
@@ -64,6 +66,35 @@ def test_unix_socket(face: Face, valkey_server: Start, tmp_path: Path) -> None:
     in_face(face, RedisStore(f"unix://{path}"), everything)
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
         in_face(face, RedisStore(f"unix://{path}.not", retry_timeout_s=0.1), everything)
+
+
+@both_faces
+def test_closing_leaks_no_thread_and_no_socket(face: Face, valkey_server: Start) -> None:
+    store = RedisStore(valkey_server().url, retry_timeout_s=0.1)
+
+    async def use(journal: RedisJournal) -> None:
+        held = claimed(await journal.begin(request_for("k")))
+        journal.subscribe_breakers("default", lambda _: None)
+        await journal.wait("k", held.version, 0.2)
+        with pytest.raises(StoreUnavailable, match="Only 0 of 1 replicas"):
+            await journal.begin(request_for("k2", wait_replicas=1))
+        assert await journal.ping()
+        assert await journal.clear("k")
+
+    before = _threads_and_sockets()
+    for _ in range(3):
+        in_face(face, store, use)
+    assert _threads_and_sockets() == before
+
+
+def _threads_and_sockets() -> tuple[list[str], int]:
+    gc.collect()
+    threads = sorted(thread.name for thread in threading.enumerate() if "redis" in thread.name)
+    links = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            links.append(str(link.readlink()))
+    return threads, sum(link.startswith("socket:") for link in links)
 
 
 @both_faces
