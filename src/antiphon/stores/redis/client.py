@@ -20,15 +20,7 @@ import redis.asyncio
 from hiredis import pack_command
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import (
-    AskError,
-    AuthenticationError,
-    MovedError,
-    NoScriptError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-)
+from redis.exceptions import AskError, MovedError, RedisClusterException, RedisError, ResponseError
 
 from antiphon.stores.redis.connection import PipelinedConnection
 from antiphon.stores.redis.errors import TRANSIENT, closed, refused, reply_text, unreachable
@@ -39,7 +31,6 @@ Words = tuple[Any, ...]
 """A command and its arguments: ``str``, ``bytes`` or numbers."""
 
 _BACKOFF = ExponentialWithJitterBackoff(cap=0.25, base=0.01)
-_BATCH = 256
 _KEY_AT = {"EVALSHA": 3, "EVAL": 3, "MEMORY": 2}
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterException)
 """No reply: the command may have been executed."""
@@ -89,31 +80,13 @@ class Client:
 
     async def execute(self, words: Words, *, again: Words = (), retry_timeout_s: float = 0.0) -> Any:
         """The reply; *again* is sent instead if *words* may have been executed."""
+        if self._closed:
+            raise closed()
         since = time.monotonic()
         reply = await self._send(words)
         if isinstance(reply, Exception):
             return await self._retry(reply, words, again or words, since, retry_timeout_s)
         return reply
-
-    async def execute_many(self, commands: Sequence[Words]) -> list[Any]:
-        """The replies to many commands, in as few round trips as there are servers."""
-        since = time.monotonic()
-        replies: list[Any] = [None] * len(commands)
-        servers: dict[Any, list[int]] = {}
-        for at, words in enumerate(commands):
-            try:
-                servers.setdefault(await self._server(words), []).append(at)
-            except _LOST as error:
-                replies[at] = error
-        for places in servers.values():
-            for start in range(0, len(places), _BATCH):
-                batch = places[start : start + _BATCH]
-                for at, reply in zip(batch, await self._exchange([commands[at] for at in batch]), strict=True):
-                    replies[at] = reply
-        for at, reply in enumerate(replies):
-            if isinstance(reply, Exception):
-                replies[at] = await self._retry(reply, commands[at], commands[at], since)
-        return replies
 
     async def execute_and_wait(self, words: Words, replicas: int, wait_ms: int) -> tuple[Any, int]:
         """The reply, and how many replicas have confirmed the write: one round trip."""
@@ -149,7 +122,9 @@ class Client:
 
     async def _next(self, retries: _Retries, error: Exception, words: Words, again: Words) -> Words:
         """What to send next, after a pause; raises if the error stays or the time is up."""
-        if isinstance(error, NoScriptError):
+        if self._closed:
+            raise closed()
+        if isinstance(error, redis.exceptions.NoScriptError):
             return in_full(words)
         if self._cluster and isinstance(error, MovedError):
             await self._refresh(error)
@@ -157,7 +132,7 @@ class Client:
         if isinstance(error, RedisClusterException) and isinstance(error.__cause__, Exception):
             error = error.__cause__  # why the topology could not be read
         lost, transient = isinstance(error, _LOST), reply_text(error).startswith(TRANSIENT)
-        if isinstance(error, AuthenticationError) or (isinstance(error, ResponseError) and not transient):
+        if isinstance(error, redis.AuthenticationError) or (isinstance(error, ResponseError) and not transient):
             raise refused(self.target, error) from None
         if not lost and not transient:
             raise error
@@ -200,6 +175,10 @@ class Client:
         for client in opened:
             await _done(client.close() if self._library == "redis" else client.aclose())
 
+    def execute_many(self, commands: Sequence[Words]) -> Awaitable[list[Any]]:
+        """The replies to many commands."""
+        raise NotImplementedError
+
     def _send(self, words: Words) -> Awaitable[Any]:
         """The reply to one command; whatever went wrong is a value."""
         raise NotImplementedError
@@ -230,10 +209,13 @@ class AsyncClient(Client):
             await self._redis.initialize()
         return self._redis.pubsub()
 
-    def _send(self, words: Words) -> Awaitable[Any]:
-        return self._first(words) if self._only is None else self._only.send(pack(words))
+    async def execute_many(self, commands: Sequence[Words]) -> list[Any]:
+        """The replies to many commands, in as few round trips as there are servers."""
+        return await asyncio.gather(*map(self.execute, commands))
 
-    async def _first(self, words: Words) -> Any:
+    async def _send(self, words: Words) -> Any:
+        if self._only is not None:
+            return await self._only.send(pack(words))
         return (await self._exchange((words,)))[0]
 
     async def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> list[Any]:
@@ -254,7 +236,7 @@ class AsyncClient(Client):
 
     async def _disconnect(self) -> None:
         for connection in tuple(self._connections.values()):
-            await (connection.close() if self._closed else connection.disconnect())
+            await connection.disconnect()
 
 
 class BlockingClient(Client):
@@ -273,52 +255,45 @@ class BlockingClient(Client):
         self._opening = threading.Lock()
         self._idle = {}
 
+    async def execute_many(self, commands: Sequence[Words]) -> list[Any]:
+        """The replies to many commands: one round trip, or one for each in a Cluster."""
+        if self._cluster or self._closed:
+            return [await self.execute(words) for words in commands]
+        since, replies = time.monotonic(), await self._exchange(commands)
+        for at, reply in enumerate(replies):
+            if isinstance(reply, Exception):
+                replies[at] = await self._retry(reply, commands[at], commands[at], since)
+        return replies
+
     async def _send(self, words: Words) -> Any:
-        if self._cluster:
-            return (await self._exchange((words,)))[0]
-        return self._exchange_with(self._redis.connection_pool, pack(words), 1)[0]
+        return (await self._exchange((words,)))[0]
 
     async def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> list[Any]:
-        try:
-            server = await self._server(commands[0])
-        except _LOST as error:
-            return [error] * len(commands)
-        return self._exchange_with(server, b"".join(map(pack, commands)), len(commands))
-
-    def _exchange_with(self, server: Any, data: bytes, number: int) -> list[Any]:
-        idle = self._idle.get(server) or self._idle.setdefault(server, deque())
         connection: Any = None
         try:
+            server = await self._server(commands[0]) if self._cluster else self._redis.connection_pool
+            idle = self._idle.get(server) or self._idle.setdefault(server, deque())
             try:
                 connection = idle.pop()
             except IndexError:
-                connection = self._connect(server)
-            connection.send_packed_command((data,), False)
-            replies = [_read(connection) for _ in range(number)]
+                pool = self._redis.get_redis_connection(server).connection_pool if self._cluster else server
+                connection = pool.connection_class(**pool.connection_kwargs)
+                connection.connect()
+            connection.send_packed_command((b"".join(map(pack, commands)),), False)
+            replies = [_read(connection) for _ in commands]
         except BaseException as error:
             if connection is not None:
                 connection.disconnect()  # the next user would get the wrong reply
             if not isinstance(error, (RedisError, *_LOST)):
                 raise
-            self._drop_idle()  # what broke one connection has most likely broken all of them
-            return [error] * number
+            await self._disconnect()  # what broke one connection has most likely broken all of them
+            return [error] * len(commands)
         idle.append(connection)
         if self._closed:
-            self._drop_idle()
+            await self._disconnect()
         return replies
 
-    def _connect(self, server: Any) -> Any:
-        if self._closed:
-            raise closed()
-        pool = self._redis.get_redis_connection(server).connection_pool if self._cluster else server
-        connection = pool.connection_class(**pool.connection_kwargs)
-        connection.connect()
-        return connection
-
     async def _disconnect(self) -> None:
-        self._drop_idle()
-
-    def _drop_idle(self) -> None:
         for idle in tuple(self._idle.values()):
             while idle:
                 with contextlib.suppress(IndexError):

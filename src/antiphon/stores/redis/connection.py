@@ -13,8 +13,6 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from antiphon.stores.redis.errors import closed
-
 
 class PipelinedConnection:
     """Connects when it is first needed, and again after it was lost. An error is a value, not raised."""
@@ -31,14 +29,10 @@ class PipelinedConnection:
         self._scheduled = False
         self._last_reply = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._closed = False
 
     def send(self, data: bytes) -> asyncio.Future[Any]:
         """The reply to a packed command; an error reply or a lost connection is an exception as value."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        if self._closed:
-            future.set_result(closed())
-            return future
         self._queue.append((data, future))
         if self._task is None:
             self._task = self._loop.create_task(self._run())
@@ -56,10 +50,6 @@ class PipelinedConnection:
             task.cancel()
             await asyncio.wait((task,))
 
-    async def close(self) -> None:
-        self._closed = True
-        await self.disconnect()
-
     async def _run(self) -> None:
         connection = self._make()
         error: Exception = ConnectionResetError("the connection was closed")
@@ -73,8 +63,7 @@ class PipelinedConnection:
                 self._flush()
                 await self._read(connection.read_response)
         except asyncio.CancelledError:
-            if self._closed:
-                error = closed()
+            pass
         except TimeoutError:
             error = TimeoutError(f"no answer for {timeout_s} s")
         except Exception as failure:
