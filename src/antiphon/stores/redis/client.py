@@ -12,20 +12,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from importlib import import_module
 from typing import Any, ClassVar
 
 import redis
-import redis.asyncio
 from hiredis import pack_command
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import ExponentialWithJitterBackoff
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisClusterException, RedisError, ResponseError
 
 from antiphon.stores.redis.connection import PipelinedConnection
 from antiphon.stores.redis.errors import TRANSIENT, closed, refused, reply_text, unreachable
 from antiphon.stores.redis.scripts import in_full
-from antiphon.stores.redis.url import Target
+from antiphon.stores.redis.url import Target, open_redis
 
 Words = tuple[Any, ...]
 """A command and its arguments: ``str``, ``bytes`` or numbers."""
@@ -37,22 +35,6 @@ _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterExcepti
 
 pack: Callable[[Words], bytes] = pack_command
 """A command as it is sent."""
-
-
-def open_redis(target: Target, library: str) -> Any:
-    """A client of redis-py; *library* is ``redis`` or ``redis.asyncio``. It does not retry: we do, for a time."""
-    lib: Any = import_module(library)
-    options = {**target.options, "protocol": 2, "retry": lib.retry.Retry(NoBackoff(), 0)}
-    if target.mode == "cluster":
-        nodes = [lib.cluster.ClusterNode(host, port) for host, port in target.addresses]
-        return lib.RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
-    if target.mode == "sentinel":
-        sentinel = lib.Sentinel(
-            target.addresses, sentinel_kwargs={**target.sentinel_options, "retry": options["retry"]}
-        )
-        return sentinel.master_for(target.service, **options)
-    host, port = target.addresses[0]
-    return lib.Redis(host=host, port=port, **options)
 
 
 class Client:
@@ -67,11 +49,14 @@ class Client:
         self._cluster = target.mode == "cluster"
         self._opened: Any = None
         self._opening = threading.Lock()
+        self._connections: dict[Any, Any] = {}
         self._closed = False
 
     @property
     def _redis(self) -> Any:
         """The client of redis-py; a blocking one of a Cluster connects at once."""
+        if self._closed:
+            raise closed()
         if self._opened is None:
             with self._opening:
                 if self._opened is None:
@@ -80,22 +65,21 @@ class Client:
 
     async def execute(self, words: Words, *, again: Words = (), retry_timeout_s: float = 0.0) -> Any:
         """The reply; *again* is sent instead if *words* may have been executed."""
-        if self._closed:
-            raise closed()
         since = time.monotonic()
-        reply = await self._send(words)
+        (reply,) = await self._exchange((words,))
         if isinstance(reply, Exception):
             return await self._retry(reply, words, again or words, since, retry_timeout_s)
         return reply
 
     async def execute_and_wait(self, words: Words, replicas: int, wait_ms: int) -> tuple[Any, int]:
         """The reply, and how many replicas have confirmed the write: one round trip."""
-        retries = _Retries(time.monotonic() + self._retry_timeout_s)
+        since, failures = time.monotonic(), 0
         while True:
             reply, confirmed = await self._exchange((words, ("WAIT", replicas, wait_ms)), dedicated=True)
             if not isinstance(reply, Exception):
                 break
-            words = await self._next(retries, reply, words, words)
+            failures += 1
+            words = await self._next(reply, words, words, failures, since + self._retry_timeout_s)
         if isinstance(confirmed, Exception):
             raise refused(self.target, confirmed)
         return reply, confirmed
@@ -104,26 +88,25 @@ class Client:
         """The replies of all primaries."""
         if not self._cluster:
             return [await self.execute(words)]
-        retries = _Retries(time.monotonic() + self._retry_timeout_s)
+        since, failures = time.monotonic(), 0
         while isinstance(reply := await self._follow(words, target_nodes="primaries"), Exception):
-            await self._next(retries, reply, words, words)
-        by_node = isinstance(reply, dict) and "redis_version" not in reply
-        return list(reply.values()) if by_node else [reply]
+            failures += 1
+            await self._next(reply, words, words, failures, since + self._retry_timeout_s)
+        return list(reply.values()) if isinstance(reply, dict) and "redis_version" not in reply else [reply]
 
     async def _retry(self, reply: Any, words: Words, again: Words, since: float, timeout_s: float = 0.0) -> Any:
-        retries = _Retries(since + max(timeout_s, self._retry_timeout_s))
+        until, failures = since + max(timeout_s, self._retry_timeout_s), 0
         while isinstance(reply, Exception):
+            failures += 1
             if reply.__class__ is AskError:
                 reply = await self._follow(words)
             else:
-                words = await self._next(retries, reply, words, again)
-                reply = await self._send(words)
+                words = await self._next(reply, words, again, failures, until)
+                (reply,) = await self._exchange((words,))
         return reply
 
-    async def _next(self, retries: _Retries, error: Exception, words: Words, again: Words) -> Words:
+    async def _next(self, error: Exception, words: Words, again: Words, failures: int, until: float) -> Words:
         """What to send next, after a pause; raises if the error stays or the time is up."""
-        if self._closed:
-            raise closed()
         if isinstance(error, redis.exceptions.NoScriptError):
             return in_full(words)
         if self._cluster and isinstance(error, MovedError):
@@ -136,8 +119,9 @@ class Client:
             raise refused(self.target, error) from None
         if not lost and not transient:
             raise error
-        pause = retries.pause(at_once=isinstance(error, redis.ConnectionError) and not transient)
-        if pause is None:
+        at_once = failures == 1 and isinstance(error, redis.ConnectionError) and not transient
+        pause = 0.0 if at_once else _BACKOFF.compute(failures)
+        if not at_once and time.monotonic() + pause > until:
             raise (refused if transient else unreachable)(self.target, error) from None
         await _done(type(self)._pause(pause))
         if transient:
@@ -147,9 +131,7 @@ class Client:
         return again if lost else words
 
     async def _server(self, words: Words) -> Any:
-        """Whose connections a command takes: the pool of the only server, or a node of the Cluster."""
-        if not self._cluster:
-            return self._redis.connection_pool
+        """The node of the Cluster that has the first key of a command."""
         await _done(self._redis.initialize() if hasattr(self._redis, "initialize") else None)
         return self._redis.nodes_manager.get_node_from_slot(key_slot(words[_KEY_AT.get(words[0], 1)].encode()))
 
@@ -179,12 +161,11 @@ class Client:
         """The replies to many commands."""
         raise NotImplementedError
 
-    def _send(self, words: Words) -> Awaitable[Any]:
-        """The reply to one command; whatever went wrong is a value."""
-        raise NotImplementedError
-
     def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> Awaitable[list[Any]]:
-        """The replies to commands for one server; *dedicated*: on a connection that nobody else waits for."""
+        """The replies to commands for one server; whatever went wrong is a value.
+
+        *dedicated*: on a connection that no other caller waits for.
+        """
         raise NotImplementedError
 
     def _disconnect(self) -> Awaitable[None]:
@@ -198,11 +179,6 @@ class AsyncClient(Client):
     _library = "redis.asyncio"
     _pause = asyncio.sleep
 
-    def __init__(self, target: Target, retry_timeout_s: float) -> None:
-        super().__init__(target, retry_timeout_s)
-        self._connections: dict[tuple[Any, bool], PipelinedConnection] = {}
-        self._only = None if self._cluster else self._connection(self._redis.connection_pool)
-
     async def pubsub(self) -> Any:
         """A new subscriber of redis-py."""
         if self._cluster:
@@ -213,25 +189,20 @@ class AsyncClient(Client):
         """The replies to many commands, in as few round trips as there are servers."""
         return await asyncio.gather(*map(self.execute, commands))
 
-    async def _send(self, words: Words) -> Any:
-        if self._only is not None:
-            return await self._only.send(pack(words))
-        return (await self._exchange((words,)))[0]
-
     async def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> list[Any]:
         try:
-            connection = self._connection(await self._server(commands[0]), dedicated=dedicated)
+            server = await self._server(commands[0]) if self._cluster else self._redis.connection_pool
         except _LOST as error:
             return [error] * len(commands)
-        return await asyncio.gather(*[connection.send(pack(words)) for words in commands])
+        connection = self._connections.get((server, dedicated)) or self._connection(server, dedicated)
+        replies = [connection.send(pack(words)) for words in commands]
+        return [await reply for reply in replies]
 
-    def _connection(self, server: Any, *, dedicated: bool = False) -> PipelinedConnection:
-        connection = self._connections.get((server, dedicated))
-        if connection is None:
-            options = {**server.connection_kwargs, "socket_timeout": None}  # an idle connection is no error
-            timeouts = (self.target.options["socket_timeout"], self.target.options["socket_connect_timeout"])
-            connection = PipelinedConnection(lambda: server.connection_class(**options), *timeouts)
-            self._connections[server, dedicated] = connection
+    def _connection(self, server: Any, dedicated: bool) -> PipelinedConnection:
+        options = {**server.connection_kwargs, "socket_timeout": None}  # an idle connection is no error
+        timeouts = (self.target.options["socket_timeout"], self.target.options["socket_connect_timeout"])
+        connection = PipelinedConnection(lambda: server.connection_class(**options), *timeouts)
+        self._connections[server, dedicated] = connection
         return connection
 
     async def _disconnect(self) -> None:
@@ -245,19 +216,15 @@ class BlockingClient(Client):
     _library = "redis"
     _pause = time.sleep
 
-    def __init__(self, target: Target, retry_timeout_s: float) -> None:
-        super().__init__(target, retry_timeout_s)
-        self._idle: dict[Any, deque[Any]] = {}
-
     def after_fork(self) -> None:
         """In the child: the connections belong to the parent."""
         self._opened = None
         self._opening = threading.Lock()
-        self._idle = {}
+        self._connections = {}
 
     async def execute_many(self, commands: Sequence[Words]) -> list[Any]:
         """The replies to many commands: one round trip, or one for each in a Cluster."""
-        if self._cluster or self._closed:
+        if self._cluster:
             return [await self.execute(words) for words in commands]
         since, replies = time.monotonic(), await self._exchange(commands)
         for at, reply in enumerate(replies):
@@ -265,14 +232,11 @@ class BlockingClient(Client):
                 replies[at] = await self._retry(reply, commands[at], commands[at], since)
         return replies
 
-    async def _send(self, words: Words) -> Any:
-        return (await self._exchange((words,)))[0]
-
     async def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> list[Any]:
         connection: Any = None
         try:
             server = await self._server(commands[0]) if self._cluster else self._redis.connection_pool
-            idle = self._idle.get(server) or self._idle.setdefault(server, deque())
+            idle = self._connections.get(server) or self._connections.setdefault(server, deque())
             try:
                 connection = idle.pop()
             except IndexError:
@@ -294,26 +258,10 @@ class BlockingClient(Client):
         return replies
 
     async def _disconnect(self) -> None:
-        for idle in tuple(self._idle.values()):
+        for idle in tuple(self._connections.values()):
             while idle:
                 with contextlib.suppress(IndexError):
                     idle.pop().disconnect()
-
-
-class _Retries:
-    """Pauses that grow, until the time is up."""
-
-    def __init__(self, until: float) -> None:
-        self._until = until
-        self._failures = 0
-
-    def pause(self, *, at_once: bool) -> float | None:
-        """How long to sleep; the first time not at all if *at_once*. ``None`` when the time is up."""
-        self._failures += 1
-        if at_once and self._failures == 1:
-            return 0.0
-        pause: float = _BACKOFF.compute(self._failures)
-        return None if time.monotonic() + pause > self._until else pause
 
 
 async def _done(result: Any) -> Any:

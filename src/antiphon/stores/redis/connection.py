@@ -53,11 +53,9 @@ class PipelinedConnection:
     async def _run(self) -> None:
         connection = self._make()
         error: Exception = ConnectionResetError("the connection was closed")
-        timeout_s = self._connect_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(self._connect_timeout_s):
                 await connection.connect()
-            timeout_s = self._timeout_s
             async with asyncio.timeout(None) as self._limit:
                 self._writer = connection._writer  # its send_packed_command() would take a task for each write
                 self._flush()
@@ -65,7 +63,7 @@ class PipelinedConnection:
         except asyncio.CancelledError:
             pass
         except TimeoutError:
-            error = TimeoutError(f"no answer for {timeout_s} s")
+            error = TimeoutError("no answer in time")
         except Exception as failure:
             error = failure
         finally:

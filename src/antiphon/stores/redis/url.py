@@ -12,6 +12,7 @@ the URL too, as ``antiphon_NAME``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -186,3 +187,21 @@ def _safe(scheme: str, rest: str) -> str:
     user = login.partition(":")[0]
     database = dict(parse_qsl(query)).get("db")
     return f"{scheme}://{user}{mark if user else ''}{place}" + (f"?db={quote(database)}" if database else "")
+
+
+def open_redis(target: Target, library: str) -> Any:
+    """A client of redis-py; *library* is ``redis`` or ``redis.asyncio``. It does not retry: we do, for a time."""
+    from redis.backoff import NoBackoff
+
+    lib: Any = import_module(library)
+    options = {**target.options, "protocol": 2, "retry": lib.retry.Retry(NoBackoff(), 0)}
+    if target.mode == "cluster":
+        nodes = [lib.cluster.ClusterNode(host, port) for host, port in target.addresses]
+        return lib.RedisCluster(startup_nodes=nodes, require_full_coverage=False, **options)
+    if target.mode == "sentinel":
+        sentinel = lib.Sentinel(
+            target.addresses, sentinel_kwargs={**target.sentinel_options, "retry": options["retry"]}
+        )
+        return sentinel.master_for(target.service, **options)
+    host, port = target.addresses[0]
+    return lib.Redis(host=host, port=port, **options)
