@@ -104,8 +104,9 @@ def test_options_of_the_store_may_stand_in_the_url() -> None:
 
 @pytest.mark.parametrize("name", ["retry_timeout_s", "patience_s"])
 def test_the_old_name_of_the_retry_timeout_works(name: str) -> None:
+    options: dict[str, Any] = {name: 7.0}
     for store in (
-        RedisStore("redis://cache.example", **{name: 7.0}),
+        RedisStore("redis://cache.example", **options),
         RedisStore(f"redis://cache.example?antiphon_{name}=7"),
     ):
         assert store._options["retry_timeout_s"] == 7.0

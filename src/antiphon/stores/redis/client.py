@@ -206,8 +206,9 @@ class AsyncClient(Client):
         return connection
 
     async def _disconnect(self) -> None:
-        for connection in tuple(self._connections.values()):
-            await connection.disconnect()
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            await connection.disconnect(at_once=self._closed)
 
 
 class BlockingClient(Client):

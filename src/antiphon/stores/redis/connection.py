@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 
 
 class PipelinedConnection:
-    """Connects when it is first needed, and again after it was lost. An error is a value, not raised."""
+    """Connects when it is first needed, and again after it was lost."""
 
     def __init__(self, make: Callable[[], Any], timeout_s: float, connect_timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -26,7 +26,7 @@ class PipelinedConnection:
         self._sent: deque[asyncio.Future[Any]] = deque()
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._scheduled = False
+        self._scheduled = self._retired = False
         self._last_reply = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -43,10 +43,11 @@ class PipelinedConnection:
             self._loop.call_soon(self._flush)
         return future
 
-    async def disconnect(self) -> None:
-        """Break the connection off; the next command connects again."""
+    async def disconnect(self, *, at_once: bool) -> None:
+        """Be used no more: close when all is answered, or *at_once*."""
+        self._retired = True
         task = self._task
-        if task is not None:
+        if task is not None and (at_once or not (self._sent or self._queue)):
             task.cancel()
             await asyncio.wait((task,))
 
@@ -94,7 +95,7 @@ class PipelinedConnection:
             self._writer.write(b"".join([data for data, _ in batch]))
 
     async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
-        while True:
+        while self._sent or self._queue or not self._retired:
             try:
                 reply = await read()
             except ResponseError as error:
