@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime
 import gc
@@ -108,62 +109,44 @@ def test_another_database(face: Face, valkey_server: Start) -> None:
 
 
 class TlsFront:
-    """Ends TLS before a plain server: what a managed Redis does."""
+    """Ends TLS before a plain server: what a managed Redis does.
+
+    One event loop serves it: an ``SSLSocket`` must not be read and written by two threads at once.
+    """
 
     def __init__(self, folder: Path, port: int) -> None:
         self.certificate = folder / "cert.pem"
         key = folder / "key.pem"
         _make_certificate(self.certificate, key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self.certificate, key)
-        self._server = socket.create_server((HOST, 0))
-        self.port = self._server.getsockname()[1]
-        self._context = context
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(self.certificate, key)
+        self._socket = socket.create_server((HOST, 0))
+        self.port = self._socket.getsockname()[1]
         self._target = port
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        self._stopped = asyncio.Event()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
+        self._thread.start()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                plain, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+    async def _serve(self) -> None:
+        async with await asyncio.start_server(self._connected, sock=self._socket, ssl=self._context):
+            await self._stopped.wait()
 
-    def _serve(self, plain: socket.socket) -> None:
-        try:
-            client = self._context.wrap_socket(plain, server_side=True)
-        except OSError:
-            plain.close()
-            return
-        upstream = socket.create_connection((HOST, self._target))
-        client.settimeout(0.05)
-        threading.Thread(target=self._down, args=(upstream, client), daemon=True).start()
-        while True:
-            try:
-                data = client.recv(65536)
-            except TimeoutError:
-                continue
-            except OSError:
-                data = b""
-            if not data:
-                upstream.close()
-                return
-            upstream.sendall(data)
-
-    @staticmethod
-    def _down(upstream: socket.socket, client: ssl.SSLSocket) -> None:
-        while True:
-            try:
-                data = upstream.recv(65536)
-                if not data:
-                    return
-                client.sendall(data)
-            except OSError:
-                return
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(HOST, self._target)
+        await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
 
     def close(self) -> None:
-        self._server.close()
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 def _make_certificate(certificate: Path, key: Path) -> None:
