@@ -46,7 +46,7 @@ from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
 from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import BreakerRows, Claimed, Existing, Settlement
 from antiphon.stores import MemoryStore
-from antiphon.stores.memory import MemoryJournal
+from antiphon.stores.memory.store import MemoryJournal
 from tests.unit.gateway.kit import AsyncRig, HttpError, ManualClock, envelope, settle_down
 from tests.unit.gateway.test_keeping import FakeBlobs
 
