@@ -64,7 +64,7 @@ def settings() -> str:
         "# Settings\n",
         f"{NOTE}\n",
         "[Configuration](configuration.md) says where settings come from and which one wins. `antiphon config show`",
-        "prints them all as they are in force, each with its source.\n",
+        "prints the effective value of each with its source.\n",
     ]
     meanings = _meanings()
     for name, kind in typing.get_type_hints(Config).items():
@@ -81,16 +81,16 @@ def settings() -> str:
         "|---|---|",
         "| `ANTIPHON_HOME` | the state folder (default `.antiphon`) |",
         "| `ANTIPHON_CONFIG` | the configuration file (default `antiphon.toml`) |",
-        "| `ANTIPHON_STORE` | short for `ANTIPHON_STORE_URL` |",
-        "| `ANTIPHON_TENANT` | short for `ANTIPHON_GATEWAY_TENANT` |",
-        "| `ANTIPHON_WORKFLOWS` | short for `ANTIPHON_HOST_WORKFLOWS` |",
-        "| `ANTIPHON_TEST_SEAMS` | short for `ANTIPHON_HOST_TEST_SEAMS` |",
-        "| `ANTIPHON_API_KEY` | one API key of the host, with the admin role |",
-        "| `TOOL_RELIABILITY_ENABLED` | `false` bypasses the gateway (R12) |",
-        "| `TOOL_RELIABILITY_OPEN_MODE` | `off`: breakers count but never block |",
-        "| `TOOL_RELIABLE_DERIVE_IDEMPOTENCY` | `off`: calls without a given key run without dedupe |",
-        "| `ANTIPHON_SHADOW` | `on`: compute and log, change nothing |",
-        "| `KURRAL_STORAGE_BACKEND`, `R2_*`, `AWS_*` | where artifacts are stored (K7) |",
+        "| `ANTIPHON_STORE` | alias of `ANTIPHON_STORE_URL` |",
+        "| `ANTIPHON_TENANT` | alias of `ANTIPHON_GATEWAY_TENANT` |",
+        "| `ANTIPHON_WORKFLOWS` | alias of `ANTIPHON_HOST_WORKFLOWS` |",
+        "| `ANTIPHON_TEST_SEAMS` | alias of `ANTIPHON_HOST_TEST_SEAMS` |",
+        "| `ANTIPHON_API_KEY` | an API key for the host, with the admin role |",
+        "| `TOOL_RELIABILITY_ENABLED` | `false` bypasses the gateway |",
+        "| `TOOL_RELIABILITY_OPEN_MODE` | `off`: circuit breakers count failures but never block calls |",
+        "| `TOOL_RELIABLE_DERIVE_IDEMPOTENCY` | `off`: calls without an explicit key are not deduplicated |",
+        "| `ANTIPHON_SHADOW` | `on`: log what would have been done, change nothing |",
+        "| `KURRAL_STORAGE_BACKEND`, `R2_*`, `AWS_*` | where artifacts are stored |",
         "| `NO_COLOR` | commands print without colours |",
     ]
     return "\n".join(parts) + "\n"

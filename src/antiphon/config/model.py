@@ -18,106 +18,106 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class StoreSection(Section, frozen=True):
-    """Where claims and run log are kept. ``url`` for both, or ``claims`` and ``log`` apart."""
+    """Where claims and the run log are stored: ``url`` for both, or ``claims`` and ``log`` separately."""
 
     url: str | None = None
-    """``sqlite:///path``, ``redis://…``, ``postgresql://…``, ``memory:``; else SQLite in the state folder."""
+    """``sqlite:///path``, ``redis://…``, ``postgresql://…`` or ``memory:``; default: SQLite in the state folder."""
     claims: str | None = None
-    """Claims and breakers elsewhere than the run log."""
+    """Store for claims and breaker state, if not ``url``."""
     log: str | None = None
-    """The run log elsewhere than the claims."""
+    """Store for the run log, if not ``url``."""
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
-    """SQLite: ``FULL`` outlives a power failure, ``NORMAL`` only the end of the process."""
+    """SQLite: ``FULL`` survives a power failure, ``NORMAL`` only a process crash."""
     seal_key_file: str | None = None
-    """Key for results that hold secrets; SQLite makes one by itself."""
+    """File with the key that seals results containing secrets; SQLite creates one automatically."""
     wait_replicas: Count = 0
-    """Redis: replicas that must have the claim of a ``safetyCritical`` call before it is made."""
+    """Redis: replicas that must confirm the claim of a ``safetyCritical`` call before it is dispatched."""
 
 
 class GatewaySection(Section, frozen=True):
-    """The guarded call."""
+    """Guarded calls."""
 
     tenant: str = "default"
-    """Whose data this is; part of every key."""
+    """Owner of the data; part of every key."""
     workspace: str = "default"
-    """A part of a tenant; part of every key."""
+    """Subdivision of a tenant; part of every key."""
     enabled: bool = True
-    """Off: tools are called directly, nothing else happens (R12)."""
+    """Off: tools are called directly, without any protection."""
     open_mode: bool = True
-    """Off: breakers count but never block."""
+    """Off: circuit breakers count failures but never block calls."""
     derive_keys: bool = True
-    """Off: calls without a given key run without dedupe."""
+    """Off: calls without an explicit key are not deduplicated."""
     shadow: bool = False
-    """Compute and log what would have been done, change nothing."""
+    """Log what would have been done without changing anything."""
     payload_limit: Count = 262_144
-    """Bytes of a result that stay in the claim record; larger ones go to the blobs."""
+    """Largest result in bytes that is stored in the claim record; larger ones go to the blob store."""
     result_limit: Count = 67_108_864
-    """Bytes of a result that are kept at all."""
+    """Largest result in bytes that is stored at all."""
     lease_cap_ms: Positive = 3_600_000
-    """How long a lease is renewed at most."""
+    """Longest total time for which a lease is renewed."""
     stream_idle_ms: Positive = 300_000
-    """A stream that nobody pulls for so long counts as broken off."""
+    """A stream that is not read for this long counts as abandoned."""
     abandoned_threads: Count = 64
-    """How many timed-out threads may still be running before tools with a time limit are refused."""
+    """Timed-out threads that may still be running before calls to tools with a timeout are refused."""
     refresh_ms: Positive = 1_000
-    """How often switches, the file and shared breakers are looked at."""
+    """How often switches, the configuration file and shared breakers are checked."""
     breaker_quorum: Positive = 2
-    """How many processes must see a dependency fail before the fleet fences it off."""
+    """Processes that must see a dependency fail before the breaker opens for the whole fleet."""
 
 
 class RetrySection(Section, frozen=True):
-    """Retries (R8)."""
+    """Retries."""
 
     max_attempts: Positive = 4
-    """Attempts of a call in all."""
+    """Attempts per call, including the first."""
     base_ms: Count = 200
-    """The first delay is between 0 and this."""
+    """Upper bound of the first delay; the delay is random between 0 and this."""
     max_delay_ms: Count = 4_000
-    """No delay is longer, except one that the service asked for."""
+    """Upper bound of any delay, except one requested by the service."""
     max_elapsed_ms: Count = 30_000
-    """No attempt starts later than this after the first."""
+    """No attempt starts later than this after the first one."""
     retry_after_cap_ms: Count = 30_000
-    """A service that asks for a longer wait ends the call."""
+    """Longest ``Retry-After`` that is honoured; a longer one ends the call."""
     retriable_codes: tuple[str, ...] = ()
-    """Error codes that are tried again beside the usual ones."""
+    """Additional error codes that are retried."""
     terminal_codes: tuple[str, ...] = ()
-    """Error codes that are never tried again."""
+    """Error codes that are never retried."""
 
 
 class BreakerSection(Section, frozen=True):
-    """Breakers (R9); without this table the presets of a tool's ``effect`` apply."""
+    """Circuit breakers; without this table the presets of a tool's ``effect`` apply."""
 
     consecutive: Positive = 5
-    """Failures in a row that open it."""
+    """Consecutive failures that open the breaker."""
     rate: Ratio = 0.5
-    """Share of failures in the window that opens it."""
+    """Failure rate within the window that opens the breaker."""
     window_calls: Positive = 20
-    """The window: at most so many attempts …"""
+    """Size of the window in attempts."""
     min_calls: Positive = 10
-    """The share counts from so many attempts on."""
+    """Attempts in the window before the failure rate counts."""
     window_ms: Positive = 120_000
-    """… and none older than this."""
+    """Age limit of attempts in the window."""
     cooldown_ms: Positive = 30_000
-    """How long it stays open before a probe."""
+    """How long the breaker stays open before it allows a probe."""
     probes: Positive = 1
-    """Probes at a time."""
+    """Concurrent probes while half-open."""
     close_after: Positive = 2
-    """Good probes that close it."""
+    """Successful probes that close the breaker."""
     probe_lease_ms: Positive = 60_000
-    """A probe without an answer is given up after this."""
+    """A probe without a result is given up after this."""
     forced_open: bool = False
-    """Held open until the setting goes."""
+    """Keeps the breaker open until the setting is removed."""
 
 
 class TtlSection(Section, frozen=True):
-    """How long records are kept (R6)."""
+    """How long claim records are kept."""
 
     done_ms: Positive = 86_400_000
-    """Records of calls that succeeded, and of unknown outcomes."""
+    """Records of successful calls and of unknown outcomes."""
     failed_ms: Positive = 300_000
-    """Records of calls that failed."""
+    """Records of failed calls."""
     lease_ms: Positive = 120_000
-    """How long a claim is held without a sign of life."""
+    """How long a claim is held without renewal."""
 
 
 class ToolSection(Section, frozen=True):
@@ -126,56 +126,56 @@ class ToolSection(Section, frozen=True):
     enabled: bool | None = None
     """Off: this tool is called directly."""
     shadow: bool | None = None
-    """As ``gateway.shadow``, for this tool."""
+    """Like ``gateway.shadow``, for this tool."""
     timeout: Seconds | None = None
-    """Seconds one attempt may take."""
+    """Timeout of one attempt in seconds."""
     reuse: Literal["turn", "session", "never"] | float | None = None
-    """How long a result answers new calls with equal arguments: ``turn``, ``session``, ``never`` or seconds (D35)."""
+    """How long a result answers new calls with equal arguments: ``turn``, ``session``, ``never`` or seconds."""
     on_store_outage: Literal["closed", "open"] | None = None
-    """``closed`` refuses, ``open`` calls without a claim (D10)."""
+    """When the store is down: ``closed`` refuses the call, ``open`` makes it without a claim."""
     forced_open: bool = False
-    """Its breaker is held open until the setting goes."""
+    """Keeps this tool's breaker open until the setting is removed."""
     retry: RetrySection | None = None
-    """As ``[retry]``."""
+    """Like ``[retry]``, for this tool."""
     breaker: BreakerSection | None = None
-    """As ``[breaker]``."""
+    """Like ``[breaker]``, for this tool."""
     ttl: TtlSection | None = None
-    """As ``[ttl]``."""
+    """Like ``[ttl]``, for this tool."""
 
 
 class TelemetrySection(Section, frozen=True):
-    """Logs, metrics, spans (R11)."""
+    """Logs, metrics and spans."""
 
     logs: bool = True
     """Structured log lines through the logger ``antiphon``."""
     prefix: Annotated[str, Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]*$")] = "antiphon"
-    """Beginning of the metrics' names."""
+    """Prefix of metric names."""
     prometheus: bool = False
-    """Metrics to ``prometheus_client``."""
+    """Export metrics through ``prometheus_client``."""
     otel: bool = False
-    """Spans and metrics to OpenTelemetry."""
+    """Export spans and metrics through OpenTelemetry."""
 
 
 class RuleSection(Section, frozen=True):
-    """One redaction rule of the user's."""
+    """A redaction rule of your own."""
 
     name: str
-    """Named in the placeholder."""
+    """Name that appears in the placeholder."""
     pattern: str | None = None
-    """A regular expression of what is secret."""
+    """Regular expression that matches the secret."""
     field: str | None = None
-    """The name of a field whose value is secret."""
+    """Name of a field whose value is secret."""
 
 
 class RedactSection(Section, frozen=True):
-    """Secrets and personal data (R14, D21). Secrets are always redacted."""
+    """Secrets and personal data. Secrets are always redacted."""
 
     personal_data: bool = True
-    """Whether artifacts and run log are kept free of e-mail addresses, phone, card and account numbers."""
+    """Redact e-mail addresses and phone, card and account numbers in artifacts and the run log."""
     fields: tuple[str, ...] = ()
-    """More field names whose values are secret."""
+    """Additional field names whose values are secret."""
     rules: tuple[RuleSection, ...] = ()
-    """More rules: ``[[redact.rules]]`` with ``name`` and ``pattern`` or ``field``."""
+    """Additional rules: ``[[redact.rules]]`` with ``name`` and ``pattern`` or ``field``."""
 
 
 class RecordSection(Section, frozen=True):
@@ -184,133 +184,133 @@ class RecordSection(Section, frozen=True):
     enabled: bool = True
     """Off: runs are not recorded."""
     retention_days: Annotated[float, Meta(gt=0)] = 14.0
-    """``gc`` keeps younger runs unless forced."""
+    """``antiphon gc`` keeps younger runs unless forced."""
     llm_cache: bool = False
-    """Whether equal requests of live runs are answered from earlier answers (D14)."""
+    """Answer equal model requests of live runs from earlier responses."""
     llm_cache_seconds: Seconds = 1_209_600.0
-    """How long such an answer is good."""
+    """How long such a response may be reused."""
 
 
 class ArtifactsSection(Section, frozen=True):
-    """Where exported runs and large payloads go (K7)."""
+    """Where exported runs and large payloads are stored."""
 
     backend: Literal["local", "s3", "r2"] = "local"
     """``s3`` and ``r2`` need ``bucket``."""
     folder: str = "artifacts"
-    """Where ``local`` exports go."""
+    """Folder for exports of the ``local`` backend."""
     bucket: str | None = None
-    """Name of the bucket."""
+    """Bucket name."""
     endpoint_url: str | None = None
-    """Address of an S3-compatible service other than AWS."""
+    """URL of an S3-compatible service other than AWS."""
     region: str | None = None
-    """Region of the bucket."""
+    """Bucket region."""
     prefix: str = ""
-    """Beginning of the objects' names."""
+    """Prefix of object names."""
     payloads: Literal["auto", "local", "bucket"] = "auto"
-    """Where large payloads of the log are kept; ``auto``: in the bucket if there is one and the log is on a server."""
+    """Where large payloads are stored; ``auto``: in the bucket if there is one and the run log is on a server."""
     timeout_s: Seconds = 30.0
-    """Seconds a request to the bucket may take."""
+    """Timeout of a request to the bucket in seconds."""
 
 
 class ReplaySection(Section, frozen=True):
     """Replay and scores."""
 
     threshold: Ratio = 0.8
-    """Determinism score below which a changed configuration makes a replay exploring (K3)."""
+    """Determinism score below which a changed configuration requires an explore replay."""
     semantic_threshold: Ratio = 0.85
-    """Least similarity of free text that an exploring replay accepts (D11)."""
+    """Lowest similarity of free text that an explore replay accepts as a match."""
     exact_only: bool = False
-    """No semantic matches at all."""
+    """Disable semantic matching."""
     embedder: Literal["auto", "minilm", "lexical"] = "auto"
-    """``auto``: the sentence model if it is installed, else words."""
+    """``auto``: the sentence model if it is installed, otherwise the lexical embedder."""
     min_ars: Ratio = 0.8
-    """Score below which ``antiphon replay`` fails."""
+    """Agent regression score below which ``antiphon replay`` fails."""
 
 
 class PriceSection(Section, frozen=True):
-    """Money per million tokens."""
+    """Price per million tokens."""
 
     input: Annotated[float, Meta(ge=0)]
-    """Of what the model reads."""
+    """Price of input tokens."""
     output: Annotated[float, Meta(ge=0)]
-    """Of what it writes."""
+    """Price of output tokens."""
 
 
 class ProviderSection(Section, frozen=True):
     """A model provider of the host, ``[host.providers.NAME]``."""
 
     dialect: Literal["openai-chat", "anthropic"]
-    """How the provider is spoken to."""
+    """API dialect of the provider."""
     base_url: str
-    """Where it is."""
+    """Base URL of the API."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key; the key itself never stands in a file."""
+    """Name of the environment variable that holds the key; the key itself is never in a file."""
     timeout_s: Seconds = 120.0
-    """Seconds a request may take."""
+    """Request timeout in seconds."""
 
 
 class HostSection(Section, frozen=True):
     """``antiphon serve``."""
 
     host: str = "127.0.0.1"
-    """Address to bind."""
+    """Address to bind to."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8321
-    """Port to bind."""
+    """Port to bind to."""
     workers: Positive = 1
     """Worker processes."""
     llm_key_recipe: Literal["rfc0041", "semantic-request-v2"] = "rfc0041"
-    """What the keys of model calls are made of (D24)."""
+    """Recipe for the keys of model calls."""
     workflows: str | None = None
-    """Folder of workflow definitions (JSON)."""
+    """Folder with workflow definitions (JSON)."""
     agents: tuple[str, ...] = ()
     """Entry points that can be started as runs: ``file.py:function``."""
     tools: tuple[str, ...] = ()
-    """Files or modules whose tools can be nodes of a workflow."""
+    """Files or modules whose tools can be workflow nodes."""
     providers: dict[str, ProviderSection] = {}
     """``[host.providers.NAME]``, see below."""
     auth: bool = True
-    """Whether requests need a key; switched off, the host serves loopback only."""
+    """Require an API key; when off, the host serves loopback only."""
     test_seams: bool = False
-    """Opens the routes of the conformance tests."""
+    """Enable the routes for conformance tests."""
     replay_verify: bool = False
-    """Ask the model in every replay fork and compare the kinds of the answers (D28)."""
+    """Call the model in every replay fork and compare the kinds of responses."""
     webhooks: bool = False
-    """Whether runs may be announced to addresses their callers give."""
+    """Allow webhooks to URLs that callers register."""
     webhooks_loopback: bool = False
-    """Whether such an address may be this machine."""
+    """Allow webhooks to this machine."""
     max_body_bytes: Positive = 1_048_576
     """Largest request body."""
     request_timeout_s: Seconds = 60.0
-    """Seconds a request may take."""
+    """Request timeout in seconds."""
     shutdown_grace_s: Seconds = 10.0
-    """Seconds running work is given at the end."""
+    """Seconds that running work gets to finish at shutdown."""
     retention_seconds: Positive = 1_209_600
-    """The replay window that is advertised; never more than ``record.retention_days``."""
+    """Advertised replay window; capped at ``record.retention_days``."""
 
 
 class LoopSection(Section, frozen=True):
-    """The loop guard and the caps of a run (D25)."""
+    """Loop guard and per-run limits."""
 
     enabled: bool = True
-    """Off: nothing is called a loop; the caps below hold where they are set."""
+    """Off: no loop detection; the limits ``max_calls``, ``max_seconds`` and ``max_cost`` still apply."""
     note_after: Positive | None = None
-    """Equal calls with equal results after which the model is told."""
+    """Equal calls with equal results before the model gets a note."""
     block_after: Positive | None = None
-    """… after which the call is refused."""
+    """Equal calls with equal results before the call is refused."""
     note_rounds: Positive | None = None
-    """Rounds of a cycle after which the model is told."""
+    """Rounds of a cycle before the model gets a note."""
     block_rounds: Positive | None = None
-    """… after which the call is refused."""
+    """Rounds of a cycle before the call is refused."""
     ceiling: Positive | None = None
-    """Equal calls, whatever came back, after which the call is refused."""
+    """Equal calls, whatever they return, before the call is refused."""
     end_after_blocks: Positive | None = None
-    """Refused calls without progress that end the run."""
+    """Refused calls without progress before the run ends."""
     max_calls: Positive | None = None
-    """Calls of one run, also with ``enabled = false``; then the run is ended."""
+    """Calls per run; the run ends when it is exceeded. Applies with ``enabled = false``, too."""
     max_seconds: Seconds | None = None
-    """Seconds of one run, likewise."""
+    """Duration of a run in seconds; otherwise like ``max_calls``."""
     max_cost: Annotated[float, Meta(gt=0)] | None = None
-    """Cost of one run, likewise: the ``cost`` of its tools, and its tokens by ``[prices]``. Then no more tools run."""
+    """Cost of a run: the ``cost`` of its tools plus its tokens by ``[prices]``; then no further tool runs."""
 
 
 class Config(Section, frozen=True):
