@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from antiphon.scoring._alignment import Call, align
-from antiphon.scoring._ars import BANDS, Ars, Band, ars, band, tool_accuracy
 from antiphon.scoring._changes import Decision, changes, critical, decide_replay_type, not_compared
-from antiphon.scoring._determinism import THRESHOLD, determinism
-from antiphon.scoring._report import ReplayReport
-from antiphon.scoring._score import Score
-from antiphon.scoring._similarity import OutputSimilarity, output_similarity
-from antiphon.scoring._structure import Structure, Violation, effect_gate, structure
-from antiphon.scoring._verdict import Verdict, judge
+from antiphon.scoring._report import ReplayReport, findings_text, plan_text, report_text, result_text
+from antiphon.scoring._scores import (
+    BANDS,
+    THRESHOLD,
+    Ars,
+    Band,
+    OutputSimilarity,
+    Score,
+    Verdict,
+    ars,
+    band,
+    determinism,
+    judge,
+    output_similarity,
+    tool_accuracy,
+)
+from antiphon.scoring._structure import Call, Structure, Violation, align, effect_gate, structure
 from antiphon.scoring.html import render_report
-from antiphon.scoring.report_text import findings_text, plan_text, report_text, result_text
 from antiphon.similarity import Contradiction, contradictions
 
 __all__ = [

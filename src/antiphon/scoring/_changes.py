@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from antiphon._differ import ABSENT, diff_values
 from antiphon.errors import InvalidInput
-from antiphon.scoring._determinism import THRESHOLD, flat_config, setting
-from antiphon.scoring._score import unit
+from antiphon.scoring._scores import THRESHOLD, flat_config, setting, unit
 
 ReplayType = Literal["A", "B"]
 Change = dict[str, Any]

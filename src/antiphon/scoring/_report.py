@@ -1,9 +1,12 @@
-"""The shape of a replay report: what the console, ``--json`` and the HTML page are made from."""
+"""The replay report: its shape, and its form on the console, in the layout that the document shows (D29)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
+
+from antiphon._differ import shorten
+from antiphon.scoring._scores import THRESHOLD, band
 
 
 class ArsPart(TypedDict, total=False):
@@ -22,24 +25,6 @@ class Saved(TypedDict, total=False):
     tokens: int
     cost: float
     seconds: float
-
-
-class TimelineCall(TypedDict, total=False):
-    """One call on one side of the timeline; the names of :class:`antiphon.scoring.Call` in camelCase."""
-
-    kind: str
-    name: str
-    arguments: Any
-    outcome: str
-    value: Any
-    sideEffect: bool
-    refusal: str | None
-    tokens: int
-    cost: float
-    latencyMs: float
-    lane: str
-    source: str
-    id: str
 
 
 class ReplayReport(TypedDict, total=False):
@@ -71,8 +56,9 @@ class ReplayReport(TypedDict, total=False):
     verdictReasons: Sequence[str]
     outputsA: Sequence[Any]
     outputsB: Sequence[Any]
-    timelineA: Sequence[TimelineCall]
-    timelineB: Sequence[TimelineCall]
+    timelineA: Sequence[Mapping[str, Any]]
+    """The calls of the recording, as :meth:`antiphon.scoring.Call.to_wire` gives them."""
+    timelineB: Sequence[Mapping[str, Any]]
 
 
 def count(value: Any) -> int:
@@ -80,3 +66,80 @@ def count(value: Any) -> int:
     if isinstance(value, (int, float)):
         return int(value)
     return len(value) if value is not None else 0
+
+
+_EXECUTING = {
+    "A": "Executing A Replay (Using cached outputs)...",
+    "B": "Executing B Replay (Re-executing agent with cached tool calls)...",
+}
+_WIDEST = 200
+
+
+def plan_text(report: ReplayReport) -> str:
+    """Type, score and changes: what is printed before the replay runs."""
+    kind = report.get("replayType", "A")
+    score, limit = report.get("determinismScore", 1.0), report.get("threshold", THRESHOLD)
+    lines = [f"Replay Type: {kind}", f"Determinism Score: {score:.2f} (threshold: {limit:.2f})", ""]
+    changes = report.get("changes") or {}
+    if changes:
+        lines += ["Changes Detected:", *_changes(changes), ""]
+    else:
+        lines.append("No changes detected.")
+    return "\n".join([*lines, _EXECUTING[kind]]) + "\n"
+
+
+def result_text(report: ReplayReport) -> str:
+    """Counts and scores: what is printed after it."""
+    ars = report.get("ars") or {}
+    digits = 3 if report.get("replayType", "A") == "A" else 2
+    return (
+        "[Antiphon] Replay Execution:\n"
+        f"  - Cache Hits: {count(report.get('cacheHits'))}\n"
+        f"  - New Tool Calls: {count(report.get('newToolCalls'))}\n"
+        f"  - Unused Tool Calls: {count(report.get('unusedToolCalls'))}\n"
+        "\n"
+        f"ARS (Agent Regression Score): {ars.get('score', 0.0):.3f}\n"
+        f"  - Output Similarity: {ars.get('outputSimilarity', 0.0):.{digits}f}\n"
+        f"  - Tool Accuracy: {ars.get('toolAccuracy', 0.0):.{digits}f}\n"
+    )
+
+
+def findings_text(report: ReplayReport) -> str:
+    """What the document's block has no line for: blocked calls, divergences, contradictions, the verdict."""
+    lines = list(_findings(report))
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def report_text(report: ReplayReport) -> str:
+    """The whole output of a replay."""
+    findings = findings_text(report)
+    return plan_text(report) + "\n" + result_text(report) + (f"\n{findings}" if findings else "")
+
+
+def _changes(changes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    for section, fields in changes.items():
+        yield f"  - {section}:"
+        for name, change in fields.items():
+            yield f"      {name}: {shorten(dict(change), _WIDEST)}"
+
+
+def _findings(report: ReplayReport) -> Iterator[str]:
+    if count(report.get("blocked")):
+        yield f"Blocked Side Effects: {count(report.get('blocked'))}"
+    if report.get("notCompared"):
+        yield f"Not Compared (unknown on one side): {', '.join(report['notCompared'])}"
+    for hit in report.get("semanticHits") or ():
+        yield f"Semantic Hit: {hit.get('name', '?')} {float(hit.get('score', 0)):.0%}"
+        yield f"  - recorded: {shorten(hit.get('recorded'), _WIDEST)}"
+        yield f"  - replayed: {shorten(hit.get('live'), _WIDEST)}"
+    for divergence in report.get("divergences") or ():
+        yield f"Divergence: {divergence.get('message') or shorten(dict(divergence), _WIDEST)}"
+    for found in report.get("contradictions") or ():
+        old, new = shorten(found.get("recorded")), shorten(found.get("replayed"))
+        yield f"Contradiction: {found.get('kind', '?')}, {old} became {new}"
+    if "verdict" in report:
+        ars = report.get("ars") or {}
+        meaning = f" ({ars.get('band') or band(ars['score']).label})" if "score" in ars else ""
+        yield f"Verdict: {report['verdict']}{meaning}"
+        for reason in report.get("verdictReasons") or ():
+            yield f"  - {reason}"

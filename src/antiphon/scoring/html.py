@@ -6,32 +6,148 @@ Nothing in it is trusted. Texts are escaped, and the page's own policy forbids s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from html import escape
+from string import Template
 from typing import Any
 
-from antiphon.scoring._alignment import Call, Pair, align
-from antiphon.scoring._ars import band
-from antiphon.scoring._determinism import THRESHOLD
-from antiphon.scoring._html import (
-    Markup,
-    bar,
-    field_table,
-    file,
-    fill,
-    join,
-    muted,
-    ring,
-    tile,
-    value_text,
-    word_changes,
-)
+import orjson
+
+from antiphon._differ import ABSENT, word_diff
 from antiphon.scoring._report import ReplayReport, count
-from antiphon.scoring._similarity import answer_text
+from antiphon.scoring._scores import THRESHOLD, answer_text, band
+from antiphon.scoring._structure import Call, Pair, align
+
+_PART = re.compile(r'<template id="([a-z-]+)">(.*?)</template>', re.DOTALL)
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+_SPACE = re.compile(r"\s")
+_LONGEST = 6_000
+_GOOD, _FAIR = 0.9, 0.7
+
+
+class Markup(str):
+    """Text that is already HTML."""
+
+    __slots__ = ()
+
+
+def text(value: object) -> Markup:
+    """*value* as escaped text; control and direction characters cannot hide anything."""
+    if isinstance(value, Markup):
+        return value
+    clean = _CONTROL.sub("\ufffd", str(value)).encode("utf-8", "replace").decode()
+    return Markup(escape(clean, quote=True))
+
+
+@cache
+def file(name: str) -> Markup:
+    """A file of ``templates/``, which is installed with the package."""
+    from importlib.resources import files
+
+    return Markup((files("antiphon.scoring") / "templates" / name).read_text(encoding="utf-8"))
+
+
+@cache
+def _templates() -> dict[str, Template]:
+    parts = _PART.findall(file("parts.html"))
+    made = {name: Template("".join(line.strip() for line in inner.splitlines())) for name, inner in parts}
+    return {**made, "page": Template(file("page.html"))}
+
+
+def fill(template: str, /, **values: object) -> Markup:
+    """The template with *values* in its places, escaped unless they are :class:`Markup`."""
+    return Markup(_templates()[template].substitute({name: text(value) for name, value in values.items()}))
+
+
+def join(parts: Iterable[object]) -> Markup:
+    """The parts one after the other."""
+    return Markup("".join(text(part) for part in parts))
+
+
+def value_text(value: Any) -> str:
+    """A value as a person reads it: text as it is, everything else as indented JSON."""
+    if value is ABSENT:
+        return "absent"
+    if isinstance(value, str):
+        shown = value
+    else:
+        try:
+            shown = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS).decode()
+        except (TypeError, orjson.JSONEncodeError):
+            shown = repr(value)
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(shown)} characters)"
+
+
+def word_changes(old: Any, new: Any) -> Markup:
+    """Two values as one text with what went and what came."""
+    if old is ABSENT:
+        return fill("new", text=value_text(new))
+    if new is ABSENT:
+        return fill("gone", text=value_text(old))
+    before, after = value_text(old), value_text(new)
+    if not (_SPACE.search(before) and _SPACE.search(after)):
+        return join((fill("gone", text=before), " → ", fill("new", text=after)))
+    names = {"-": "gone", "+": "new"}
+    edits = word_diff(before, after)
+    return join(edit.text if edit.op == "=" else fill(names[edit.op], text=edit.text) for edit in edits)
+
+
+def field_table(fields: Iterable[Mapping[str, Any]]) -> Markup:
+    """Field differences: path and word difference."""
+    rows = join(
+        fill(
+            "field",
+            path=entry.get("path", "?"),
+            change=word_changes(entry.get("recorded", ABSENT), entry.get("current", ABSENT)),
+        )
+        for entry in fields
+    )
+    return fill("fields", rows=rows) if rows else rows
+
+
+def muted(words: str) -> Markup:
+    """A remark, if there is one."""
+    return fill("muted", text=words) if words else Markup()
+
+
+def _grade(value: float) -> str:
+    """The class of a score's colour."""
+    return "good" if value >= _GOOD else "fair" if value >= _FAIR else "poor"
+
+
+def bar(label: str, value: float) -> Markup:
+    """A labelled bar from 0 to 1."""
+    share = min(1.0, max(0.0, value))
+    return fill("bar", label=label, value=f"{value:.3f}", grade=_grade(share), width=f"{share * 100:.2f}")
+
+
+def ring(label: str, value: float) -> Markup:
+    """A score from 0 to 1 as a ring with its number inside."""
+    share = min(1.0, max(0.0, value))
+    around = 2 * 3.141592653589793 * 42
+    drawn = f"{share * around:.2f}"
+    return fill("ring", label=label, value=f"{value:.3f}", grade=_grade(share), drawn=drawn, around=f"{around:.2f}")
+
+
+def tile(label: str, value: object, note: str = "", kind: str = "") -> Markup:
+    """A number with its name."""
+    said = fill("note", text=note) if note else ""
+    return fill("tile", classes=f"tile {kind}".strip(), value=value, label=label, note=said)
+
 
 _MAX_DIFFERENT = 500
 _MAX_EQUAL = 100
 _FOLD = 3
 """More equal calls in a row than this are folded away."""
+_SAVED = (
+    ("calls", "calls not repeated", "{:,}"),
+    ("tokens", "tokens not paid", "{:,}"),
+    ("cost", "money not spent", "${:.4f}"),
+    ("seconds", "seconds not waited", "{:.2f}"),
+)
+_TOTALS = (("tokens", "tokens", ",.0f"), ("cost", "cost", ".4f"), ("latencyMs", "latency, ms", ",.0f"))
 _SAID = {
     "added": "was not in the recording",
     "dropped": "was not made again",
@@ -140,17 +256,8 @@ def _score(name: str, value: float, parts: Iterable[Markup], note: str) -> Marku
 
 
 def _numbers(report: ReplayReport) -> Markup:
-    saved = report.get("saved") or {}
-    saved_tiles = [
-        tile(name, shown)
-        for name, shown in (
-            ("calls not repeated", f"{saved['calls']:,}" if "calls" in saved else None),
-            ("tokens not paid", f"{saved['tokens']:,}" if "tokens" in saved else None),
-            ("money not spent", f"${saved['cost']:.4f}" if "cost" in saved else None),
-            ("seconds not waited", f"{saved['seconds']:.2f}" if "seconds" in saved else None),
-        )
-        if shown is not None
-    ]
+    saved: Mapping[str, Any] = report.get("saved") or {}
+    saved_tiles = [tile(name, form.format(saved[key])) for key, name, form in _SAVED if key in saved]
     counts = join(_counts(report))
     parts = []
     if saved_tiles:
@@ -174,15 +281,15 @@ def _counts(report: ReplayReport) -> Iterator[Markup]:
         if key in structure:
             number = count(structure[key])
             yield tile(name, number, kind="alarm" if number else "")
-    for key, name, form in (
-        ("tokens", "tokens", ",.0f"),
-        ("cost", "cost", ".4f"),
-        ("latencyMs", "latency, ms", ",.0f"),
-    ):
+    for key, name, form in _TOTALS:
         total = structure.get(key)
         if isinstance(total, Mapping):
             note = f"recorded {total.get('recorded', 0):{form}}"
             yield tile(name, f"{total.get('replayed', 0):{form}}", note)
+
+
+def _change(path: str, entry: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    return {"path": path, "recorded": entry.get(old), "current": entry.get(new)}
 
 
 def _changes(report: ReplayReport) -> Markup:
@@ -191,10 +298,7 @@ def _changes(report: ReplayReport) -> Markup:
         return Markup()
     parts: list[Markup] = []
     for section, fields in changes.items():
-        entries = [
-            {"path": name, "recorded": change.get("artifact"), "current": change.get("current")}
-            for name, change in fields.items()
-        ]
+        entries = (_change(name, change, "artifact", "current") for name, change in fields.items())
         parts.append(fill("change", title=section, fields=field_table(entries)))
     unknown = report.get("notCompared") or ()
     if unknown:
@@ -203,28 +307,19 @@ def _changes(report: ReplayReport) -> Markup:
 
 
 def _contradictions(report: ReplayReport) -> Markup:
-    found = report.get("contradictions") or ()
-    entries = [
-        {
-            "path": f"answer {entry.get('interaction', 0)}: {entry.get('kind', '')}",
-            "recorded": entry.get("recorded"),
-            "current": entry.get("replayed"),
-        }
-        for entry in found
-    ]
-    return fill("contradictions", fields=field_table(entries)) if entries else Markup()
+    fields = field_table(
+        _change(f"answer {found.get('interaction', 0)}: {found.get('kind', '')}", found, "recorded", "replayed")
+        for found in report.get("contradictions") or ()
+    )
+    return fill("contradictions", fields=fields) if fields else fields
 
 
 def _semantic_hits(report: ReplayReport) -> Markup:
-    entries = [
-        {
-            "path": f"{hit.get('name', '?')} {float(hit.get('score', 0)):.0%}",
-            "recorded": hit.get("recorded"),
-            "current": hit.get("live"),
-        }
+    fields = field_table(
+        _change(f"{hit.get('name', '?')} {float(hit.get('score', 0)):.0%}", hit, "recorded", "live")
         for hit in report.get("semanticHits") or ()
-    ]
-    return fill("semantic-hits", fields=field_table(entries)) if entries else Markup()
+    )
+    return fill("semantic-hits", fields=fields) if fields else fields
 
 
 def _answers(report: ReplayReport) -> Markup:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from antiphon.scoring import ReplayReport, ars, changes, contradictions, determinism, structure, tool_accuracy
-from antiphon.scoring._report import TimelineCall
 
 _OLD = {"model_name": "gpt-4", "provider": "openai", "temperature": 0.0, "seed": 42}
 _NEW = {**_OLD, "temperature": 0.5}
 _ANSWERS = ("Your refund was approved. You get $100.", "Your refund was denied. You get $900.")
-_SEARCHES: list[TimelineCall] = [{"name": "search", "arguments": {"q": f"policy {n}"}, "value": "…"} for n in range(5)]
-_RECORDED: list[TimelineCall] = [
+_SEARCHES: list[dict[str, Any]] = [
+    {"name": "search", "arguments": {"q": f"policy {n}"}, "value": "…"} for n in range(5)
+]
+_RECORDED: list[dict[str, Any]] = [
     {
         "kind": "llm",
         "name": "gpt-4",
@@ -22,7 +25,7 @@ _RECORDED: list[TimelineCall] = [
     {"name": "refund", "arguments": {"order": 12, "amount": 100, "memo": "a broken lamp"}, "sideEffect": True},
     {"name": "send_email", "arguments": {"to": "ann", "body": "Dear Ann"}, "sideEffect": True},
 ]
-_REPLAYED: list[TimelineCall] = [
+_REPLAYED: list[dict[str, Any]] = [
     {"kind": "llm", "name": "gpt-4", "arguments": {"messages": ["refund order 12"]}, "tokens": 640, "source": "live"},
     *_SEARCHES,
     {"name": "lookup", "arguments": {"name": "Ann"}, "value": {"tier": "gold"}, "source": "live"},
