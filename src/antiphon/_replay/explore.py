@@ -12,8 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from antiphon._replay.refusal import RefusalFound, refusal_divergence
-from antiphon._replay.tape import RecordedCall, Tape, not_kept
+from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
@@ -56,7 +55,7 @@ class ExploreInvoker:
 
     def __init__(
         self,
-        tape: Tape,
+        recording: Recording,
         table: BoundaryTable,
         *,
         reviewed: Mapping[str, bool],
@@ -69,7 +68,7 @@ class ExploreInvoker:
         fork_at: int | None = None,
         realtime: bool = False,
     ) -> None:
-        self._tape = tape
+        self._recording = recording
         self._table = table
         self._reviewed = reviewed
         self._schemas = schemas
@@ -96,7 +95,7 @@ class ExploreInvoker:
         self.refusals: list[RefusalFound] = []
         self.faults: set[str] = set()
         """What the fault rules that were met say they match."""
-        for call in sorted(tape.calls.values(), key=lambda call: call.started):
+        for call in sorted(recording.calls.values(), key=lambda call: call.started):
             self._queues.setdefault((call.name, call.digest), []).append(call)
             if call.kind == "llm":
                 self._models.setdefault(call.lane, []).append(call)
@@ -112,7 +111,7 @@ class ExploreInvoker:
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         """Recorded where the recording has it, fresh where the code went another way."""
         place = (site.lane, what, site.nth)
-        return self._tape.draws[place] if place in self._tape.draws else fresh()
+        return self._recording.draws[place] if place in self._recording.draws else fresh()
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         rule = self._table.rule(call.kind, call.name)
@@ -156,7 +155,7 @@ class ExploreInvoker:
         lane = call.site.lane
         turn = self._asked.get(lane, 0)
         self._asked[lane] = turn + 1
-        found = self._tape.find(lane, call.name, call.digest, call.site.nth)
+        found = self._recording.find(lane, call.name, call.digest, call.site.nth)
         recorded = self._models.get(lane, ())
         if found is None and turn < len(recorded):
             found = recorded[turn]
@@ -166,7 +165,7 @@ class ExploreInvoker:
     def judge(self, call: Invocation, outcome: str, reason: str | None) -> RefusalFound | None:
         """Whether a model that was asked refused where it had answered, or the other way round (L4)."""
         recorded = self._standing.pop(call.site.call, None)
-        found = None if recorded is None else refusal_divergence(self._tape, recorded, outcome, reason)
+        found = None if recorded is None else refusal_divergence(self._recording, recorded, outcome, reason)
         if found is not None:
             self.refusals.append(found)
         return found
@@ -175,7 +174,7 @@ class ExploreInvoker:
         return self._fork_at is not None and call is not None and call.started < self._fork_at
 
     def _model(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
-        found = self._tape.find(call.site.lane, call.name, call.digest, call.site.nth)
+        found = self._recording.find(call.site.lane, call.name, call.digest, call.site.nth)
         if rule.mode == "live" and not self._before_fork(found):
             self.live_models += 1
             return None
@@ -186,7 +185,7 @@ class ExploreInvoker:
                 hint="Let it answer: --live llm",
             )
         self.model_hits += 1
-        return self._tape.answer(found, realtime=self._realtime)
+        return self._recording.answer(found, realtime=self._realtime)
 
     # -- tools ---------------------------------------------------------------------------------------------------
 
@@ -219,7 +218,7 @@ class ExploreInvoker:
 
     def _recorded(self, call: RecordedCall, source: str = "recording") -> Answer:
         self.tool_hits += 1
-        return self._tape.answer(call, source=source, realtime=self._realtime)
+        return self._recording.answer(call, source=source, realtime=self._realtime)
 
     def keep(self, name: str, digest: str, payload: Mapping[str, Any]) -> None:
         """Remember what a live call brought, for the next equal one."""
@@ -249,7 +248,7 @@ class ExploreInvoker:
             if not hits:
                 return None
             found, score = hits[0].ref, hits[0].match.score
-        recorded = self._tape.arguments(found)
+        recorded = self._recording.arguments(found)
         self.semantic.append(SemanticHit(short, recorded, call.arguments, score, found.started))
         return found
 
@@ -260,8 +259,8 @@ class ExploreInvoker:
         schema = self._schemas.get(name.partition("/")[2] or name)
         if spec is not None or schema is not None:
             self._index.declare(name, schema, spec.exact if spec is not None else ())
-        for recorded in self._tape.by_name.get(name, []):
-            arguments = self._tape.arguments(recorded)
+        for recorded in self._recording.by_name.get(name, []):
+            arguments = self._recording.arguments(recorded)
             self._index.add(name, arguments, recorded)
             self._loose.setdefault((name, _normal_digest(arguments)), []).append(recorded)
 

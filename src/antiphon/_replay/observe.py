@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from antiphon._differ import FieldDiff, diff_values, nearest
-from antiphon._replay.tape import ORDERED, RecordedCall, Tape, full_name
+from antiphon._replay.recording import ORDERED, RecordedCall, Recording, full_name
 from antiphon._scope import ORPHAN_LANE, Site
 from antiphon.contract.events import Event
 from antiphon.ports import Invocation
@@ -84,8 +84,8 @@ class DivergenceFound(NamedTuple):
 class Observer:
     """Follows a replay lane by lane. Order between lanes does not count, order within one does."""
 
-    def __init__(self, tape: Tape, present: Callable[[Any], Any]) -> None:
-        self.tape = tape
+    def __init__(self, recording: Recording, present: Callable[[Any], Any]) -> None:
+        self.recording = recording
         self._present = present
         self._at: dict[str, int] = {}
         self._answered: dict[str, RecordedCall] = {}
@@ -102,25 +102,25 @@ class Observer:
     def add(self, found: DivergenceFound) -> None:
         self.total += 1
         if len(self.divergences) < _SHOWN:
-            if self.tape.is_ambiguous(found.lane):
+            if self.recording.is_ambiguous(found.lane):
                 found = found._replace(note=f"{found.note}; {_AMBIGUOUS}".removeprefix("; "))
             self.divergences.append(found)
 
     def untouched(self) -> None:
         """Report what was changed in the recording after it was written."""
-        for seq in self.tape.altered:
-            event = self.tape.event(seq)
+        for seq in self.recording.altered:
+            event = self.recording.event(seq)
             note = "the recorded event was changed after it was written"
             self.add(
                 DivergenceFound("altered", event.lane, event.index, seq, _words(event.type, event.payload), note=note)
             )
-        if self.tape.manifest.tags.get("altered") == "true":
+        if self.recording.manifest.tags.get("altered") == "true":
             note = "the artifact was edited after it was exported"
             self.add(DivergenceFound("altered", "0", 0, None, "the recording", note=note))
-        lost = self.tape.manifest.events - self.tape.length
+        lost = self.recording.manifest.events - self.recording.length
         if lost > 0:
             note = f"{lost} events of the recording are missing at its end"
-            self.add(DivergenceFound("altered", "0", self.tape.length, None, "the recording", note=note))
+            self.add(DivergenceFound("altered", "0", self.recording.length, None, "the recording", note=note))
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Observer:
 
     def _in_order(self, row: Seen) -> None:
         lane = row.site.lane if row.site is not None else "0"
-        expected = self.tape.lanes.get(lane, ())
+        expected = self.recording.lanes.get(lane, ())
         place = self._at.get(lane, 0)
         self._at[lane] = place + 1
         if lane in self._silent:
@@ -151,14 +151,14 @@ class Observer:
         if lane == ORPHAN_LANE:  # several threads, in no order
             call = None if row.site is None else self._answered.get(row.site.call)
             if call is not None:
-                self._compare(row, self.tape.event(call.started), place)
+                self._compare(row, self.recording.event(call.started), place)
             return
         if place >= len(expected):
             if row.type != "call.started":  # that was reported as a miss
                 self._silent.add(lane)
                 self.add(DivergenceFound("extra", lane, place, None, _words(row.type, row.payload)))
             return
-        recorded = self.tape.event(expected[place])
+        recorded = self.recording.event(expected[place])
         if recorded.type != row.type:
             self._silent.add(lane)
             note = f"recorded {recorded.type}, now {row.type}"
@@ -170,7 +170,7 @@ class Observer:
     def _end_of_call(self, row: Seen, site: Site) -> None:
         call = self._answered.pop(site.call, None)
         if call is not None and call.finished is not None:
-            self._compare(row, self.tape.event(call.finished), site.index)
+            self._compare(row, self.recording.event(call.finished), site.index)
 
     def _compare(self, row: Seen, recorded: Event, place: int) -> None:
         if row.type == "call.started" and row.payload == recorded.payload:
@@ -193,7 +193,7 @@ class Observer:
         """The recording has no such call: say which one comes nearest, and what differs."""
         site: Site = call.site
         candidates = self._candidates(call)
-        best = nearest(call.name, call.arguments, [(c.name, self.tape.arguments(c)) for c in candidates])
+        best = nearest(call.name, call.arguments, [(c.name, self.recording.arguments(c)) for c in candidates])
         near = candidates[best.place] if best is not None else None
         fields = tuple(best.diffs[:_SHOWN]) if best is not None else ()
         note = "after an earlier divergence in this lane" if site.lane in self._silent else ""
@@ -216,19 +216,19 @@ class Observer:
 
     def _candidates(self, call: Invocation) -> list[RecordedCall]:
         """Recorded calls worth comparing: the same lane first, then unused ones of that name, then any."""
-        named = self.tape.by_name.get(call.name, [])
+        named = self.recording.by_name.get(call.name, [])
         fresh = [c for c in named if not c.used] or named
         local = [c for c in fresh if c.lane == call.site.lane]
-        return (local or fresh or list(self.tape.calls.values()))[:200]
+        return (local or fresh or list(self.recording.calls.values()))[:200]
 
     def finish(self) -> None:
         """What the recording did and the replay did not."""
-        tape = self.tape
-        for lane, expected in tape.lanes.items():
+        recording = self.recording
+        for lane, expected in recording.lanes.items():
             place = self._at.get(lane, 0)
-            if place >= len(expected) or lane in self._silent or tape.covered(lane):
+            if place >= len(expected) or lane in self._silent or recording.covered(lane):
                 continue
-            recorded = tape.event(self._unasked(lane) or expected[place])
+            recorded = recording.event(self._unasked(lane) or expected[place])
             left = len(expected) - place
             note = f"{left} recorded event{'s' if left > 1 else ''} of this lane did not happen"
             self.add(
@@ -246,7 +246,9 @@ class Observer:
         """In a lane without order: a recorded call that the replay did not make."""
         if lane != ORPHAN_LANE:
             return None
-        return next((call.started for call in self.tape.calls.values() if call.lane == lane and not call.used), None)
+        return next(
+            (call.started for call in self.recording.calls.values() if call.lane == lane and not call.used), None
+        )
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from antiphon._replay.observe import DivergenceFound, Observer
-from antiphon._replay.refusal import RefusalFound, refusal_divergence
-from antiphon._replay.tape import RecordedCall, Tape, not_kept
+from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon.errors import InvalidInput, ReplayMiss
 from antiphon.llm.refusal import envelope_kind
 from antiphon.llm.stream import assemble_response
@@ -23,10 +22,10 @@ Ask = Callable[[dict[str, Any]], Any]
 
 
 class StrictInvoker:
-    """Answers from the tape. Never returns ``None``: there is no live call behind it."""
+    """Answers from the recording. Never returns ``None``: there is no live call behind it."""
 
-    def __init__(self, tape: Tape, observer: Observer, *, realtime: bool = False) -> None:
-        self._tape = tape
+    def __init__(self, recording: Recording, observer: Observer, *, realtime: bool = False) -> None:
+        self._recording = recording
         self._observer = observer
         self._realtime = realtime
         self.tool_hits = 0
@@ -41,7 +40,7 @@ class StrictInvoker:
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
         """What this request body was mapped to in the recording: a later release may map it in another way."""
-        return self._tape.known_request(provider, body)
+        return self._recording.known_request(provider, body)
 
     def answer_tool(self, call: Invocation) -> Answer:
         return self._answer(call, self._find(call))
@@ -51,7 +50,7 @@ class StrictInvoker:
 
     def _find(self, call: Invocation) -> RecordedCall:
         site = call.site
-        found = self._tape.find(site.lane, call.name, call.digest, site.nth)
+        found = self._recording.find(site.lane, call.name, call.digest, site.nth)
         if found is None:
             self.missed.append(call)
             raise self._miss(self._observer.missed(call))
@@ -63,7 +62,7 @@ class StrictInvoker:
         else:
             self.tool_hits += 1
         self._observer.answered(call.site, found)
-        answer = self._tape.answer(found, realtime=self._realtime)
+        answer = self._recording.answer(found, realtime=self._realtime)
         why = None if call.kind == "llm" else not_kept(answer)
         if why is not None:
             lost = DivergenceFound("miss", call.site.lane, call.site.index, found.finished, call.name, note=why)
@@ -73,15 +72,15 @@ class StrictInvoker:
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         place = (site.lane, what, site.nth)
-        if place in self._tape.draws:
-            return self._tape.draws[place]
+        if place in self._recording.draws:
+            return self._recording.draws[place]
         note = "the recording has no such draw here"
         found = DivergenceFound("draw", site.lane, site.index, None, f"draw {what}", note=note)
         self._observer.add(found)
         raise self._miss(found)
 
     def _miss(self, found: DivergenceFound) -> ReplayMiss:
-        run = self._tape.manifest.id
+        run = self._recording.manifest.id
         lines = [f"The recording has no answer for {found.what} (lane {found.lane}, index {found.at})."]
         lines += [f"  {diff}" for diff in found.fields[:10]]
         if found.note:
@@ -91,18 +90,18 @@ class StrictInvoker:
 
 
 class VerifyInvoker(StrictInvoker):
-    """Answers from the tape, and asks each model beside that: does it still answer, does it still refuse?"""
+    """Answers from the recording, and asks each model beside that: does it still answer, does it still refuse?"""
 
     def __init__(
         self,
-        tape: Tape,
+        recording: Recording,
         observer: Observer,
         *,
         ask: Ask | None = None,
         outside: Callable[[], AbstractContextManager[Any]] = nullcontext,
         realtime: bool = False,
     ) -> None:
-        super().__init__(tape, observer, realtime=realtime)
+        super().__init__(recording, observer, realtime=realtime)
         self._ask = ask
         self._outside = outside
         self.verified = 0
@@ -130,7 +129,7 @@ class VerifyInvoker(StrictInvoker):
             )
             return
         self.verified += 1
-        refused = refusal_divergence(self._tape, found, outcome, reason)
+        refused = refusal_divergence(self._recording, found, outcome, reason)
         if refused is not None:
             site = call.site
             note = refused.error.message

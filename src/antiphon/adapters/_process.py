@@ -116,9 +116,9 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
     from antiphon.ops.replay import open_recording
     from antiphon.ops.strict import watched
 
-    tape = open_recording(app, wanted)
-    result, run = watched(app, tape)
-    _report(order, {"run": tape.manifest.id, "begun": True})
+    recording = open_recording(app, wanted)
+    result, run = watched(app, recording)
+    _report(order, {"run": recording.manifest.id, "begun": True})
     stack = ExitStack()
     stack.enter_context(using(app))
     stack.enter_context(run.attached())
@@ -132,9 +132,9 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
         stack.close()
         result.observer.finish()
         return {
-            "run": tape.manifest.id,
+            "run": recording.manifest.id,
             "answered": result.invoker.hits,
-            "divergences": [found.to_wire(tape.manifest.id) for found in result.divergences],
+            "divergences": [found.to_wire(recording.manifest.id) for found in result.divergences],
             "divergenceCount": result.observer.total,
             "escapes": escapes,
         }

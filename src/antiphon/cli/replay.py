@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.html:
                 print(dim(f"report: {arguments.html}"))
         if report.replay_type == "A" and report["executed"]:
-            _notice(app, report.tape)
+            _notice(app, report.recording)
     return report.exit_code
 
 
@@ -155,11 +155,11 @@ def _leave_network(app: Any) -> None:
         leave_network()
 
 
-def _notice(app: Any, tape: Any) -> None:
+def _notice(app: Any, recording: Any) -> None:
     from antiphon.ops.explore import known_tools
     from antiphon.ops.side_effects import notice
 
-    text = notice(tape.manifest.entry, known_tools(app, tape))
+    text = notice(recording.manifest.entry, known_tools(app, recording))
     if text:
         print(dim(text), file=sys.stderr)
 

@@ -37,7 +37,7 @@ class ReplayInvoker:
 
     def __init__(self) -> None:
         self.inner: Any = None
-        """Answers from a tape while an agent runs."""
+        """Answers from a recording while an agent runs."""
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         return self._reached(call).answer_tool(call)  # type: ignore[no-any-return]
@@ -125,7 +125,7 @@ class RunServices:
         scope = self._recorder.scope
         run = Run(self._recorder, self._manifest, self._app._caller(self._manifest))
         if self._replaying is not None:
-            self._replaying.inner = await self._tape_invoker()
+            self._replaying.inner = await self._recording_invoker()
         try:
             if inspect.iscoroutinefunction(inspect.unwrap(function)):
                 with run.attached(), using(self._app):
@@ -148,15 +148,15 @@ class RunServices:
                 self._replaying.inner = None
             scope.adopt()
 
-    async def _tape_invoker(self) -> Any:
+    async def _recording_invoker(self) -> Any:
         from antiphon._replay.observe import Observer
         from antiphon._replay.strict import StrictInvoker
-        from antiphon.ops.runs import find_run, load_tape
+        from antiphon.ops.runs import find_run, load_recording
 
         def load() -> Any:
             source = find_run(self._app, self._manifest.source_run)
-            tape = load_tape(self._app, source)
+            recording = load_recording(self._app, source)
             redactor = self._app._redactor.with_salt(source.salt)
-            return StrictInvoker(tape, Observer(tape, redactor.redact))
+            return StrictInvoker(recording, Observer(recording, redactor.redact))
 
         return await asyncio.to_thread(load)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphon import scoring, similarity
-from antiphon._replay.tape import RecordedCall, Tape
+from antiphon._replay.recording import RecordedCall, Recording
 from antiphon.ops.app import Antiphon
 from antiphon.ports import Invocation
 
@@ -37,22 +37,22 @@ def embedder_of(app: Antiphon) -> LazyEmbedder:
     return LazyEmbedder(app.config.replay.embedder)
 
 
-def calls_of(app: Antiphon, tape: Tape, reviewed: Mapping[str, bool] | None = None) -> list[scoring.Call]:
+def calls_of(app: Antiphon, recording: Recording, reviewed: Mapping[str, bool] | None = None) -> list[scoring.Call]:
     """The calls the code itself made, in the order they were started."""
-    return [call_of(app, tape, call, reviewed or {}) for call in tape.top_calls()]
+    return [call_of(app, recording, call, reviewed or {}) for call in recording.top_calls()]
 
 
-def call_of(app: Antiphon, tape: Tape, call: RecordedCall, reviewed: Mapping[str, bool]) -> scoring.Call:
+def call_of(app: Antiphon, recording: Recording, call: RecordedCall, reviewed: Mapping[str, bool]) -> scoring.Call:
     """A recorded call as the scores see it."""
-    started = tape.event(call.started)
-    done = None if call.finished is None else tape.event(call.finished)
+    started = recording.event(call.started)
+    done = None if call.finished is None else recording.event(call.finished)
     payload = {} if done is None else done.payload
     meta = {} if done is None else done.meta
     tokens, cost = _spent(app, meta.get("usage"), _model(started.payload))
     refusal = str(meta.get("refusalReason") or "refusal") if payload.get("outcome") == "refusal" else None
     return scoring.Call(
         name=call.name,
-        arguments=tape.arguments(call),
+        arguments=recording.arguments(call),
         kind=call.kind,
         outcome=str(payload.get("outcome", "unknown")),
         value=payload.get("value") if "value" in payload else payload.get("error"),
@@ -110,32 +110,32 @@ def missed_call(call: Invocation) -> scoring.Call:
     )
 
 
-def saved_by(app: Antiphon, tape: Tape, calls: Sequence[RecordedCall]) -> dict[str, Any]:
+def saved_by(app: Antiphon, recording: Recording, calls: Sequence[RecordedCall]) -> dict[str, Any]:
     """What did not have to be asked and paid again."""
     tokens, cost, milliseconds = 0, 0.0, 0.0
     for call in calls:
         if call.finished is None:
             continue
-        meta = tape.event(call.finished).meta
+        meta = recording.event(call.finished).meta
         milliseconds += _number(meta.get("durationMs"))
         usage = meta.get("usage")
         if usage:
-            spent = _spent(app, usage, _model(tape.event(call.started).payload))
+            spent = _spent(app, usage, _model(recording.event(call.started).payload))
             tokens, cost = tokens + spent[0], cost + spent[1]
     return {"calls": len(calls), "tokens": tokens, "cost": round(cost, 6), "seconds": round(milliseconds / 1000, 3)}
 
 
-def outputs_of(tape: Tape) -> list[Any]:
+def outputs_of(recording: Recording) -> list[Any]:
     """The outputs of a run's interactions; a run without any has one."""
-    if tape.interactions:
-        return [payload.get("output") for payload in tape.interactions]
-    return [tape.output()]
+    if recording.interactions:
+        return [payload.get("output") for payload in recording.interactions]
+    return [recording.output()]
 
 
 def score_runs(
     app: Antiphon,
-    recorded: Tape,
-    replayed: Tape,
+    recorded: Recording,
+    replayed: Recording,
     *,
     new: int | None = None,
     used: int | None = None,

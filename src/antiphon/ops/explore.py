@@ -11,15 +11,15 @@ import orjson
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.run import Run
-from antiphon._replay.current import recorded_setup
 from antiphon._replay.explore import ExploreInvoker
-from antiphon._replay.tape import Tape, full_name
+from antiphon._replay.recording import Recording, full_name
+from antiphon._replay.setup import recorded_setup
 from antiphon._scope import Site
 from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.gateways import declared
-from antiphon.ops.runs import load_tape
+from antiphon.ops.runs import load_recording
 from antiphon.ops.side_effects import Known
 from antiphon.ops.start import arguments_of, call_entry
 from antiphon.ports import Row
@@ -28,18 +28,18 @@ from antiphon.ports import Row
 class Explored:
     """What an exploring replay brought: its own run, and how its calls were answered."""
 
-    def __init__(self, run: Run, tape: Tape, invoker: ExploreInvoker) -> None:
+    def __init__(self, run: Run, recording: Recording, invoker: ExploreInvoker) -> None:
         self.run = run
-        self.tape = tape
+        self.recording = recording
         self.invoker = invoker
 
 
-def known_tools(app: Antiphon, tape: Tape) -> list[Known]:
+def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
     """The tools of the recording and of the gateway, for review."""
     specs = {spec.name: spec for spec in app.gateway.tools.values()}
     if "async_gateway" in app.__dict__:
         specs |= {spec.name: spec for spec in app.async_gateway.tools.values()}
-    names = {name.partition("/")[2] or name for name, calls in tape.by_name.items() if calls[0].kind != "llm"}
+    names = {name.partition("/")[2] or name for name, calls in recording.by_name.items() if calls[0].kind != "llm"}
     meant = {spec.name: spec for spec in declared().values()} | specs  # the agent may have made a gateway of its own
     found = [Known(name, meant[name].description if name in meant else "", meant.get(name)) for name in sorted(names)]
     return found + [Known(name, spec.description, spec) for name, spec in sorted(specs.items()) if name not in names]
@@ -78,7 +78,7 @@ def _set_system(request: dict[str, Any], prompt: str) -> None:
 
 def execute_exploring(
     app: Antiphon,
-    tape: Tape,
+    recording: Recording,
     function: Callable[..., Any],
     *,
     reviewed: Mapping[str, bool],
@@ -94,12 +94,12 @@ def execute_exploring(
     kind: str = "B",
 ) -> Explored:
     """Call *function* with the recorded (or the *given*) input under the boundary table."""
-    tape.rewind()
+    recording.rewind()
     invoker = ExploreInvoker(
-        tape,
+        recording,
         table,
         reviewed=reviewed,
-        schemas=_schemas(tape),
+        schemas=_schemas(recording),
         embedder=embedder,
         threshold=threshold,
         exact_only=exact_only,
@@ -108,7 +108,7 @@ def execute_exploring(
         fork_at=fork_at,
         realtime=realtime,
     )
-    manifest = _manifest(app, tape.manifest, kind)
+    manifest = _manifest(app, recording.manifest, kind)
     recorder = app.recorder(manifest.id, manifest.salt, invoker=invoker)
     asked: dict[str, tuple[str, str]] = {}
 
@@ -124,7 +124,7 @@ def execute_exploring(
 
     recorder.scope.encode, recorder.scope.compose = encode, compose
     run = Run(recorder, manifest)
-    recorded_input = given if given is not None else tape.input()
+    recorded_input = given if given is not None else recording.input()
     run.input = recorded_input
     args, kwargs = arguments_of(recorded_input)
     try:
@@ -133,7 +133,7 @@ def execute_exploring(
     except (Exception, SystemExit) as error:
         run.error = error
     fresh = app.journal.manifest(run.id)
-    return Explored(run, load_tape(app, fresh if fresh is not None else run.manifest), invoker)
+    return Explored(run, load_recording(app, fresh if fresh is not None else run.manifest), invoker)
 
 
 def _remember(
@@ -152,10 +152,10 @@ def _remember(
         invoker.keep(*asked[call], payload)
 
 
-def _schemas(tape: Tape) -> dict[str, Mapping[str, Any]]:
+def _schemas(recording: Recording) -> dict[str, Mapping[str, Any]]:
     """The JSON Schema of each tool's parameters, as the recorded requests or the run's manifest describe it."""
     found: dict[str, Mapping[str, Any]] = {}
-    for name, tool in (recorded_setup(tape).tools or {}).items():
+    for name, tool in (recorded_setup(recording).tools or {}).items():
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else {}
         for spelling in ("parameters", "inputSchema", "input_schema"):
             if isinstance(inner, Mapping) and isinstance(inner.get(spelling), Mapping):

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from antiphon import scoring
 from antiphon._recording.manifest import source_digest
 from antiphon._recording.run import Run
-from antiphon._replay.current import Setup, recorded_setup
-from antiphon._replay.tape import Tape
+from antiphon._replay.recording import Recording
+from antiphon._replay.setup import Setup, recorded_setup
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops import comparison
@@ -20,7 +20,7 @@ from antiphon.ops.entry import is_agent_code, load_entry
 from antiphon.ops.explore import execute_exploring, known_tools
 from antiphon.ops.fence import Fence
 from antiphon.ops.reports import Report, explore_report, keep_strict, spread_of, strict_report
-from antiphon.ops.runs import find_run, is_artifact, load_tape
+from antiphon.ops.runs import find_run, is_artifact, load_recording
 from antiphon.ops.side_effects import gate
 from antiphon.ops.strict import StrictResult, execute_strictly
 from antiphon.ops.tables import check_names
@@ -99,10 +99,10 @@ def replay(
     app = app or current()
     if samples < 1:
         raise InvalidInput("A replay takes at least one sample.", path="samples")
-    tape = open_recording(app, run_or_id)
+    recording = open_recording(app, run_or_id)
     for seq, changes in (edits or {}).items():
         for path, value in changes.items():
-            tape.edit(seq, path, value)
+            recording.edit(seq, path, value)
     flags = {"model_name": model, "provider": provider, "temperature": temperature, "seed": seed}
     wanted = _Wanted(
         config={name: value for name, value in flags.items() if value is not None},
@@ -122,37 +122,37 @@ def replay(
             hint="Ask for an exploring replay (--explore), or leave them out.",
             path="mode",
         )
-    function = _function(tape, function, execute)
+    function = _function(recording, function, execute)
     if table is not None:
-        recorded = ((call.kind, call.name) for calls in tape.by_name.values() for call in calls[:1])
-        specs = (tool.spec for tool in known_tools(app, tape))
+        recorded = ((call.kind, call.name) for calls in recording.by_name.values() for call in calls[:1])
+        specs = (tool.spec for tool in known_tools(app, recording))
         check_names(table, recorded, (f"{spec.namespace}/{spec.name}" for spec in specs if spec is not None))
     explores = mode == "explore" or (mode is None and not verify and (wanted.explores or bool(edits)))
-    before = recorded_setup(tape)
+    before = recorded_setup(recording)
     strict: StrictResult | None = None
     setup = before
     if not explores and function is not None:
         strict = execute_strictly(
-            app, tape, function, fence=fence, realtime=realtime, verify=verify, ask=llm if verify else None
+            app, recording, function, fence=fence, realtime=realtime, verify=verify, ask=llm if verify else None
         )
         _code(strict.setup, function)
         setup = before.merged_with(strict.setup)
-    head = _plan(app, tape, before, setup.with_flags(wanted.config, prompt), mode, explores, verify)
+    head = _plan(app, recording, before, setup.with_flags(wanted.config, prompt), mode, explores, verify)
     floor = app.config.replay.min_ars if min_ars is None else min_ars
     if head["replayType"] == "A":
-        data = strict_report(app, tape, strict, head, floor, embedder)
+        data = strict_report(app, recording, strict, head, floor, embedder)
         if keep:
-            keep_strict(app, tape, data, [] if strict is None else strict.invoker.refusals)
+            keep_strict(app, recording, data, [] if strict is None else strict.invoker.refusals)
     else:
-        data = _explore(app, tape, function, wanted, head, floor, embedder)
-    report = Report(data, tape)
+        data = _explore(app, recording, function, wanted, head, floor, embedder)
+    report = Report(data, recording)
     if verbose:
         sys.stdout.write(report.text())
     return report
 
 
 def _plan(
-    app: Antiphon, tape: Tape, before: Setup, setup: Setup, mode: Mode | None, explores: bool, verify: bool
+    app: Antiphon, recording: Recording, before: Setup, setup: Setup, mode: Mode | None, explores: bool, verify: bool
 ) -> dict[str, Any]:
     """Score, changes and kind of the replay: what is known before it counts."""
     limit = app.config.replay.threshold
@@ -167,8 +167,8 @@ def _plan(
     elif explores:
         kind, reason = "B", "asked for by its options"
     return {
-        "sourceRun": tape.manifest.id,
-        "title": tape.manifest.name,
+        "sourceRun": recording.manifest.id,
+        "title": recording.manifest.name,
         "replayType": kind,
         "reason": reason,
         "determinismScore": float(score),
@@ -181,7 +181,7 @@ def _plan(
 
 def _explore(
     app: Antiphon,
-    tape: Tape,
+    recording: Recording,
     function: Callable[..., Any] | None,
     wanted: _Wanted,
     head: dict[str, Any],
@@ -194,7 +194,7 @@ def _explore(
             hint="Record it with antiphon run file.py:function, or pass --entry (in Python: function=).",
             code="entry_missing",
         )
-    reviewed = gate(tape.manifest.entry, known_tools(app, tape))
+    reviewed = gate(recording.manifest.entry, known_tools(app, recording))
     texts = embedder if embedder is not None else comparison.embedder_of(app)
 
     def sample(config: Mapping[str, Any], prompt: str | None, kind: str) -> dict[str, Any]:
@@ -202,7 +202,7 @@ def _explore(
         changes |= {name: config.get(name) for name in ("temperature", "seed")}
         explored = execute_exploring(
             app,
-            tape,
+            recording,
             function,
             reviewed=reviewed,
             table=wanted.table or MODEL_LIVE,
@@ -216,7 +216,7 @@ def _explore(
             realtime=wanted.realtime,
             kind=kind,
         )
-        return explore_report(app, tape, explored, head, floor, texts, reviewed)
+        return explore_report(app, recording, explored, head, floor, texts, reviewed)
 
     reports = [sample(wanted.config, wanted.prompt, "B") for _ in range(wanted.samples)]
     data = min(reports, key=lambda report: (report["verdict"] == "pass", report["ars"]["score"]))
@@ -229,25 +229,25 @@ def _explore(
     return data
 
 
-def open_recording(app: Antiphon, wanted: Any) -> Tape:
+def open_recording(app: Antiphon, wanted: Any) -> Recording:
     """The recording behind whatever names it; an artifact is imported first."""
     if isinstance(wanted, Run):
-        return load_tape(app, find_run(app, wanted.id))
+        return load_recording(app, find_run(app, wanted.id))
     if isinstance(wanted, (str, Path)) and is_artifact(str(wanted)):
         from antiphon.ops.artifacts import import_artifact
 
-        return load_tape(app, import_artifact(app, Path(wanted)))
-    return load_tape(app, find_run(app, None if wanted is None else str(wanted)))
+        return load_recording(app, import_artifact(app, Path(wanted)))
+    return load_recording(app, find_run(app, None if wanted is None else str(wanted)))
 
 
-def _function(tape: Tape, given: Callable[..., Any] | None, execute: bool) -> Callable[..., Any] | None:
+def _function(recording: Recording, given: Callable[..., Any] | None, execute: bool) -> Callable[..., Any] | None:
     if given is not None or not execute:
         return given
-    entry = tape.manifest.entry
+    entry = recording.manifest.entry
     if not entry:
         return None
     found = load_entry(entry)
-    if tape.manifest.tags.get("imported") and not is_agent_code(found):
+    if recording.manifest.tags.get("imported") and not is_agent_code(found):
         raise NotFound(
             f"The imported recording names {entry} as its entry point: that is neither an @antiphon.agent nor code of "
             "this folder, so it is not run.",

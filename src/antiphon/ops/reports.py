@@ -9,9 +9,8 @@ import msgspec
 
 from antiphon import scoring
 from antiphon._replay.observe import DivergenceFound, Observer
-from antiphon._replay.refusal import CODE, EVENT
+from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, Recording
 from antiphon._replay.strict import VerifyInvoker
-from antiphon._replay.tape import Tape
 from antiphon.ops import comparison
 from antiphon.ops.app import Antiphon
 from antiphon.ops.explore import Explored
@@ -23,9 +22,9 @@ _KEPT = ("replayType", "determinismScore", "changes", "ars", "verdict")
 class Report:
     """What a replay found. ``to_wire()`` is the document behind ``--json``; ``text()`` is the console's."""
 
-    def __init__(self, data: dict[str, Any], tape: Tape | None = None) -> None:
+    def __init__(self, data: dict[str, Any], recording: Recording | None = None) -> None:
         self.data = data
-        self.tape = tape
+        self.recording = recording
         """The recording it was made from."""
 
     def __getitem__(self, name: str) -> Any:
@@ -77,19 +76,24 @@ class Report:
 
 
 def strict_report(
-    app: Antiphon, tape: Tape, strict: StrictResult | None, head: Mapping[str, Any], floor: float, embedder: Any
+    app: Antiphon,
+    recording: Recording,
+    strict: StrictResult | None,
+    head: Mapping[str, Any],
+    floor: float,
+    embedder: Any,
 ) -> dict[str, Any]:
     """The report of an A replay; without *strict* the code was not run and the recording stands for itself."""
-    run = tape.manifest.id
-    found = strict.divergences if strict is not None else _of_the_recording(tape)
+    run = recording.manifest.id
+    found = strict.divergences if strict is not None else _of_the_recording(recording)
     divergences = [divergence.to_wire(run) for divergence in found]
-    calls = tape.top_calls()
+    calls = recording.top_calls()
     tools = [call for call in calls if call.kind != "llm"]
     used = len(tools) if strict is None else sum(1 for call in tools if call.used)
     new = 0 if strict is None else sum(call.kind != "llm" for call in strict.invoker.missed)
     accuracy = scoring.tool_accuracy(len(tools), used, new, len(tools) - used)
-    outputs = comparison.outputs_of(tape)
-    current = outputs if strict is None or tape.interactions else [strict.observer.presented(strict.output)]
+    outputs = comparison.outputs_of(recording)
+    current = outputs if strict is None or recording.interactions else [strict.observer.presented(strict.output)]
     same = scoring.output_similarity(outputs, current, embedder or comparison.embedder_of(app))
     score = scoring.ars(float(same), float(accuracy))
     verdict = scoring.judge(float(score), min_ars=floor, divergences=divergences, contradictions=same.contradictions)
@@ -106,7 +110,7 @@ def strict_report(
         "divergences": divergences,
         "divergenceCount": len(found) if strict is None else strict.observer.total,
         "notes": [] if strict is None else [note.to_wire() for note in strict.observer.notes],
-        "ambiguousLanes": sorted(tape.ambiguous),
+        "ambiguousLanes": sorted(recording.ambiguous),
         "ars": {
             "score": float(score),
             "outputSimilarity": float(same),
@@ -115,7 +119,7 @@ def strict_report(
         },
         "embedder": same.embedder,
         "contradictions": [{"interaction": index, **where.to_wire()} for index, where in same.contradictions],
-        "saved": comparison.saved_by(app, tape, answered),
+        "saved": comparison.saved_by(app, recording, answered),
         "verdict": verdict.verdict,
         "verdictReasons": verdict.reasons,
         "outputsA": outputs,
@@ -124,12 +128,12 @@ def strict_report(
     if strict is not None:
         data |= _execution(strict)
     if len(calls) <= comparison.SHOWN_CALLS:
-        data |= _timelines(app, tape, strict)
+        data |= _timelines(app, recording, strict)
     return data
 
 
-def _of_the_recording(tape: Tape) -> list[DivergenceFound]:
-    observer = Observer(tape, lambda value: value)
+def _of_the_recording(recording: Recording) -> list[DivergenceFound]:
+    observer = Observer(recording, lambda value: value)
     observer.untouched()
     return observer.divergences
 
@@ -140,7 +144,7 @@ def _execution(strict: StrictResult) -> dict[str, Any]:
         found["verifiedModelCalls"] = strict.invoker.verified
     if strict.invoker.refusals:
         found["refusals"] = [refused.payload for refused in strict.invoker.refusals]
-        found["error"] = {"code": CODE, "message": strict.invoker.refusals[0].error.message}
+        found["error"] = {"code": REFUSAL_CODE, "message": strict.invoker.refusals[0].error.message}
     elif strict.error is not None:
         found["error"] = error_of(strict.error)
     return found
@@ -152,8 +156,8 @@ def error_of(error: BaseException) -> dict[str, Any]:
     return {"code": str(getattr(error, "code", kind.__name__)), "class": kind.__name__, "message": str(error)}
 
 
-def _timelines(app: Antiphon, tape: Tape, strict: StrictResult | None) -> dict[str, Any]:
-    left = [(call, comparison.call_of(app, tape, call, {}).to_wire()) for call in tape.top_calls()]
+def _timelines(app: Antiphon, recording: Recording, strict: StrictResult | None) -> dict[str, Any]:
+    left = [(call, comparison.call_of(app, recording, call, {}).to_wire()) for call in recording.top_calls()]
     if strict is None:
         right = [wire for _, wire in left]
     else:
@@ -162,16 +166,16 @@ def _timelines(app: Antiphon, tape: Tape, strict: StrictResult | None) -> dict[s
     return {"timelineA": [wire for _, wire in left], "timelineB": right}
 
 
-def keep_strict(app: Antiphon, tape: Tape, data: dict[str, Any], refusals: Sequence[Any] = ()) -> None:
+def keep_strict(app: Antiphon, recording: Recording, data: dict[str, Any], refusals: Sequence[Any] = ()) -> None:
     """A replay is itself a run, linked to its source (K1): what it was given, where it diverged, how it ended."""
-    manifest = replay_manifest(app, tape, {name: data[name] for name in _KEPT})
+    manifest = replay_manifest(app, recording, {name: data[name] for name in _KEPT})
     data["replayRun"] = manifest.id
     recorder = app.recorder(manifest.id, manifest.salt)
-    rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": tape.input()}, {})]
+    rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": recording.input()}, {})]
     for found in data["divergences"]:
         payload = {"index": found["index"], "message": found["message"], "fields": found["fields"]}
         rows.append(recorder.encode("replay.diverged", None, payload, {"lane": found["lane"]}))
-    rows += [recorder.encode(EVENT, None, refused.payload, {}) for refused in refusals]
+    rows += [recorder.encode(REFUSAL_EVENT, None, refused.payload, {}) for refused in refusals]
     if data["verdict"] == "pass":
         last = {"status": "completed", "output": data["outputsB"][-1] if data["outputsB"] else None}
     else:
@@ -186,7 +190,7 @@ def keep_strict(app: Antiphon, tape: Tape, data: dict[str, Any], refusals: Seque
 
 def explore_report(
     app: Antiphon,
-    tape: Tape,
+    recording: Recording,
     explored: Explored,
     head: Mapping[str, Any],
     floor: float,
@@ -195,13 +199,13 @@ def explore_report(
 ) -> dict[str, Any]:
     """The report of a B replay; also kept with its run."""
     invoker = explored.invoker
-    top = tape.top_calls()
+    top = recording.top_calls()
     used = sum(1 for call in top if call.kind != "llm" and call.used)
     new = len(invoker.new) + len(invoker.blocked)
     scored = comparison.score_runs(
-        app, tape, explored.tape, new=new, used=used, embedder=embedder, min_ars=floor, reviewed=reviewed
+        app, recording, explored.recording, new=new, used=used, embedder=embedder, min_ars=floor, reviewed=reviewed
     )
-    divergences = [_refusal_wire(tape, refused) for refused in invoker.refusals]
+    divergences = [_refusal_wire(recording, refused) for refused in invoker.refusals]
     data = {
         **head,
         **scored,
@@ -217,12 +221,12 @@ def explore_report(
         "blocked": [{"name": b.name, "arguments": b.arguments, "reason": b.reason} for b in invoker.blocked],
         "divergences": divergences,
         "liveModelCalls": invoker.live_models,
-        "saved": comparison.saved_by(app, tape, [call for call in top if call.used]),
+        "saved": comparison.saved_by(app, recording, [call for call in top if call.used]),
     }
     reasons = list(scored["verdictReasons"])
     if invoker.refusals:
         data["refusals"] = [refused.payload for refused in invoker.refusals]
-        data["error"] = {"code": CODE, "message": invoker.refusals[0].error.message}
+        data["error"] = {"code": REFUSAL_CODE, "message": invoker.refusals[0].error.message}
         reasons.append(invoker.refusals[0].error.message)
     elif explored.run.error is not None:
         data["error"] = error_of(explored.run.error)
@@ -238,11 +242,11 @@ def explore_report(
     return data
 
 
-def _refusal_wire(tape: Tape, refused: Any) -> dict[str, Any]:
+def _refusal_wire(recording: Recording, refused: Any) -> dict[str, Any]:
     seq = refused.payload["atSequence"]
-    event = tape.event(seq)
+    event = recording.event(seq)
     note = refused.error.message
-    return DivergenceFound("refusal", event.lane, event.index, seq, "llm", note=note).to_wire(tape.manifest.id)
+    return DivergenceFound("refusal", event.lane, event.index, seq, "llm", note=note).to_wire(recording.manifest.id)
 
 
 def spread_of(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

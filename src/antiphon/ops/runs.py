@@ -14,7 +14,7 @@ from antiphon.ops.fence import lifted
 from antiphon.ports import SyncJournal
 
 if TYPE_CHECKING:
-    from antiphon._replay.tape import Tape
+    from antiphon._replay.recording import Recording
 
 LATEST = "latest"
 _BATCH = 500
@@ -63,9 +63,9 @@ def is_artifact(wanted: str) -> bool:
     return wanted.endswith((".antiphon", ".kurral", ".json")) or Path(wanted).is_file()
 
 
-def load_tape(app: Antiphon, manifest: RunManifest) -> Tape:
+def load_recording(app: Antiphon, manifest: RunManifest) -> Recording:
     """The recording, ready to be asked; spilled payloads are brought back when they are needed."""
-    from antiphon._replay.tape import Tape
+    from antiphon._replay.recording import Recording
 
     def whole(event: Event) -> Event:
         payload = event.payload
@@ -76,7 +76,7 @@ def load_tape(app: Antiphon, manifest: RunManifest) -> Tape:
                 return msgspec.structs.replace(event, payload=resolve(payload, app.blobs, app.tenant))
         return event
 
-    return Tape.load(manifest, _Outside(app.journal), whole)
+    return Recording.load(manifest, _Outside(app.journal), whole)
 
 
 class _Outside:

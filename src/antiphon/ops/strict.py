@@ -13,10 +13,10 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.recorder import dump
 from antiphon._recording.run import Run, exit_code, run_error
-from antiphon._replay.current import Setup
 from antiphon._replay.observe import DivergenceFound, Observer, Seen
+from antiphon._replay.recording import Recording
+from antiphon._replay.setup import Setup
 from antiphon._replay.strict import StrictInvoker, VerifyInvoker
-from antiphon._replay.tape import Tape
 from antiphon._scope import Site
 from antiphon.contract.events import RunManifest
 from antiphon.errors import Divergence, ReplayMiss
@@ -45,7 +45,7 @@ class StrictResult:
 
 def execute_strictly(
     app: Antiphon,
-    tape: Tape,
+    recording: Recording,
     function: Callable[..., Any],
     *,
     fence: Fence = True,
@@ -53,10 +53,10 @@ def execute_strictly(
     verify: bool = False,
     ask: Callable[[dict[str, Any]], Any] | None = None,
 ) -> StrictResult:
-    """Call *function* with the recorded input; every model, tool, clock and random answer comes from the tape."""
-    tape.rewind()
-    result, run = watched(app, tape, realtime=realtime, verify=verify, ask=ask)
-    args, kwargs = arguments_of(tape.input())
+    """Call *function* with the recorded input; every model, tool, clock and random answer comes from the recording."""
+    recording.rewind()
+    result, run = watched(app, recording, realtime=realtime, verify=verify, ask=ask)
+    args, kwargs = arguments_of(recording.input())
     try:
         with run.attached(), using(app), fenced(fence) as escapes:
             result.escapes = escapes
@@ -72,15 +72,15 @@ def execute_strictly(
             result.setup.saw_request({"request": missed.arguments})
     result.setup.graph = run.facts.get("graph_digest")
     if result.error is None:
-        _compare_end(tape, observer, {"status": "completed", "output": result.output})
+        _compare_end(recording, observer, {"status": "completed", "output": result.output})
     elif not isinstance(result.error, Divergence):
         ended = run_error(result.error)
         if "recorded" in getattr(result.error, "data", {}):  # stands for an exception whose class is not at hand
             ended = {"class": ended["class"]}
-        _compare_end(tape, observer, {"status": "failed", "error": ended})
+        _compare_end(recording, observer, {"status": "failed", "error": ended})
     elif not observer.divergences:  # found on the way, such as a stream that is read on: nobody else has noted it
-        place = len(tape.lanes.get("0", ()))
-        seq = None if tape.last is None else tape.last.seq
+        place = len(recording.lanes.get("0", ()))
+        seq = None if recording.last is None else recording.last.seq
         observer.add(DivergenceFound("error", "0", place, seq, "run.finished", note=result.error.message))
     observer.finish()
     return result
@@ -112,20 +112,20 @@ class _Patience:
 
 def watched(
     app: Antiphon,
-    tape: Tape,
+    recording: Recording,
     *,
     realtime: bool = False,
     verify: bool = False,
     ask: Callable[[dict[str, Any]], Any] | None = None,
 ) -> tuple[StrictResult, Run]:
-    """A run that is answered from the tape and compared with it, for whoever calls the code (see ``Run.attached``)."""
-    redactor = app._redactor.with_salt(tape.manifest.salt)
-    observer = Observer(tape, lambda value: orjson.loads(redactor.redact_bytes(dump(value))[0]))
+    """A run that the recording answers and is compared with, for whoever calls the code (see ``Run.attached``)."""
+    redactor = app._redactor.with_salt(recording.manifest.salt)
+    observer = Observer(recording, lambda value: orjson.loads(redactor.redact_bytes(dump(value))[0]))
     observer.untouched()
     if verify:
-        invoker: StrictInvoker = VerifyInvoker(tape, observer, ask=ask, outside=lifted, realtime=realtime)
+        invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=lifted, realtime=realtime)
     else:
-        invoker = StrictInvoker(tape, observer, realtime=realtime)
+        invoker = StrictInvoker(recording, observer, realtime=realtime)
     setup = Setup()
 
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Any:
@@ -144,43 +144,45 @@ def watched(
     async def see_async(rows: Sequence[Any]) -> None:
         observer.see(rows)
 
-    recorder = app.recorder(tape.manifest.id, tape.manifest.salt, invoker=invoker, write=see, write_async=see_async)
+    recorder = app.recorder(
+        recording.manifest.id, recording.manifest.salt, invoker=invoker, write=see, write_async=see_async
+    )
 
     def present(arguments: Any, digest: str) -> tuple[Any, str, bool]:
-        return (arguments, digest, False) if digest in tape.plain else recorder.present(arguments, digest)
+        return (arguments, digest, False) if digest in recording.plain else recorder.present(arguments, digest)
 
     def shown(arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, bool]:
-        if digest in tape.plain:
+        if digest in recording.plain:
             return dump(arguments), digest, False
         return recorder.shown(arguments, digest, canonical)
 
     recorder.scope.encode, recorder.scope.compose = encode, compose
     recorder.scope.present, recorder.scope.shown = present, shown
-    entry = {"entry": tape.manifest.entry} if tape.manifest.entry is not None else {}
-    recorded = tape.input()
+    entry = {"entry": recording.manifest.entry} if recording.manifest.entry is not None else {}
+    recorded = recording.input()
     given = {} if recorded is None else {"input": recorded}
-    observer.see((Seen("run.started", None, {"name": tape.manifest.name, **entry, **given}, {}),))
-    return StrictResult(observer, invoker, setup), Run(recorder, tape.manifest)
+    observer.see((Seen("run.started", None, {"name": recording.manifest.name, **entry, **given}, {}),))
+    return StrictResult(observer, invoker, setup), Run(recorder, recording.manifest)
 
 
-def _compare_end(tape: Tape, observer: Observer, payload: dict[str, Any]) -> None:
-    if tape.last is None:
+def _compare_end(recording: Recording, observer: Observer, payload: dict[str, Any]) -> None:
+    if recording.last is None:
         return
-    recorded = tape.event(tape.last.seq).payload
+    recorded = recording.event(recording.last.seq).payload
     if len(payload.get("error", ())) == 1:
         known = {"class": (recorded.get("error") or {}).get("class", "")}
         recorded = {**recorded, "error": known}
     differences = diff_values(recorded, observer.presented(payload), limit=50)
     if differences:
-        place = len(tape.lanes.get("0", ()))
+        place = len(recording.lanes.get("0", ()))
         kind = "error" if payload["status"] != recorded.get("status") else "output"
-        observer.add(DivergenceFound(kind, "0", place, tape.last.seq, "run.finished", tuple(differences)))
+        observer.add(DivergenceFound(kind, "0", place, recording.last.seq, "run.finished", tuple(differences)))
 
 
-def replay_manifest(app: Antiphon, tape: Tape, details: dict[str, Any]) -> RunManifest:
+def replay_manifest(app: Antiphon, recording: Recording, details: dict[str, Any]) -> RunManifest:
     """A replay is itself a run, linked to its source (K1)."""
     now = app.clock.now_ms()
-    source = tape.manifest
+    source = recording.manifest
     return msgspec.structs.replace(
         source,
         id=uuid7(),

@@ -23,12 +23,12 @@ from antiphon import Antiphon
 from antiphon._drive import drive
 from antiphon._gateway import codec, tagged
 from antiphon._replay.explore import ExploreInvoker
-from antiphon._replay.tape import Tape, not_kept
+from antiphon._replay.recording import Recording, not_kept
 from antiphon._scope import Site
 from antiphon.decide.effects import BoundaryTable
 from antiphon.errors import ReplayMiss, ResultNotKept
 from antiphon.ops.app import using
-from antiphon.ops.runs import load_tape
+from antiphon.ops.runs import load_recording
 from antiphon.ports import Answer, Invocation
 from antiphon.redact import Redactor, Rules
 from antiphon.stores import MemoryStore, SQLiteStore
@@ -219,15 +219,15 @@ def test_a_result_that_was_not_recorded_is_never_another_one() -> None:
     report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
     assert not report.passed
     assert "it returned a _thread.lock, which a recording cannot hold" in report.text()
-    tape = load_tape(app, run.manifest)
-    invoker = ExploreInvoker(tape, BoundaryTable(), reviewed={"made": True})
+    recording = load_recording(app, run.manifest)
+    invoker = ExploreInvoker(recording, BoundaryTable(), reviewed={"made": True})
     with using(app), pytest.raises(ReplayMiss, match="a recording cannot hold"):
-        drive(invoker.answer(_asked_again(tape)))
+        drive(invoker.answer(_asked_again(recording)))
     assert len(got) == 1, "a replay may not hand out anything in its place"
 
 
-def _asked_again(tape: Tape) -> Invocation:
-    [recorded] = tape.calls.values()
+def _asked_again(recording: Recording) -> Invocation:
+    [recorded] = recording.calls.values()
     site = Site(recorded.lane, recorded.index, recorded.nth, recorded.call, None)
     return Invocation("tool", recorded.name, {}, recorded.digest, site)
 

@@ -116,7 +116,7 @@ def test_a_planted_blind_spot_is_found(recorded: tuple[Agent, Run], monkeypatch:
     """The gate would notice a replay that no longer compares what it was given."""
     agent, run = recorded
     monkeypatch.setattr("antiphon._replay.observe.Observer._compare", lambda *given: None)
-    monkeypatch.setattr("antiphon._replay.tape.sum_holds", lambda event: None)
+    monkeypatch.setattr("antiphon._replay.recording.sum_holds", lambda event: None)
     event = next(event for event in run.events() if event.payload.get("name") == "search")
     changed = msgspec.structs.replace(event, payload={**event.payload, "arguments": {"q": "z", "limit": 3}})
     assert not _reported(agent, run, changed, event.seq)

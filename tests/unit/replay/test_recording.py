@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon._replay import tape as module
-from antiphon._replay.tape import Tape, set_at
+from antiphon._replay import recording as module
+from antiphon._replay.recording import Recording, set_at
 from antiphon.errors import ArtifactError, InvalidInput
-from antiphon.ops.runs import load_tape
+from antiphon.ops.runs import load_recording
 from tests.unit.replay.kit import copied, memory_app
 
 
@@ -51,7 +51,7 @@ def test_a_gap_in_the_log_is_an_error() -> None:
             return [event for event in other.journal.events(run, start=start, limit=limit) if event.seq != 0]
 
     with pytest.raises(ArtifactError, match="gap"):
-        Tape.load(run.manifest, Holes())
+        Recording.load(run.manifest, Holes())
 
 
 def test_events_too_large_to_hold_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,8 +66,8 @@ def test_events_too_large_to_hold_are_read_again(monkeypatch: pytest.MonkeyPatch
         return sum(len(look(n=n)) for n in range(100))
 
     run = app.record(main)
-    tape = load_tape(app, run.manifest)
-    assert not tape._kept
+    recording = load_recording(app, run.manifest)
+    assert not recording._kept
     assert antiphon.replay(run, app=app, mode="strict", function=main, keep=False).passed
 
 
@@ -103,8 +103,8 @@ def test_a_nested_call_is_part_of_the_call_that_made_it() -> None:
         return inner(n=n) + inner(n=n + 1)
 
     run = app.record(lambda: outer(n=1))
-    tape = load_tape(app, run.manifest)
-    assert [call.name for call in tape.top_calls()] == ["tools/outer"]
+    recording = load_recording(app, run.manifest)
+    assert [call.name for call in recording.top_calls()] == ["tools/outer"]
     report = antiphon.replay(run, app=app, mode="strict", function=lambda: outer(n=1), keep=False)
     assert report.passed, report.text()
     assert (report["cacheHits"], report["unusedToolCalls"]) == (1, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon._replay.tape import Tape
+from antiphon._replay.recording import Recording
 
 _SCORED = ("temperature", "seed")
 
@@ -83,14 +83,14 @@ def _system_text(request: dict[str, Any]) -> str | None:
     return "\n".join(texts) if texts else None
 
 
-def recorded_setup(tape: Tape) -> Setup:
+def recorded_setup(recording: Recording) -> Setup:
     """The setup of the recording."""
     setup = Setup()
-    for call in tape.by_name.get("llm", []):
-        setup.saw_request(tape.event(call.started).payload)
-    for prompt in tape.prompts:
+    for call in recording.by_name.get("llm", []):
+        setup.saw_request(recording.event(call.started).payload)
+    for prompt in recording.prompts:
         setup.saw_prompt(prompt)
-    manifest = tape.manifest
+    manifest = recording.manifest
     if setup.llm_config is None and manifest.llm_config:
         setup.llm_config = dict(manifest.llm_config)
     if not setup.tools and manifest.tool_schemas:

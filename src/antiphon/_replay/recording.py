@@ -15,7 +15,7 @@ import orjson
 
 from antiphon._drive import AFTER, was_given_up
 from antiphon.contract.events import Event, RunManifest, sum_holds, type_not_kept
-from antiphon.errors import ArtifactError, InvalidInput
+from antiphon.errors import ArtifactError, Divergence, InvalidInput
 from antiphon.ports import Answer
 
 KEEP_EVENT_BYTES = 4_096
@@ -86,7 +86,7 @@ def full_name(payload: Mapping[str, Any]) -> str:
     return f"{namespace}/{name}" if namespace else name
 
 
-class Tape:
+class Recording:
     """The recording of one run."""
 
     def __init__(self, manifest: RunManifest, journal: Events, resolve: Any = None) -> None:
@@ -119,15 +119,15 @@ class Tape:
         self._requests: dict[tuple[Any, bytes | None], int] = {}
 
     @classmethod
-    def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None) -> Tape:
+    def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None) -> Recording:
         """Read the run once, in batches."""
-        tape = cls(manifest, journal, resolve)
+        recording = cls(manifest, journal, resolve)
         for event in _all_events(journal, manifest.id):
-            tape._add(event)
-        tape._open.clear()
-        if tape.first is None:
+            recording._add(event)
+        recording._open.clear()
+        if recording.first is None:
             raise ArtifactError(f"Run {manifest.id} has no events.")
-        return tape
+        return recording
 
     def _add(self, event: Event) -> None:
         if event.seq != self.length:
@@ -372,3 +372,45 @@ def _rough_size(value: Any, limit: int) -> int:
         if total > limit:
             return total
     return total
+
+
+REFUSAL_EVENT = "replay.divergedAtRefusal"
+REFUSAL_CODE = "replay_diverged_at_refusal"
+
+
+class RefusalFound(NamedTuple):
+    """The event to append to the replay's run, and the error that ends it."""
+
+    payload: dict[str, Any]
+    error: Divergence
+
+
+def refusal_divergence(
+    recording: Recording, call: RecordedCall, outcome: str, reason: str | None
+) -> RefusalFound | None:
+    """Compare the kind of a fresh answer with the recorded one; ``None`` if they agree or one of them is no answer."""
+    if call.finished is None or outcome not in ("ok", "refusal"):
+        return None
+    finished = recording.event(call.finished)
+    before = str(finished.payload.get("outcome"))
+    if before not in ("ok", "refusal") or before == outcome:
+        return None
+    kinds = {"ok": "valid", "refusal": "refusal"}
+    run = recording.manifest.id
+    said = reason if outcome == "refusal" else finished.meta.get("refusalReason")
+    payload = {
+        "sourceRunId": run,
+        "atSequence": finished.seq,
+        "originalEnvelopeKind": kinds[before],
+        "replayEnvelopeKind": kinds[outcome],
+        "originalEventId": f"{run}:{finished.seq}",
+        "nodeId": call.call,
+    }
+    if said:
+        payload["refusalReason"] = str(said)
+    words = {"ok": "answered", "refusal": "refused"}
+    message = f"The model {words[outcome]} where it had {words[before]} (event {finished.seq} of run {run})."
+    error = Divergence(
+        message, hint=f"Recorded: antiphon show {run} --event {finished.seq}", code=REFUSAL_CODE, **payload
+    )
+    return RefusalFound(payload, error)
