@@ -54,7 +54,7 @@ def llm_key_of_a_longer_talk(file):
 
     def run(n):
         talk = Conversation()
-        talk._pieces = list(start._pieces)
+        talk._messages = list(start._pieces)
         talk._hashed = {head: (state.copy(), count) for head, (state, count) in start._hashed.items()}
         message = {"role": "user", "content": "And the next step?"}
         for _ in range(n):

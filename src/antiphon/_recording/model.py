@@ -12,22 +12,15 @@ from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._recording.plain import piece_of
 from antiphon._scope import RunScope
 from antiphon.errors import CallFailed, InvalidInput, ReplayMiss, raised_again
-from antiphon.llm.key import NO_VARIANT, Conversation, Recipe, llm_cache_key, variant_digest
-from antiphon.llm.refusal import envelope_kind
-from antiphon.llm.request import keyed_request
-from antiphon.llm.response import told
+from antiphon.llm.key import Recipe, llm_cache_key, variant_digest
+from antiphon.llm.request import canonical_request
+from antiphon.llm.response import envelope_kind, told
 from antiphon.llm.stream import assemble_response
 from antiphon.ports import Answer
 
 RECIPE: Recipe = "rfc0041"
 BROKEN_OFF = "stream_broken_off"
 STREAM = {"stream": True}
-TALK = 8
-"""Conversations of at least this many messages are hashed message by message."""
-TALKS = "llm-conversations"
-KEPT_TALKS = 4
-_BARE = 4
-"""Model, provider, messages and tools: what every mapped request has."""
 
 
 def config_of(request: Mapping[str, Any], provider: str) -> dict[str, Any]:
@@ -69,11 +62,10 @@ def open_llm(
         payload["variant"], payload["request"] = recorded["variant"], canonical
     else:
         try:
-            mapped, digest = keyed_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
-            if digest is None:
-                digest = _key(scope, mapped)
-            payload["variant"] = NO_VARIANT if len(mapped) == _BARE else variant_digest(mapped)
-            payload["request"] = canonical = mapped
+            mapped = canonical_request(body, provider=provider, vendor=vendor)  # type: ignore[arg-type]
+            digest = llm_cache_key(mapped, recipe=RECIPE)
+            payload["variant"], payload["request"] = variant_digest(mapped), mapped
+            canonical = mapped
         except (InvalidInput, ValueError) as error:
             payload["unmapped"] = str(error)
     if made_here and canonical is not body:
@@ -81,25 +73,6 @@ def open_llm(
     boundary = Boundary(scope, "llm", "llm", canonical, payload, digest, meta, asynchronous, stream, send, body)
     boundary.payload["key"] = boundary.digest
     return boundary
-
-
-def _key(scope: RunScope, canonical: dict[str, Any]) -> str:
-    """The key of a request. A conversation that goes on is hashed from where it was, not from its beginning."""
-    messages = canonical.get("messages")
-    if not isinstance(messages, list) or len(messages) < TALK:
-        return llm_cache_key(canonical, recipe=RECIPE)
-    talks: list[Conversation] = scope.gateway_state.setdefault(TALKS, [])
-    with scope.lock:  # whoever takes a conversation has it alone: lanes that share a beginning do not mix
-        known = talks.pop() if talks else Conversation()
-    if not known.follow(messages):
-        known = Conversation()
-        if not known.follow(messages):
-            return llm_cache_key(canonical, recipe=RECIPE)
-    key = known.key(canonical, recipe=RECIPE)
-    with scope.lock:
-        talks.append(known)
-        del talks[:-KEPT_TALKS]
-    return key
 
 
 def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:

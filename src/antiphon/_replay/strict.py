@@ -14,7 +14,7 @@ from typing import Any
 from antiphon._replay.observe import DivergenceFound, Observer
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon.errors import InvalidInput, ReplayMiss
-from antiphon.llm.refusal import envelope_kind
+from antiphon.llm.response import envelope_kind
 from antiphon.llm.stream import assemble_response
 from antiphon.ports import Answer, Invocation
 

@@ -16,8 +16,7 @@ from antiphon.host.workflow.mock import MockProvider, ProviderError
 from antiphon.host.workflow.nodes import NodeFailed, Visit
 from antiphon.host.workflow.schema import violation
 from antiphon.llm.key import llm_cache_key, variant_digest
-from antiphon.llm.refusal import envelope_kind
-from antiphon.llm.response import summarise
+from antiphon.llm.response import envelope_kind, summarise
 
 MOCK = "mock"
 MAX_ATTEMPTS = 3

@@ -1,15 +1,20 @@
-"""A canonical request in the making, with a reference from each part back to the provider's body."""
+"""Reading a provider's request body strictly, and the canonical request in the making.
+
+Every complaint names the path in the provider's body.
+"""
 
 from __future__ import annotations
 
-import json
+import base64
+import binascii
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
-from antiphon.errors import ContractError
-from antiphon.llm._blocks import Piece
-from antiphon.llm._read import Fields
+from antiphon.canonical import parse_json
+from antiphon.errors import CanonicalError, ContractError
 from antiphon.llm.key import tool_order
 
 TRANSPORT: Final = (
@@ -34,8 +39,6 @@ TRANSPORT: Final = (
 )
 """Fields that cannot change what a model answers: they are left out of every key."""
 
-_LAST_STEP: Final = re.compile(r'(?:\.[^.\[\]"]+|\[\d+\]|\["(?:[^"\\]|\\.)*"\])\Z')
-_SNAKE: Final = re.compile("_([a-z])")
 FIELD_ORDER: Final = (
     "temperature",
     "responseSchema",
@@ -48,36 +51,143 @@ FIELD_ORDER: Final = (
     "responseFormat",
     "safetySettings",
 )
+_SNAKE: Final = re.compile("_([a-z])")
+_TO_STANDARD: Final = str.maketrans("-_", "+/")
+
+Block = dict[str, Any]
+"""One block of a canonical message."""
 
 
-class MappedRequest(NamedTuple):
-    """A canonical request, and how to speak of its parts in the provider's own terms."""
-
-    request: dict[str, Any]
-    refs: Mapping[str, str]
-    """Canonical path -> path in the provider's body."""
-    ignored: tuple[str, ...]
-    """Paths of the body that do not influence any key."""
-
-    def origin(self, path: str) -> str:
-        """Where the value at a canonical *path* stands in the provider's body; of its nearest known ancestor if new.
-
-        >>> from antiphon.llm.request import canonical_request_with_refs
-        >>> body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
-        >>> canonical_request_with_refs(body, provider="openai-chat").origin("$.maxOutputTokens")
-        '$.max_tokens'
-        """
-        known = path
-        while known not in self.refs:
-            step = _LAST_STEP.search(known)
-            if step is None:
-                return "$"
-            known = known[: step.start()]
-        below = path[len(known) :]
-        return self.refs[known] + (below if known.endswith(_VERBATIM) or "providerOptions[" in known else "")
+def wrong(path: str, what: str) -> ContractError:
+    """The error for a value that is not *what* it should be."""
+    return ContractError(f"{path} must be {what}.", path=path)
 
 
-_VERBATIM: Final = (".arguments", ".block", ".parameters", ".hosted", ".responseSchema", ".value")
+def as_text(value: Any, path: str) -> str:
+    """*value* if it is a string."""
+    if not isinstance(value, str):
+        raise wrong(path, "a string")
+    return value
+
+
+def as_list(value: Any, path: str) -> Sequence[Any]:
+    """*value* if it is a list."""
+    if not isinstance(value, (list, tuple)):
+        raise wrong(path, "a list")
+    return value
+
+
+def as_object(value: Any, path: str) -> dict[str, Any]:
+    """*value* if it is an object."""
+    if not isinstance(value, dict):
+        raise wrong(path, "an object")
+    return value
+
+
+class Fields:
+    """The fields of one object: each is taken once, under any of its spellings, and :meth:`rest` is what nobody took.
+
+    Null counts as absent: for a provider the two mean the same.
+    """
+
+    __slots__ = ("_left", "path")
+
+    def __init__(self, value: Any, path: str) -> None:
+        self.path = path
+        self._left = {name: item for name, item in as_object(value, path).items() if item is not None}
+
+    def at(self, *names: str) -> str:
+        """The path of a field, in the spelling that is there."""
+        for name in names:
+            if name in self._left:
+                return f"{self.path}.{name}"
+        return f"{self.path}.{names[0]}"
+
+    def has(self, *names: str) -> bool:
+        """Whether the field is there and not yet taken."""
+        return any(name in self._left for name in names)
+
+    def take(self, *names: str) -> Any:
+        """The field's value, or ``None``."""
+        return self._found(names)[0]
+
+    def _found(self, names: Sequence[str]) -> tuple[Any, str]:
+        """The field's value and path, once."""
+        for name in names:
+            if name in self._left:
+                return self._left.pop(name), f"{self.path}.{name}"
+        return None, ""
+
+    def drop(self, *names: str) -> None:
+        """Forget fields that influence nothing."""
+        for name in names:
+            self._left.pop(name, None)
+
+    def text(self, *names: str) -> str | None:
+        """The field as a string, or ``None``."""
+        value, path = self._found(names)
+        return None if value is None else as_text(value, path)
+
+    def need_text(self, *names: str) -> str:
+        """The field as a non-empty string."""
+        value = self.text(*names)
+        if not value:
+            raise wrong(f"{self.path}.{names[0]}", "a non-empty string")
+        return value
+
+    def number(self, *names: str) -> float | int | None:
+        """The field as a number, or ``None``."""
+        value, path = self._found(names)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise wrong(path, "a number")
+        return value
+
+    def integer(self, *names: str) -> int | None:
+        """The field as an integer, or ``None``; ``7.0`` is one."""
+        value, path = self._found(names)
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise wrong(path, "an integer")
+        return value
+
+    def flag(self, *names: str) -> bool | None:
+        """The field as true or false, or ``None``."""
+        value, path = self._found(names)
+        if value is not None and not isinstance(value, bool):
+            raise wrong(path, "true or false")
+        return value
+
+    def items(self, *names: str) -> Iterable[tuple[Any, str]]:
+        """The elements of a list field with their paths; nothing if it is absent."""
+        value, path = self._found(names)
+        return () if value is None else elements(value, path)
+
+    def texts(self, *names: str) -> list[str] | None:
+        """The field as a list of strings; one string alone counts as a list of one."""
+        value, path = self._found(names)
+        if isinstance(value, str):
+            return [value]
+        return None if value is None else [as_text(item, at) for item, at in elements(value, path)]
+
+    def fields(self, *names: str) -> Fields | None:
+        """The field as an object, or ``None``."""
+        value, path = self._found(names)
+        return None if value is None else Fields(value, path)
+
+    def object(self, *names: str) -> dict[str, Any] | None:
+        """The field as an object that is kept as it is, or ``None``."""
+        value, path = self._found(names)
+        return None if value is None else as_object(value, path)
+
+    def rest(self) -> dict[str, Any]:
+        """The fields nobody has taken."""
+        return self._left
+
+
+def elements(value: Any, path: str) -> Iterable[tuple[Any, str]]:
+    """The elements of the list *value* with their paths."""
+    return [(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path))]
 
 
 class Draft:
@@ -85,124 +195,145 @@ class Draft:
 
     def __init__(self, body: Any, *, vendor: str, model: str | None = None, camel: bool = False) -> None:
         self.body = Fields(body, "$")
+        self.body.drop(*TRANSPORT)
         self.vendor = vendor
         self._camel = camel
+        self._model = model
         self._messages: list[dict[str, Any]] = []
-        self._tools: list[tuple[dict[str, Any], str, str]] = []
+        self._tools: list[dict[str, Any]] = []
         self._fields: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
-        self._refs: dict[str, str] = {}
         self._developer: list[int] = []
         self._calls: dict[str, str] = {}
-        self._ignored: list[str] = self.body.drop(*TRANSPORT)
-        self._model = model
-        if model is None:
-            self._refs["$.model"] = "$.model"
 
-    def ignore(self, paths: Sequence[str]) -> None:
-        """Note fields that influence nothing."""
-        self._ignored += paths
+    def say(self, role: str, blocks: Sequence[Block], **fields: Any) -> None:
+        """Append a message; a developer's is a system message, and that a model may tell them apart is kept."""
+        if role == "developer":
+            self._developer.append(len(self._messages))
+            role = "system"
+        self._messages.append(self.message(role, blocks, **fields))
 
-    def say(self, role: str, pieces: Sequence[Piece], path: str, **fields: Any) -> None:
-        """Append a message; a single plain text block becomes a string."""
-        place = f"$.messages[{len(self._messages)}]"
-        message: dict[str, Any] = {"role": role, "content": ""}
-        self._refs[place] = path
-        if len(pieces) == 1 and len(pieces[0].block) == 2 and pieces[0].block["type"] == "text":
-            message["content"] = pieces[0].block["text"]
-            self._refs[f"{place}.content"] = pieces[0].path
-        elif pieces:
-            message["content"] = [
-                self._placed(piece, f"{place}.content[{index}]") for index, piece in enumerate(pieces)
-            ]
+    def say_in_turn(self, role: str, parts: Iterable[Block], **fields: Any) -> None:
+        """Append the blocks of one turn; results of tools between them are messages of their own."""
+        run: list[Block] = []
+        results = 0
+        for part in parts:
+            if "role" not in part:
+                run.append(part)
+                continue
+            if run:
+                self.say(role, run, **fields)
+                run = []
+            self._messages.append(part)
+            results += 1
+        if run or not results:
+            self.say(role, run, **fields)
+
+    def message(self, role: str, blocks: Sequence[Block], **fields: Any) -> dict[str, Any]:
+        """A message; a single plain text block becomes a string."""
+        content: Any = blocks or ""
+        if len(blocks) == 1 and len(blocks[0]) == 2 and blocks[0]["type"] == "text":
+            content = blocks[0]["text"]
+        message: dict[str, Any] = {"role": role, "content": content}
         if fields:
             if role == "tool" and self._calls.get(fields.get("toolCallId") or "") == fields.get("name"):
                 fields.pop("name", None)  # the call it answers has said it; not every vendor repeats it
             message.update((name, value) for name, value in fields.items() if value)
-        self._messages.append(message)
+        return message
 
-    def _placed(self, piece: Piece, place: str) -> dict[str, Any]:
-        self._refs[place] = piece.path
-        for suffix, inner in piece.inner:
-            self._refs[place + suffix] = inner
-        if piece.block["type"] == "toolCall" and "id" in piece.block:
-            self._calls[piece.block["id"]] = piece.block["name"]
-        return piece.block
+    def call(self, name: str, arguments: Any, path: str, call_id: str | None = None, **fields: Any) -> Block:
+        """The block of a call the model asked for; arguments given as text are read as JSON if they are."""
+        block: Block = {"type": "toolCall", "name": name}
+        if call_id is not None:
+            block["id"] = call_id
+            self._calls[call_id] = name
+        if isinstance(arguments, str):
+            try:
+                block["arguments"] = parse_json(arguments) if arguments else {}
+            except CanonicalError:
+                block["argumentsText"] = arguments
+        elif "argumentsText" not in fields:
+            block["arguments"] = as_object(arguments, path)
+        block.update((key, value) for key, value in fields.items() if value is not None)
+        return block
 
-    def say_as_developer(self, pieces: Sequence[Piece], path: str, **fields: Any) -> None:
-        """Append a developer's message: a system message for the reader; that a model may tell them apart is kept."""
-        self._developer.append(len(self._messages))
-        self.say("system", pieces, path, **fields)
+    def vendor_block(self, value: Any, path: str) -> Block:
+        """A block only one vendor has, kept as it is."""
+        return {"type": "vendor", "vendor": self.vendor, "block": as_object(value, path)}
 
-    def tool(
-        self,
-        name: str,
-        path: str,
-        *,
-        parameters: dict[str, Any] | None = None,
-        parameters_at: str = "",
-        hosted: dict[str, Any] | None = None,
-        extra: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> None:
+    def tool(self, name: str, *, parameters: dict[str, Any] | None = None, **fields: Any) -> None:
         """Add a tool; one without parameters takes none."""
         tool: dict[str, Any] = {"name": name, "parameters": parameters or {}}
+        extra = fields.pop("extra", None)
         tool.update((key, value) for key, value in fields.items() if value is not None)
-        if hosted is not None:
-            tool["hosted"] = hosted
-        if extra:
-            tool["vendorFields"] = extra
-        self._tools.append((tool, path, parameters_at))
+        self._tools.append(with_vendor_fields(tool, extra))
 
-    def set(self, name: str, value: Any, path: str) -> None:
+    def function(self, tool: Fields, *parameters: str) -> None:
+        """Add a function tool; its schema has one of the names *parameters*."""
+        self.tool(
+            tool.need_text("name"),
+            description=tool.text("description"),
+            strict=tool.flag("strict"),
+            parameters=tool.object(*parameters),
+            extra=tool.rest(),
+        )
+
+    def hosted_tool(self, value: Any, path: str) -> None:
+        """Add a tool the vendor runs itself; credentials given to it are not part of any key."""
+        tool = Fields(value, path)
+        tool.drop("authorization", "authorization_token", "headers")
+        kept = tool.rest()
+        custom = kept.get("custom")
+        named = custom if isinstance(custom, dict) else kept
+        name = named.get("name") or kept.get("server_label") or kept.get("type")
+        self.tool(as_text(name, f"{path}.type"), hosted=kept)
+
+    def set(self, name: str, value: Any) -> None:
         """Set a field unless it is absent."""
         if value is not None:
             self._fields[name] = value
-            self._refs[f"$.{name}"] = path
 
-    def number(self, name: str, source: Fields, *spellings: str) -> None:
-        """Set a number of the request from any of its spellings."""
-        path = source.at(*spellings)
-        self.set(name, source.number(*spellings), path)
+    def settings(self, source: Fields, spellings: Mapping[str, Sequence[str]]) -> None:
+        """Set what all vendors have, each under the vendor's *spellings*."""
+        for name, names in spellings.items():
+            if name == "stop":
+                self.set(name, source.texts(*names))
+            elif name in ("maxOutputTokens", "seed"):
+                self.set(name, source.integer(*names))
+            else:
+                self.set(name, source.number(*names))
 
-    def integer(self, name: str, source: Fields, *spellings: str) -> None:
-        """Set an integer of the request from any of its spellings."""
-        path = source.at(*spellings)
-        self.set(name, source.integer(*spellings), path)
-
-    def option(self, name: str, value: Any, path: str) -> None:
+    def option(self, name: str, value: Any) -> None:
         """Keep something only this vendor knows, so that no key ever ignores it."""
         if self._camel:  # a vendor that takes both spellings means one option by them
             name = _SNAKE.sub(lambda found: found[1].upper(), name)
-        key = f"vendor.{self.vendor}.{name}"
-        self._options[key] = value
-        self._refs[f"$.providerOptions[{json.dumps(key)}]"] = path
+        self._options[f"vendor.{self.vendor}.{name}"] = value
 
     def options(self, source: Fields, prefix: str = "") -> None:
         """Keep all fields of *source* that nobody has taken."""
         for name, value in source.rest().items():
-            self.option(prefix + name, value, f"{source.path}.{name}")
+            self.option(prefix + name, value)
 
-    def choice(self, mode: str, path: str, *, names: list[str] | None = None, value: Any = None) -> None:
+    def choice(self, mode: str, *, names: list[str] | None = None, value: Any = None) -> None:
         """Set the tool choice; the second recipe has no field for it, so it is an option as well."""
         choice: dict[str, Any] = {"mode": mode}
         if names is not None:
             choice["names"] = names
         if value is not None:
             choice["value"] = value
-        self.set("toolChoice", choice, path)
-        self.option("toolChoice", choice, path)
+        self.set("toolChoice", choice)
+        self.option("toolChoice", choice)
 
-    def answer_form(self, form: str, path: str, *, schema: dict[str, Any] | None = None, **fields: Any) -> None:
+    def answer_form(self, form: str, *, schema: dict[str, Any] | None = None, **fields: Any) -> None:
         """Set the form of the answer: for one recipe its schema alone, for the other the whole."""
         response_format: dict[str, Any] = {"type": form}
         if schema is not None:
             response_format["schema"] = schema
-            self.set("responseSchema", schema, f"{path}.schema")
+            self.set("responseSchema", schema)
         response_format.update((key, value) for key, value in fields.items() if value)
-        self.set("responseFormat", response_format, path)
+        self.set("responseFormat", response_format)
 
-    def done(self) -> MappedRequest:
+    def done(self) -> dict[str, Any]:
         """The finished request; what is left of the body becomes options."""
         model = self._model if self._model is not None else self.body.text("model")
         if not model:
@@ -211,21 +342,58 @@ class Draft:
         self.body.drop("model")
         self.options(self.body)
         if self._developer:
-            self.option("developerMessages", self._developer, "$")
-        self._tools.sort(key=lambda entry: tool_order(entry[0]))
-        for index, (tool, path, parameters_at) in enumerate(self._tools):
-            self._refs[f"$.tools[{index}]"] = path
-            if parameters_at:
-                self._refs[f"$.tools[{index}].parameters"] = parameters_at
-            if "hosted" in tool:
-                self._refs[f"$.tools[{index}].hosted"] = path
+            self.option("developerMessages", self._developer)
+        self._tools.sort(key=tool_order)
         request: dict[str, Any] = {
             "model": model,
             "provider": self.vendor,
             "messages": self._messages,
-            "tools": [tool for tool, _, _ in self._tools],
+            "tools": self._tools,
         }
         request.update((name, self._fields[name]) for name in FIELD_ORDER if name in self._fields)
         if self._options:
             request["providerOptions"] = self._options
-        return MappedRequest(request, self._refs, tuple(self._ignored))
+        return request
+
+
+def with_vendor_fields(block: Block, *extra: Mapping[str, Any] | None) -> Block:
+    """*block* with the fields the neutral form has no name for."""
+    for fields in extra:
+        if fields:
+            block["vendorFields"] = {**block.get("vendorFields", {}), **fields}
+    return block
+
+
+def text_block(text: str, extra: Mapping[str, Any] | None = None) -> Block:
+    """A text block."""
+    block = {"type": "text", "text": text}
+    return with_vendor_fields(block, extra) if extra else block
+
+
+def media_block(kind: str, *, url: str | None = None, path: str = "", **fields: Any) -> Block:
+    """A block of *kind* without the fields that are ``None``; content inside a ``data:`` *url* becomes its digest."""
+    if url is not None and url.startswith("data:"):
+        head, comma, data = url[len("data:") :].partition(",")
+        if not comma:
+            raise wrong(path, "a data: URL with a comma")
+        media_type, *options = head.split(";")
+        fields["mediaType"] = media_type or None
+        if "base64" in options:
+            fields["digest"] = digest_of_base64(data, path)
+        else:
+            fields["digest"] = _digest(urllib.parse.unquote_to_bytes(data))
+        url = None
+    return {"type": kind, **{key: value for key, value in {"url": url, **fields}.items() if value is not None}}
+
+
+def digest_of_base64(data: Any, path: str) -> str:
+    """``sha256:…`` of what *data* encodes; both alphabets, with or without padding and line ends."""
+    text = "".join(as_text(data, path).split()).rstrip("=").translate(_TO_STANDARD)
+    try:
+        return _digest(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))
+    except (binascii.Error, ValueError):
+        raise wrong(path, "base64") from None
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

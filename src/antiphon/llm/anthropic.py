@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from antiphon.llm._blocks import (
-    Piece,
+from antiphon.llm._draft import (
+    Block,
+    Draft,
+    Fields,
     digest_of_base64,
+    elements,
     media_block,
-    text_piece,
-    tool_call,
-    vendor_piece,
+    text_block,
     with_vendor_fields,
+    wrong,
 )
-from antiphon.llm._draft import Draft
-from antiphon.llm._read import Fields, as_list, wrong
-from antiphon.llm.openai_chat import hosted_tool
 
-_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
+_CHOICES: Final = {"auto": "auto", "none": "none", "any": "required"}
+_SETTINGS: Final[Mapping[str, Sequence[str]]] = {
+    "temperature": ("temperature",),
+    "topP": ("top_p",),
+    "topK": ("top_k",),
+    "maxOutputTokens": ("max_tokens",),
+    "stop": ("stop_sequences",),
+}
 
 
 def read(draft: Draft) -> None:
@@ -25,145 +32,127 @@ def read(draft: Draft) -> None:
     body = draft.body
     system = body.take("system")
     if system:
-        draft.say("system", _content(draft, system, "$.system"), "$.system")
+        draft.say("system", list(_content(draft, system, "$.system")))
     if not body.has("messages"):
         raise wrong("$.messages", "a list of messages")
     for value, path in body.items("messages"):
-        _message(draft, value, path)
+        _message(draft, Fields(value, path))
     for value, path in body.items("tools"):
         _tool(draft, value, path)
     _choice(draft)
     _answer_form(draft)
-    draft.number("temperature", body, "temperature")
-    draft.number("topP", body, "top_p")
-    draft.number("topK", body, "top_k")
-    draft.integer("maxOutputTokens", body, "max_tokens")
-    path = body.at("stop_sequences")
-    draft.set("stop", body.texts("stop_sequences"), path)
-    _servers(draft)
+    draft.settings(body, _SETTINGS)
+    servers = [Fields(value, path) for value, path in body.items("mcp_servers")]
+    for server in servers:
+        server.drop("authorization_token")
+    if servers:
+        draft.option("mcp_servers", [server.rest() for server in servers])
 
 
-def _message(draft: Draft, value: Any, path: str) -> None:
-    message = Fields(value, path)
+def _message(draft: Draft, message: Fields) -> None:
     role = message.text("role")
     if role not in ("user", "assistant", "system"):
-        raise wrong(f"{path}.role", "one of user, assistant")
-    given = message.take("content")
-    if given is None:
-        raise wrong(f"{path}.content", "a string or a list of blocks")
-    extra = message.rest()
-    run: list[Piece] = []
-    results = 0
-    for block, at in _blocks(given, f"{path}.content"):
-        if isinstance(block, dict) and block.get("type") == "tool_result" and role == "user":
-            if run:
-                draft.say(role, run, path, vendorFields=extra)
-                run = []
-            _result(draft, Fields(block, at), at)
-            results += 1
-        else:
-            run.append(_piece(draft, block, at))
-    if run or not results:
-        draft.say(role, run, path, vendorFields=extra)
+        raise wrong(f"{message.path}.role", "one of user, assistant")
+    content = message.take("content")
+    path = f"{message.path}.content"
+    if content is None:
+        raise wrong(path, "a string or a list of blocks")
+    draft.say_in_turn(role, _content(draft, content, path, results=role == "user"), vendorFields=message.rest())
 
 
-def _blocks(value: Any, path: str) -> list[tuple[Any, str]]:
+def _content(draft: Draft, value: Any, path: str, *, results: bool = False) -> Iterator[Block]:
+    """The blocks of a content; with *results*, each result of a tool is a message."""
     if isinstance(value, str):
-        return [({"type": "text", "text": value}, path)] if value else []
-    return [(block, f"{path}[{index}]") for index, block in enumerate(as_list(value, path))]
+        if value:
+            yield text_block(value)
+        return
+    for item, at in elements(value, path):
+        block = Fields(item, at)
+        block.drop("cache_control")
+        kind = block.text("type")
+        if kind == "tool_result" and results:
+            yield _result(draft, block)
+        else:
+            yield _block(draft, block, item, kind)
 
 
-def _content(draft: Draft, value: Any, path: str) -> list[Piece]:
-    return [_piece(draft, block, at) for block, at in _blocks(value, path)]
-
-
-def _result(draft: Draft, block: Fields, path: str) -> None:
-    draft.ignore(block.drop("cache_control"))
-    block.drop("type")
+def _result(draft: Draft, block: Fields) -> dict[str, Any]:
     call_id = block.need_text("tool_use_id")
     given = block.take("content")
-    pieces = [] if given is None else _content(draft, given, f"{path}.content")
+    blocks = [] if given is None else list(_content(draft, given, f"{block.path}.content"))
     is_error = block.flag("is_error")
-    draft.say("tool", pieces, path, toolCallId=call_id, isError=is_error, vendorFields=block.rest())
+    return draft.message("tool", blocks, toolCallId=call_id, isError=is_error, vendorFields=block.rest())
 
 
-def _piece(draft: Draft, value: Any, path: str) -> Piece:
-    block = Fields(value, path)
-    draft.ignore(block.drop("cache_control"))
-    kind = block.text("type")
+def _block(draft: Draft, block: Fields, value: dict[str, Any], kind: str | None) -> Block:
     if kind == "text":
-        return text_piece(block.text("text") or "", path, block.rest())
+        return text_block(block.text("text") or "", block.rest())
     if kind == "tool_use":
         name = block.need_text("name")
         call_id = block.need_text("id")
-        arguments = block.take("input")
+        arguments = block.take("input") or {}
         extra = block.rest() or None
-        return tool_call(name, arguments or {}, path, f"{path}.input", id=call_id, vendorFields=extra)
+        return draft.call(name, arguments, f"{block.path}.input", call_id, vendorFields=extra)
     if kind == "thinking":
         thought = {"type": "thinking", "text": block.text("thinking") or ""}
         signature = block.text("signature")
         if signature is not None:
             thought["signature"] = signature
-        return Piece(with_vendor_fields(thought, block.rest()), path)
+        return with_vendor_fields(thought, block.rest())
     if kind == "redacted_thinking":
-        return Piece(with_vendor_fields({"type": "thinking", "encrypted": block.need_text("data")}, block.rest()), path)
+        return with_vendor_fields({"type": "thinking", "encrypted": block.need_text("data")}, block.rest())
     if kind in ("image", "document"):
-        return _media(draft, block, path, kind)
-    return vendor_piece({name: item for name, item in value.items() if name != "cache_control"}, path, draft.vendor)
+        return _media(block, kind)
+    return draft.vendor_block(_uncached(value), block.path)
 
 
-def _media(draft: Draft, block: Fields, path: str, kind: str) -> Piece:
-    at = f"{path}.source"
-    source = Fields(block.take("source"), at)
+def _uncached(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if name != "cache_control"}
+
+
+def _media(block: Fields, kind: str) -> Block:
+    path = f"{block.path}.source"
+    source = Fields(block.take("source"), path)
     form = source.text("type")
     media_type = source.text("media_type")
     name = block.text("title")
+    content: dict[str, Any] = {}
     if form == "base64":
-        found = media_block(kind, media_type=media_type, digest=digest_of_base64(source.take("data"), f"{at}.data"))
+        content = {"digest": digest_of_base64(source.take("data"), f"{path}.data")}
     elif form == "url":
-        found = media_block(kind, media_type=media_type, url=source.need_text("url"))
+        content = {"url": source.need_text("url")}
     elif form == "file":
-        found = media_block(kind, media_type=media_type, fileId=source.need_text("file_id"))
+        content = {"fileId": source.need_text("file_id")}
     elif form == "text" and kind == "document":
-        found = media_block(kind, media_type=media_type, text=source.text("data") or "")
+        content = {"text": source.text("data") or ""}
     else:
-        found = {"type": kind}
-        block = Fields({**block.rest(), "source": {"type": form, **source.rest()}}, path)
-        source = Fields({}, at)
-    if name is not None:
-        found["name"] = name
-    return Piece(with_vendor_fields(found, {**source.rest(), **block.rest()}), path)
+        unknown = {"source": {"type": form, **source.rest()}}
+        return with_vendor_fields(media_block(kind, name=name), block.rest(), unknown)
+    found = {"type": kind, "mediaType": media_type, **content, "name": name}
+    found = {key: value for key, value in found.items() if value is not None}
+    return with_vendor_fields(found, source.rest(), block.rest())
 
 
 def _tool(draft: Draft, value: Any, path: str) -> None:
     tool = Fields(value, path)
-    draft.ignore(tool.drop("cache_control"))
-    if tool.text("type") not in ("custom", None) or not tool.has("input_schema"):
-        hosted_tool(draft, {name: item for name, item in value.items() if name != "cache_control"}, path)
-        return
-    draft.tool(
-        tool.need_text("name"),
-        path,
-        description=tool.text("description"),
-        strict=tool.flag("strict"),
-        parameters_at=tool.at("input_schema"),
-        parameters=tool.object("input_schema"),
-        extra=tool.rest(),
-    )
+    tool.drop("cache_control")
+    if tool.text("type") in ("custom", None) and tool.has("input_schema"):
+        draft.function(tool, "input_schema")
+    else:
+        draft.hosted_tool(_uncached(value), path)
 
 
 def _choice(draft: Draft) -> None:
     choice = draft.body.fields("tool_choice")
     if choice is None:
         return
-    path = choice.path
     kind = choice.text("type")
     if kind in _CHOICES:
-        draft.choice(_CHOICES[kind], path)
+        draft.choice(_CHOICES[kind])
     elif kind == "tool":
-        draft.choice("tool", path, names=[choice.need_text("name")])
+        draft.choice("tool", names=[choice.need_text("name")])
     else:
-        draft.choice("vendor", path, value={"type": kind, **choice.rest()})
+        draft.choice("vendor", value={"type": kind, **choice.rest()})
         return
     draft.options(choice, "tool_choice.")
 
@@ -181,16 +170,6 @@ def _answer_form(draft: Draft) -> None:
         return
     given = Fields(value, path)
     if given.text("type") == "json_schema":
-        draft.answer_form("json", path, schema=given.object("schema"), value=given.rest())
+        draft.answer_form("json", schema=given.object("schema"), value=given.rest())
     else:
-        draft.answer_form("vendor", path, value=value)
-
-
-def _servers(draft: Draft) -> None:
-    servers = []
-    for value, path in draft.body.items("mcp_servers"):
-        server = Fields(value, path)
-        draft.ignore(server.drop("authorization_token"))
-        servers.append(dict(server.rest()))
-    if servers:
-        draft.option("mcp_servers", servers, "$.mcp_servers")
+        draft.answer_form("vendor", value=value)

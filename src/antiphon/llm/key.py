@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
-
-import orjson
 
 from antiphon.canonical import canonical_digest, canonical_json
 from antiphon.errors import InvalidInput
@@ -73,13 +71,7 @@ def llm_cache_key_parts(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041
 
 def variant_digest(request: Mapping[str, Any]) -> str:
     """Digest of what else shapes the answer (D14); a live cache hit needs an equal key and an equal variant."""
-    if type(request) is dict and VARIANT_FIELDS.keys().isdisjoint(request):
-        return NO_VARIANT
     return canonical_digest(variant_parts(request))
-
-
-NO_VARIANT: Final = canonical_digest({})
-"""The variant of a request that is nothing but model, provider, messages and tools."""
 
 
 def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,43 +97,21 @@ class Conversation:
     """
 
     def __init__(self, messages: Iterable[dict[str, Any]] = ()) -> None:
-        self._pieces: list[bytes] = []
-        self._raw: list[bytes] = []
+        self._messages: list[bytes] = []
         self._hashed: dict[bytes, tuple[Any, int]] = {}
         self.add(*messages)
 
     def __len__(self) -> int:
-        return len(self._pieces)
+        return len(self._messages)
 
     def add(self, *messages: dict[str, Any]) -> None:
         """Append messages to the conversation."""
-        pieces = []
+        added = []
         for message in messages:
             if not isinstance(message, dict):
-                raise InvalidInput("A message is an object.", path=f"$.messages[{len(self._pieces) + len(pieces)}]")
-            pieces.append(canonical_json(message))
-        self._pieces += pieces
-
-    def follow(self, messages: Sequence[Any]) -> bool:
-        """Take the whole list *messages* if it continues this conversation, else change nothing and say ``False``.
-
-        Messages are compared as they are now: one that was changed in place is another one.
-        """
-        known = len(self._pieces)
-        if len(messages) < known:
-            return False
-        try:
-            raw = [orjson.dumps(message) for message in messages]
-        except TypeError:
-            return False
-        if len(self._raw) == known:
-            if raw[:known] != self._raw:
-                return False
-        elif [canonical_json(message) for message in messages[:known]] != self._pieces:
-            return False
-        self.add(*messages[known:])
-        self._raw = raw
-        return True
+                raise InvalidInput("A message is an object.", path=f"$.messages[{len(self._messages) + len(added)}]")
+            added.append(canonical_json(message))
+        self._messages += added
 
     def key(self, rest: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
         """What :func:`llm_cache_key` gives for *rest* with these messages."""
@@ -150,8 +120,8 @@ class Conversation:
         state, count = self._hashed.get(head, (None, 0))
         if state is None:
             state = hashlib.sha256(head)
-        for piece in self._pieces[count:]:
-            state.update(b"," + piece if count else piece)
+        for message in self._messages[count:]:
+            state.update(b"," + message if count else message)
             count += 1
         self._hashed[head] = (state, count)
         final = state.copy()

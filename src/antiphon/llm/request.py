@@ -1,4 +1,4 @@
-"""Any provider's request body -> the one canonical request (L2)."""
+"""Any provider's request body -> the one canonical request."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from antiphon.errors import ContractError, InvalidInput
-from antiphon.llm import anthropic, gemini, openai_chat, openai_responses
-from antiphon.llm._draft import Draft, MappedRequest
-from antiphon.llm._plain import Plain, plain_chat, plain_responses
+from antiphon.llm import anthropic, gemini, openai
+from antiphon.llm._draft import Draft
 
-__all__ = ["DIALECTS", "Dialect", "MappedRequest", "canonical_request", "canonical_request_with_refs", "keyed_request"]
+__all__ = ["DIALECTS", "Dialect", "canonical_request"]
 
 Dialect = Literal["openai-chat", "openai-responses", "anthropic", "gemini"]
 
 DIALECTS: Final[dict[str, tuple[str, Callable[[Draft], None]]]] = {
-    "openai-chat": ("openai", openai_chat.read),
-    "openai-responses": ("openai", openai_responses.read),
+    "openai-chat": ("openai", openai.read_chat),
+    "openai-responses": ("openai", openai.read_responses),
     "anthropic": ("anthropic", anthropic.read),
     "gemini": ("google", gemini.read),
 }
 """Dialect -> the vendor's id in keys, and the reader of its bodies."""
-
-_SHORT_WAYS: Final[dict[str, Callable[[dict[str, Any], str], Plain | None]]] = {
-    "openai-chat": plain_chat,
-    "openai-responses": plain_responses,
-}
 
 
 def canonical_request(
@@ -39,25 +33,6 @@ def canonical_request(
     >>> canonical_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, provider="openai-chat")
     {'model': 'm', 'provider': 'openai', 'messages': [{'role': 'user', 'content': 'hi'}], 'tools': []}
     """
-    return keyed_request(body, provider=provider, model=model, vendor=vendor)[0]
-
-
-def keyed_request(
-    body: dict[str, Any], *, provider: Dialect, model: str | None = None, vendor: str | None = None
-) -> tuple[dict[str, Any], str | None]:
-    """The canonical request, with its key by the first recipe where the mapping comes by it."""
-    short = _SHORT_WAYS.get(provider)
-    if short is not None and model is None and type(body) is dict:
-        found = short(body, vendor or DIALECTS[provider][0])
-        if found is not None:
-            return found
-    return canonical_request_with_refs(body, provider=provider, model=model, vendor=vendor).request, None
-
-
-def canonical_request_with_refs(
-    body: dict[str, Any], *, provider: Dialect, model: str | None = None, vendor: str | None = None
-) -> MappedRequest:
-    """The canonical request, references from its parts back to *body*, and what of *body* influences nothing."""
     if provider not in DIALECTS:
         raise InvalidInput(f"The provider is one of {', '.join(DIALECTS)}, not {provider!r}.", path="provider")
     default_vendor, read = DIALECTS[provider]

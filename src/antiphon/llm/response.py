@@ -1,19 +1,80 @@
-"""A short, vendor-neutral account of a model's answer; the answer itself is recorded as it came."""
+"""A model's answer: whether it refused, and a short, vendor-neutral account. The answer itself is recorded as it came.
+
+A refusal is read from the provider's own signals, never guessed from the wording (L4, D23):
+
+| answer of          | counts as a refusal                                                                     |
+|--------------------|-----------------------------------------------------------------------------------------|
+| openai-chat        | ``message.refusal``, a refusal part, ``finish_reason: content_filter``, such an error   |
+| openai-responses   | a refusal part, ``incomplete_details.reason: content_filter``, such an error            |
+| anthropic          | ``stop_reason: refusal``                                                                |
+| gemini             | ``promptFeedback.blockReason``, ``finishReason: SAFETY`` and its kin                    |
+| bedrock            | ``stopReason: guardrail_intervened`` or ``content_filtered``, an intervened guardrail   |
+| any                | an envelope ``{"kind": "refusal", …}``                                                  |
+
+Nothing here fails on an answer of any shape: what is not as expected is not there.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 from antiphon.canonical import parse_json
 from antiphon.errors import CanonicalError
-from antiphon.llm._dig import count, dig, objects, texts
-from antiphon.llm.refusal import envelope_kind, response_dialect
 
-__all__ = ["summarise", "told"]
+__all__ = ["EnvelopeKind", "envelope_kind", "response_dialect", "summarise", "told"]
 
+EnvelopeKind = Literal["valid", "refusal", "unknown"]
+Verdict = tuple[EnvelopeKind, str | None]
+Path = tuple[str | int, ...]
 Told = tuple[dict[str, int | None], Any]
 """Usage and stop reason."""
+
+_UNKNOWN: Final[Verdict] = ("unknown", None)
+_VALID: Final[Verdict] = ("valid", None)
+_FILTER_CODES: Final = frozenset({"content_filter", "content_policy_violation", "ResponsibleAIPolicyViolation"})
+_GEMINI_BLOCKS: Final = frozenset(
+    "SAFETY RECITATION BLOCKLIST PROHIBITED_CONTENT SPII IMAGE_SAFETY IMAGE_PROHIBITED_CONTENT IMAGE_RECITATION"
+    " MODEL_ARMOR".split()
+)
+_BEDROCK_BLOCKS: Final = frozenset({"guardrail_intervened", "content_filtered"})
+_CAPITAL: Final = re.compile("[A-Z]")
+
+
+def envelope_kind(response: Any, provider: str | None = None) -> Verdict:
+    """``("valid", None)``, ``("refusal", reason)``, or ``("unknown", None)`` for a shape nobody knows.
+
+    >>> envelope_kind({"stop_reason": "refusal", "content": [], "type": "message"}, "anthropic")
+    ('refusal', 'refusal')
+    """
+    if not isinstance(response, dict):
+        return _UNKNOWN
+    explicit = _envelope(response) or _stopped(response)
+    if explicit is not None:
+        return explicit
+    dialect = response_dialect(response, provider)
+    return _UNKNOWN if dialect is None else _DIALECTS[dialect].verdict(response)
+
+
+def response_dialect(response: Any, provider: str | None = None) -> str | None:
+    """Which provider's shape an answer has: the one that was named, else the one it looks like."""
+    if provider in _DIALECTS and provider != "bedrock":
+        return provider
+    is_converse = isinstance(dig(response, "output", "message"), dict)
+    if provider == "bedrock" and is_converse:
+        return provider  # it also passes other vendors' shapes through
+    if not isinstance(response, dict):
+        return None
+    if isinstance(response.get("choices"), list):
+        return "openai-chat"
+    if isinstance(response.get("candidates"), list) or isinstance(dig(response, "promptFeedback"), dict):
+        return "gemini"
+    if isinstance(response.get("output"), list):
+        return "openai-responses"
+    if isinstance(response.get("content"), list) and "stop_reason" in response:
+        return "anthropic"
+    return "bedrock" if is_converse else None
 
 
 def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
@@ -26,32 +87,70 @@ def summarise(response: Any, provider: str | None = None) -> dict[str, Any]:
     'Hello'
     """
     kind, reason = envelope_kind(response, provider)
-    summary: dict[str, Any] = {
-        "kind": kind,
-        "text": "",
-        "toolCalls": [],
-        "usage": {"inputTokens": None, "outputTokens": None},
-        "stopReason": None,
-        "refusal": reason,
-    }
-    dialect = response_dialect(response, provider)
-    if dialect is not None and isinstance(response, dict):
-        _SAID[dialect](response, summary)
-        summary["usage"], summary["stopReason"] = _TOLD[dialect](response)
+    summary: dict[str, Any] = {"kind": kind, "text": "", "toolCalls": []}
+    dialect = response_dialect(response, provider) if isinstance(response, dict) else None
+    if dialect is not None:
+        _DIALECTS[dialect].read(response, summary)
+    summary["usage"], summary["stopReason"] = told(response, provider)
+    summary["refusal"] = reason
     if kind == "unknown":
         summary["raw"] = response
     return summary
 
 
-def told(response: dict[str, Any], provider: str | None = None) -> Told:
+def told(response: Any, provider: str | None = None) -> Told:
     """Usage and stop reason of an answer, as :func:`summarise` gives them."""
-    dialect = response_dialect(response, provider)
-    return ({"inputTokens": None, "outputTokens": None}, None) if dialect is None else _TOLD[dialect](response)
+    dialect = response_dialect(response, provider) if isinstance(response, dict) else None
+    if dialect is None:
+        return {"inputTokens": None, "outputTokens": None}, None
+    shape = _DIALECTS[dialect]
+    usage = dig(response, shape.usage)
+    stop = None
+    for path in shape.stop:
+        stop = stop or dig(response, *path)
+    return {"inputTokens": _total(usage, shape.tokens_in), "outputTokens": _total(usage, shape.tokens_out)}, stop
 
 
-def call_entry(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]:
-    """One requested call; arguments that are not JSON stay text."""
-    call: dict[str, Any] = {"name": texts(name)}
+def _total(usage: Any, names: tuple[str, ...]) -> int | None:
+    known = [number for name in names if (number := count(dig(usage, name))) is not None]
+    return sum(known) if known else None
+
+
+# -- looking into an answer ------------------------------------------------------------------------------------------
+
+
+def dig(value: Any, *path: str | int) -> Any:
+    """The value at *path*, or ``None``; a camelCase name is found in snake_case too, as some SDKs spell it."""
+    for step in path:
+        if isinstance(step, int):
+            value = value[step] if isinstance(value, (list, tuple)) and -len(value) <= step < len(value) else None
+        elif not isinstance(value, dict):
+            return None
+        elif step in value or step.islower():
+            value = value.get(step)
+        else:
+            value = value.get(_CAPITAL.sub(r"_\g<0>", step).lower())
+    return value
+
+
+def text_of(value: Any) -> str:
+    """*value* if it is text, else nothing."""
+    return value if isinstance(value, str) else ""
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list, else nothing."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, (list, tuple)) else []
+
+
+def count(value: Any) -> int | None:
+    """*value* if it is a whole number of something."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _call(summary: dict[str, Any], name: Any, arguments: Any, call_id: Any) -> None:
+    """Add a call the model asked for; arguments that are not JSON stay text."""
+    call: dict[str, Any] = {"name": text_of(name)}
     if isinstance(call_id, str):
         call["id"] = call_id
     if isinstance(arguments, str):
@@ -61,122 +160,192 @@ def call_entry(name: Any, arguments: Any, call_id: Any = None) -> dict[str, Any]
             call["argumentsText"] = arguments
     else:
         call["arguments"] = {} if arguments is None else arguments
-    return call
+    summary["toolCalls"].append(call)
 
 
-def _total(*counts: Any) -> int | None:
-    known = [number for value in counts if (number := count(value)) is not None]
-    return sum(known) if known else None
+# -- any provider ----------------------------------------------------------------------------------------------------
 
 
-def _openai_chat(response: dict[str, Any], summary: dict[str, Any]) -> None:
-    choice = dig(response, "choices", 0)
-    message = dig(choice, "message")
+def _envelope(response: dict[str, Any]) -> Verdict | None:
+    """An explicit envelope, as structured hosts and mock programs use it."""
+    kind = response.get("kind")
+    if kind == "refusal" or (response.get("stopReason") == "refusal" and "output" not in response):
+        for name in ("reason", "refusalReason", "refusalText", "refusal", "message"):
+            if text_of(response.get(name)):
+                return "refusal", response[name]
+        return "refusal", "refusal"
+    return _VALID if kind == "valid" else None
+
+
+def _stopped(response: dict[str, Any]) -> Verdict | None:
+    """An error body of a content filter, or a guardrail's mark, around any vendor's shape."""
+    error = response.get("error")
+    if error is not None:
+        for code in (dig(error, "code"), dig(error, "innererror", "code")):
+            if isinstance(code, str) and code in _FILTER_CODES:
+                return "refusal", code
+    if response.get("amazon-bedrock-guardrailAction") == "INTERVENED":
+        return "refusal", "guardrail_intervened"
+    return None
+
+
+# -- one provider each: verdict, then text and calls -----------------------------------------------------------------
+
+
+def _chat_verdict(response: dict[str, Any]) -> Verdict:
+    reasons = [_choice_reason(choice) for choice in objects(response.get("choices"))]
+    if not reasons:
+        return _UNKNOWN
+    return _VALID if None in reasons else ("refusal", reasons[0])
+
+
+def _choice_reason(choice: dict[str, Any]) -> str | None:
+    message = choice.get("message")
+    refusal = text_of(dig(message, "refusal"))
+    if refusal:
+        return refusal
+    for part in objects(dig(message, "content")):
+        if part.get("type") == "refusal":
+            return text_of(part.get("refusal")) or "refusal"
+    return "content_filter" if choice.get("finish_reason") == "content_filter" else None
+
+
+def _read_chat(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    message = dig(response, "choices", 0, "message")
     content = dig(message, "content")
-    parts = "".join(texts(part.get("text")) for part in objects(content))
-    summary["text"] = content if isinstance(content, str) else parts
+    summary["text"] = text_of(content) or "".join(text_of(part.get("text")) for part in objects(content))
     for call in objects(dig(message, "tool_calls")):
         inner = call.get("function") or call.get("custom")
         arguments = dig(inner, "arguments")
         given = arguments if arguments is not None else dig(inner, "input")
-        summary["toolCalls"].append(call_entry(dig(inner, "name"), given, call.get("id")))
+        _call(summary, dig(inner, "name"), given, call.get("id"))
 
 
-def _openai_chat_told(response: dict[str, Any]) -> Told:
-    usage = response.get("usage")
-    tokens = {
-        "inputTokens": count(dig(usage, "prompt_tokens")),
-        "outputTokens": count(dig(usage, "completion_tokens")),
-    }
-    return tokens, dig(response, "choices", 0, "finish_reason")
-
-
-def _openai_responses(response: dict[str, Any], summary: dict[str, Any]) -> None:
+def _responses_verdict(response: dict[str, Any]) -> Verdict:
     for item in objects(response.get("output")):
-        if item.get("type") == "message":
-            summary["text"] += "".join(
-                texts(part.get("text")) for part in objects(item.get("content")) if part.get("type") == "output_text"
-            )
-        elif item.get("type") in ("function_call", "custom_tool_call"):
-            given = item.get("arguments") if item.get("type") == "function_call" else item.get("input")
-            summary["toolCalls"].append(call_entry(item.get("name"), given, item.get("call_id")))
+        for part in objects(item.get("content")):
+            if part.get("type") == "refusal":
+                return "refusal", text_of(part.get("refusal")) or "refusal"
+    if dig(response, "incomplete_details", "reason") == "content_filter":
+        return "refusal", "content_filter"
+    ended_badly = response.get("status") in ("failed", "cancelled")
+    return _VALID if isinstance(response.get("output"), list) and not ended_badly else _UNKNOWN
 
 
-def _openai_responses_told(response: dict[str, Any]) -> Told:
-    usage = response.get("usage")
-    tokens = {"inputTokens": count(dig(usage, "input_tokens")), "outputTokens": count(dig(usage, "output_tokens"))}
-    return tokens, dig(response, "incomplete_details", "reason") or response.get("status")
+def _read_responses(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    for item in objects(response.get("output")):
+        kind = item.get("type")
+        if kind == "message":
+            parts = [part for part in objects(item.get("content")) if part.get("type") == "output_text"]
+            summary["text"] += "".join(text_of(part.get("text")) for part in parts)
+        elif kind in ("function_call", "custom_tool_call"):
+            given = item.get("arguments" if kind == "function_call" else "input")
+            _call(summary, item.get("name"), given, item.get("call_id"))
 
 
-def _anthropic(response: dict[str, Any], summary: dict[str, Any]) -> None:
+def _anthropic_verdict(response: dict[str, Any]) -> Verdict:
+    if response.get("stop_reason") == "refusal":
+        details = response.get("stop_details")
+        said = "".join(text_of(block.get("text")) for block in objects(response.get("content")))
+        reason = text_of(dig(details, "explanation")) or text_of(dig(details, "category")) or said
+        return "refusal", reason or "refusal"
+    return _VALID if isinstance(response.get("content"), list) else _UNKNOWN
+
+
+def _read_anthropic(response: dict[str, Any], summary: dict[str, Any]) -> None:
     for block in objects(response.get("content")):
         if block.get("type") == "text":
-            summary["text"] += texts(block.get("text"))
+            summary["text"] += text_of(block.get("text"))
         elif block.get("type") == "tool_use":
-            summary["toolCalls"].append(call_entry(block.get("name"), block.get("input"), block.get("id")))
+            _call(summary, block.get("name"), block.get("input"), block.get("id"))
 
 
-def _anthropic_told(response: dict[str, Any]) -> Told:
-    usage = response.get("usage")
-    tokens = {
-        "inputTokens": _total(
-            dig(usage, "input_tokens"), dig(usage, "cache_creation_input_tokens"), dig(usage, "cache_read_input_tokens")
-        ),
-        "outputTokens": count(dig(usage, "output_tokens")),
-    }
-    return tokens, response.get("stop_reason")
+def _gemini_verdict(response: dict[str, Any]) -> Verdict:
+    blocked = dig(response, "promptFeedback", "blockReason")
+    if text_of(blocked) and blocked != "BLOCK_REASON_UNSPECIFIED":
+        return "refusal", text_of(dig(response, "promptFeedback", "blockReasonMessage")) or blocked
+    candidates = objects(response.get("candidates"))
+    reasons = [text_of(dig(candidate, "finishReason")) for candidate in candidates]
+    if not reasons:
+        return _UNKNOWN
+    if all(reason in _GEMINI_BLOCKS for reason in reasons):
+        return "refusal", text_of(dig(candidates[0], "finishMessage")) or reasons[0]
+    return _VALID
 
 
-def _gemini(response: dict[str, Any], summary: dict[str, Any]) -> None:
-    candidate = dig(response, "candidates", 0)
-    for part in objects(dig(candidate, "content", "parts")):
+def _read_gemini(response: dict[str, Any], summary: dict[str, Any]) -> None:
+    for part in objects(dig(response, "candidates", 0, "content", "parts")):
         if part.get("thought") is not True:
-            summary["text"] += texts(part.get("text"))
+            summary["text"] += text_of(part.get("text"))
         call = dig(part, "functionCall")
         if isinstance(call, dict):
-            summary["toolCalls"].append(call_entry(call.get("name"), call.get("args"), call.get("id")))
+            _call(summary, call.get("name"), call.get("args"), call.get("id"))
 
 
-def _gemini_told(response: dict[str, Any]) -> Told:
-    usage = dig(response, "usageMetadata")
-    tokens = {
-        "inputTokens": count(dig(usage, "promptTokenCount")),
-        "outputTokens": _total(dig(usage, "candidatesTokenCount"), dig(usage, "thoughtsTokenCount")),
-    }
-    stop = dig(response, "candidates", 0, "finishReason") or dig(response, "promptFeedback", "blockReason")
-    return tokens, stop
+def _bedrock_verdict(response: dict[str, Any]) -> Verdict:
+    reason = text_of(response.get("stopReason"))
+    return ("refusal", reason) if reason in _BEDROCK_BLOCKS else _VALID
 
 
-def _bedrock(response: dict[str, Any], summary: dict[str, Any]) -> None:
+def _read_bedrock(response: dict[str, Any], summary: dict[str, Any]) -> None:
     for block in objects(dig(response, "output", "message", "content")):
-        summary["text"] += texts(block.get("text"))
+        summary["text"] += text_of(block.get("text"))
         call = block.get("toolUse")
         if isinstance(call, dict):
-            summary["toolCalls"].append(call_entry(call.get("name"), call.get("input"), call.get("toolUseId")))
+            _call(summary, call.get("name"), call.get("input"), call.get("toolUseId"))
 
 
-def _bedrock_told(response: dict[str, Any]) -> Told:
-    usage = response.get("usage")
-    tokens = {
-        "inputTokens": _total(
-            dig(usage, "inputTokens"), dig(usage, "cacheReadInputTokens"), dig(usage, "cacheWriteInputTokens")
-        ),
-        "outputTokens": count(dig(usage, "outputTokens")),
-    }
-    return tokens, response.get("stopReason")
+class _Shape(NamedTuple):
+    """How one provider's answers are read."""
+
+    verdict: Callable[[dict[str, Any]], Verdict]
+    read: Callable[[dict[str, Any], dict[str, Any]], None]
+    usage: str
+    tokens_in: tuple[str, ...]
+    tokens_out: tuple[str, ...]
+    stop: tuple[Path, ...]
+    """Where the reason is that it stopped; the first that is there counts."""
 
 
-_SAID: Final = {
-    "openai-chat": _openai_chat,
-    "openai-responses": _openai_responses,
-    "anthropic": _anthropic,
-    "gemini": _gemini,
-    "bedrock": _bedrock,
-}
-_TOLD: Final[dict[str, Callable[[dict[str, Any]], Told]]] = {
-    "openai-chat": _openai_chat_told,
-    "openai-responses": _openai_responses_told,
-    "anthropic": _anthropic_told,
-    "gemini": _gemini_told,
-    "bedrock": _bedrock_told,
+_DIALECTS: Final = {
+    "openai-chat": _Shape(
+        _chat_verdict,
+        _read_chat,
+        "usage",
+        ("prompt_tokens",),
+        ("completion_tokens",),
+        (("choices", 0, "finish_reason"),),
+    ),
+    "openai-responses": _Shape(
+        _responses_verdict,
+        _read_responses,
+        "usage",
+        ("input_tokens",),
+        ("output_tokens",),
+        (("incomplete_details", "reason"), ("status",)),
+    ),
+    "anthropic": _Shape(
+        _anthropic_verdict,
+        _read_anthropic,
+        "usage",
+        ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
+        ("output_tokens",),
+        (("stop_reason",),),
+    ),
+    "gemini": _Shape(
+        _gemini_verdict,
+        _read_gemini,
+        "usageMetadata",
+        ("promptTokenCount",),
+        ("candidatesTokenCount", "thoughtsTokenCount"),
+        (("candidates", 0, "finishReason"), ("promptFeedback", "blockReason")),
+    ),
+    "bedrock": _Shape(
+        _bedrock_verdict,
+        _read_bedrock,
+        "usage",
+        ("inputTokens", "cacheReadInputTokens", "cacheWriteInputTokens"),
+        ("outputTokens",),
+        (("stopReason",),),
+    ),
 }

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
 
-from antiphon.llm._dig import count, dig, objects, texts
-from antiphon.llm.response import summarise
+from antiphon.llm.response import count, dig, objects, summarise, text_of
 
 __all__ = ["assemble_response", "assemble_stream", "sse_events"]
 
@@ -32,13 +31,13 @@ def assemble_response(events: Iterable[Any], provider: str) -> dict[str, Any]:
     return _assemble(events, provider)[0]
 
 
-def sse_events(pieces: Iterable[str | bytes]) -> Iterator[Any]:
-    """The JSON data of server-sent events; pieces may be cut anywhere, data that is not JSON is left out."""
+def sse_events(chunks: Iterable[str | bytes]) -> Iterator[Any]:
+    """The JSON data of server-sent events; chunks may be cut anywhere, data that is not JSON is left out."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     pending = ""
     data: list[str] = []
-    for piece in pieces:
-        pending += piece if isinstance(piece, str) else decoder.decode(piece)
+    for chunk in chunks:
+        pending += chunk if isinstance(chunk, str) else decoder.decode(chunk)
         *lines, pending = pending.replace("\r\n", "\n").split("\n")
         for line in lines:
             yield from _line(line.rstrip("\r"), data)
@@ -109,7 +108,7 @@ class _OpenAIChat:
                 elif name == "role":
                     message["role"] = value
                 elif isinstance(value, str):
-                    message[name] = texts(message.get(name)) + value
+                    message[name] = text_of(message.get(name)) + value
                 elif value is not None:
                     message[name] = value
             if part.get("finish_reason") is not None:
@@ -123,7 +122,7 @@ class _OpenAIChat:
                 if isinstance(delta.get(name), str):
                     call[name] = delta[name]
             for name in ("name", "arguments"):
-                call["function"][name] += texts(dig(delta, "function", name))
+                call["function"][name] += text_of(dig(delta, "function", name))
 
     def response(self) -> dict[str, Any]:
         for index, calls in self._calls.items():
@@ -141,7 +140,7 @@ class _OpenAIResponses:
         self._items: dict[int, dict[str, Any]] = {}
 
     def feed(self, event: dict[str, Any]) -> None:
-        kind = texts(event.get("type"))
+        kind = text_of(event.get("type"))
         response = event.get("response")
         if kind in ("response.completed", "response.incomplete", "response.failed") and isinstance(response, dict):
             self._final = response
@@ -156,13 +155,13 @@ class _OpenAIResponses:
             self._items[index] = {**item, "content": list(objects(item.get("content")))}
             return
         entry = self._items.setdefault(index, {"type": "message", "content": []})
-        delta = texts(event.get("delta"))
+        delta = text_of(event.get("delta"))
         if kind == "response.output_text.delta":
             _grow(entry["content"], count(event.get("content_index")) or 0, "output_text", "text", delta)
         elif kind == "response.refusal.delta":
             _grow(entry["content"], count(event.get("content_index")) or 0, "refusal", "refusal", delta)
         elif kind == "response.function_call_arguments.delta":
-            entry["arguments"] = texts(entry.get("arguments")) + delta
+            entry["arguments"] = text_of(entry.get("arguments")) + delta
 
     def response(self) -> dict[str, Any]:
         if self._final is not None:
@@ -176,7 +175,7 @@ def _grow(parts: list[dict[str, Any]], index: int, kind: str, field: str, delta:
     while len(parts) <= min(index, 10_000):
         parts.append({"type": kind, field: ""})
     part = parts[min(index, 10_000)]
-    part[field] = texts(part.get(field)) + delta
+    part[field] = text_of(part.get(field)) + delta
 
 
 class _Anthropic:
@@ -207,13 +206,13 @@ class _Anthropic:
             self.complete = True
 
     def _delta(self, index: int, delta: Any) -> None:
-        kind = texts(dig(delta, "type"))
+        kind = text_of(dig(delta, "type"))
         block = self._blocks.setdefault(index, {"type": "tool_use" if kind == "input_json_delta" else "text"})
         if kind == "input_json_delta":
-            self._json[index] = self._json.get(index, "") + texts(dig(delta, "partial_json"))
+            self._json[index] = self._json.get(index, "") + text_of(dig(delta, "partial_json"))
         elif kind in self._TEXT:
             field = self._TEXT[kind]
-            block[field] = texts(block.get(field)) + texts(dig(delta, field))
+            block[field] = text_of(block.get(field)) + text_of(dig(delta, field))
 
     def response(self) -> dict[str, Any]:
         if not self._message and not self._blocks:

@@ -12,9 +12,7 @@ MODULES = (
     "antiphon.contract.spec",
     "antiphon.decide.turn",
     "antiphon.keys",
-    "antiphon.llm._draft",
     "antiphon.llm.key",
-    "antiphon.llm.refusal",
     "antiphon.llm.request",
     "antiphon.llm.response",
 )

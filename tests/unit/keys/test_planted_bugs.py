@@ -13,7 +13,7 @@ from antiphon import _params, keys
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide import turn
 from antiphon.decide.turn import ReplayControl
-from antiphon.llm import _blocks, _draft, key, refusal
+from antiphon.llm import _draft, key, response
 from antiphon.llm.request import canonical_request
 
 VECTORS = Path(__file__).parents[2] / "vectors"
@@ -60,7 +60,7 @@ def _requests_hold() -> bool:
 
 def _refusals_hold() -> bool:
     return all(
-        refusal.envelope_kind(vector["response"], vector["provider"])[0] == vector["summary"]["kind"]
+        response.envelope_kind(vector["response"], vector["provider"])[0] == vector["summary"]["kind"]
         for vector in RESPONSES
     )
 
@@ -93,9 +93,9 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[], bool]]] = {
     "tools are sorted by code point": (key, "tool_order", _by_code_point, _keys_hold),
     "another key version": (keys, "KEY_VERSION", "k2", _stores_hold),
     "no field is transport": (_draft, "TRANSPORT", (), _requests_hold),
-    "images are kept whole": (_blocks, "digest_of_base64", _undigested, _requests_hold),
-    "a guardrail is an answer": (refusal, "_BEDROCK_BLOCKS", frozenset(), _refusals_hold),
-    "blocked content is an answer": (refusal, "_GEMINI_BLOCKS", frozenset(), _refusals_hold),
+    "images are kept whole": (_draft, "digest_of_base64", _undigested, _requests_hold),
+    "a guardrail is an answer": (response, "_BEDROCK_BLOCKS", frozenset(), _refusals_hold),
+    "blocked content is an answer": (response, "_GEMINI_BLOCKS", frozenset(), _refusals_hold),
     "the order of arguments matters": (turn, "turn_key", _order_matters, _turns_hold),
 }
 

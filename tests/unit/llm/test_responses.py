@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.llm.refusal import envelope_kind, response_dialect
-from antiphon.llm.response import summarise, told
+from antiphon.llm.response import envelope_kind, response_dialect, summarise, told
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "responses.json").read_text())

@@ -1,4 +1,4 @@
-"""A conversation that grows is not hashed again from its beginning, and has the key it would have otherwise (L1)."""
+"""Each request of a growing conversation is recorded under its own key (L1)."""
 
 from __future__ import annotations
 
@@ -6,23 +6,12 @@ import threading
 from typing import Any
 
 import antiphon
-from antiphon.llm.key import Conversation, llm_cache_key
+from antiphon.llm.key import llm_cache_key
 from tests.unit.replay.kit import memory_app, says
-
-REST = {"model": "m", "provider": "openai", "tools": [], "temperature": 0}
 
 
 def _talk(length: int, word: str = "turn") -> list[dict[str, Any]]:
     return [{"role": "user" if n % 2 == 0 else "assistant", "content": f"{word} {n}"} for n in range(length)]
-
-
-def test_it_follows_only_what_continues_it() -> None:
-    talk = Conversation(_talk(4))
-    assert talk.follow(_talk(6))
-    assert talk.key(REST) == llm_cache_key({**REST, "messages": _talk(6)})
-    for other in (_talk(3), _talk(8, "word"), [*_talk(6)[1:], *_talk(1)], [*_talk(6), {"role": object()}]):
-        assert not talk.follow(other)
-        assert talk.key(REST) == llm_cache_key({**REST, "messages": _talk(6)})
 
 
 def _keys(run: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,324 @@
+"""OpenAI chat completions, OpenAI responses and everything that speaks these dialects -> canonical request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from antiphon.llm._draft import (
+    Block,
+    Draft,
+    Fields,
+    as_list,
+    as_text,
+    digest_of_base64,
+    elements,
+    media_block,
+    text_block,
+    with_vendor_fields,
+    wrong,
+)
+
+_RESPONSES_ROLES: Final = ("system", "developer", "user", "assistant")
+_CHAT_ROLES: Final = (*_RESPONSES_ROLES, "tool", "function")
+_TEXT_ROLES: Final = ("system", "user", "assistant")
+_SETTINGS: Final[Mapping[str, Sequence[str]]] = {
+    "temperature": ("temperature",),
+    "topP": ("top_p",),
+    "maxOutputTokens": ("max_output_tokens",),
+    "seed": ("seed",),
+    "stop": ("stop",),
+}
+_CHAT_SETTINGS: Final = {**_SETTINGS, "topK": ("top_k",), "maxOutputTokens": ("max_completion_tokens", "max_tokens")}
+
+
+def read_chat(draft: Draft) -> None:
+    """Move everything from the body of a chat completion into *draft*."""
+    body = draft.body
+    if not body.has("messages"):
+        raise wrong("$.messages", "a list of messages")
+    for value, path in body.items("messages"):
+        _chat_message(draft, value, path)
+    for value, path in body.items("tools"):
+        tool = Fields(value, path)
+        if tool.text("type") in ("function", None):
+            draft.function(tool.fields("function") or tool, "parameters")
+        else:
+            draft.hosted_tool(value, path)
+    for value, path in body.items("functions"):
+        draft.function(Fields(value, path), "parameters")
+    _choose(draft, body.take("tool_choice", "function_call"))
+    _response_format(draft, body.take("response_format"), "$.response_format", nested="json_schema")
+    draft.settings(body, _CHAT_SETTINGS)
+
+
+def read_responses(draft: Draft) -> None:
+    """The same for a request of the Responses API."""
+    body = draft.body
+    instructions = body.take("instructions")
+    if instructions:
+        draft.say("system", _content(draft, instructions, "$.instructions"))
+    _input(draft)
+    for value, path in body.items("tools"):
+        tool = Fields(value, path)
+        if tool.text("type") == "function":
+            draft.function(tool, "parameters")
+        else:
+            draft.hosted_tool(value, path)
+    _choose(draft, body.take("tool_choice"))
+    text = body.fields("text")
+    if text is not None:
+        _response_format(draft, text.take("format"), "$.text.format", nested="")
+        draft.options(text, "text.")
+    draft.settings(body, _SETTINGS)
+
+
+# -- chat messages ---------------------------------------------------------------------------------------------------
+
+
+def _chat_message(draft: Draft, value: Any, path: str) -> None:
+    if isinstance(value, dict) and len(value) == 2 and value.get("role") in _TEXT_ROLES:
+        text = value.get("content")
+        if isinstance(text, str):  # a long talk is mostly this
+            draft.say(value["role"], [text_block(text)] if text else [])
+            return
+    message = Fields(value, path)
+    role = _role(message, _CHAT_ROLES)
+    blocks = _content(draft, message.take("content"), f"{path}.content")
+    if not message.rest():
+        draft.say(role, blocks)
+        return
+    thought = message.text("reasoning_content")
+    if thought is not None:
+        blocks.insert(0, {"type": "thinking", "text": thought})
+    refusal = message.text("refusal")
+    if refusal is not None:
+        blocks.append({"type": "refusal", "text": refusal})
+    blocks += [_chat_call(draft, Fields(call, at)) for call, at in message.items("tool_calls")]
+    old_call = message.fields("function_call")
+    if old_call is not None:
+        blocks.append(draft.call(old_call.need_text("name"), old_call.text("arguments") or "", path))
+    name, call_id = message.text("name"), message.text("tool_call_id")
+    draft.say(role, blocks, name=name, toolCallId=call_id, vendorFields=message.rest())
+
+
+def _role(message: Fields, roles: Sequence[str]) -> str:
+    role = message.text("role") or ""
+    if role not in roles:
+        raise wrong(f"{message.path}.role", f"one of {', '.join(roles)}")
+    return "tool" if role == "function" else role
+
+
+def _chat_call(draft: Draft, call: Fields) -> Block:
+    kind = call.text("type") or "function"
+    call_id = call.text("id")
+    inner = call.fields("custom" if kind == "custom" else "function")
+    if inner is None:
+        raise wrong(f"{call.path}.{kind}", "an object")
+    name = inner.need_text("name")
+    if kind == "custom":
+        return _custom_call(draft, name, inner, call_id)
+    arguments = inner.text("arguments") or ""
+    extra = {**call.rest(), **inner.rest()}
+    return draft.call(name, arguments, call.path, call_id, vendorFields=extra or None)
+
+
+def _custom_call(draft: Draft, name: str, given: Fields, call_id: str | None) -> Block:
+    """A call whose argument is any text."""
+    text = given.text("input") or ""
+    return draft.call(name, None, given.path, call_id, argumentsText=text, vendorFields={"type": "custom"})
+
+
+# -- items of the Responses API --------------------------------------------------------------------------------------
+
+
+def _input(draft: Draft) -> None:
+    value = draft.body.take("input")
+    if value is None:
+        if not draft.body.has("prompt", "previous_response_id", "conversation"):
+            raise wrong("$.input", "a string or a list of items")
+    elif isinstance(value, str):
+        draft.say("user", _content(draft, value, "$.input"))
+    else:
+        items = _Items(draft)
+        for item, path in elements(value, "$.input"):
+            items.add(item, path)
+        items.close()
+
+
+class _Items:
+    """Puts the items of one answer (reasoning, text, calls) back into one assistant message."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._blocks: list[Block] = []
+        self._is_open = self._has_message = False
+
+    def add(self, value: Any, path: str) -> None:
+        item = Fields(value, path)
+        kind = item.text("type") or "message"
+        if kind == "message":
+            self._message(item, path)
+        elif kind == "reasoning":
+            if any(block["type"] != "thinking" for block in self._blocks):
+                self.close()  # reasoning opens the next answer
+            self._answer(_thinking(item))
+        elif kind in ("function_call", "custom_tool_call"):
+            self._answer(self._call(item, path, kind))
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            self._tool(item.need_text("call_id"), self._output(item.take("output"), f"{path}.output"))
+        elif kind.endswith("_output"):
+            self._tool(item.text("call_id"), [self._draft.vendor_block(value, path)])
+        else:
+            self._answer(self._draft.vendor_block(value, path))
+
+    def close(self) -> None:
+        """End the assistant message that is open."""
+        if self._is_open:
+            self._draft.say("assistant", self._blocks)
+            self._blocks, self._is_open, self._has_message = [], False, False
+
+    def _message(self, item: Fields, path: str) -> None:
+        role = _role(item, _RESPONSES_ROLES)
+        blocks = _content(self._draft, item.take("content"), f"{path}.content")
+        item.drop("id", "status")
+        if role != "assistant" or item.rest():
+            self.close()
+            self._draft.say(role, blocks, vendorFields=item.rest())
+            return
+        if self._has_message or any(block["type"] == "toolCall" for block in self._blocks):
+            self.close()
+        self._blocks += blocks
+        self._is_open = self._has_message = True
+
+    def _answer(self, block: Block) -> None:
+        self._blocks.append(block)
+        self._is_open = True
+
+    def _tool(self, call_id: str | None, blocks: list[Block]) -> None:
+        self.close()
+        self._draft.say("tool", blocks, toolCallId=call_id)
+
+    def _output(self, value: Any, path: str) -> list[Block]:
+        if value is None:
+            raise wrong(path, "a string or a list of parts")
+        return _content(self._draft, value, path)
+
+    def _call(self, item: Fields, path: str, kind: str) -> Block:
+        item.drop("id", "status")
+        name = item.need_text("name")
+        call_id = item.need_text("call_id")
+        if kind == "function_call":
+            arguments = item.text("arguments") or ""
+            return self._draft.call(name, arguments, path, call_id, vendorFields=item.rest() or None)
+        block = _custom_call(self._draft, name, item, call_id)
+        return with_vendor_fields(block, item.rest())
+
+
+def _thinking(item: Fields) -> Block:
+    block: Block = {"type": "thinking"}
+    summary = [as_text(Fields(part, at).take("text"), f"{at}.text") for part, at in item.items("summary")]
+    texts = [as_text(Fields(part, at).take("text"), f"{at}.text") for part, at in item.items("content")]
+    if texts:
+        block["text"] = "".join(texts)
+    if summary:
+        block["summary"] = summary
+    item.drop("status")
+    for name, source in (("encrypted", "encrypted_content"), ("id", "id")):
+        if (value := item.text(source)) is not None:
+            block[name] = value
+    return with_vendor_fields(block, item.rest())
+
+
+# -- content ---------------------------------------------------------------------------------------------------------
+
+
+def _content(draft: Draft, value: Any, path: str) -> list[Block]:
+    """The blocks of a content: text, parts or nothing."""
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):
+        return [text_block(value)]
+    return [_part(draft, part, f"{path}[{index}]") for index, part in enumerate(as_list(value, path))]
+
+
+def _part(draft: Draft, value: Any, path: str) -> Block:
+    """One content part of either dialect; types neither of them knows are kept as they are."""
+    part = Fields(value, path)
+    kind = part.text("type")
+    if kind in ("text", "input_text", "output_text"):
+        if kind == "output_text":
+            part.drop("annotations", "logprobs")  # about the text, not part of what the model reads
+        return text_block(part.text("text") or "", part.rest())
+    if kind == "refusal":
+        return with_vendor_fields({"type": "refusal", "text": part.text("refusal") or ""}, part.rest())
+    if kind == "image_url":
+        image = part.take("image_url")
+        source = Fields({"url": image} if isinstance(image, str) else image, f"{path}.image_url")
+        address, detail = source.need_text("url"), source.text("detail")
+        block = media_block("image", url=address, path=f"{path}.image_url.url", detail=detail)
+        return with_vendor_fields(block, source.rest(), part.rest())
+    if kind == "input_image":
+        url, detail = part.text("image_url"), part.text("detail")
+        file = None if url is not None else part.need_text("file_id")
+        block = media_block("image", url=url, path=f"{path}.image_url", fileId=file, detail=detail)
+        return with_vendor_fields(block, part.rest())
+    if kind == "input_audio":
+        sound = Fields(part.take("input_audio"), f"{path}.input_audio")
+        sound_format = sound.need_text("format")
+        digest = digest_of_base64(sound.take("data"), f"{path}.input_audio.data")
+        block = media_block("audio", mediaType=f"audio/{sound_format}", digest=digest)
+        return with_vendor_fields(block, sound.rest(), part.rest())
+    if kind in ("file", "input_file"):
+        source = Fields(part.take("file"), f"{path}.file") if kind == "file" else part
+        return with_vendor_fields(_file(source), source.rest(), part.rest())
+    return draft.vendor_block(value, path)
+
+
+def _file(source: Fields) -> Block:
+    name, data, url = source.text("filename"), source.text("file_data"), source.text("file_url")
+    path = f"{source.path}.file_data"
+    if data is not None and not data.startswith("data:"):
+        return media_block("document", digest=digest_of_base64(data, path), name=name)
+    if data is not None:
+        return media_block("document", url=data, path=path, name=name)
+    if url is not None:
+        return media_block("document", url=url, path=f"{source.path}.file_url", name=name)
+    return media_block("document", fileId=source.need_text("file_id"), name=name)
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+def _choose(draft: Draft, value: Any) -> None:
+    if value is None:
+        return
+    if value in ("none", "auto", "required"):
+        draft.choice(value)
+        return
+    name = None
+    if isinstance(value, dict) and value.get("type") in ("function", None):
+        inner = value.get("function")
+        name = inner.get("name") if isinstance(inner, dict) else value.get("name")
+    if isinstance(name, str):
+        draft.choice("tool", names=[name])
+    else:
+        draft.choice("vendor", value=value)
+
+
+def _response_format(draft: Draft, value: Any, path: str, *, nested: str) -> None:
+    """Set the form of the answer from ``response_format`` or ``text.format``."""
+    if value is None:
+        return
+    given = Fields(value, path)
+    kind = given.text("type")
+    if kind == "text":
+        draft.answer_form("text", value=given.rest())
+    elif kind == "json_object":
+        draft.answer_form("json", value=given.rest())
+    elif kind == "json_schema":
+        inner = Fields(given.take(nested), f"{path}.{nested}") if nested else given
+        schema, name, strict = inner.object("schema"), inner.text("name"), inner.flag("strict")
+        draft.answer_form("json", schema=schema, name=name, strict=strict, value=inner.rest())
+    else:
+        draft.answer_form("vendor", value=value)
