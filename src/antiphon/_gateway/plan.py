@@ -27,7 +27,7 @@ from antiphon._gateway.switches import Switches
 from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
 from antiphon.decide.breaker import Breaker, Permit
-from antiphon.decide.budget import TokenBucket
+from antiphon.decide.retry import TokenBucket
 from antiphon.errors import ConfigError
 from antiphon.keys import KeyMaker
 from antiphon.ports import BreakerRow, ClaimTemplate, Clock

@@ -10,44 +10,7 @@ from typing import Any
 
 import msgspec
 
-QUOTA_CODES = frozenset(
-    (
-        "insufficient_quota",
-        "quota_exceeded",
-        "quotaexceeded",
-        "dailylimitexceeded",
-        "billing_hard_limit_reached",
-        "billing_not_active",
-        "billing_error",
-        "credit_balance_too_low",
-        "insufficient_credits",
-        "enforced_spend_limit_reached",
-        "servicequotaexceededexception",
-    )
-)
-THROTTLE_CODES = frozenset(
-    (
-        "rate_limit_error",
-        "rate_limit_exceeded",
-        "ratelimitexceeded",
-        "throttling",
-        "throttlingexception",
-        "throttledexception",
-        "requestthrottled",
-        "requestthrottledexception",
-        "toomanyrequestsexception",
-        "provisionedthroughputexceededexception",
-        "requestlimitexceeded",
-        "bandwidthlimitexceeded",
-        "slowdown",
-        "ec2throttledexception",
-    )
-)
-OVERLOAD_CODES = frozenset(("overloaded_error", "server_overloaded", "model_overloaded"))
-REFUSAL_CODES = frozenset(
-    ("content_filter", "content_policy_violation", "responsibleaipolicyviolation", "moderation_blocked")
-)
-SERVER_CODES = frozenset(("server_error", "api_error", "internal_server_error"))
+from antiphon.decide._rules import CODES
 
 _NO_MONEY = "credit balance is too low"
 _SECONDS = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*s?\s*$")
@@ -129,7 +92,7 @@ def _bodies(exc: BaseException) -> Iterator[Mapping[str, Any]]:
 
 def quota_gone(exc: BaseException, status: int | None, codes: frozenset[str], message: str) -> bool:
     """Whether a 429 (or what some vendors send instead) means that waiting does not help (D22)."""
-    if codes & QUOTA_CODES:
+    if codes & CODES["quota"]:
         return True
     if status not in (400, 403, 429):
         return False

@@ -17,7 +17,7 @@ from antiphon.contract.spec import ToolSpec
 from antiphon.decide import _answers
 from antiphon.decide import _rules as rules
 from antiphon.decide._answers import attribute
-from antiphon.decide._rules import Rule
+from antiphon.decide._rules import CODES, Rule
 from antiphon.decide.failure import (
     RETRIABLE_STATUSES,
     TERMINAL_STATUSES,
@@ -55,7 +55,7 @@ def classify(exc: BaseException, spec: ToolSpec | None = None, wall_ms: int | No
     """
     if is_control_flow(exc):
         raise TypeError(f"{type(exc).__name__} is control flow and cannot be classified: let it pass.")
-    failure = _recognise(exc, wall_ms, 0) or _from_cause(exc, wall_ms) or _failure(exc, rules.UNKNOWN)
+    failure = _recognise(exc, wall_ms, 0) or _from_cause(exc, wall_ms) or _failure(exc, "unknown")
     if spec is not None and spec.retry is not None:
         failure = _tool_lists(failure, exc, spec.retry.retriable_codes, spec.retry.terminal_codes)
     return failure
@@ -68,7 +68,7 @@ def _recognise(exc: BaseException, wall_ms: int | None, depth: int) -> Failure |
     if isinstance(exc, AntiphonError):
         return _own(exc)
     rule = _class_rule(exc)
-    if rule in rules.OWN_WORD:
+    if rule is not None and rule.kind in ("refusal", "quota"):  # it beats the status the same exception carries
         return _failure(exc, rule, _answers.status_of(exc), wall_ms)
     answered = _answered(exc, wall_ms)
     if answered is not None:
@@ -87,18 +87,18 @@ def _answered(exc: BaseException, wall_ms: int | None) -> Failure | None:
     """By status and vendor code; three kinds of 429: wait, wait too long (the retry table's), quota gone (D22)."""
     status = _answers.status_of(exc)
     codes = _answers.vendor_codes(exc)
-    if codes & _answers.REFUSAL_CODES:
-        return _failure(exc, rules.REFUSAL, status)
+    if codes & CODES["refusal"]:
+        return _failure(exc, "refusal", status)
     if status == 402 or _answers.quota_gone(exc, status, codes, _message(exc)):
-        return _failure(exc, rules.QUOTA, status, wall_ms)
-    if status == 429 or codes & _answers.THROTTLE_CODES:
-        return _server_says(exc, _failure(exc, rules.THROTTLED, status, wall_ms))
-    if codes & _answers.OVERLOAD_CODES:
-        return _server_says(exc, _failure(exc, rules.OVERLOADED, status, wall_ms))
+        return _failure(exc, "quota", status, wall_ms)
+    if status == 429 or codes & CODES["throttle"]:
+        return _server_says(exc, _failure(exc, "throttled", status, wall_ms))
+    if codes & CODES["overload"]:
+        return _server_says(exc, _failure(exc, "overloaded", status, wall_ms))
     if status is None or status < 400:
         # A stream that breaks off with an error event still carries the status it began with.
-        broken_stream = codes & _answers.SERVER_CODES and _package(type(exc)) in ("openai", "anthropic")
-        return _failure(exc, rules.SERVER_ERROR) if broken_stream else None
+        broken_stream = codes & CODES["server"] and _package(type(exc)) in ("openai", "anthropic")
+        return _failure(exc, "server_error") if broken_stream else None
     listed = status in RETRIABLE_STATUSES or status in TERMINAL_STATUSES
     definite = status < 500 and status not in UNSURE_4XX
     kind: Kind = "answer" if listed or definite else "unclassified"
@@ -115,7 +115,7 @@ def _server_says(exc: BaseException, failure: Failure) -> Failure:
 def _own(exc: AntiphonError) -> Failure:
     """An error of a guarded call made inside the tool: it has been retried there, if it could be."""
     if isinstance(exc, InvalidInput):
-        return _failure(exc, rules.INVALID)
+        return _failure(exc, "invalid")
     if isinstance(exc, Refused):
         return _failure(exc, Rule(exc.code, "answer", False, "not_sent"))
     return _failure(exc, Rule(exc.code, "unclassified", False, "sent"))
@@ -141,7 +141,7 @@ def _state_rule(exc: BaseException) -> Rule | None:
     if "mcp" in packages:
         code = attribute(attribute(exc, "error"), "code")
         if isinstance(code, int):
-            return rules.BY_JSONRPC.get(code) or Rule(f"jsonrpc_{code}", "unclassified", False, "answered")
+            return rules.BY_JSONRPC.get(str(code)) or Rule(f"jsonrpc_{code}", "unclassified", False, "answered")
     if "grpc" in packages and callable(code := attribute(exc, "code")):
         with suppress(Exception):
             return rules.BY_GRPC.get(code().name)
@@ -203,7 +203,7 @@ def _worst(group: BaseExceptionGroup[BaseException], wall_ms: int | None, depth:
     """Several failures at once are as bad as the one that leaves most open."""
     if depth >= _DEPTH:
         return None
-    found = [_recognise(leaf, wall_ms, depth + 1) or _failure(leaf, rules.UNKNOWN) for leaf in group.exceptions]
+    found = [_recognise(leaf, wall_ms, depth + 1) or _failure(leaf, "unknown") for leaf in group.exceptions]
     return min(found, key=lambda f: (not f.unclassified, not f.may_have_happened, f.certainly_no_effect))
 
 
@@ -240,7 +240,10 @@ def _tokens(failure: Failure, exc: BaseException) -> set[str]:
     return names
 
 
-def _failure(exc: BaseException, rule: Rule, status: int | None = None, wall_ms: int | None = None) -> Failure:
+def _failure(exc: BaseException, rule: Rule | str, status: int | None = None, wall_ms: int | None = None) -> Failure:
+    """The failure by *rule*, or by the rule of that name."""
+    if isinstance(rule, str):
+        rule = rules.RULES[rule]
     return Failure(
         rule.code,
         _message(exc),

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from antiphon.contract.spec import RetryPolicy
 from antiphon.decide.breaker import Breaker, Permit
-from antiphon.decide.budget import BudgetPolicy, TokenBucket
 from antiphon.decide.classify import Failure
-from antiphon.decide.retry import Retry, after_failure
+from antiphon.decide.retry import BudgetPolicy, Retry, TokenBucket, after_failure
 
 DOWN = Failure("http_503", "down", "answer", True, "answered", 503)
 

@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from antiphon.decide import loop as module
-from antiphon.decide.loop import Action, LoopGuard, LoopPolicy, LoopVerdict
-from antiphon.decide.outcomes import normalise, outcome_digest
+from antiphon.decide.loop import Action, LoopGuard, LoopPolicy, LoopVerdict, normalise, outcome_digest
 
 Step = tuple[str, str]
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from antiphon.contract.spec import RetryPolicy
 from antiphon.decide import retry as module
-from antiphon.decide.budget import TokenBucket
 from antiphon.decide.classify import Failure, timed_out
-from antiphon.decide.retry import Retry, Stop, after_failure, delay_ms
+from antiphon.decide.retry import Retry, Stop, TokenBucket, after_failure, delay_ms
 
 POLICY = RetryPolicy()
 

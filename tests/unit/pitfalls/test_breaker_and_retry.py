@@ -231,7 +231,7 @@ def test_a_total_outage_is_not_amplified_with_the_breaker_either(capsys: pytest.
 
 
 def test_without_a_budget_the_amplification_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.decide.budget.TokenBucket.withdraw", lambda self, now: True)
+    monkeypatch.setattr("antiphon.decide.retry.TokenBucket.withdraw", lambda self, now: True)
     assert outage(Rig(), calls=200, per_second=100) == 4.0
 
 
