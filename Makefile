@@ -38,15 +38,11 @@ demo: setup ## a write that happens once, a crash, a replay: in a minute
 unit: setup ## tests without servers: seconds
 	$(PY) -m pytest tests/unit -q -n $(JOBS) --dist worksteal
 
-# Tests marked `serial` need the machine for themselves; the rest runs in parallel. Servers start by themselves. What
-# fails while everything runs at once is run once more by itself: only a failure on a quiet machine counts.
+# Tests marked `serial` need the machine for themselves; the rest runs in parallel. Servers start by themselves.
 test: setup ## all tests, against real servers that it starts and stops itself
 	@status=0; \
 	$(PY) -m pytest -q -m serial || status=1; \
-	if ! $(PY) -m pytest -q -m 'not serial' -n $(JOBS) --dist worksteal; then \
-	  echo "once more, one after the other, what failed while all ran at once:"; \
-	  $(PY) -m pytest -q -m 'not serial' --last-failed --last-failed-no-failures none || status=1; \
-	fi; \
+	$(PY) -m pytest -q -m 'not serial' -n $(JOBS) --dist worksteal || status=1; \
 	exit $$status
 
 lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
