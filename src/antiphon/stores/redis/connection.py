@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -48,8 +48,7 @@ class PipelinedConnection:
         self._retired = True
         task = self._task
         if task is not None and (at_once or not (self._sent or self._queue)):
-            task.cancel()
-            await asyncio.wait((task,))
+            await cancel({task})
 
     async def _run(self) -> None:
         connection = self._make()
@@ -114,3 +113,12 @@ class PipelinedConnection:
                 self._limit.reschedule(due)
             else:
                 self._timer = self._loop.call_at(due, self._check)
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel until all have ended: ``wait_for`` of Python 3.11, with which redis-py writes, can lose a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.05)

@@ -18,6 +18,7 @@ from typing import Any
 from redis.exceptions import RedisClusterException, RedisError
 
 from antiphon.errors import StoreError
+from antiphon.stores.redis.connection import cancel
 from antiphon.stores.redis.errors import fresh
 
 log = logging.getLogger("antiphon.stores.redis")
@@ -118,11 +119,7 @@ class Subscriber:
     async def close(self) -> None:
         for watch in self._watches.values():
             watch.wake()
-        tasks = [task for task in (self._task, *self._tasks) if task is not None]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await cancel(task for task in (self._task, *self._tasks) if task is not None)
 
     async def _watch(self, key: WatchKey, watch: _Watch) -> None:
         """Subscribed first, flagged second; in a task of its own, so that no waiter's end can stop it."""
