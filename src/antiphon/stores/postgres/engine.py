@@ -309,7 +309,10 @@ class _Patience:
 
 
 class AsyncEngine(Engine):
-    """For an event loop. Each operation is a task of its own: a cancelled caller cannot break off a statement."""
+    """For an event loop. Each operation is a task of its own: a cancelled caller cannot break off a statement.
+
+    The cancellation is passed on when the operation has ended: who is cancelled and reads the record sees what it did.
+    """
 
     new_waiter = staticmethod(loop_waiter)
     _kind = AsyncConnection
@@ -323,13 +326,16 @@ class AsyncEngine(Engine):
     async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
         task = asyncio.get_running_loop().create_task(super()._attempts(name, work, once))
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Rows]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: the caller may be gone
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            while not task.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # seen: the caller gets the cancellation
+            raise
 
     def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
         """*callback*, called in the event loop."""
