@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Claimed, Existing, Settlement, StaticClaimRequest, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
-from antiphon.stores.sqlite.steps import ALL_NEW
+from antiphon.stores.sqlite.journal import ALL_NEW
 from antiphon.testing._harness import Harness
 from tests.unit.stores.clock import ManualClock
 
@@ -65,7 +65,7 @@ class TwoStores(RuleBasedStateMachine):
         sure: bool,
     ) -> None:
         """*sure*: after so many new claims that SQLite does not look before it writes."""
-        self.sqlite._won = ALL_NEW if sure else 0
+        self.sqlite._journal.won = ALL_NEW if sure else 0
         request = self._request(key, identity, ttl_ms=ttl, lease_ms=lease, params=params, call_id=call_id)
         self._both(lambda journal, _: journal.begin(request, self.harness.rows("run", "started")), key)
 

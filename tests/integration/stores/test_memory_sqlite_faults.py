@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from antiphon.errors import InvalidInput, StoreUnavailable, StoreVersionError
 from antiphon.ports import SyncJournal
 from antiphon.stores import SQLiteStore
+from antiphon.stores.sqlite import schema
 from antiphon.testing._harness import Harness, claimed, done, existing
 
 
@@ -90,14 +90,13 @@ def test_a_full_disk_loses_nothing_and_recovers(path: Path, monkeypatch: pytest.
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.close()
     limit = f"PRAGMA max_page_count = {pages}"
-    connect = sqlite3.connect
 
-    class Limited(sqlite3.Connection):
+    class Limited(schema.Connection):
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **options)  # type: ignore[arg-type]
             self.execute(limit)
 
-    monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Limited))
+    monkeypatch.setattr(schema, "Connection", Limited)
     try:
         big = done(b'"' + b"x" * 200_000 + b'"')
         with pytest.raises(StoreUnavailable, match="disk is full") as caught:

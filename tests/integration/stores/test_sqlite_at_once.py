@@ -12,8 +12,7 @@ from antiphon.errors import StoreUnavailable
 from antiphon.ports import Settlement
 from antiphon.stores import SQLiteStore
 from antiphon.stores.sqlite.file import DatabaseFile
-from antiphon.stores.sqlite.steps import ALL_NEW
-from antiphon.stores.sqlite.sync_journal import SyncSQLiteJournal
+from antiphon.stores.sqlite.journal import ALL_NEW, SyncSQLiteJournal
 from antiphon.testing._harness import Harness, claimed, done, existing, failed
 
 TTL_MS = 3_600_000
@@ -106,7 +105,7 @@ def test_the_row_of_a_claim_is_the_same(
     journal: SyncSQLiteJournal, harness: Harness, at_once: list[bool], changes: dict[str, Any]
 ) -> None:
     claimed(journal.begin(harness.request("quick", 'é "1"', ttl_ms=TTL_MS, **changes)))
-    journal._won = 0
+    journal._journal.won = 0
     claimed(journal.begin(harness.request("long", 'é "1"', ttl_ms=TTL_MS, **changes)))
     assert at_once == [True]
     assert _row(journal, "quick") == _row(journal, "long")
@@ -166,7 +165,7 @@ def test_events_of_others_in_between_make_no_gap(
 def test_a_step_that_was_undone_used_no_number(journal: SyncSQLiteJournal, harness: Harness) -> None:
     step(journal, harness, "before")
     existing(journal.begin(harness.request("before"), harness.rows("run", "lost")))
-    journal._won = ALL_NEW
+    journal._journal.won = ALL_NEW
     step(journal, harness, "after")
     assert numbers(journal) == [0, 1, 2, 3]
 

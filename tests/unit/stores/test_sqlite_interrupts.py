@@ -20,6 +20,7 @@ class Interrupted:
     def __init__(self, connection: sqlite3.Connection, after: str) -> None:
         self.connection = connection
         self.after = after
+        self.look_at = 0.0
 
     def execute(self, statement: str, *values: Any) -> Any:
         done = self.connection.execute(statement, *values)
@@ -34,9 +35,8 @@ class Interrupted:
             self.after = ""
             raise KeyboardInterrupt
 
-    @property
-    def in_transaction(self) -> bool:
-        return self.connection.in_transaction
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
 
 
 def _now(file: DatabaseFile) -> Any:
@@ -59,11 +59,9 @@ def file(tmp_path: Path) -> DatabaseFile:
 
 @pytest.mark.parametrize("write", [_now, _alone, _queued])
 def test_no_transaction_stays_open(write: Callable[[DatabaseFile], Any], file: DatabaseFile) -> None:
-    connection = file._writing()
-    file._writer = Interrupted(connection, "BEGIN IMMEDIATE")  # type: ignore[assignment]
+    file._idle.append(Interrupted(file.open(), "BEGIN IMMEDIATE"))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         write(file)
-    assert not connection.in_transaction
     assert not file._writer_lock.locked()
     other = sqlite3.connect(file.path, timeout=0.1, isolation_level=None)
     assert other.execute(INSERT, ("free", 1)).rowcount == 1
@@ -71,7 +69,7 @@ def test_no_transaction_stays_open(write: Callable[[DatabaseFile], Any], file: D
 
 
 def test_a_closed_connection_is_not_used_again(file: DatabaseFile) -> None:
-    file._writer = Interrupted(file._writing(), "close")  # type: ignore[assignment]
+    file._idle.append(Interrupted(file.open(), "close"))  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         file.close()
     assert _now(file)

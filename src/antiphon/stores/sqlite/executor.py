@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -24,6 +25,17 @@ class Answer(asyncio.Future[Any]):
 
     def cancel(self, msg: Any | None = None) -> bool:
         return False
+
+    def deliver(self, operation: Operation) -> None:
+        """Carry the outcome of a step to the loop of the task that waits for it."""
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.get_loop().call_soon_threadsafe(self._hand_over, operation)
+
+    def _hand_over(self, operation: Operation) -> None:
+        if operation.error is not None:
+            self.set_exception(operation.error)
+        else:
+            self.set_result(operation.result)
 
 
 class Worker:
@@ -73,7 +85,7 @@ class AsyncAccess:
 
     async def write(self, operation: Operation) -> Any:
         answer = Answer(loop=asyncio.get_running_loop())
-        operation.deliver = _Delivery(answer)
+        operation.deliver = answer.deliver
         self._file.submit(operation)
         self._writer.nudge()
         return await _answered(answer)
@@ -86,28 +98,7 @@ class AsyncAccess:
                 operation.result = self._file.read(run)
             except Exception as error:
                 operation.error = error
-            _Delivery(answer)(operation)
-
-
-class _Delivery:
-    """Carries the outcome of a step to the loop of the task that waits for it."""
-
-    __slots__ = ("_answer",)
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-
-    def __call__(self, operation: Operation) -> None:
-        try:
-            self._answer.get_loop().call_soon_threadsafe(self._hand_over, operation)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            return
-
-    def _hand_over(self, operation: Operation) -> None:
-        if operation.error is not None:
-            self._answer.set_exception(operation.error)
-        else:
-            self._answer.set_result(operation.result)
+            answer.deliver(operation)
 
 
 async def _answered(answer: Answer) -> Any:

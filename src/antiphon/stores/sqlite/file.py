@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphon.errors import StoreUnavailable
-from antiphon.stores.sqlite.connect import connect, create, retry_busy, unavailable
-from antiphon.stores.sqlite.schema import migrate
+from antiphon.stores.sqlite.schema import Connection, connect, retry_busy, unavailable
 from antiphon.stores.sqlite.wait import Poller
 
 T = TypeVar("T")
@@ -41,14 +40,12 @@ _WAL_ENOUGH = 4000 * 4120
 class Operation:
     """One atomic step on its way into a transaction."""
 
-    __slots__ = ("changed", "deliver", "done", "error", "probe", "result", "run")
+    __slots__ = ("changed", "deliver", "done", "error", "result", "run")
 
-    def __init__(self, run: Run[Any], changed: Sequence[str] = (), probe: Run[Any] | None = None) -> None:
+    def __init__(self, run: Run[Any], changed: Sequence[str] = ()) -> None:
         self.run = run
         self.changed = changed
         """Keys whose waiters are to be woken once it is committed."""
-        self.probe = probe
-        """Tried first, outside a transaction: an answer makes writing needless."""
         self.deliver: Callable[[Operation], None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -104,12 +101,10 @@ class DatabaseFile:
     def __init__(self, path: Path, synchronous: str, busy_s: float) -> None:
         self.path = path
         self._name = str(path)
-        self._inode = 0
         self.synchronous = synchronous
         self.busy_s = busy_s
         self.schema = 0
         self._yield_until = 0.0
-        self._look_at = 0.0
         self.reset()
         _files.add(self)
 
@@ -117,53 +112,36 @@ class DatabaseFile:
         """Start without connections, waiters or work, as after a fork."""
         self._queue: deque[Operation] = deque()
         self._writer_lock = threading.Lock()
-        self._writer: sqlite3.Connection | None = None
-        self._pool = threading.Condition(threading.Lock())
-        self._idle: list[sqlite3.Connection] = []
-        self._reading = 0
+        self._opening = threading.Lock()
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._idle: list[Connection] = []
+        """The one used last is taken next: it has read most of what is needed."""
         self._forking = False
         self._wal = WalPreallocator(self._name) if self.synchronous != "NORMAL" and hasattr(os, "pwrite") else None
         self.poller = Poller(self.open, self.path)
 
-    def open(self) -> sqlite3.Connection:
+    def open(self) -> Connection:
         """A new connection; the first one creates and migrates the file."""
-        if not self.schema:
-            create(self.path)
-        connection = connect(self.path, self.synchronous, self.busy_s)
-        try:
-            self.schema = migrate(connection, self.path, self.busy_s)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        with self._opening:
+            connection, self.schema = connect(self.path, self.synchronous, self.busy_s, new=not self.schema)
+            self._open.add(connection)
+            return connection
 
     def read(self, run: Run[T]) -> T:
-        """Run a reading step, on the writer's warm connection if nobody is writing, else on one of its own."""
-        if not self._writer_lock.locked():
-            with self._writer_lock:
-                try:
-                    return self._step(self._writing(), run)
-                except sqlite3.Error as error:
-                    self._give_up_writer()
-                    raise unavailable(self._name, error) from error
-        connection = self._borrow()
+        """Run a reading step; it never waits for a writer."""
+        connection = self._take()
         try:
-            return self._step(connection, run)
-        except sqlite3.Error as error:
-            raise unavailable(self._name, error) from error
-        finally:
-            self._give_back(connection)
+            result = self._step(connection, run)
+        except BaseException as error:
+            connection.close()  # after a failure a fresh connection is the safest start
+            if isinstance(error, sqlite3.Error):
+                raise unavailable(self._name, error) from error
+            raise
+        self._idle.append(connection)
+        return result
 
     def write(self, operation: Operation) -> Any:
         """Run a writing step and commit it, together with whatever else is waiting."""
-        if operation.probe is not None:
-            found = self.read(operation.probe)
-            if found is not None:
-                return found
-            operation.probe = None
-        if not self._queue and not self._writer_lock.locked():
-            with self._writer_lock:
-                return self._write_alone(operation)
         self._queue.append(operation)
         try:
             with self._writer_lock:
@@ -187,27 +165,28 @@ class DatabaseFile:
         if self._queue or now < self._yield_until or lock.locked():
             return False
         with lock:
+            connection = self._take()
             try:
-                connection = self._writer or self._writing()
-                if now >= self._look_at or self._wal is not None:
+                if now >= connection.look_at or self._wal is not None:
                     self._before_commit(connection)
                 execute = connection.execute
                 if not second:
-                    return execute(statement, values).rowcount > 0
-                try:
+                    done = execute(statement, values).rowcount > 0
+                else:
                     execute("BEGIN IMMEDIATE")
                     done = execute(statement, values).rowcount > 0 and execute(second, more).rowcount > 0
                     execute("COMMIT" if done else "ROLLBACK")
-                except BaseException:
-                    if connection.in_transaction:
-                        execute("ROLLBACK")
-                    raise
-                return done
             except (sqlite3.OperationalError, sqlite3.IntegrityError):  # busy, full, locked; a number that is taken
-                return False
-            except sqlite3.Error as error:
-                self._give_up_writer()
-                raise unavailable(self._name, error) from error
+                done = False
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, sqlite3.Error):
+                    raise unavailable(self._name, error) from error
+                raise
+            self._idle.append(connection)
+            return done
 
     def submit(self, operation: Operation) -> None:
         """Queue a step for :meth:`write_queued`."""
@@ -222,81 +201,66 @@ class DatabaseFile:
     def close(self) -> None:
         """Close all connections that nobody uses; the next step opens new ones."""
         with self._writer_lock:
-            self._give_up_writer()
+            self._close_idle()
         self.poller.close()
-        with self._pool:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def __del__(self) -> None:
-        for connection in (self._writer, *self._idle):
-            if connection is not None:
-                connection.close()
+        for connection in self._idle:
+            connection.close()
 
     def pause_for_fork(self) -> None:
         """Let no connection be open while the process forks: SQLite's locks would not survive it in the child."""
         self._forking = self._writer_lock.acquire(timeout=self.busy_s + 5)
-        if self._forking:
-            self._give_up_writer()
         self.poller.pause()
-        self._pool.acquire()
-        self._pool.wait_for(lambda: not self._reading, timeout=5)
-        for connection in self._idle:
-            connection.close()
-        self._idle.clear()
+        self._opening.acquire()
+        limit = time.monotonic() + 5
+        self._close_idle()
+        while any(connection.is_open for connection in self._open) and time.monotonic() < limit:
+            time.sleep(0.0002)  # until readers give their connections back
+            self._close_idle()
 
     def resume_after_fork(self) -> None:
-        self._pool.release()
+        self._opening.release()
         self.poller.resume()
         if self._forking:
             self._writer_lock.release()
 
     def abandon(self) -> None:
         """In the child: forget what belongs to the parent without touching it."""
-        _abandoned.append((self._writer, self._idle, self.poller))
+        _abandoned.append((tuple(self._open), self._idle, self.poller))
         self.reset()
-
-    def _write_alone(self, operation: Operation) -> Any:
-        try:
-            connection = self._writer or self._writing()
-            self._before_commit(connection)
-            try:
-                self._begin(connection)
-                result = operation.run(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            self._give_up_writer()
-            raise unavailable(self._name, error) from error
-        if operation.changed:
-            self.poller.wake(operation.changed)
-        return result
 
     def _lead(self) -> None:
         batch: list[Operation] = []
         while self._queue and len(batch) < _BATCH:
             batch.append(self._queue.popleft())
+        connection: Connection | None = None
         try:
-            connection = self._writing()
-            pending = [operation for operation in batch if not self._probed(connection, operation)]
-            if pending:
-                self._commit(connection, pending)
-        except sqlite3.Error as error:
-            self._give_up_writer()
-            _fail(batch, unavailable(self._name, error))
-        except Exception as error:
-            _fail(batch, error)
-        except BaseException:  # interrupted: what was not committed is tried again by whoever still wants it
-            self._queue.extendleft(operation for operation in reversed(batch) if not operation.done)
-            raise
+            connection = self._take()
+            self._commit(connection, batch)
+        except BaseException as error:
+            if connection is not None:
+                connection.close()
+            if isinstance(error, sqlite3.Error):
+                _fail(batch, unavailable(self._name, error))
+            elif isinstance(error, Exception):
+                _fail(batch, error)
+            else:  # interrupted: what was not committed is tried again by whoever still wants it
+                self._queue.extendleft(operation for operation in reversed(batch) if not operation.done)
+                raise
+        else:
+            self._idle.append(connection)
         finally:
-            self._announce(batch)
+            for operation in batch:
+                if operation.done:
+                    self._announce(operation)
 
-    def _commit(self, connection: sqlite3.Connection, batch: list[Operation]) -> None:
+    def _commit(self, connection: Connection, batch: list[Operation]) -> None:
         ran = False
         self._before_commit(connection)
         try:
@@ -315,27 +279,13 @@ class DatabaseFile:
                 for operation in batch:
                     operation.done = True
 
-    def _probed(self, connection: sqlite3.Connection, operation: Operation) -> bool:
-        if operation.probe is None:
-            return False
-        try:
-            operation.result = self._step(connection, operation.probe)
-        except sqlite3.Error:
-            raise
-        except Exception as error:
-            operation.error = error
-        operation.done = operation.result is not None or operation.error is not None
-        return operation.done
+    def _announce(self, operation: Operation) -> None:
+        if operation.changed and operation.error is None:
+            self.poller.wake(operation.changed)
+        if operation.deliver is not None:
+            operation.deliver(operation)
 
-    def _announce(self, batch: list[Operation]) -> None:
-        for operation in batch:
-            if operation.done:
-                if operation.changed and operation.error is None:
-                    self.poller.wake(operation.changed)
-                if operation.deliver is not None:
-                    operation.deliver(operation)
-
-    def _begin(self, connection: sqlite3.Connection) -> None:
+    def _begin(self, connection: Connection) -> None:
         if time.monotonic() < self._yield_until:
             time.sleep(0.0002)  # other processes try in intervals: leave them a moment
         try:
@@ -344,65 +294,40 @@ class DatabaseFile:
             retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s)
             self._yield_until = time.monotonic() + 1.0
 
-    def _step(self, connection: sqlite3.Connection, run: Run[T]) -> T:
+    def _step(self, connection: Connection, run: Run[T]) -> T:
         try:
             return run(connection)
         except sqlite3.OperationalError:
             return retry_busy(lambda: run(connection), self.busy_s)
 
-    def _writing(self) -> sqlite3.Connection:
-        if self._writer is None:
-            self._writer = self.open()
-            self._inode = self.path.stat().st_ino
-            self._look_at = 0.0
-        return self._writer
+    def _take(self) -> Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self.open()
 
-    def _before_commit(self, connection: sqlite3.Connection) -> None:
+    def _before_commit(self, connection: Connection) -> None:
         now = time.monotonic()
-        if now >= self._look_at:
-            self._check_still_there()
-            self._look_at = now + _LOOK_EVERY_S
+        if now >= connection.look_at:
+            self._check_still_there(connection)
+            connection.look_at = now + _LOOK_EVERY_S
         if self._wal is not None:
             self._wal.extend(connection)
 
-    def _check_still_there(self) -> None:
+    def _check_still_there(self, connection: Connection) -> None:
         """A file that was removed takes writes as before and keeps none of them: refuse instead."""
         try:
-            if os.stat(self._name).st_ino == self._inode:  # noqa: PTH116 - half the price
+            if os.stat(self._name).st_ino == connection.inode:  # noqa: PTH116 - half the price
                 return
         except OSError:
             pass
-        self._give_up_writer()
+        self._close_idle()
         self.schema = 0
         raise StoreUnavailable(
             f"The store {self.path} was removed or replaced while it was in use. Nothing was written.",
             hint="The next call starts with what is there now; put the old file back if claims must be kept.",
             reason="replaced",
         )
-
-    def _give_up_writer(self) -> None:
-        """After a failure a fresh connection is the safest start."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-
-    def _borrow(self) -> sqlite3.Connection:
-        with self._pool:
-            self._reading += 1
-            if self._idle:
-                return self._idle.pop()
-        try:
-            return self.open()
-        except BaseException:
-            self._give_back(None)
-            raise
-
-    def _give_back(self, connection: sqlite3.Connection | None) -> None:
-        with self._pool:
-            self._reading -= 1
-            if connection is not None:
-                self._idle.append(connection)
-            self._pool.notify_all()
 
 
 def _fail(batch: list[Operation], problem: Exception) -> None:

@@ -1,35 +1,136 @@
-"""The schema of the database file: numbered migrations, forward only."""
+"""Opening the database file: its settings and its schema, waiting for its lock, and its errors as one sentence.
+
+The schema is made by numbered migrations, forward only.
+"""
 
 from __future__ import annotations
 
+import os
+import random
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from antiphon.errors import StoreUnavailable
 from antiphon.stores._common import check_version
-from antiphon.stores.sqlite.connect import retry_busy, unavailable
+
+T = TypeVar("T")
 
 APPLICATION_ID = 0x416E7068
 FOLDER = Path(__file__).parent
+OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
+_KEPT = "Nothing was written."
+_SENTENCES = {
+    sqlite3.SQLITE_BUSY: (
+        "locked",
+        "is locked by another process",
+        "Look for a process that keeps a transaction open.",
+    ),
+    sqlite3.SQLITE_LOCKED: ("locked", "is locked", "Look for a process that keeps a transaction open."),
+    sqlite3.SQLITE_FULL: ("full", "cannot grow: the disk is full", "Free some space; claims work again at once."),
+    sqlite3.SQLITE_READONLY: ("readonly", "cannot be written", "Check the owner and mode of the file and its folder."),
+    sqlite3.SQLITE_CANTOPEN: ("cannot_open", "cannot be opened", "Check that its folder exists and can be written."),
+    sqlite3.SQLITE_PERM: ("permission", "cannot be opened", "Check the owner and mode of the file and its folder."),
+    sqlite3.SQLITE_IOERR: (
+        "io",
+        "cannot be read or written",
+        "Check the disk. All that was answered before is kept.",
+    ),
+    sqlite3.SQLITE_CORRUPT: ("corrupt", "is damaged", "Restore it from a backup, or move it away to start a new one."),
+    sqlite3.SQLITE_NOTADB: ("corrupt", "is not an SQLite database", "Move it away, or give SQLiteStore another path."),
+}
 
 
-def migrate(connection: sqlite3.Connection, path: Path, busy_s: float) -> int:
+class Connection(sqlite3.Connection):
+    """Belongs to one thread at a time, never to a forked child."""
+
+    inode = 0
+    """The file that it has open, whatever its path leads to by now."""
+    look_at = 0.0
+    """When to look again whether these are the same."""
+    is_open = True
+
+    def close(self) -> None:
+        super().close()
+        self.is_open = False
+
+
+def connect(path: Path, synchronous: str, busy_s: float, *, new: bool) -> tuple[Connection, int]:
+    """A connection ready for use, and the number of the schema; *new*: the file may not be there yet."""
+    if new:
+        _create(path)
+    try:
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False, factory=Connection)
+        try:
+            retry_busy(lambda: _set_up(connection, path, synchronous), busy_s)
+            connection.inode = path.stat().st_ino
+            return connection, _migrate(connection, path, busy_s)
+        except BaseException:
+            connection.close()
+            raise
+    except (sqlite3.Error, OSError) as error:
+        raise unavailable(str(path), error) from error
+
+
+def _create(path: Path) -> None:
+    """Make the file with mode 0600 and, if it is missing, its folder with a ``.gitignore`` for all in it."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        needed = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreUnavailable(f"SQLiteStore needs SQLite {needed} or newer; here is {sqlite3.sqlite_version}.")
+    try:
+        if path.exists():
+            return
+        if not path.parent.exists():
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            (path.parent / ".gitignore").write_text("*\n", encoding="ascii")
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise unavailable(str(path), error) from error
+
+
+def retry_busy(step: Callable[[], T], busy_s: float) -> T:
+    """Run *step*, again after short random pauses while another process holds the lock, for at most *busy_s*."""
+    deadline = 0.0
+    pause = 0.0001
+    while True:
+        try:
+            return step()
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            now = time.monotonic()
+            deadline = deadline or now + busy_s
+            if now >= deadline:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(pause * 1.5, 0.001)  # longer ones starve: the lock is free only for moments
+
+
+def _set_up(connection: sqlite3.Connection, path: Path, synchronous: str) -> None:
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"The store {path} cannot use a write-ahead log (journal mode is {mode!r}).",
+            hint="Put it on a local disk: SQLite does not work across network file systems.",
+        )
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -8000")
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    connection.execute("PRAGMA journal_size_limit = 67108864")
+
+
+def _migrate(connection: Connection, path: Path, busy_s: float) -> int:
     """Bring the schema up to date; returns its number. A newer or a foreign database is refused."""
     steps = migrations()
-    try:
-        if _schema(connection, path) < len(steps):
-            retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), busy_s)
-            try:
-                for number in range(_schema(connection, path), len(steps)):
-                    _apply(connection, number + 1, steps[number])
-                connection.execute("COMMIT")
-            except BaseException:
-                connection.execute("ROLLBACK")
-                raise
-        found = _schema(connection, path)
-    except sqlite3.Error as error:
-        raise unavailable(str(path), error) from error
+    if _schema(connection, path) < len(steps):
+        retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), busy_s)
+        for number in range(_schema(connection, path), len(steps)):
+            _apply(connection, number + 1, steps[number])
+        connection.execute("COMMIT")
+    found = _schema(connection, path)
     check_version(f"The database {path}", found, len(steps))
     return found
 
@@ -68,3 +169,30 @@ def _apply(connection: sqlite3.Connection, number: int, file: Path) -> None:
         connection.execute(statement)
     connection.execute("INSERT OR REPLACE INTO meta (name, value) VALUES ('schema', ?)", (number,))
     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+
+def unavailable(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
+    """The error as the rest of Antiphon knows it."""
+    translated = _translate(path, error)
+    translated.__cause__ = error
+    return translated
+
+
+def _translate(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
+    if isinstance(error, OSError):
+        return StoreUnavailable(
+            f"The store {path} cannot be used: {error.strerror or error}. {_KEPT}",
+            hint="Check that its folder exists and can be written.",
+            reason="cannot_open",
+        )
+    code = getattr(error, "sqlite_errorcode", None)
+    reason, what, hint = _SENTENCES.get(
+        (code or 0) & 0xFF, ("failed", "failed", "This is not an error of yours: please report it.")
+    )
+    kept = "Whether this step was kept is uncertain." if reason == "io" else _KEPT
+    return StoreUnavailable(f"The store {path} {what} ({error}). {kept}", hint=hint, reason=reason)
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether trying again in a moment can help."""
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

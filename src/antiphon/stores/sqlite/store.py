@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from antiphon.errors import InvalidInput
 from antiphon.ports import Clock
+from antiphon.stores._waiters import loop_waiter
 from antiphon.stores.sqlite.file import DatabaseFile, shared_file
-from antiphon.stores.sqlite.sync_journal import SyncSQLiteJournal
-
-if TYPE_CHECKING:
-    from antiphon.stores.sqlite.async_journal import SQLiteJournal
+from antiphon.stores.sqlite.journal import SQLiteJournal, SyncSQLiteJournal
 
 
 class SQLiteStore:
@@ -59,9 +56,10 @@ class SQLiteStore:
         return SyncSQLiteJournal(self._file(), self._clock)
 
     def open_async(self) -> SQLiteJournal:
-        from antiphon.stores.sqlite.async_journal import SQLiteJournal
+        from antiphon.stores.sqlite.executor import AsyncAccess
 
-        return SQLiteJournal(self._file(), self._clock)
+        file = self._file()
+        return SQLiteJournal(file, self._clock, AsyncAccess(file), loop_waiter)
 
     def _file(self) -> DatabaseFile:
         return shared_file(self._path, self._synchronous, self._busy_timeout)
