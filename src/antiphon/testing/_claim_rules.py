@@ -263,9 +263,10 @@ class ClaimRules(Harness):
         a second time. So the lease alone says what a claim in flight is worth, and who looks at it decides.
         """
         keys = [self.key(name) for name in ("seen", "settled", "renewed", "taken")]
-        request = self.request(keys[0], ttl_ms=SHORT_MS, lease_ms=1)
+        life_ms = 4 * SHORT_MS  # a store that forgets by itself keeps it as long again: time for all that follows
+        request = self.request(keys[0], ttl_ms=life_ms, lease_ms=1)
         seen, settled, renewed, taken = [claimed(await j.begin(request._replace(key=key))).version for key in keys]
-        await self.pass_ms(SHORT_MS + 50)
+        await self.pass_ms(life_ms + 50)
         other = self.request(keys[0], "call-2")
         for answer in (await j.begin(other), await j.take_over(other, 7), await j.read(keys[0])):
             found = existing(answer)

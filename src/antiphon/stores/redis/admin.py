@@ -59,25 +59,27 @@ class ClaimAdmin:
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         """Live records by tool and state."""
         numbers: Counter[tuple[str, str]] = Counter()
-        async for shard, keys in self._batches(tenant):
-            words = (len(keys), *(shard.record + key for key in keys))
-            reply = await self._client.execute(scripts.COUNT.call(*words))
-            for at in range(0, len(reply), 3):
-                numbers[text_of(reply[at]), reply[at + 1].decode()] += reply[at + 2]
+        async for batches in self._batches(tenant):
+            calls = [scripts.COUNT.call(len(keys), *(shard.record + key for key in keys)) for shard, keys in batches]
+            for reply in await self._client.execute_many(calls):
+                for at in range(0, len(reply), 3):
+                    numbers[text_of(reply[at]), reply[at + 1].decode()] += reply[at + 2]
         return dict(numbers)
 
     async def flush(self, tenant: str, tool: str, session: str, prefix: str) -> int:
         """Forget the records that fit; how many there were."""
         dropped = 0
         wanted = (line_of(tool) if tool else b"", line_of(session) if session else b"")
-        async for shard, keys in self._batches(tenant):
-            doomed = [key for key in keys if key.startswith(prefix)]
-            if doomed:
+        async for batches in self._batches(tenant):
+            calls = []
+            for shard, keys in batches:
+                doomed = [key for key in keys if key.startswith(prefix)]
                 names = [
                     name for key in doomed for name in (shard.record + key, shard.history + key, shard.expiries + key)
                 ]
                 words = (len(names) + 1, *names, shard.entries + tenant, *wanted, shard.channel)
-                dropped += (await self._client.execute(scripts.CLEAR.call(*words, *doomed)))[0]
+                calls.append(scripts.CLEAR.call(*words, *doomed))
+            dropped += sum([reply[0] for reply in await self._client.execute_many(calls)])
         return dropped
 
     async def sweep(self, limit: int) -> int:
@@ -151,20 +153,28 @@ class ClaimAdmin:
                 cursors[number] = (last, scores.count(last) + (offset if last == newest else 0))
         return min((int(newest) for newest, _ in cursors.values()), default=0)
 
-    async def _batches(self, tenant: str) -> AsyncIterator[Batch]:
-        """All keys of the tenant's indexes, shard by shard, oldest first."""
-        for shard in self._names.shards:
-            oldest, offset = _EARLIEST, 0
-            while True:
-                words = (shard.entries + tenant, oldest, "-inf", "WITHSCORES", "LIMIT", offset, BATCH)
-                reply = await self._client.execute(("ZREVRANGEBYSCORE", *words))
+    async def _batches(self, tenant: str) -> AsyncIterator[list[Batch]]:
+        """All keys of the tenant's indexes, oldest first, some of each shard at a time."""
+        places = dict.fromkeys(self._names.shards, (_EARLIEST, 0))
+        while places:
+            asked = list(places.items())
+            replies = await self._client.execute_many(
+                [
+                    ("ZREVRANGEBYSCORE", shard.entries + tenant, oldest, "-inf", "WITHSCORES", "LIMIT", offset, BATCH)
+                    for shard, (oldest, offset) in asked
+                ]
+            )
+            batches = []
+            for (shard, (oldest, offset)), reply in zip(asked, replies, strict=True):
                 if reply:
-                    yield shard, [member.decode() for member in reply[::2]]
+                    batches.append((shard, [member.decode() for member in reply[::2]]))
                 if len(reply) < 2 * BATCH:
-                    break
-                scores = [int(score) for score in reply[1::2]]
-                offset = scores.count(scores[-1]) + (offset if scores[-1] == oldest else 0)
-                oldest = scores[-1]
+                    del places[shard]
+                else:
+                    scores = [int(score) for score in reply[1::2]]
+                    ties = scores.count(scores[-1]) + (offset if scores[-1] == oldest else 0)
+                    places[shard] = (scores[-1], ties)
+            yield batches
 
     async def _records(self, entries: list[Entry]) -> Records:
         replies = await self._client.execute_many(

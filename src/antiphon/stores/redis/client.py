@@ -224,13 +224,19 @@ class BlockingClient(Client):
         self._connections = {}
 
     async def execute_many(self, commands: Sequence[Words]) -> list[Any]:
-        """The replies to many commands: one round trip, or one for each in a Cluster."""
-        if self._cluster:
-            return [await self.execute(words) for words in commands]
-        since, replies = time.monotonic(), await self._exchange(commands)
-        for at, reply in enumerate(replies):
-            if isinstance(reply, Exception):
-                replies[at] = await self._retry(reply, commands[at], commands[at], since)
+        """The replies to many commands, in one round trip to each server."""
+        since = time.monotonic()
+        by_server: dict[Any, list[int]] = {}
+        for at, words in enumerate(commands):
+            server = None
+            with contextlib.suppress(*_LOST):  # then the exchange fails, and is retried
+                server = await self._server(words) if self._cluster else None
+            by_server.setdefault(server, []).append(at)
+        replies: list[Any] = [None] * len(commands)
+        for places in by_server.values():
+            for at, reply in zip(places, await self._exchange([commands[at] for at in places]), strict=True):
+                lost = isinstance(reply, Exception)
+                replies[at] = await self._retry(reply, commands[at], commands[at], since) if lost else reply
         return replies
 
     async def _exchange(self, commands: Sequence[Words], *, dedicated: bool = False) -> list[Any]:
