@@ -6,7 +6,11 @@ import re
 
 from tests.docs.pages import DOCS, ROOT
 
-PAGES = (DOCS / "how-to" / "runbook.md", DOCS / "explanation" / "guarantees.md")
+PAGES = (
+    DOCS / "how-to" / "runbook.md",
+    DOCS / "explanation" / "architecture.md",
+    DOCS / "explanation" / "guarantees.md",
+)
 
 
 def test_every_test_named_in_the_documentation_exists() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.cli import COMMANDS
 from scripts import make_reference
+from tests.docs.pages import name, pages, script
 
 
 def test_pages_are_current(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,12 +43,34 @@ def test_a_setting_without_a_meaning_breaks_the_build(monkeypatch: pytest.Monkey
 DOTTED = re.compile(r"`(antiphon(?:\.[A-Za-z_]\w*)+)")
 
 
-@pytest.mark.parametrize("page", ["names.md", "contract.md", "keys.md", "configuration.md"])
+@pytest.mark.parametrize("page", ["names.md", "contract.md", "keys.md", "configuration.md", "public-modules.md"])
 def test_names_that_pages_promise_exist(page: str) -> None:
     found = DOTTED.findall((make_reference.ROOT / page).read_text(encoding="utf-8"))
-    missing = [name for name in found if not name.endswith(".toml") and not _exists(name)]
+    missing = [dotted for dotted in found if not dotted.endswith(".toml") and not _exists(dotted)]
     assert found
     assert not missing
+
+
+IMPORT = re.compile(r"^\s*(?:from (antiphon[\w.]*) import (.+)|import (antiphon[\w.]*))", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if script(page).strip()], ids=name)
+def test_examples_import_public_modules_only(page: Path) -> None:
+    text = (make_reference.ROOT / "public-modules.md").read_text(encoding="utf-8")
+    public = set(re.findall(r"`(antiphon[\w.]*)`", text.partition("## Deprecated")[0]))
+    used = set()
+    for module, names, plain in IMPORT.findall(script(page)):
+        below = {f"antiphon.{word}" for word in re.findall(r"\w+", names)} if module == "antiphon" else set()
+        used |= {plain or module} | {word for word in below if _is_module(word)}
+    assert used <= public
+
+
+def _is_module(dotted: str) -> bool:
+    try:
+        import_module(dotted)
+    except ModuleNotFoundError:
+        return False
+    return True
 
 
 def test_a_name_that_is_gone_is_noticed() -> None:
@@ -56,9 +79,9 @@ def test_a_name_that_is_gone_is_noticed() -> None:
     assert not _exists("antiphon.nowhere.name")
 
 
-def _exists(name: str) -> bool:
+def _exists(dotted: str) -> bool:
     """Whether a dotted name is a module, or an attribute below one."""
-    parts = name.split(".")
+    parts = dotted.split(".")
     for end in range(len(parts), 0, -1):
         try:
             value: object = import_module(".".join(parts[:end]))
