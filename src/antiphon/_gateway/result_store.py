@@ -134,7 +134,7 @@ def unreadable(tool: str, error: Exception) -> Outcome:
 
 def _clean_chunks(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
     """The chunks of a stream without secrets; one may span several of them."""
-    from antiphon.redact._events import redacting
+    from antiphon.redact._stream import redacting
 
     found = codec.plain(data)
     if not isinstance(found, list):

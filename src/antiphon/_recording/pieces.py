@@ -71,7 +71,7 @@ class Pieces:
     def _take(self) -> None:
         fresh, self._fresh = self._fresh, []
         if fresh and self._stream is None:
-            from antiphon.redact._events import redacting
+            from antiphon.redact._stream import redacting
 
             self._stream = redacting(self._redactor, fresh[0][0])
         for data, changes, gap_ms in fresh:

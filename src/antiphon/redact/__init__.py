@@ -10,15 +10,11 @@ run's salt computes the same one. A secret that could be guessed from its digest
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from antiphon.redact._compare import EqualityPattern, same_after_redaction
 from antiphon.redact._redactor import Redactor
 from antiphon.redact._rules import Rule, Rules
-
-if TYPE_CHECKING:
-    from antiphon.redact._compare import EqualityPattern, same_after_redaction
-    from antiphon.redact._scan import Finding, scan_path
-    from antiphon.redact._stream import StreamRedactor
+from antiphon.redact._scan import Finding, scan_path
+from antiphon.redact._stream import StreamRedactor
 
 __all__ = [
     "EqualityPattern",
@@ -30,20 +26,3 @@ __all__ = [
     "same_after_redaction",
     "scan_path",
 ]
-
-_LATER = {
-    "EqualityPattern": "_compare",
-    "same_after_redaction": "_compare",
-    "Finding": "_scan",
-    "scan_path": "_scan",
-    "StreamRedactor": "_stream",
-}
-
-
-def __getattr__(name: str) -> Any:
-    module = _LATER.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{module}"), name)

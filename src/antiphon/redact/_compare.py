@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.redact._placeholder import PLACEHOLDER
 from antiphon.redact._redactor import Redactor
+from antiphon.redact._rules import PLACEHOLDER
 
 
 class EqualityPattern:

@@ -1,11 +1,114 @@
-"""Field names under a user's rules, remembered: the same few names come with every call."""
+"""Whether the name of a field says that its value is a secret, personal, or an id that must stay.
+
+A name is split into words (``clientSecret``, ``client-secret`` and ``CLIENT_SECRET`` are the same two), and the
+words decide. The last word may turn a secret into a statement about one (``token_count``, ``passwordPolicy``).
+"""
 
 from __future__ import annotations
 
-from antiphon.redact._fields import KEEP, Field, classify, words
-from antiphon.redact._rules import Rules
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
+from antiphon.redact._rules import LISTS, PLACEHOLDER, Rules
+
+_WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_BLANKS = re.compile(r"[_.$ -]+")
+_NOT_A_NAME = re.compile(r"[^A-Za-z0-9_.$ -]+")
+_LONGEST_NAME = 100
+_NO_NAME = re.compile(r"___|[_.$ -]{4}")
+"""What no name of a field has in it."""
 _REMEMBERED = 4096
+
+
+class Field(NamedTuple):
+    """What a name says about its value."""
+
+    kind: str
+    mode: str
+    """``secret`` (any text), ``digits`` (numbers and short codes), ``personal`` or ``keep``."""
+
+
+KEEP = Field("", "keep")
+
+
+def _kinds(list_name: str) -> dict[str, str]:
+    """Word to kind."""
+    lists: Mapping[str, str] = LISTS[list_name]
+    return {word: kind for kind, words_of_kind in lists.items() for word in words_of_kind.split()}
+
+
+def _set(name: str) -> frozenset[str]:
+    return frozenset(LISTS["words"][name].split())
+
+
+_ANYWHERE: Final = _kinds("anywhere")
+_LAST: Final = _kinds("last")
+_DIGITS: Final = _kinds("digits")
+_COMPACT: Final = _kinds("compact")
+KEY_OF: Final = _set("key_of")
+TOKENS_OF: Final = _set("tokens_of")
+_NOT_TOKEN: Final = _set("not_token")
+_STATEMENT: Final = _set("statement")
+_ID: Final = _set("id")
+_KEPT_PAIRS = frozenset({("encrypted", "content"), ("thought", "signature"), ("b64", "json")})
+
+
+def words(name: str) -> tuple[str, ...]:
+    """The words of a name, in lower case.
+
+    >>> words("X-Api-Key"), words("dbPassword2")
+    (('x', 'api', 'key'), ('db', 'password', '2'))
+    """
+    return tuple(word.lower() for word in _WORDS.findall(name))
+
+
+def classify(name: str) -> Field | None:
+    """What *name* says about its value, or ``None``."""
+    if "[secret:" in name and PLACEHOLDER.search(name):  # what stands under it was looked at when the name was
+        return KEEP
+    name = next((part for part in reversed(_NOT_A_NAME.split(name[-_LONGEST_NAME:])) if part), "")
+    parts = words(name)
+    while len(parts) > 1 and parts[-1].isdigit():
+        parts = parts[:-1]
+    if not parts or _NO_NAME.search(name):
+        return None
+    last = parts[-1]
+    if len(parts) > 1 and last in _STATEMENT:
+        return None
+    secret = _secret(parts, last, name)
+    if secret is not None and not (last in _ID and secret.kind != "password"):
+        return secret
+    if last in _ID or parts[-2:] in _KEPT_PAIRS:
+        return KEEP
+    if last in ("phone", "phones") or parts[-2:] in (("phone", "number"), ("phone", "no")):
+        return Field("phone", "personal")
+    if parts[-2:] == ("card", "number"):
+        return Field("card", "personal")
+    return None
+
+
+def _secret(parts: tuple[str, ...], last: str, name: str) -> Field | None:
+    for part in parts:
+        if part in _ANYWHERE:
+            return Field(_ANYWHERE[part], "secret")
+    before = parts[-2] if len(parts) > 1 else ""
+    if last in ("key", "keys") and before in KEY_OF:
+        return Field("private_key" if before == "private" else "api_key", "secret")
+    if last == "tokens":
+        return Field("token", "secret") if before in TOKENS_OF else None
+    if last in ("value", "string", "raw", "plain") and before == "token":
+        return Field("token", "secret")
+    if last in _LAST:
+        return None if last == "token" and before in _NOT_TOKEN else Field(_LAST[last], "secret")
+    code = before if last in ("code", "number") else last
+    if code in _DIGITS:
+        return Field(_DIGITS[code], "digits")
+    compact = _BLANKS.split(name)[-1].lower()
+    for ending, kind in _COMPACT.items():
+        if compact.endswith(ending):
+            return Field(kind, "secret")
+    return None
 
 
 class Names(dict[str, Field | None]):

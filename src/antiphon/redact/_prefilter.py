@@ -11,10 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from antiphon.redact._entropy import LONGEST, looks_random
-from antiphon.redact._fields import KEY_OF, TOKENS_OF, words
-from antiphon.redact._kinds import MIN_RUN, RUN_CHARS, TOKEN_STARTS
+from antiphon.redact._names import KEY_OF, TOKENS_OF, words
 from antiphon.redact._rules import Rules
+from antiphon.redact._tokens import LONGEST, MIN_RUN, RUN_CHARS, TOKEN_STARTS, looks_random
 
 Search = Callable[[bytes], object]
 
@@ -76,8 +75,6 @@ _SECRET_WORDS = (
     r"u(?:th(?<=auth)(?:ori[sz]a|[^a-z])|rl (?<=curl ))",
     r"ss(?:n(?![a-z])|(?:ion)? ?id *=)",  # ssn, session cookies
 )
-_PARTS = ((_M, 0), ("cre", 1), ("auth", 2), ("curl ", 2), ("ssn", 3), ("=", 3))
-"""What must be there for a pattern to be found, and which one that is: in a short document it mostly is not."""
 _FLAG = re.compile(
     rb"--(?:[a-z][a-z0-9-]{0,38}[0-9-])?(?:pass|pw|pin|otp)(?:[0-9-]{0,3}(?:code|number))?[0-9-]*(?:[ \t]|\\t)"
 )
@@ -101,12 +98,7 @@ _LONG_RUN = "x" * MIN_RUN
 _RUN = re.compile(_LONG_RUN.encode() + b"x*")
 _DOT_TOKEN = re.compile(rb"\.[A-Za-z0-9_-]")
 _HEX = re.compile(r"[0-9a-f-]+")
-_LARGE = 4096
-"""Documents longer than this have a bit of everything."""
 _SCHEMES = (b"earer ", b"asic ", b"\\")
-_NAMES_KEPT = 1024
-_names: set[bytes] = set()
-"""Long names of fields that were looked at and found harmless: ``cache_read_input_tokens`` comes with each answer."""
 
 
 WORDS, AT, TILDE, NUMBERS, RUNS, USER = 1, 2, 4, 8, 16, 32
@@ -120,7 +112,6 @@ class Prefilter:
     __slots__ = (
         "_at",
         "_numbers",
-        "_parts",
         "_runs",
         "_tilde",
         "_user_anywhere",
@@ -138,7 +129,6 @@ class Prefilter:
             patterns.append(_PERSONAL_WORD)
         user = [rule for rule in rules.user if rules.personal or not rule.personal]
         self._words = tuple(_search(pattern) for pattern in patterns)
-        self._parts = tuple((part, self._words[which]) for part, which in _PARTS if which < len(patterns))
         self._user_fields = tuple(_search(_name_pattern(rule.field)) for rule in user if rule.field)
         self._user_texts = tuple(rule.compile().search for rule in user if rule.pattern)
         self.has_users = bool(user)
@@ -173,13 +163,8 @@ class Prefilter:
         return found
 
     def _has_words(self, text: str, folded: bytes, document: bytes) -> bool:
-        if len(text) > _LARGE:
-            if any(search(folded) is not None for search in self._words):
-                return True
-        else:
-            for part, search in self._parts:
-                if part in text and search(folded) is not None:
-                    return True
+        if any(search(folded) is not None for search in self._words):
+            return True
         if "  " in text and b"--" in document and self._tilde and _FLAG.search(document) is not None:
             return True
         return "[secret" in text and self._tilde and _BRACKETED.search(document) is not None
@@ -238,8 +223,6 @@ def _suspicious(document: bytes, runs: bytes, *, beside: bool) -> bool:
         if _DOT_TOKEN.match(document, end):
             return True
         raw = document[start:end]
-        if raw in _names:
-            continue
         if beside and (end - start > LONGEST or b"=" in raw):
             return True
         token = raw.decode()
@@ -247,8 +230,4 @@ def _suspicious(document: bytes, runs: bytes, *, beside: bool) -> bool:
             continue
         if "%" in token or TOKEN_STARTS().search(token) or (end - start <= LONGEST and looks_random(token)):
             return True
-        if raw.islower() and raw.replace(b"_", b"").isalpha():
-            if len(_names) >= _NAMES_KEPT:
-                _names.clear()
-            _names.add(raw)
     return False

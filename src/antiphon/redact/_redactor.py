@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import orjson
 
 from antiphon.errors import InvalidInput
-from antiphon.redact._deferred import deferred
-from antiphon.redact._fields import KEEP, Field
-from antiphon.redact._kinds import MIN_RUN, TOKEN_KINDS, TOKENS
-from antiphon.redact._pairs import TRIVIAL, is_code, is_number
-from antiphon.redact._placeholder import CONSTANT_KINDS, PLACEHOLDER, placeholder
+from antiphon.redact._detect import TRIVIAL, Span, TextRules, is_code, is_number
+from antiphon.redact._names import KEEP, Field
 from antiphon.redact._prefilter import ALL, AT, Prefilter
-from antiphon.redact._rules import Rules
-from antiphon.redact._spans import Span
-from antiphon.redact._text import TextRules
+from antiphon.redact._rules import CONSTANT_KINDS, PLACEHOLDER, Rules, placeholder
+from antiphon.redact._tokens import MIN_RUN, TOKENS, deferred
 
 _SCHEME = deferred(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
 _SCHEMA_WORDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"})
@@ -30,7 +27,7 @@ _PAIR_NAME = deferred(
 _SHORTEST = 6
 """No rule of ours finds anything in less (``a@b.no``)."""
 _NAME_WITH_AT = re.compile(rb'@[^"]*":')
-_REMEMBERED, _REMEMBERED_BYTES, _CLEAN_BYTES = 512, 120, 64
+_REMEMBERED, _REMEMBERED_BYTES = 512, 120
 _GONE = object()
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
@@ -43,7 +40,6 @@ class Redactor:
     """
 
     __slots__ = (
-        "_clean",
         "_constant",
         "_known",
         "_names",
@@ -63,18 +59,12 @@ class Redactor:
         patterns = any(rule.pattern for rule in rules.user)  # they may find anything
         self._shortest, self._shortest_word = (1, 1) if patterns else (_SHORTEST, _SHORTEST_WORD)
         self._salt = _salt(salt)
-        self._clean: set[bytes] = set()
-        """Short documents without a secret: ``null``, ``{"ok":true}`` and their like come back all the time."""
         self._known: dict[bytes, bytes] = {}
         """Short texts with an ``@`` as they are written: people and places come up again and again in a run."""
 
     def with_salt(self, salt: str | bytes) -> Redactor:
         """The same rules under the salt of another run; compiled patterns are shared."""
-        other = object.__new__(Redactor)
-        other._text, other._names, other._prefilter = self._text, self._names, self._prefilter
-        other._constant = self._constant
-        other._shortest, other._shortest_word = self._shortest, self._shortest_word
-        other._clean = self._clean
+        other = copy(self)
         other._salt = _salt(salt)
         other._known = {}
         return other
@@ -122,15 +112,8 @@ class Redactor:
 
     def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
         """Serialised JSON (or text) with placeholders, and whether anything was replaced."""
-        short = len(document) <= _CLEAN_BYTES
-        if short and document in self._clean:
-            return document, False
         causes = self._prefilter.causes(document)
         if not causes:
-            if short:
-                if len(self._clean) >= _REMEMBERED:
-                    self._clean.clear()
-                self._clean.add(document)
             return document, False
         if causes == AT and document[:1] in b'{["' and b"\\" not in document:
             return self._addresses(document)
@@ -157,7 +140,7 @@ class Redactor:
 
     def _addresses(self, document: bytes) -> tuple[bytes, bool]:
         """JSON in which only strings with an ``@`` have to be looked at: they are, and nothing else is touched."""
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         done = 0
         at = document.find(b"@")
         while at >= 0:
@@ -167,10 +150,10 @@ class Redactor:
             text = document[start:end]
             clean = self._known.get(text) or self._address(text)
             if clean != text:
-                pieces += document[done:start], clean
+                parts += document[done:start], clean
                 done = end
             at = document.find(b"@", end)
-        return (b"".join((*pieces, document[done:])), True) if pieces else (document, False)
+        return (b"".join((*parts, document[done:])), True) if parts else (document, False)
 
     def _address(self, text: bytes) -> bytes:
         clean = self._string(text.decode(), AT).encode()
@@ -322,7 +305,7 @@ class Redactor:
         if not secret.strip() or TRIVIAL().fullmatch(secret.strip()) or PLACEHOLDER.fullmatch(secret):
             return value
         token = TOKENS().fullmatch(secret)
-        kind = TOKEN_KINDS[token.lastgroup or ""] if token else field.kind
+        kind = (token.lastgroup or "") if token else field.kind
         return value[:start] + self.placeholder(kind, secret)
 
     def _number(self, value: int, field: Field) -> Any:
@@ -358,13 +341,13 @@ class Redactor:
         spans = self._text.spans(text, causes, entropy=entropy)
         if not spans:
             return text
-        pieces: list[str] = []
+        parts: list[str] = []
         position = 0
         for span in spans:
-            pieces += text[position : span.start], self.placeholder(span.kind, text[span.start : span.end])
+            parts += text[position : span.start], self.placeholder(span.kind, text[span.start : span.end])
             position = span.end
-        pieces.append(text[position:])
-        return "".join(pieces)
+        parts.append(text[position:])
+        return "".join(parts)
 
 
 def _salt(salt: str | bytes) -> bytes:

@@ -1,13 +1,31 @@
-"""What counts as a secret: the switches and rules a user may set."""
+"""What counts as a secret: the switches and rules a user may set, our own lists, and what stands in its place.
+
+A placeholder is ``[secret:KIND:digest]``, or ``[secret:KIND]`` for what could be guessed from its digest.
+"""
 
 from __future__ import annotations
 
+import hmac
+import math
 import re
+import tomllib
+from collections.abc import Mapping
+from pkgutil import get_data
+from typing import Any, Final
 
 import msgspec
 
 from antiphon.errors import ConfigError
 
+LISTS: Final[Mapping[str, Any]] = tomllib.loads((get_data("antiphon.redact", "secrets.toml") or b"").decode())
+"""The lists of ``secrets.toml``."""
+PLACEHOLDER = re.compile(r"\[secret:([a-z0-9_]{1,40})(?::([0-9a-f]{16}))?\]")
+"""A whole placeholder; group 1 is the kind, group 2 the digest if it has one."""
+
+CONSTANT_KINDS = frozenset({"pin", "cvv", "otp", "ssn", "phone", "card", "iban"})
+"""So few values are possible that a digest under a known salt would give them away (D21)."""
+
+_GUESSABLE_BITS = 64.0
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
 
 
@@ -65,3 +83,20 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     personal: bool = True
     user: tuple[Rule, ...] = ()
     keep_fields: tuple[str, ...] = ()
+
+
+def guessable(secret: str) -> bool:
+    """Whether trying all texts of this length and alphabet is within reach of an attacker who has the salt."""
+    alphabets = ((26, str.islower), (26, str.isupper), (10, str.isdigit))
+    size = sum(letters for letters, has in alphabets if any(char.isascii() and has(char) for char in secret))
+    if not secret.isalnum():
+        size += 32
+    return len(secret) * math.log2(size or 32) < _GUESSABLE_BITS
+
+
+def placeholder(kind: str, secret: str, salt: bytes) -> str:
+    """The placeholder for *secret*; equal secrets give equal digests, whatever their kind."""
+    if guessable(secret):
+        return f"[secret:{kind}]"
+    digest = hmac.digest(salt, secret.encode("utf-8", "surrogatepass"), "sha256")[:8].hex()
+    return f"[secret:{kind}:{digest}]"

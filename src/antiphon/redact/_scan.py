@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from antiphon.redact._kinds import PRIVATE_KEY, TOKEN_KINDS, TOKENS
-from antiphon.redact._placeholder import CONSTANT_KINDS, guessable
+from antiphon.redact._detect import without_escapes
 from antiphon.redact._redactor import Redactor
-from antiphon.redact._rules import Rules
-from antiphon.redact._text import without_escapes
+from antiphon.redact._rules import CONSTANT_KINDS, Rules, guessable
+from antiphon.redact._tokens import PRIVATE_KEY, TOKENS
 
 _SKIPPED_FOLDERS = frozenset({".git", ".hg", ".venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache"})
 _JSON_LIMIT = 8 << 20
@@ -128,8 +127,7 @@ def _scan_binary(file: Path) -> Iterator[tuple[str, str, str]]:
                         place = base + run.start() + match.start()
                         if place not in seen:
                             seen.add(place)
-                            kind = TOKEN_KINDS[match.lastgroup] if match.lastgroup else "private_key"
-                            yield f"byte {place}", kind, match[0]
+                            yield f"byte {place}", match.lastgroup or "private_key", match[0]
             kept = data[-_OVERLAP:]
             base += len(data) - len(kept)
 

@@ -1,14 +1,28 @@
-"""Redact a stream of chunks for the recording while the live chunks pass untouched (D18, D21)."""
+"""Redact streams for the recording while the live chunks pass untouched (D18, D21).
+
+A secret may begin in one chunk and end in another. Chunks come back in number and order: a placeholder stands in the
+chunk where its secret begins, and a chunk is held back only while its end could still become part of a secret.
+"""
 
 from __future__ import annotations
 
+import base64
+import re
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, AnyStr
+
+import orjson
 
 from antiphon.redact._redactor import Redactor
-from antiphon.redact._textstream import TextStream
+from antiphon.redact._tokens import deferred
 
+_TRY_AFTER = 1024
+_LOOK_AHEAD = 256
+_GIVE_UP = 65_536
+_ARMOUR = "-----BEGIN"
+_ARMOUR_END = deferred(r"-----END [A-Z0-9 ]+-----")
+_QUIET_BLANK = deferred(r"[a-z,.;] (?=[A-Za-z][a-z])")
+_NOT_QUIET = deferred(r"(?i)(?:bearer|basic|key|token|secret|code|--[a-z-]+)[,.;]? $")
 _CONTINUED = frozenset(
     "content text arguments partial_json delta output_text thinking refusal reasoning reasoning_content transcript"
     " input input_text".split()
@@ -24,10 +38,111 @@ _WHOLE = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format"
 
 _SHORT = 8
 _Path = tuple[str, ...]
+_LOOKS = re.compile(rb"\s*(?:data|event|id|retry)?:|\s*\{[^\n]*\}\r?\n")
+_TEXT = "text"
+
+
+class _Stretch:
+    """A stretch of a stream that is replaced as a whole by *new*, once that is known."""
+
+    __slots__ = ("end", "new", "plain", "start", "value")
+
+    def __init__(self, start: int, end: int, value: Any = None, new: Any = None, plain: bool = False) -> None:
+        self.start = start
+        self.end = end
+        self.value = value
+        self.new = new
+        self.plain = plain
+
+
+def _redacted(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> AnyStr:
+    """The *chunk* that begins at *start* with the stretches in it replaced; those that end in it are done with."""
+    end = start + len(chunk)
+    out: list[AnyStr] = []
+    at = start
+    while stretches and stretches[0].start < end:
+        stretch = stretches[0]
+        if stretch.new is not None:
+            if stretch.start >= start:
+                out += chunk[at - start : stretch.start - start], stretch.new
+            at = min(stretch.end, end)
+        if stretch.end > end:
+            break
+        stretches.popleft()
+    out.append(chunk[at - start :])
+    return chunk[:0].join(out)
+
+
+class TextStream:
+    """Redact a text that arrives in chunks: feed chunks, get chunks."""
+
+    __slots__ = ("_base", "_chunks", "_next_try", "_redactor", "_settled", "_tail")
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._tail = ""
+        self._base = 0
+        """Where the tail begins in the whole text; everything before it is settled."""
+        self._next_try = _TRY_AFTER
+        self._settled: deque[_Stretch] = deque()
+        self._chunks: deque[tuple[int, str]] = deque()
+
+    def feed(self, chunk: str) -> list[str]:
+        """Take the next chunk; returns those that can be written now."""
+        self._chunks.append((self._base + len(self._tail), chunk))
+        self._tail += chunk
+        if "\n" in chunk or len(self._tail) >= self._next_try:
+            self._settle(self._cut())
+            self._next_try = len(self._tail) + _TRY_AFTER
+        return self._release()
+
+    def finish(self) -> list[str]:
+        """The rest, after the last chunk."""
+        self._settle(len(self._tail))
+        return self._release()
+
+    def _cut(self) -> int:
+        """How much of the tail no later chunk can change."""
+        tail = self._tail
+        line = tail.rfind("\n") + 1
+        armour = tail.rfind(_ARMOUR)
+        if armour >= 0:
+            end = _ARMOUR_END().search(tail, armour)
+            if end is None:
+                return armour if len(tail) - armour < _GIVE_UP else len(tail)
+            if armour < line < end.end():
+                return armour
+        if len(tail) - line < _TRY_AFTER:
+            return line
+        if len(tail) - line >= _GIVE_UP:
+            return len(tail)
+        spans = self._redactor.spans(tail)
+        for match in reversed(list(_QUIET_BLANK().finditer(tail, line, len(tail) - _LOOK_AHEAD))):
+            blank = match.end()
+            if _NOT_QUIET().search(tail[max(0, blank - 40) : blank]) is None and not any(
+                span.start < blank < span.end for span in spans
+            ):
+                return blank
+        return line
+
+    def _settle(self, cut: int) -> None:
+        for span in self._redactor.spans(self._tail[:cut]):
+            secret = self._tail[span.start : span.end]
+            stand_in = self._redactor.placeholder(span.kind, secret)
+            self._settled.append(_Stretch(self._base + span.start, self._base + span.end, new=stand_in))
+        self._base += cut
+        self._tail = self._tail[cut:]
+
+    def _release(self) -> list[str]:
+        ready: list[str] = []
+        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= self._base:
+            start, chunk = self._chunks.popleft()
+            ready.append(_redacted(self._settled, start, chunk))
+        return ready
 
 
 class _Slot:
-    """A piece of text that is still under way in a held chunk."""
+    """A part of text that is still under way in a held chunk."""
 
     __slots__ = ("value",)
 
@@ -99,15 +214,15 @@ class StreamRedactor:
             ]
         return value
 
-    def _goes_on(self, path: _Path, piece: str, beside: dict[Any, Any]) -> bool:
-        """Whether a likely field holds a piece of a text: it is short, or says something else than the last time."""
+    def _goes_on(self, path: _Path, part: str, beside: dict[Any, Any]) -> bool:
+        """Whether a likely field holds a part of a text: it is short, or says something else than the last time."""
         if path[-1] == "data" and not (_WHOLE.isdisjoint(beside) and _WHOLE.isdisjoint(path)):
             return False
         before = self._last.get(path)
-        self._last[path] = piece
-        return piece != before or len(piece) < _SHORT
+        self._last[path] = part
+        return part != before or len(part) < _SHORT
 
-    def _text(self, path: _Path, piece: str, slots: list[_Slot]) -> _Slot:
+    def _text(self, path: _Path, part: str, slots: list[_Slot]) -> _Slot:
         slot = _Slot()
         slots.append(slot)
         stream = self._streams.get(path)
@@ -115,22 +230,21 @@ class StreamRedactor:
             stream = self._streams[path] = TextStream(self._redactor)
             self._waiting[path] = deque()
         self._waiting[path].append(slot)
-        self._fill(path, stream.feed(piece))
+        self._fill(path, stream.feed(part))
         return slot
 
-    def _fill(self, path: _Path, pieces: list[str]) -> None:
+    def _fill(self, path: _Path, texts: list[str]) -> None:
         waiting = self._waiting[path]
-        for piece in pieces:
-            waiting.popleft().value = piece
+        for part in texts:
+            waiting.popleft().value = part
 
     def _release(self) -> list[Any]:
-        return list(self._final())
-
-    def _final(self) -> Iterator[Any]:
+        ready: list[Any] = []
         while self._held and all(slot.value is not None for slot in self._held[0].slots):
             held = self._held.popleft()
             chunk = _filled(held.chunk)
-            yield chunk.encode("latin-1") if held.raw else chunk
+            ready.append(chunk.encode("latin-1") if held.raw else chunk)
+        return ready
 
 
 def _filled(value: Any) -> Any:
@@ -141,3 +255,122 @@ def _filled(value: Any) -> Any:
     if isinstance(value, list):
         return [_filled(item) for item in value]
     return value
+
+
+def as_bytes(data: Any) -> bytes | None:
+    """A chunk of a byte stream as bytes; ``None`` for a chunk of any other kind."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        return data.encode("utf-8", "replace")
+    if isinstance(data, dict) and set(data) == {"$base64"} and isinstance(data["$base64"], str):
+        return base64.b64decode(data["$base64"])
+    return None
+
+
+def _as_chunk(data: bytes) -> Any:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:  # cut inside a character
+        return {"$base64": base64.b64encode(data).decode()}
+
+
+def _loaded(text: bytes) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def looks_like_events(data: Any) -> bool:
+    """Whether a stream that begins with this chunk is one of server-sent events or of JSON lines."""
+    return isinstance(data, (str, bytes)) and _LOOKS.match(as_bytes(data) or b"") is not None
+
+
+class EventChunks:
+    """Redact server-sent events or JSON lines, with the methods of :class:`StreamRedactor`.
+
+    A model writes a key token by token: each event holds a few letters of it, wrapped in JSON of its own. So the events
+    are read, not only their text. An event that is changed stands in the chunk where it begins.
+    """
+
+    __slots__ = ("_chunks", "_read", "_redactor", "_stream", "_stretches", "_unread", "_waiting")
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._stream = StreamRedactor(redactor)
+        self._unread = b""
+        self._read = 0
+        """How much of the stream has been read, line by line."""
+        self._waiting: deque[_Stretch] = deque()
+        self._stretches: deque[_Stretch] = deque()
+        self._chunks: deque[tuple[int, bytes, bool]] = deque()
+        """(where it begins, the chunk, whether it came as bytes)."""
+
+    def feed(self, data: Any) -> list[Any]:
+        """Take the next chunk; returns those that can be written now."""
+        chunk = as_bytes(data)
+        if chunk is None:
+            chunk = orjson.dumps(data)
+        self._chunks.append((self._read + len(self._unread), chunk, isinstance(data, bytes)))
+        self._unread += chunk
+        if b"\n" in chunk:
+            *lines, self._unread = self._unread.split(b"\n")
+            for line in lines:
+                self._line(line)
+                self._read += 1
+        return self._release()
+
+    def finish(self) -> list[Any]:
+        """The rest, after the last chunk."""
+        last, self._unread = self._unread, b""
+        self._line(last)
+        self._settle(self._stream.finish())
+        return self._release()
+
+    def _line(self, line: bytes) -> None:
+        start = self._read
+        self._read += len(line)
+        body = line.rstrip(b"\r")
+        event = body.startswith(b"data:")
+        text = body[5:].removeprefix(b" ") if event else body
+        value = _loaded(text)
+        plain = value is None
+        if plain and event:  # a text of its own, and perhaps the next chunk of one
+            try:
+                value = text.decode()
+            except UnicodeDecodeError:
+                event = False
+        if isinstance(value, (dict, list)) or (event and isinstance(value, str)):
+            stretch = _Stretch(start + len(body) - len(text), start + len(body), value, plain=plain)
+            self._waiting.append(stretch)
+            self._stretches.append(stretch)
+            self._settle(self._stream.feed({_TEXT: value} if isinstance(value, str) else value))
+            return
+        text_line = body.decode("utf-8", "replace")
+        clean = self._redactor.redact_text(text_line)
+        if clean != text_line:
+            self._stretches.append(_Stretch(start, start + len(body), new=clean.encode()))
+
+    def _settle(self, released: list[Any]) -> None:
+        for clean in released:
+            stretch = self._waiting.popleft()
+            if isinstance(stretch.value, str):
+                clean = clean[_TEXT]
+            if clean != stretch.value:
+                stretch.new = clean.encode() if stretch.plain else orjson.dumps(clean)
+            stretch.value = None
+
+    def _release(self) -> list[Any]:
+        end = self._waiting[0].start if self._waiting else self._read
+        ready: list[Any] = []
+        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= end:
+            start, chunk, raw = self._chunks.popleft()
+            clean = _redacted(self._stretches, start, chunk)
+            ready.append(clean if raw else _as_chunk(clean))
+        return ready
+
+
+def redacting(redactor: Redactor, first: Any) -> EventChunks | StreamRedactor:
+    """What redacts a stream that begins with the chunk *first*."""
+    return EventChunks(redactor) if looks_like_events(first) else StreamRedactor(redactor)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from antiphon._recording.pieces import GROUP, Pieces
 from antiphon.ports import Row
 from antiphon.redact import Redactor, Rules
-from antiphon.redact._events import EventPieces
+from antiphon.redact._stream import EventChunks
 
 SECRET = "sk-proj-Ab3dEf6hIj9kLmN0pQrStUvWxYz12345678"
 REDACTOR = Redactor(Rules(), salt="00" * 16)
@@ -89,7 +89,7 @@ def test_a_character_cut_in_two_comes_back_as_it_was() -> None:
 def test_server_sent_events_without_secrets_are_left_alone(parts: list[str], size: int) -> None:
     stream = "".join(f"event: delta\r\ndata: {json.dumps({'n': part})}\r\n\r\n" for part in parts)
     data = cut(stream, size)
-    pieces = EventPieces(Redactor(Rules(personal=False), salt="00"))
+    pieces = EventChunks(Redactor(Rules(personal=False), salt="00"))
     written = [piece for given_ in data for piece in pieces.feed(given_)] + pieces.finish()
     if "secret:" not in "".join(map(str, written)):
         assert written == data

@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from antiphon._seal import Sealer
 from antiphon.errors import StoreError
-from antiphon.redact import Redactor, StreamRedactor, _entropy, _prefilter, _redactor, _stream, _text
-from antiphon.redact._placeholder import placeholder
-from antiphon.redact._textstream import TextStream
+from antiphon.redact import Redactor, StreamRedactor, _detect, _prefilter, _redactor, _stream, _tokens
+from antiphon.redact._rules import placeholder
+from antiphon.redact._stream import TextStream
 from antiphon.telemetry import BuiltinMetrics
 from antiphon.telemetry._labels import Labels
 from antiphon.telemetry.logs import JsonLogListener
@@ -116,22 +116,22 @@ def test_a_quick_look_that_trusts_long_runs(monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("detector", ["_private_keys", "_tokens", "_urls", "_headers", "_schemes", "_random_runs"])
 def test_a_missing_detector(monkeypatch: Patch, detector: str) -> None:
-    monkeypatch.setattr(_text, detector, lambda text: ())
+    monkeypatch.setattr(_detect, detector, lambda text: ())
     assert leaks()
 
 
 def test_an_entropy_rule_without_exemptions_eats_ids(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(_entropy, "_ID", lambda: re.compile("(?!)"))
+    monkeypatch.setattr(_tokens, "_ID", lambda: re.compile("(?!)"))
     assert "call_Ao02pnFYXD6GN1yzc0uXPsvF" in eaten()
 
 
 def test_an_entropy_rule_that_takes_any_long_word(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(_text, "looks_random", lambda token: True)
+    monkeypatch.setattr(_detect, "looks_random", lambda token: True)
     assert len(eaten()) > 2
 
 
 def test_placeholders_that_are_searched_again(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(_text, "_between_placeholders", lambda text: [(0, len(text))])
+    monkeypatch.setattr(_detect, "_between_placeholders", lambda text: [(0, len(text))])
     assert restless()
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.redact import Redactor, Rules
-from antiphon.redact._fields import classify
+from antiphon.redact._detect import TextRules, _between_placeholders
+from antiphon.redact._names import classify
 from antiphon.redact._prefilter import RUNS, Prefilter
-from antiphon.redact._text import TextRules, _between_placeholders
 from tests.unit.redact.corpus import KEPT_TEXTS, Forge, in_text, named, personal, tokens
 
 REDACTOR = Redactor(Rules(), salt="unit")

@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.redact import Redactor, Rule, Rules
-from antiphon.redact._placeholder import guessable
+from antiphon.redact._rules import guessable
 from tests.unit.redact.corpus import Forge, tokens
 
 KEY = tokens(Forge(81))[0].secret

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.redact import Redactor, Rules, StreamRedactor
-from antiphon.redact._textstream import TextStream
+from antiphon.redact._stream import TextStream
 from tests.unit.redact.corpus import Forge, Planted, in_text, personal, tokens
 
 REDACTOR = Redactor(Rules(), salt="unit")

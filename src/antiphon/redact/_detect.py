@@ -1,0 +1,358 @@
+"""Find secrets in text. Rules come in order; what one has taken is closed to the next.
+
+A text is cut at the placeholders it already has, and each part is searched alone until nothing is found in any.
+That is why redacting twice is redacting once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from antiphon.redact import _prefilter as quick
+from antiphon.redact import _tokens as tokens
+from antiphon.redact._names import Field, Names
+from antiphon.redact._rules import PLACEHOLDER, Rules
+from antiphon.redact._tokens import deferred, looks_random
+
+_ESCAPES = re.compile(r"\\[nrt]")
+_PAIR = deferred(
+    r"(?:(?<![A-Za-z0-9_.$-])|(?<=%(?:26|3F|3f)))(?:--|-)?"
+    r"(?P<name>[A-Za-z_$][A-Za-z0-9_.$-]{1,63}(?: (?:[Kk]ey|[Tt]oken|[Ss]ecret|[Cc]ode))?)"
+    r"(?P<close>\\*[\"'`])?\]?[ \t]*(?P<sep>=>|:=|={1,2}|:|%3[DdAa])[ \t]*"
+    r"|(?<![A-Za-z0-9_.$-])--(?P<flag>[a-z][a-z0-9-]{1,40})[ \t]+(?=[^\s-])"
+)
+_QUOTE = deferred(r"\\*[\"'`]")
+_BARE = deferred(r"[^\s;&,\"'`\\]+")
+_ENCODED_END = deferred(r"%(?:26|20|0[AaDd]|3[Bb])")
+"""Where a value ends that is encoded for an address."""
+_LONGEST_QUOTED = 4096
+
+TRIVIAL = deferred(
+    r"(?i:\*+|x{3,}|\.{3,}|-+|true|false|yes|no|on|off|none|null|nil|undefined|required|optional|string|str|bytes"
+    r"|int|bool|any|text|self|redacted|hidden|masked|include|omit|same-origin|bearer|basic|digest|oauth2?|api_?key"
+    r"|<[^<>]*>|\[[a-z ]*\]|\(.*\)|\{\{.*\}\}|%[a-z_0-9]+%)|\$[A-Z_][A-Z0-9_]*|\$\{[^}]*\}|env:[A-Z0-9_]+"
+)
+"""Stands for a secret and is none: masks, variables, type names, words such as ``required``."""
+
+_CODE = deferred(
+    r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*[(\[]|[a-z_]+(?:\.[A-Za-z_]+)+$|await$|new$|lambda$"
+)
+_PLAIN_WORD = deferred(r"[A-Za-z][a-z]*[.!?)]*")
+_PROSE = deferred(r"[ \t]+[A-Za-z(]")
+_CODE_SHAPES = {
+    "pin": deferred(r"[0-9]{3,12}"),
+    "cvv": deferred(r"[0-9]{3,4}"),
+    "ssn": deferred(r"[0-9]{3}[- ]?[0-9]{2}[- ]?[0-9]{4}|[0-9]{6}[- ]?[0-9]{4,5}"),
+    "otp": deferred(r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{4,12}"),
+}
+_NUMBER = deferred(r"\+?[0-9][0-9 ().-]{3,22}[0-9]")
+_LONG_NUMBER = deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}")
+_EMAIL = deferred(
+    r"(?<![A-Za-z0-9._%+@-])(?<!//)(?!git@)[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}"
+    r"(?![A-Za-z0-9-])"
+)
+_PHONE = deferred(
+    r"(?<![A-Za-z0-9+.=/-])(?:"
+    r"\+[0-9](?:[ ().-]{0,2}[0-9]){6,14}"
+    r"|(?:\([0-9]{3}\) ?|[0-9]{3}[-. ])[0-9]{3}[-. ][0-9]{4}"
+    r")(?![A-Za-z0-9-]|\.[0-9])"
+)
+_CARD = deferred(
+    r"(?<![A-Za-z0-9.+_/-])"
+    r"(?:[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{2,4}|3[0-9]{3}([ -])[0-9]{6}\2[0-9]{4,5})"
+    r"(?![A-Za-z0-9_/-]|\.[0-9])"
+)
+_CARD_START = deferred(r"4|5[1-5]|2[2-7]|3[0-9]|6(?:011|4|5|2)")
+_IBAN = deferred(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?(?![A-Za-z0-9])")
+
+Classify = Callable[[str], Field | None]
+
+
+class Span(NamedTuple):
+    """``text[start:end]`` is a secret of *kind*."""
+
+    start: int
+    end: int
+    kind: str
+
+
+Detector = Callable[[str], Iterable[Span]]
+
+
+class TextRules:
+    """The detectors that a set of rules switches on, each with the causes without which it finds nothing."""
+
+    __slots__ = ("_detectors", "_entropy", "names")
+
+    def __init__(self, rules: Rules) -> None:
+        self.names = Names(rules)
+        self._detectors: list[tuple[int, Detector]] = [
+            (quick.USER, _detector(rule.name, rule.compile()))
+            for rule in rules.user
+            if rule.pattern and (rules.personal or not rule.personal)
+        ]
+        if rules.secrets:
+            self._detectors += [
+                (quick.WORDS, _private_keys),
+                (quick.RUNS | quick.TILDE, _tokens),
+                (quick.AT, _urls),
+                (quick.WORDS, _headers),
+                (quick.RUNS, _schemes),
+            ]
+        self._detectors.append((quick.WORDS | quick.NUMBERS | quick.USER, self._pairs))
+        if rules.personal:
+            self._detectors += [(quick.AT, emails), (quick.NUMBERS, numbers)]
+        self._entropy: Detector | None = _random_runs if rules.entropy else None
+
+    def _pairs(self, text: str) -> Iterator[Span]:
+        return pair_spans(text, self.names.__getitem__)
+
+    def spans(self, text: str, causes: int = quick.ALL, *, entropy: bool = True) -> list[Span]:
+        """All secrets of *text* in order; they do not overlap."""
+        detectors = [detect for needed, detect in self._detectors if needed & causes]
+        if entropy and self._entropy is not None and causes & quick.RUNS:
+            detectors.append(self._entropy)
+        found: list[Span] = []
+        plain = without_escapes(text)
+        todo = _between_placeholders(text)
+        while todo:
+            start, end = todo.pop()
+            spans = _first(text[start:end], detectors)
+            if not spans and plain is not text:
+                spans = _first(plain[start:end], detectors)
+            position = start
+            for span in spans:
+                begin, stop = start + span.start, start + span.end
+                found.append(Span(begin, stop, span.kind))
+                todo.append((position, begin))
+                position = stop
+            if spans:
+                todo.append((position, end))
+        found.sort()
+        return found
+
+
+def without_escapes(text: str) -> str:
+    """*text* with blanks for line breaks and tabs that are written out (in a ``repr``, say), each in its place.
+
+    The letter of such an escape is no part of the word behind it: ``\\nsk-…`` begins with ``sk``.
+    """
+    return _ESCAPES.sub("  ", text) if "\\" in text else text
+
+
+def _between_placeholders(text: str) -> list[tuple[int, int]]:
+    parts: list[tuple[int, int]] = []
+    position = 0
+    for match in PLACEHOLDER.finditer(text):
+        parts.append((position, match.start()))
+        position = match.end()
+    parts.append((position, len(text)))
+    return parts
+
+
+def _first(part: str, detectors: list[Detector]) -> list[Span]:
+    """What the first detector that finds anything finds, in order and without overlaps."""
+    if not part:
+        return []
+    for detect in detectors:
+        chosen: list[Span] = []
+        end = 0
+        for span in sorted(detect(part)):
+            if span.start >= end and span.end > span.start:
+                chosen.append(span)
+                end = span.end
+        if chosen:
+            return chosen
+    return []
+
+
+def _found(text: str, pattern: re.Pattern[str], kind: str, *, trivial: bool = True) -> Iterator[Span]:
+    """What *pattern* or its group ``secret`` finds; unless *trivial*, without words that stand for a secret."""
+    group = "secret" if "secret" in pattern.groupindex else 0
+    for match in pattern.finditer(text):
+        if trivial or not TRIVIAL().fullmatch(match[group]):
+            yield Span(*match.span(group), kind)
+
+
+def _detector(kind: str, pattern: re.Pattern[str]) -> Detector:
+    return lambda text: _found(text, pattern, kind)
+
+
+def _private_keys(text: str) -> Iterable[Span]:
+    return _found(text, tokens.PRIVATE_KEY(), "private_key") if "PRIVATE KEY" in text else ()
+
+
+def _tokens(text: str) -> Iterator[Span]:
+    for match in tokens.TOKENS().finditer(text):
+        yield Span(match.start(), match.end(), match.lastgroup or "")
+
+
+def _urls(text: str) -> Iterator[Span]:
+    if "@" in text:
+        yield from _found(text, tokens.URL_PASSWORD(), "url_password", trivial=False)
+        yield from _found(text, tokens.URL_TOKEN(), "url_token", trivial=False)
+
+
+def _headers(text: str) -> Iterator[Span]:
+    lower = text.lower()
+    for word, pattern, kind in (
+        ("authori", tokens.HEADER, "authorization"),
+        ("cookie", tokens.COOKIE, "cookie"),
+        ("sess", tokens.SESSION_COOKIE, "cookie"),
+        ("curl ", tokens.CURL_USER, "password"),
+        ("login", tokens.NETRC, "password"),
+    ):
+        if word in lower:
+            yield from _found(text, pattern(), kind, trivial=False)
+
+
+def _schemes(text: str) -> Iterator[Span]:
+    yield from _found(text, tokens.BEARER(), "bearer")
+    for match in tokens.BASIC().finditer(text):
+        if _is_basic(match["secret"]):
+            yield Span(*match.span("secret"), "basic")
+
+
+def _is_basic(text: str) -> bool:
+    """Whether *text* is ``user:password`` in base64, and not the word that follows "basic"."""
+    try:
+        return b":" in base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+
+
+def _random_runs(text: str) -> Iterator[Span]:
+    for match in tokens.RUN().finditer(text):
+        if looks_random(match[0]):
+            yield Span(match.start(), match.end(), "high_entropy")
+
+
+# -- name = value in running text: assignments, headers, connection strings, query strings, command-line flags ---------
+
+
+def pair_spans(text: str, classify: Classify) -> Iterator[Span]:
+    """The values that stand beside a name that calls them secret."""
+    position = 0
+    while match := _PAIR().search(text, position):
+        position = match.end()
+        flag = match["flag"]
+        field = classify(flag or match["name"])
+        if field is None or field.mode == "keep":
+            # What was taken for a value may be the next name.
+            continue
+        sep = match["sep"]
+        found = _value(text, position, certain=flag is not None or sep != ":" or match["close"] is not None)
+        if found is None:
+            continue
+        start, end = found
+        if sep is not None and sep[0] == "%":
+            end = start + len(_ENCODED_END().split(text[start:end], maxsplit=1)[0])
+        if _counts(text[start:end], field, classify):
+            yield Span(start, end, field.kind)
+            position = end
+
+
+def _value(text: str, position: int, *, certain: bool) -> tuple[int, int] | None:
+    """Where the value that begins at *position* stands, without its quotes."""
+    quote = _QUOTE().match(text, position)
+    if quote is not None:
+        start = quote.end()
+        end = _closing(text, start, quote[0])
+        return (start, end) if end > start else None
+    bare = _BARE().match(text, position)
+    if bare is None or _CODE().match(bare[0]) or TRIVIAL().fullmatch(bare[0]):
+        return None
+    value = bare[0].rstrip(")]}>.")
+    if not value:
+        return None
+    if not certain and _PLAIN_WORD().fullmatch(bare[0]) and _PROSE().match(text, bare.end()):
+        # "Password: must be at least …" is prose; "password: swordfish" at the end of a line is not.
+        return None
+    return position, position + len(value)
+
+
+def _closing(text: str, start: int, quote: str) -> int:
+    """Where the quoted value ends: at the same quote, else at the end of the line."""
+    position = start
+    limit = min(len(text), start + _LONGEST_QUOTED)
+    while position < limit:
+        if text.startswith(quote, position):
+            return position
+        if text[position] == "\\" and len(quote) == 1:
+            position += 1
+        elif text[position] == "\n":
+            return position
+        position += 1
+    return limit
+
+
+def _counts(value: str, field: Field, classify: Classify) -> bool:
+    if field.mode == "digits":
+        return is_code(field.kind, value)
+    if field.mode == "personal":
+        return is_number(field.kind, value)
+    if TRIVIAL().fullmatch(value):
+        return False
+    named = classify(value) if value.isidentifier() else None
+    return named is None or named.mode == "keep"
+
+
+def is_code(kind: str, value: str) -> bool:
+    """Whether *value* can be a PIN, a check value or a one-time code; ``pin: "D13"`` is a plug."""
+    return _CODE_SHAPES[kind]().fullmatch(value.strip()) is not None
+
+
+def is_number(kind: str, value: str) -> bool:
+    """Whether the value of a field that is called a telephone or card number is one."""
+    shape = _LONG_NUMBER if kind == "card" else _NUMBER
+    return shape().fullmatch(value.strip()) is not None
+
+
+# -- personal data -----------------------------------------------------------------------------------------------------
+
+
+def luhn(digits: str) -> bool:
+    """The check digit of payment cards."""
+    total = 0
+    for position, digit in enumerate(reversed(digits)):
+        value = int(digit) * (1 + position % 2)
+        total += value - 9 if value > 9 else value
+    return total % 10 == 0
+
+
+def iban_valid(text: str) -> bool:
+    """The check digits of an international bank account number (mod 97)."""
+    compact = text.replace(" ", "")
+    if not 15 <= len(compact) <= 34:
+        return False
+    rearranged = compact[4:] + compact[:4]
+    return int("".join(str(int(c, 36)) for c in rearranged)) % 97 == 1
+
+
+def _is_card(text: str) -> bool:
+    digits = text.replace(" ", "").replace("-", "")
+    return 14 <= len(digits) <= 16 and _CARD_START().match(digits) is not None and luhn(digits)
+
+
+def emails(text: str) -> Iterator[Span]:
+    """Where e-mail addresses stand in *text*."""
+    return _found(text, _EMAIL(), "email")
+
+
+def numbers(text: str) -> Iterator[Span]:
+    """Where bank accounts, cards and telephone numbers stand in *text*."""
+    for match in _IBAN().finditer(text):
+        found = match[0]
+        while found and not iban_valid(found):
+            # The last group may belong to the next word: shorten by whole groups.
+            found = found.rpartition(" ")[0]
+        if found:
+            yield Span(match.start(), match.start() + len(found), "iban")
+    for match in _CARD().finditer(text):
+        if _is_card(match[0]):
+            yield Span(match.start(), match.end(), "card")
+    yield from _found(text, _PHONE(), "phone")
