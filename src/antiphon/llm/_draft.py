@@ -109,7 +109,10 @@ class Fields:
 
     def take(self, *names: str) -> Any:
         """The field's value, or ``None``."""
-        return self._found(names)[0]
+        for name in names:
+            if name in self._left:
+                return self._left.pop(name)
+        return None
 
     def _found(self, names: Sequence[str]) -> tuple[Any, str]:
         """The field's value and path, once."""
@@ -125,8 +128,11 @@ class Fields:
 
     def text(self, *names: str) -> str | None:
         """The field as a string, or ``None``."""
-        value, path = self._found(names)
-        return None if value is None else as_text(value, path)
+        for name in names:
+            if name in self._left:
+                value = self._left.pop(name)
+                return value if type(value) is str else as_text(value, f"{self.path}.{name}")
+        return None
 
     def need_text(self, *names: str) -> str:
         """The field as a non-empty string."""
