@@ -38,12 +38,8 @@ demo: setup ## a write that happens once, a crash, a replay: in a minute
 unit: setup ## tests without servers: seconds
 	$(PY) -m pytest tests/unit -q -n $(JOBS) --dist worksteal
 
-# Tests marked `serial` need the machine for themselves; the rest runs in parallel. Servers start by themselves.
 test: setup ## all tests, against real servers that it starts and stops itself
-	@status=0; \
-	$(PY) -m pytest -q -m serial || status=1; \
-	$(PY) -m pytest -q -m 'not serial' -n $(JOBS) --dist worksteal || status=1; \
-	exit $$status
+	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
 lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(VENV)/bin/ruff check .

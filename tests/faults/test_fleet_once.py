@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_async_gateway
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 PROCESSES, CALLERS, SHARED = 4, 64, 6
 

@@ -12,7 +12,7 @@ from antiphon.config.stores import open_store
 from antiphon.decide.claim import is_unknown
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, short, summary, until
 
-pytestmark = [pytest.mark.serial, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 LEASE_MS = 600
 

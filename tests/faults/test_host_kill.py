@@ -53,7 +53,6 @@ async def _start(client: Client, number: int) -> str | None:
     return str(answer.json()["runId"]) if answer.status_code == 201 else None
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("workers", ["1", "2"])
 async def test_no_run_is_lost_and_no_effect_happens_twice(tmp_path: Path, workers: str) -> None:
     book = tmp_path / "book.txt"

@@ -68,7 +68,6 @@ def test_every_kind_of_case(file: str, tmp_path: Path) -> None:
     assert len(race["plain"].cpu) == 3
 
 
-@pytest.mark.serial
 def test_calibration_aims_at_the_asked_time(file: str) -> None:
     with Context() as ctx:
         race = ctx.race({"busy": Case(file, "busy")}, rounds=1, seconds=0.05)

@@ -20,8 +20,6 @@ from antiphon.ops.runs import find_run
 from antiphon.ops.views import one_event
 from tests.integration.recording.kit import application, stored
 
-pytestmark = pytest.mark.serial  # hundreds of megabytes: other tests would wait for the disk
-
 TEXT = "lorem ipsum dolor sit amet " * 370
 """Ten kilobytes."""
 

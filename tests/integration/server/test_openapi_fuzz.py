@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,13 +28,15 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
     environment = {"ANTIPHON_HOST_WEBHOOKS": "true", "ANTIPHON_HOST_MAX_BODY_BYTES": "65536"}
     with serving(folder, workflows.write(folder / "flows"), **environment) as found:
         yield found
+        assert httpx.get(f"{found.url}/readyz").status_code == 200, "the host is alive after all that"
+        assert "internal_error" not in found.log()
+        assert "Traceback" not in found.log()
 
 
 def _documented(document: dict[str, Any], path: str, method: str) -> set[int]:
     return {int(status) for status in document["paths"][path][method.lower()]["responses"]}
 
 
-@pytest.mark.serial
 @pytest.mark.timeout(300)
 def test_generated_requests_get_documented_answers(served: Served) -> None:
     document = httpx.get(f"{served.url}/v1/openapi.json").json()
@@ -130,7 +131,6 @@ PATHS = st.sampled_from(
 )
 
 
-@pytest.mark.serial
 def test_raw_headers_and_bodies_never_break_the_host(served: Served) -> None:
     seen: Counter[int] = Counter()
     key = {"Authorization": f"Bearer {KEY}"}
@@ -156,10 +156,3 @@ def test_raw_headers_and_bodies_never_break_the_host(served: Served) -> None:
 
         fuzz()
     assert sum(seen.values()) >= 600
-
-
-@pytest.mark.serial
-def test_the_host_is_alive_after_all_that(served: Served, tmp_path: Path) -> None:
-    assert httpx.get(f"{served.url}/readyz").status_code == 200
-    assert "internal_error" not in served.log()
-    assert "Traceback" not in served.log()

@@ -12,16 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
 from tests.integration.stores.postgres_kit import done, eventually, request_for, row, seqs
 
 PROCESSES, CALLERS, KEYS = 4, 16, 40
 spawn = multiprocessing.get_context("spawn")
-
-pytestmark = pytest.mark.serial
 
 
 def in_processes(work: Callable[..., None], *args: Any) -> None:

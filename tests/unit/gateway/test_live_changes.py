@@ -326,7 +326,6 @@ async def test_a_tool_that_is_registered_again(make: Make) -> None:
         await face.call("eve")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_fork() -> None:
     """Claims name the process that makes them."""
     rig = Rig(MemoryStore())
