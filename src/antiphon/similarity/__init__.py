@@ -7,10 +7,10 @@ for each other. The rules are pure; only the model's files and the word lists ar
 from __future__ import annotations
 
 from antiphon.similarity._alike import Embedder, cosine
-from antiphon.similarity._place import ModelMissing, installed, model_folder
 from antiphon.similarity.arguments import DEFAULT_THRESHOLD, LeafMatch, Match, SemanticIndex, similar_arguments
 from antiphon.similarity.contradiction import Contradiction, contradictions
-from antiphon.similarity.embedding import LexicalEmbedder, install_model, lexical, load, name_of
+from antiphon.similarity.embedding import LexicalEmbedder, lexical, load, name_of
+from antiphon.similarity.install import ModelMissing, install_model, installed, model_folder
 
 __all__ = [
     "DEFAULT_THRESHOLD",

@@ -8,8 +8,7 @@ from math import sqrt
 from operator import mul
 from typing import NamedTuple
 
-from antiphon.similarity._lexicon import lexicon, opposite
-from antiphon.similarity._phrase import Phrase, Word, read
+from antiphon.similarity._phrase import Phrase, Word, lexicon, opposite, read
 
 Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Texts in, vectors out."""

