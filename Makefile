@@ -46,7 +46,7 @@ lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PY) scripts/make_schemas.py --check
+	$(PY) -m scripts.make_schemas --check
 	$(PY) scripts/make_reference.py --check
 
 format: setup ## format and sort imports
@@ -62,7 +62,7 @@ bench-pins: setup ## pin the peers of the benchmarks and tests again
 	done
 
 schemas: setup ## write the JSON Schemas of the contract to schemas/
-	$(PY) scripts/make_schemas.py
+	$(PY) -m scripts.make_schemas
 
 reference: setup ## write docs/reference/cli.md and settings.md from the code
 	$(PY) scripts/make_reference.py

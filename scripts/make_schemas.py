@@ -13,10 +13,10 @@ import msgspec
 
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.events import Event, RunManifest
-from antiphon.contract.llm import CanonicalMessage, CanonicalRequest
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
+from scripts.llm_contract import CanonicalMessage, CanonicalRequest
 
 SCHEMAS: Final[dict[str, tuple[Any, str]]] = {
     "tool-call-envelope": (ToolCallEnvelope, "A tool call, v1.1"),

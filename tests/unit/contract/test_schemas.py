@@ -12,12 +12,12 @@ import pytest
 
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.events import Event, RunManifest
-from antiphon.contract.llm import CanonicalMessage, CanonicalRequest
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import ContractError
 from scripts import make_schemas
+from scripts.llm_contract import CanonicalMessage, CanonicalRequest
 
 SCHEMAS = Path(__file__).parents[3] / "schemas"
 

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.canonical import canonical_json
-from antiphon.contract.llm import CanonicalRequest
 from antiphon.errors import ContractError, InvalidInput
 from antiphon.keys import llm_cache_key, variant_digest
 from antiphon.llm.request import canonical_request
+from scripts.llm_contract import CanonicalRequest
 
 ROOT = Path(__file__).parents[3]
 VECTORS = json.loads((ROOT / "tests" / "vectors" / "requests.json").read_text())["requests"]

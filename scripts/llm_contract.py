@@ -1,4 +1,4 @@
-"""The canonical LLM request: one vendor-neutral form that every provider's request maps into (L2).
+"""The canonical LLM request as types, for its JSON Schema: the form that every provider's request maps into (L2).
 
 Absent means "not given"; null never appears outside of payloads that are kept as they are (arguments, JSON values,
 schemas, vendor fields). A content of exactly one plain text block is written as a string; no text is an empty string.
