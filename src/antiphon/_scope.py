@@ -101,6 +101,7 @@ class RunScope:
     """An open run as the engines see it: its id, who answers its calls, and how its events are written."""
 
     __slots__ = (
+        "chunks",
         "clock_ms",
         "compose",
         "encode",
@@ -109,7 +110,6 @@ class RunScope:
         "invoker",
         "llm_cache",
         "lock",
-        "pieces",
         "present",
         "root",
         "run_id",
@@ -131,7 +131,7 @@ class RunScope:
         encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row],
         write: Write | None,
         write_async: WriteAsync | None,
-        pieces: Callable[[Site], Any],
+        chunks: Callable[[Site], Any],
         compose: Callable[[str, Site, bytes, bytes], Row],
         shown: Callable[[Any, str, bytes | None], tuple[bytes, str, bool]],
         present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
@@ -153,8 +153,8 @@ class RunScope:
         """As *present*, with the arguments as JSON; quicker if it is given their canonical form."""
         self.present = present
         """(arguments, digest) -> what of them may be written, its digest, and whether something was redacted (D21)."""
-        self.pieces = pieces
-        """(site) -> what takes the pieces of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
+        self.chunks = chunks
+        """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
         ``rest()``."""
         self.write = write
         """Writes rows before it returns; ``None`` switches recording off."""

@@ -160,7 +160,7 @@ class RunEntry:
         """The chunks of a stream that was given from a record; those of a live one are in the log already."""
         if not (outcome.from_cache and outcome.status == "success" and self._streamed(outcome)):
             return ()
-        chunks = self.scope.pieces(self.site)
+        chunks = self.scope.chunks(self.site)
         for data in outcome.value:
             chunks.add(data if isinstance(data, (str, bytes)) else recordable(data), 0.0)
         rows: Sequence[Row] = chunks.rest()

@@ -69,7 +69,7 @@ class StreamState:
         run = self.call.run
         if run is not None and run.scope.records and not self.call.plan.watched_only:
             if self._log is None:
-                self._log = run.scope.pieces(run.site)
+                self._log = run.scope.chunks(run.site)
             self._log.add(data if isinstance(data, (str, bytes)) else recordable(data), gap)
         return data
 

@@ -8,17 +8,167 @@ hash to; a document that was edited by hand still imports, and says so.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
 import orjson
 
-from antiphon._recording.facts import Facts, digest, iso
-from antiphon._recording.strict_json import BadJson, strict_loads
 from antiphon.contract.events import EVENT_VERSION, Event, RunManifest
 from antiphon.errors import ArtifactError, ContractError
+
+_LARGEST = 2**64 - 1
+_LONGEST_INT = 20
+
+
+class BadJson(ValueError):
+    """Says what is wrong with the document."""
+
+
+def strict_loads(data: bytes) -> Any:
+    """The value of *data*; raises :class:`BadJson`. What we wrote ourselves is recognised and read at full speed."""
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise BadJson(str(error)) from None
+    try:
+        if orjson.dumps(value) != data:
+            json.loads(data, object_pairs_hook=_unique, parse_int=_fitting, parse_constant=_refused)
+    except (TypeError, RecursionError):
+        raise BadJson("it is nested too deeply") from None
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> None:
+    names = set()
+    for name, _ in pairs:
+        if name in names:
+            raise BadJson(f"the key {name[:60]!r} stands there twice")
+        names.add(name)
+
+
+def _fitting(digits: str) -> int:
+    if len(digits) > _LONGEST_INT or abs(number := int(digits)) > _LARGEST:
+        raise BadJson("a number is too large to be kept exactly")
+    return number
+
+
+def _refused(word: str) -> NoReturn:
+    raise BadJson(f"{word} is no JSON")
+
+
+_MOST_ERRORS = 1_000
+
+
+def iso(ms: int | None) -> str | None:
+    """A time as it stands in an artifact."""
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def digest(value: Any) -> str:
+    """Of JSON data, whatever the order of its keys."""
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+class Facts:
+    """Inputs, outputs, model, tools, tokens and errors of a run; holds no more than the head needs."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self.inputs: list[Any] = []
+        self.outputs: list[dict[str, Any]] = []
+        self.prompt: dict[str, Any] | None = None
+        self.templates: set[str] = set()
+        self.usage = {"input_tokens": 0, "output_tokens": 0}
+        self.errors: list[dict[str, Any]] = []
+        self.llm_config: dict[str, Any] = dict(manifest.llm_config)
+        self.tools: dict[str, Any] = dict(manifest.tool_schemas)
+        self.error: Any = None
+        self._interactions = False
+
+    def see(self, event: Event) -> None:
+        """Take note of the next event."""
+        payload = event.payload
+        match event.type:
+            case "run.started" if "input" in payload and not self.inputs:
+                self.inputs.append({"input": payload["input"]})
+            case "interaction.started":
+                if not self._interactions:  # they are the inputs, then; what started the run is not one more
+                    self.inputs.clear()
+                    self._interactions = True
+                self.inputs.append({"input": payload.get("input")})
+            case "interaction.finished":
+                self.outputs.append({"input": self._asked(), "output": payload.get("output")})
+            case "prompt":
+                self.prompt = self.prompt or payload
+                self.templates.add(digest([payload.get("name"), payload.get("template")]))
+            case "run.finished":
+                self.error = payload.get("error")
+                if not self._interactions and "output" in payload:
+                    self.outputs = [{"input": self.inputs[0]["input"] if self.inputs else None, **_output(payload)}]
+            case "call.started" if payload.get("kind") == "llm":
+                self._request(payload.get("request"))
+            case "call.finished":
+                self._finished(event)
+
+    def _asked(self) -> Any:
+        place = len(self.outputs)
+        return self.inputs[place]["input"] if place < len(self.inputs) else None
+
+    def _finished(self, event: Event) -> None:
+        usage = event.meta.get("usage")
+        if isinstance(usage, dict):
+            self.usage["input_tokens"] += _count(usage.get("inputTokens"))
+            self.usage["output_tokens"] += _count(usage.get("outputTokens"))
+        if event.payload.get("outcome") == "error" and len(self.errors) < _MOST_ERRORS:
+            error = event.payload.get("error")
+            self.errors.append({"event": event.seq, **(error if isinstance(error, dict) else {})})
+
+    def _request(self, request: Any) -> None:
+        if not isinstance(request, dict):
+            return
+        if "model_name" not in self.llm_config:
+            self.llm_config |= {"model_name": request.get("model"), "provider": request.get("provider")}
+            self.llm_config |= {
+                name: request[name] for name in ("temperature", "seed") if request.get(name) is not None
+            }
+        tools = request.get("tools")
+        for tool in tools if isinstance(tools, list) else []:
+            if isinstance(tool, dict) and "name" in tool:
+                self.tools[str(tool["name"])] = tool
+
+    def resolved_prompt(self) -> dict[str, Any] | None:
+        """The first prompt: template, variables and text, with their digests."""
+        if self.prompt is None:
+            return None
+        template, text = str(self.prompt.get("template") or ""), str(self.prompt.get("text") or "")
+        variables = self.prompt.get("variables") or {}
+        return {
+            "template": template,
+            "template_hash": hashlib.sha256(template.encode()).hexdigest(),
+            "variables": variables,
+            "variables_hash": digest(variables),
+            "final_text": text,
+            "final_text_hash": hashlib.sha256(text.encode()).hexdigest(),
+        }
+
+    def graph_version(self, manifest: RunManifest) -> dict[str, str]:
+        """Digests that change when tools or prompts do, and not with what is asked."""
+        return {
+            "graph_hash": manifest.graph_digest or digest([sorted(self.tools), sorted(self.templates)]),
+            "tool_schemas_hash": digest(self.tools),
+        }
+
+
+def _output(payload: dict[str, Any]) -> dict[str, Any]:
+    return {"output": payload["output"]}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
 
 SCHEMA_VERSION = "1.0.0"
 MAX_LINE = 256 * 1024 * 1024
@@ -122,11 +272,11 @@ def _tool_calls(events: Iterable[Event]) -> Iterator[dict[str, Any]]:
             waiting[call][1].append(event.payload.get("data"))
         elif event.type == "call.finished" and call in waiting:
             yield _tool_call(*waiting.pop(call), event)
-    for started, pieces in waiting.values():
-        yield _tool_call(started, pieces, None)
+    for started, chunks in waiting.values():
+        yield _tool_call(started, chunks, None)
 
 
-def _tool_call(started: Event, pieces: list[Any], finished: Event | None) -> dict[str, Any]:
+def _tool_call(started: Event, chunks: list[Any], finished: Event | None) -> dict[str, Any]:
     payload = {} if finished is None else finished.payload
     outcome = str(payload.get("outcome", "unknown"))
     return {
@@ -138,7 +288,7 @@ def _tool_call(started: Event, pieces: list[Any], finished: Event | None) -> dic
         "latency_ms": None if finished is None else finished.meta.get("durationMs", finished.at_ms - started.at_ms),
         "input": started.payload.get("arguments"),
         "input_hash": started.payload.get("digest"),
-        "output": pieces or payload.get("value"),
+        "output": chunks or payload.get("value"),
         "error": payload.get("error"),
         "status": outcome,
         "error_flag": outcome == "error",

@@ -21,26 +21,6 @@ REFUSAL_EVENT = "replay.divergedAtRefusal"
 class Boundary:
     """Used by everything that is recorded without a claim. Open, ask, then start, chunk and finish."""
 
-    __slots__ = (
-        "_live",
-        "_pieces",
-        "_raw",
-        "_reused",
-        "arguments",
-        "asynchronous",
-        "body",
-        "digest",
-        "kind",
-        "meta",
-        "name",
-        "payload",
-        "scope",
-        "send",
-        "site",
-        "started",
-        "stream",
-    )
-
     def __init__(
         self,
         scope: RunScope,
@@ -75,7 +55,7 @@ class Boundary:
         self.digest = shown
         self._raw = raw
         self._reused = False
-        self._pieces: Any = None
+        self._chunks: Any = None
         self._live: Invocation | None = None
 
     async def answer(self) -> Answer | None:
@@ -134,48 +114,30 @@ class Boundary:
         """The call has been made, and its answer is worth more than its events."""
         log.error("the run log misses %d events of a call of %s: %s", missing, self.name, error)
 
-    def start_now(self) -> bool:
-        """:meth:`start` for synchronous code, or for a log in memory; whether the event is written."""
-        scope = self.scope
-        if scope.write is None or (self.asynchronous and not scope.in_memory):
-            return False
-        scope.write((scope.encode("call.started", self.site, self.payload, self.meta),))
-        return True
-
     async def start(self) -> None:
         """Write the start event; the call may be made after this."""
-        if not self.start_now() and self.scope.write_async is not None:
-            await self.scope.write_async((self.scope.encode("call.started", self.site, self.payload, self.meta),))
+        if self.scope.records:
+            await self._write((self.scope.encode("call.started", self.site, self.payload, self.meta),))
 
     def chunk(self, data: Any, gap_ms: float) -> None:
-        """Note a piece of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
-        if self._pieces is None:
-            self._pieces = self.scope.pieces(self.site)
-        self._pieces.add(data, gap_ms)
+        """Note a chunk of a stream; it is written when the reader comes back for more (:meth:`pulled`)."""
+        if self._chunks is None:
+            self._chunks = self.scope.chunks(self.site)
+        self._chunks.add(data, gap_ms)
 
     async def pulled(self) -> None:
-        """The reader asks for the next piece: write those it has."""
-        rows = () if self._pieces is None else self._pieces.due()
+        """The reader asks for the next chunk: write those it has."""
+        rows = () if self._chunks is None else self._chunks.due()
         if rows:
             try:
                 await self._write(rows)
             except StoreError as error:
                 self._report(len(rows), error)
 
-    def finish_now(self, outcome: str, value: Any, meta: dict[str, Any]) -> bool:
-        """:meth:`finish` likewise, where only the log needs the answer."""
-        scope = self.scope
-        if scope.write is None or scope.llm_cache is not None or self._live is not None:
-            return False
-        if self.asynchronous and not scope.in_memory:
-            return False
-        told = {"durationMs": scope.clock_ms() - self.started, **meta}
-        row = scope.encode("call.finished", self.site, {"outcome": outcome, "value": value}, told)
-        try:
-            scope.write((row,))
-        except StoreError as error:
-            self._report(1, error)
-        return True
+    async def give(self, answer: Answer) -> None:
+        """Write the outcome of a call that a replay or the cache answered."""
+        error = None if answer.error is None else dict(answer.error)
+        await self.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
 
     async def finish(
         self,
@@ -197,13 +159,10 @@ class Boundary:
             told["fromCache"] = True
         if meta:
             told.update(meta)
-        rows = [] if self._pieces is None else self._pieces.rest()
+        rows = [] if self._chunks is None else self._chunks.rest()
         rows.append(scope.encode("call.finished", self.site, payload, told))
         try:
-            if scope.in_memory and scope.write is not None:
-                scope.write(rows)
-            else:
-                await self._write(rows)
+            await self._write(rows)
         except StoreError as error:
             self._report(len(rows), error)
         if scope.llm_cache is not None:

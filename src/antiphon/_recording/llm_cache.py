@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from antiphon._recording.recorder import dump
+from antiphon._recording.plain import dump
 from antiphon.contract._base import UNSET
 from antiphon.errors import StoreError
 from antiphon.keys import Recipe, store_key

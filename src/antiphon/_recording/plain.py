@@ -42,8 +42,8 @@ def _default(value: Any) -> Any:
     return unserialisable(value)
 
 
-def piece_of(data: Any) -> Any:
-    """A recorded piece of a model's stream as it was: bytes are bytes again."""
+def chunk_of(data: Any) -> Any:
+    """A recorded chunk of a model's stream as it was: bytes are bytes again."""
     if type(data) is dict and len(data) == 1 and isinstance(data.get("$bytes"), str):
         return data["$bytes"].encode("latin-1", "replace")
     return data

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,18 +13,197 @@ from typing import Any
 import msgspec
 import orjson
 
-from antiphon._recording.familiar import Familiar
-from antiphon._recording.late import LateRow, Taken
-from antiphon._recording.pieces import Pieces
 from antiphon._recording.plain import dump
 from antiphon._scope import RunScope, Site, Write, WriteAsync
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import Event, RunManifest, sum_holds, summed, with_sum
+from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store, SyncJournal
 from antiphon.redact import Redactor
 from antiphon.stores._adapters import AsyncFromSync
 
-__all__ = ["SPILL_BYTES", "Recorder", "dump"]
+Part = str | bytes | tuple[Any, Any]
+"""The text of a plain message, another message as JSON, and the rest of a request: as JSON, or model and provider."""
+_BARE = {"model", "provider", "messages", "tools"}
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+_PARTS_KEPT = 4096
+_LENGTH_KEPT = 4_000_000
+
+
+class RedactionCache:
+    """Parts of conversations that were looked at for secrets and have none.
+
+    The next request of a conversation says again what the one before said: the prompt, the tools, all earlier messages.
+    Only what is new has to be looked at. A message is looked at as a whole, with the names of its fields, so looking at
+    the parts finds what looking at the request finds; rules of users may name any field, so with them every request is
+    looked at as it is.
+    """
+
+    __slots__ = ("_known", "_length", "_redactor")
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._known: set[Part] = set()
+        self._length = 0
+
+    def has_no_secret(self, request: dict[str, Any]) -> bool:
+        """Whether there is nothing to redact in a canonical request; ``False`` also means that it is not known."""
+        messages = request.get("messages")
+        if type(messages) is not list or not self._redactor.in_parts:
+            return False
+        if len(messages) == 2 and type(messages[0]) is str and self._redactor.redact(messages) is not messages:
+            return False  # a name and its value
+        known = self._known
+        fresh: dict[Part, Any] = {}
+        for message in messages:
+            role = message.get("role") if type(message) is dict and len(message) == 2 else None
+            content = message.get("content") if type(role) is str and role in _ROLES else None
+            part = content if type(content) is str else dump(message)
+            if part not in known:
+                fresh[part] = message
+        model, provider = request.get("model"), request.get("provider")
+        bare = request.keys() == _BARE and not request["tools"] and type(model) is type(provider) is str
+        rest: Part = (model, provider) if bare else dump({**request, "messages": None})
+        if rest not in known:
+            fresh[rest] = {**request, "messages": None}
+        return not fresh or self._look(fresh)
+
+    def _look(self, fresh: dict[Part, Any]) -> bool:
+        if self._redactor.redact_bytes(dump(list(fresh.values())))[1]:
+            return False
+        self._length += sum(map(len, fresh))
+        if len(self._known) > _PARTS_KEPT or self._length > _LENGTH_KEPT:
+            self._known.clear()
+            self._length = 0
+        self._known.update(fresh)
+        return True
+
+
+Body = Callable[[str, Site | None, dict[str, Any], dict[str, Any]], bytes]
+Taken = bytes | tuple[dict[str, Any], dict[str, Any]]
+"""Payload and ``meta`` as JSON, or as values that nobody changes."""
+
+
+class LateRow(Row):
+    """A row whose body is written when it is read: for stores that live and die with the process.
+
+    What the event says is taken down at once, so that nothing a caller changes afterwards shows in it. Redaction and
+    check sum come with the first reader. In place of the body is a list of what it takes to write it or, later, of it.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:  # what is not redacted yet is shown to nobody
+        return f"LateRow({self.run!r}, {self.type!r}, {self.at_ms})"
+
+    @property
+    def body(self) -> bytes:
+        late: Any = self[3]
+        found: bytes | tuple[Body, str, Site | None, Taken] = late[0]
+        if isinstance(found, bytes):
+            return found
+        write, kind, site, taken = found
+        payload, meta = orjson.loads(taken if isinstance(taken, bytes) else orjson.dumps(taken))
+        body = late[0] = write(kind, site, payload, meta)
+        return body
+
+
+GROUP = 64
+"""So many chunks are written at once."""
+LONGEST_S = 0.1
+"""A chunk that could be written waits no longer than this for others, as long as the reader reads."""
+
+_FIXED = (str, int, float, bool, type(None), bytes)
+Encode = Callable[[int, Any, float], Row]
+
+
+class Chunks:
+    """Takes the chunks of one stream and gives the rows that are to be written (D18, D21).
+
+    A chunk goes to its reader first. It is recorded when no secret can reach across its end any more, and chunks are
+    written in groups: a reader never waits for a commit of each.
+    """
+
+    __slots__ = ("_count", "_encode", "_fresh", "_gaps", "_ready", "_redactor", "_since", "_stream")
+
+    def __init__(self, redactor: Redactor, encode: Encode) -> None:
+        self._redactor = redactor
+        self._encode = encode
+        """(number, data, pause before it in ms) -> row."""
+        self._fresh: list[tuple[Any, bool, float]] = []
+        """(data, whether it is JSON of what the reader may change, pause)."""
+        self._gaps: deque[float] = deque()
+        self._ready: list[Row] = []
+        self._stream: Any = None
+        self._count = 0
+        self._since = 0.0
+
+    def add(self, data: Any, gap_ms: float) -> None:
+        """Note a chunk on its way to the reader; quick, because the reader is waiting."""
+        if not self._fresh and not self._ready:
+            self._since = time.monotonic()
+        changes = data.__class__ not in _FIXED  # what can be changed by its reader is kept as it is now
+        self._fresh.append((dump(data) if changes else data, changes, gap_ms))
+
+    def due(self) -> list[Row]:
+        """The rows to be written now, if it is time for that; called when the reader asks for more."""
+        waiting = len(self._fresh) + len(self._ready)
+        if not waiting or (waiting < GROUP and time.monotonic() - self._since < LONGEST_S):
+            return []
+        self._take()
+        self._since = time.monotonic()
+        rows, self._ready = self._ready, []
+        return rows
+
+    def rest(self) -> list[Row]:
+        """All that is left, at the end of the stream."""
+        self._take()
+        if self._stream is not None:
+            self._add_ready(self._stream.finish())
+        rows, self._ready = self._ready, []
+        return rows
+
+    def _take(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        if fresh and self._stream is None:
+            from antiphon.redact._stream import redacting
+
+            self._stream = redacting(self._redactor, fresh[0][0])
+        for data, changes, gap_ms in fresh:
+            self._gaps.append(gap_ms)
+            self._add_ready(self._stream.feed(orjson.loads(data) if changes else data))
+
+    def _add_ready(self, chunks: list[Any]) -> None:
+        for data in chunks:
+            self._ready.append(self._encode(self._count, data, self._gaps.popleft()))
+            self._count += 1
+
+
+def is_spilled(value: Any) -> bool:
+    """Whether a part of a payload stands for a blob."""
+    return isinstance(value, dict) and value.keys() == {"$blob", "bytes"}
+
+
+def resolve(payload: Any, blobs: Blobs | None, tenant: str) -> Any:
+    """Bring spilled parts of an event's payload back."""
+    if not isinstance(payload, dict):
+        return payload
+    resolved = dict(payload)
+    for name, value in payload.items():
+        if is_spilled(value):
+            if blobs is None:
+                raise AntiphonError("The event refers to a blob and no blob store is configured.")
+            resolved[name] = orjson.loads(blobs.get(tenant, value["$blob"]))
+    return resolved
+
+
+def whole(event: Event, blobs: Blobs | None, tenant: str) -> Event:
+    """The event with its spilled parts brought back, and a check sum that still says whether it was changed."""
+    if not any(is_spilled(value) for value in event.payload.values()):
+        return event
+    made = msgspec.structs.replace(event, payload=resolve(event.payload, blobs, tenant))
+    return summed(made) if sum_holds(event) else made
+
 
 SPILL_BYTES = 65_536
 """Parts of an event larger than this go to the blob store."""
@@ -75,7 +256,7 @@ class Recorder:
         """Events of a store in this process are written out when somebody reads them: most are never read."""
         self._presented: tuple[Any, bytes] = (None, b"")
         """The arguments looked at last: their start event comes right after."""
-        self._familiar = Familiar(redactor)
+        self._redaction_cache = RedactionCache(redactor)
         self._placed: tuple[Site | None, bytes] = (None, b"")
         """The site written last and the beginning of its events: an end mostly follows its start."""
         self._now_ms = clock.now_ms
@@ -93,7 +274,7 @@ class Recorder:
             present=self.present,
             shown=self.shown,
             compose=self.compose,
-            pieces=self.pieces,
+            chunks=self.chunks,
             store=store,
             invoker=invoker,
             tenant=tenant,
@@ -115,7 +296,7 @@ class Recorder:
 
     def present(self, arguments: Any, digest: str) -> tuple[Any, str, bool]:
         """The same with the arguments as values."""
-        if type(arguments) is dict and self._familiar.has_no_secret(arguments):
+        if type(arguments) is dict and self._redaction_cache.has_no_secret(arguments):
             self._presented = arguments, dump(arguments)
             return arguments, digest, False
         data, digest, changed = self.shown(arguments, digest)
@@ -239,13 +420,13 @@ class Recorder:
             if len(part) > SPILL_BYTES // 4
         }
 
-    def pieces(self, site: Site) -> Pieces:
-        """What takes the pieces of a stream at *site*."""
+    def chunks(self, site: Site) -> Chunks:
+        """What takes the chunks of a stream at *site*."""
 
         def encode(number: int, data: Any, gap_ms: float) -> Row:
             return self.scope.encode("call.chunk", site, {"n": number, "data": data}, {"gapMs": round(gap_ms, 3)})
 
-        return Pieces(self.redactor, encode)
+        return Chunks(self.redactor, encode)
 
     async def _append_async(self, rows: Sequence[Row]) -> None:
         if self._in_process:

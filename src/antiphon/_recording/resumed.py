@@ -28,10 +28,10 @@ _Place = tuple[str, str]
 
 
 class _Heard(NamedTuple):
-    """An answer of a model in the log; one that came in pieces is there with them."""
+    """An answer of a model in the log; one that came in chunks is there with them."""
 
     end: Event
-    pieces: list[Event] | None
+    chunks: list[Event] | None
 
 
 class Earlier:
@@ -50,12 +50,12 @@ class Earlier:
         """One attempt after the other: what an earlier one had, a later one was given again."""
         attempt: dict[_Place, list[_Heard | None]] = {}
         calls: dict[str, tuple[_Place, int]] = {}
-        pieces: dict[str, list[Event]] = {}
+        chunks: dict[str, list[Event]] = {}
         for event in events:
             payload = event.payload
             if event.type == "run.started":
                 self._merge(attempt)
-                attempt, calls, pieces = {}, {}, {}
+                attempt, calls, chunks = {}, {}, {}
             elif event.type == "draw":
                 drawn = (event.lane, str(payload.get("what")), payload.get("nth", 0))
                 self._draws.setdefault(drawn, payload.get("value"))
@@ -64,9 +64,9 @@ class Earlier:
                 attempt.setdefault(place, []).append(None)
                 calls[event.call or ""] = (place, len(attempt[place]) - 1)
             elif event.type == "call.chunk" and event.call in calls:
-                pieces.setdefault(event.call, []).append(event)
+                chunks.setdefault(event.call, []).append(event)
             elif event.type == "call.finished" and event.call in calls:
-                streamed = pieces.pop(event.call, []) if event.meta.get("stream") else None
+                streamed = chunks.pop(event.call, []) if event.meta.get("stream") else None
                 if payload.get("outcome") in ("ok", "refusal") and _complete(event, streamed):
                     place, nth = calls[event.call]
                     attempt[place][nth] = _Heard(event, streamed)
@@ -101,9 +101,9 @@ class Earlier:
         known = self._answers.get(place, ())
         if nth >= len(known):
             return None
-        end, pieces = known[nth]
+        end, streamed = known[nth]
         payload = self._whole(end).payload
-        chunks = None if pieces is None else [self._whole(piece).payload.get("data") for piece in pieces]
+        chunks = None if streamed is None else [self._whole(event).payload.get("data") for event in streamed]
         if _SECRET in orjson.dumps([payload.get("value"), chunks]):
             log.warning("a model is asked again: event %d holds placeholders for secrets", end.seq)
             return None
@@ -116,9 +116,9 @@ class Earlier:
             await self._cache.keep(key, variant, asynchronous, value)
 
 
-def _complete(end: Event, pieces: list[Event] | None) -> bool:
-    """Whether all pieces of a stream are there; what is no stream has none."""
-    if pieces is None:
+def _complete(end: Event, chunks: list[Event] | None) -> bool:
+    """Whether all chunks of a stream are there; what is no stream has none."""
+    if chunks is None:
         return True
     value = end.payload.get("value")
-    return isinstance(value, dict) and value.get("chunks") == len(pieces)
+    return isinstance(value, dict) and value.get("chunks") == len(chunks)

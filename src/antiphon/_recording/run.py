@@ -6,18 +6,19 @@ import hashlib
 import inspect
 import random as chance
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
+import orjson
 
 from antiphon._recording import model
-from antiphon._recording.ambiguous import ambiguous
 from antiphon._recording.boundary import error_payload
-from antiphon._recording.recorder import Recorder, dump
+from antiphon._recording.plain import dump
+from antiphon._recording.recorder import Recorder
 from antiphon._recording.resumed import EARLIER
 from antiphon._scope import Cursor, RunScope
 from antiphon.contract.events import Event, RunManifest
@@ -293,3 +294,39 @@ class Run:
             found += batch
             start = batch[-1].seq + 1
         return found
+
+
+_COMPARED = frozenset({"call.started", "call.finished", "call.chunk", "draw", "prompt", "interaction.finished"})
+
+
+def ambiguous(twins: Mapping[str, int], events: Callable[[], Iterable[Event]]) -> list[dict[str, Any]]:
+    """The payload of a ``decision`` event for each group of lanes whose outcomes differ."""
+    if not twins:
+        return []
+    groups: dict[str, dict[str, dict[str, Any]]] = {path: {} for path in twins}
+    for event in events():
+        if event.type not in _COMPARED:
+            continue
+        for path, lanes in groups.items():
+            if event.lane.startswith(path):
+                number, rest = _split(event.lane[len(path) :])
+                parts = lanes.setdefault(number, {})
+                digest = parts.setdefault(rest, hashlib.sha256())
+                digest.update(orjson.dumps([event.type, event.payload], option=orjson.OPT_SORT_KEYS))
+    return [_decision(path, lanes) for path, lanes in groups.items() if _differ(lanes)]
+
+
+def _split(rest: str) -> tuple[str, str]:
+    """The number of the lane, and where below it the event stands."""
+    digits = len(rest) - len(rest.lstrip("0123456789"))
+    return rest[:digits], rest[digits:]
+
+
+def _differ(lanes: Mapping[str, Mapping[str, Any]]) -> bool:
+    seen = {tuple(sorted((rest, digest.digest()) for rest, digest in parts.items())) for parts in lanes.values()}
+    return len(seen) > 1
+
+
+def _decision(path: str, lanes: Iterable[str]) -> dict[str, Any]:
+    names = [f"{path}{number}" for number in sorted(lanes, key=int)]
+    return {"what": "ambiguous", "detail": {"lanes": names, "hint": "name them with antiphon.branch(...)"}}

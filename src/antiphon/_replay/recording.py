@@ -181,7 +181,7 @@ class Recording:
             return
         if event.type == "call.chunk":
             if event.payload.get("n", len(found.chunks)) != len(found.chunks):
-                raise ArtifactError(f"Event {event.seq} of run {event.run} is not the next piece of its stream.")
+                raise ArtifactError(f"Event {event.seq} of run {event.run} is not the next chunk of its stream.")
             found.chunks.append(event.seq)
         elif found.finished is None or event.payload.get("outcome") == "ok":
             found.finished = event.seq
@@ -281,10 +281,10 @@ class Recording:
         chunks: list[Any] | None = None
         meta: dict[str, Any] = {}
         if call.chunks or finished.meta.get("stream"):
-            pieces = [self.event(seq) for seq in call.chunks]
-            chunks = [piece.payload.get("data") for piece in pieces]
+            events = [self.event(seq) for seq in call.chunks]
+            chunks = [event.payload.get("data") for event in events]
             if realtime:
-                meta["gapsMs"] = [piece.meta.get("gapMs", 0) for piece in pieces]
+                meta["gapsMs"] = [event.meta.get("gapMs", 0) for event in events]
         if was_given_up(payload.get("error")):
             meta[AFTER] = finished.meta.get("durationMs")
         if "headers" in finished.meta:
@@ -312,8 +312,8 @@ class Recording:
 
 def not_kept(answer: Answer) -> str | None:
     """Why a result cannot be given again: it was recorded as the name of its type. ``None`` if it can."""
-    pieces = (answer.value, *(answer.chunks or ()))
-    found = next((kind for kind in map(type_not_kept, pieces) if kind is not None), None)
+    values = (answer.value, *(answer.chunks or ()))
+    found = next((kind for kind in map(type_not_kept, values) if kind is not None), None)
     return None if found is None else f"it returned a {found}, which a recording cannot hold"
 
 

@@ -145,7 +145,7 @@ async def _kind_of(ask: Ask, call: Invocation) -> tuple[str, str | None]:
         response = await response
     provider = call.dialect
     if hasattr(response, "__aiter__"):
-        response = assemble_response([piece async for piece in response], provider)
+        response = assemble_response([chunk async for chunk in response], provider)
     elif not isinstance(response, dict) and hasattr(response, "__iter__"):
         response = assemble_response(list(response), provider)
     kind, reason = envelope_kind(response, provider)

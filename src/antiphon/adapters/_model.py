@@ -1,20 +1,48 @@
-"""Model calls seen at a framework's own seam: one request in OpenAI's chat dialect, one response kept as it came."""
+"""Model calls seen at a framework's own seam: one request in OpenAI's chat dialect, one response kept as it came.
+
+Several seams, one event: the outermost one that sees a model call records it, those inside stay quiet. Failures are
+recorded with what it takes to raise them again (R7).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing
+from contextvars import ContextVar
 from typing import Any, NamedTuple
+
+import orjson
 
 from antiphon._drive import drive
 from antiphon._recording import model
-from antiphon._recording.boundary import Boundary
-from antiphon._scope import RunScope
-from antiphon.adapters._failures import failure_payload, raised_by_model
-from antiphon.adapters._seam import inside
+from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._recording.streams import LiveStream, ReplayedStream, StreamLog, failure_of
+from antiphon._scope import RunScope, current_scope
+from antiphon.adapters._wire import error_headers
 from antiphon.errors import InvalidInput
+from antiphon.ports import Answer
 
 NATIVE = "native"
 """Where a recorded response keeps the framework's own form."""
+_inside: ContextVar[bool] = ContextVar("antiphon_inside_model_call", default=False)
+
+
+def recording_scope() -> RunScope | None:
+    """The run that is to see this model call; ``None`` outside a run, and inside a call that is recorded already."""
+    return None if _inside.get() else current_scope()
+
+
+class recorded_here:  # noqa: N801 (used like a function)
+    """Around the live call of a seam that records it."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _inside.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _inside.reset(self._token)
 
 
 class Asking(NamedTuple):
@@ -33,74 +61,115 @@ class Asking(NamedTuple):
     """``ok`` or ``refusal``, usage and stop reason of a packed response; read from *dialect* if not given."""
 
 
+class Codec(NamedTuple):
+    """How a framework's stream is recorded."""
+
+    encode: Callable[[Any], Any]
+    """A chunk as data."""
+    decode: Callable[[Any], Any]
+    """… and back."""
+    whole: Callable[[list[Any]], Any]
+    """All chunks as one response."""
+
+
 def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
     """One synchronous call: answered by the replay, or made and recorded."""
-    return drive(_ask(scope, asking, send, asynchronous=False))
+    return drive(ask_async(scope, asking, send, asynchronous=False))
 
 
-async def _ask(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool = True) -> Any:
-    boundary = open_asking(scope, asking, asynchronous=asynchronous, send=send)
-    answer = None
-    if scope.invoker is not None or scope.llm_cache is not None:
-        answer = await boundary.answer()
-    if not boundary.start_now():
-        await boundary.start()
+async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool = True) -> Any:
+    """One call; suspends only where *asynchronous* says so."""
+    boundary = _open(scope, asking, send, asynchronous=asynchronous)
+    answer = await boundary.answer()
+    await boundary.start()
     if answer is not None:
-        error = None if answer.error is None else dict(answer.error)
-        await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
+        await boundary.give(answer)
         if answer.outcome == "error":
             raise raised_by_model(answer)
         return asking.unpack(answer.value)
-    token = inside.set(True)
     try:
-        try:
+        with recorded_here():
             response = send()
             if asynchronous:
                 response = await response
-        finally:
-            inside.reset(token)
     except BaseException as error:
         await boundary.finish("error", error=failure_payload(error))
         raise
     value = asking.pack(response)
     outcome, meta = outcome_of(value, asking.dialect) if asking.outcome is None else asking.outcome(value)
-    if not boundary.finish_now(outcome, value, meta):
-        await boundary.finish(outcome, value=value, meta=meta)
+    await boundary.finish(outcome, value=value, meta=meta)
     return response
 
 
-ask_async = _ask
-"""One asynchronous call."""
+def stream(scope: RunScope, asking: Asking, send: Callable[[], Iterator[Any]], codec: Codec) -> Iterator[Any]:
+    """A synchronous stream: answered by the replay, or read and recorded."""
+    yield from drive(_open_stream(scope, asking, send, codec, asynchronous=False))
 
 
-def _verifying(asking: Asking, send: Callable[[], Any], asynchronous: bool) -> Callable[[Any], Any]:
-    """How a replay asks the model for the sake of a comparison."""
+async def stream_async(
+    scope: RunScope, asking: Asking, send: Callable[[], AsyncIterator[Any]], codec: Codec
+) -> AsyncIterator[Any]:
+    """An asynchronous stream."""
+    source: Any = aiter(await _open_stream(scope, asking, send, codec, asynchronous=True))
+    async with aclosing(source):
+        async for chunk in source:
+            yield chunk
 
-    async def packed(response: Any) -> dict[str, Any]:
-        return asking.pack(await response)
 
-    return lambda body: packed(send()) if asynchronous else asking.pack(send())
+async def _open_stream(
+    scope: RunScope, asking: Asking, send: Callable[[], Any], codec: Codec, *, asynchronous: bool
+) -> LiveStream | ReplayedStream:
+    boundary = _open(scope, asking, asynchronous=asynchronous, stream=True)
+    answer = await boundary.answer()
+    await boundary.start()
+    if answer is not None:
+        await boundary.give(answer)
+        return ReplayedStream.of(answer, codec.decode, raised_by_model)
+    return LiveStream(send, _FrameworkLog(boundary, asking, codec), recorded_here)
 
 
-def open_asking(
-    scope: RunScope, asking: Asking, *, asynchronous: bool, stream: bool = False, send: Callable[[], Any] | None = None
+class _FrameworkLog(StreamLog):
+    """Records the chunks of a framework's stream."""
+
+    def __init__(self, boundary: Boundary, asking: Asking, codec: Codec) -> None:
+        super().__init__(boundary)
+        self._asking = asking
+        self._codec = codec
+
+    def encode(self, chunk: Any) -> Any:
+        return self._codec.encode(chunk)
+
+    def failed(self, error: BaseException) -> dict[str, Any]:
+        return failure_payload(error)
+
+    def summary(self) -> tuple[str, Any, dict[str, Any]]:
+        value = self._asking.pack(self._codec.whole(self.chunks))
+        outcome, meta = outcome_of(value, self._asking.dialect)
+        return outcome, value, meta
+
+
+def _open(
+    scope: RunScope, asking: Asking, send: Callable[[], Any] | None = None, *, asynchronous: bool, stream: bool = False
 ) -> Boundary:
     """The boundary of the call. A replay that wants another model cannot put it into a framework's object."""
-    verify = None
-    if scope.invoker is not None:
-        if dict(model.rewritten(scope, asking.body)) != asking.body:
-            raise InvalidInput(
-                f"The model of a {asking.framework} agent is chosen in its code, not by a replay's options.",
-                hint="Change it there and replay with --explore.",
-            )
-        verify = None if send is None else _verifying(asking, send, asynchronous)
+
+    async def verify(body: Any) -> dict[str, Any]:  # asks the model for the sake of a comparison
+        assert send is not None
+        response = send()
+        return asking.pack(await response if asynchronous else response)
+
+    if scope.invoker is not None and dict(model.rewritten(scope, asking.body)) != asking.body:
+        raise InvalidInput(
+            f"The model of a {asking.framework} agent is chosen in its code, not by a replay's options.",
+            hint="Change it there and replay with --explore.",
+        )
     return model.open_llm(
         scope,
         asking.body,
         asking.dialect,
         asynchronous=asynchronous,
         stream=stream,
-        send=verify,
+        send=None if send is None else verify,
         vendor=asking.vendor,
         made_here=True,
         transport=asking.framework,
@@ -141,3 +210,88 @@ def chat_response(
     if usage is not None:
         response["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
     return response
+
+
+_NOWHERE = "https://recorded.invalid"
+
+
+def failure_payload(error: BaseException) -> dict[str, Any]:
+    """An exception as it is recorded. One that stands for an HTTP answer keeps its status, body and headers."""
+    found = error_payload(error)
+    status = getattr(error, "status_code", None) or getattr(error, "code", None)
+    for name, value in (("body", _body(error)), ("model", getattr(error, "model_name", None))):
+        if value is not None and _is_json(value):
+            found[name] = value
+    if type(status) is int:
+        found["status"] = status
+        headers = getattr(getattr(error, "response", error), "headers", None)
+        if headers:
+            found["headers"] = error_headers(headers)
+    return found
+
+
+def _body(error: BaseException) -> Any:
+    return getattr(error, "body", None) or getattr(error, "details", None)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(orjson.loads(orjson.dumps(value)) == value)
+    except TypeError:
+        return False
+
+
+def raised_by_model(answer: Answer) -> BaseException:
+    """A recorded failure as the exception it was, if its class is loaded and can be made; else one that says what."""
+    error = answer.error or {}
+    package, _, name = str(error.get("class", "")).rpartition(".")
+    kind = getattr(sys.modules.get(package), name, None)
+    make = _MAKERS.get(package.partition(".")[0])
+    if make is not None and isinstance(kind, type) and issubclass(kind, Exception):
+        for attempt in make(kind, error):
+            try:
+                made = attempt()
+            except Exception:  # noqa: S112 (a class of the package that is made otherwise)
+                continue
+            if str(made) == error.get("message"):
+                return made
+    return failure_of(answer)
+
+
+Attempts = Iterator[Callable[[], Exception]]
+"""Ways an exception may have been made; the one that says what was recorded is it."""
+
+
+def _of_an_sdk(kind: Any, error: Mapping[str, Any]) -> Attempts:
+    """``openai`` and ``anthropic``: an answer with a status, a connection that failed, or one that took too long."""
+    httpx2, message, body = sys.modules["httpx2"], error.get("message"), error.get("body")
+    request = httpx2.Request("POST", _NOWHERE)
+    if "status" in error:
+        content = None if body is None else orjson.dumps(body)
+        response = httpx2.Response(error["status"], headers=error.get("headers"), content=content, request=request)
+        yield lambda: kind(message, response=response, body=body)
+    yield lambda: kind(message=message, request=request)
+    yield lambda: kind(request=request)
+
+
+def _of_pydantic_ai(kind: Any, error: Mapping[str, Any]) -> Attempts:
+    """One with a status is an HTTP error and one of its category at once; the category is what its class is called."""
+    known = {"model_name": error.get("model"), "body": error.get("body")}
+    if "status" in error:
+        http = sys.modules["pydantic_ai.exceptions"].ModelHTTPError
+        known |= {"status_code": error["status"], "headers": error.get("headers")}
+        yield lambda: http.for_category(None if kind is http else kind, **known)
+        yield lambda: http(**known)
+    yield lambda: kind(model_name=error.get("model"), message=error.get("message"))
+
+
+def _of_google(kind: Any, error: Mapping[str, Any]) -> Attempts:
+    yield lambda: kind(error.get("status"), error.get("body"))
+
+
+_MAKERS: dict[str, Callable[[Any, Mapping[str, Any]], Attempts]] = {
+    "openai": _of_an_sdk,
+    "anthropic": _of_an_sdk,
+    "pydantic_ai": _of_pydantic_ai,
+    "google": _of_google,
+}

@@ -1,20 +1,31 @@
-"""What happens inside a process that ``antiphon exec`` started: one run for its whole life, recorded or replayed."""
+"""What happens inside a process that ``antiphon exec`` started: one run for its whole life, recorded or replayed.
+
+Public methods are wrapped when their modules are imported: transports of httpx, httpx2 and LiteLLM, entry points of
+MCP. The methods of the classes are replaced, so clients that were made earlier are covered too.
+"""
 
 from __future__ import annotations
 
 import atexit
+import functools
+import importlib.abc
+import importlib.machinery
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import msgspec
 import orjson
 
-from antiphon.adapters import _patch
+from antiphon.adapters._mcp import wrap_stdio
+from antiphon.adapters._model import recording_scope
+from antiphon.adapters._wire import place_of
+from antiphon.adapters.httpx import handle, handle_async
 from antiphon.errors import AntiphonError
 
 
@@ -41,7 +52,7 @@ def begin(text: str) -> None:
     except AntiphonError as error:
         _report(order, {"error": error.code, "message": error.message, "hint": error.hint})
         os._exit(2)
-    _patch.install()
+    install()
     failure = _watch_failures()
     pid = os.getpid()
 
@@ -144,3 +155,97 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
 
 def _report(order: Order, found: dict[str, Any]) -> None:
     Path(order.report).write_bytes(orjson.dumps(found))
+
+
+_MARK = "__antiphon_original__"
+
+
+def wrap_transports(module: ModuleType) -> None:
+    """Record and answer every model call that goes through *module* (httpx or httpx2)."""
+    _replace(module.HTTPTransport, "handle_request", lambda send, request: handle(module, request, send))
+    _replace(
+        module.AsyncHTTPTransport,
+        "handle_async_request",
+        lambda send, request: handle_async(module, request, send),
+    )
+
+
+def wrap_litellm(module: ModuleType) -> None:
+    """The same for the transport that LiteLLM gives its asynchronous clients of httpx: aiohttp is underneath."""
+    import httpx
+
+    transport = getattr(module, "LiteLLMAiohttpTransport", None)
+    if transport is not None:
+        _replace(transport, "handle_async_request", lambda send, request: handle_async(httpx, request, send))
+
+
+def _replace(kind: Any, name: str, around: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+    original = getattr(kind, name)
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def wrapped(self: Any, request: Any) -> Any:
+        return around(functools.partial(original, self), request)
+
+    setattr(wrapped, _MARK, original)
+    setattr(kind, name, wrapped)
+
+
+def tell_unseen(module: ModuleType) -> None:
+    """Warn of every model call of a run that leaves through a session of *module* (aiohttp) and is not recorded."""
+    _notice(module.ClientSession, "post", 0)
+    _notice(module.ClientSession, "request", 1)
+
+
+def _notice(kind: Any, name: str, place: int) -> None:
+    """Look at a session's method whose address is the argument at *place*."""
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def noticed(self: Any, *args: Any, **options: Any) -> Any:
+        method = "POST" if not place else str(args[0] if args else options.get("method")).upper()
+        path = str(args[place] if len(args) > place else options.get("url")).partition("?")[0]
+        if place_of(method, path) is not None and recording_scope() is not None:
+            message = f"a model call over aiohttp is not recorded: {path}. Let its SDK send over httpx."
+            warnings.warn(f"antiphon: {message}", RuntimeWarning, stacklevel=2)
+        return original(self, *args, **options)
+
+    setattr(kind, name, noticed)
+
+
+WRAPPERS: dict[str, Callable[[ModuleType], None]] = {
+    "httpx": wrap_transports,
+    "httpx2": wrap_transports,
+    "litellm.llms.custom_httpx.aiohttp_transport": wrap_litellm,
+    "aiohttp": tell_unseen,
+    "mcp.client.stdio": wrap_stdio,
+}
+"""What is done to a module after its own code has run."""
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in WRAPPERS:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found is not None and found.loader is not None), None)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def run_and_wrap(module: ModuleType) -> None:
+                run(module)
+                WRAPPERS[name](module)
+
+            spec.loader.exec_module = run_and_wrap  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    """Wrap what is loaded already, and the rest when it is loaded."""
+    for name, wrap in WRAPPERS.items():
+        if name in sys.modules:
+            wrap(sys.modules[name])
+    sys.meta_path.insert(0, _Finder())

@@ -12,6 +12,7 @@ import orjson
 from antiphon._drive import AFTER, was_given_up
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary
+from antiphon._recording.streams import BROKEN_OFF
 from antiphon._scope import RunScope
 from antiphon.llm.stream import assemble_response, sse_events
 from antiphon.ports import Answer
@@ -106,8 +107,8 @@ def body_of(content: bytes) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:
-        piece = piece_text(content)
-        return {"$text": piece} if isinstance(piece, str) else piece
+        chunk = chunk_text(content)
+        return {"$text": chunk} if isinstance(chunk, str) else chunk
 
 
 def content_of(value: Any) -> bytes:
@@ -115,7 +116,7 @@ def content_of(value: Any) -> bytes:
     if isinstance(value, dict) and set(value) == {"$text"}:
         return str(value["$text"]).encode()
     if isinstance(value, dict) and set(value) == {"$base64"}:
-        return piece_bytes(value)
+        return chunk_bytes(value)
     return orjson.dumps(value)
 
 
@@ -137,7 +138,7 @@ def error_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 async def finish(boundary: Boundary, call: ModelCall, status: int, headers: Mapping[str, str], content: bytes) -> None:
-    """Write the outcome of a response that came in one piece."""
+    """Write the outcome of a response that came in one chunk."""
     value = body_of(content)
     if status >= 400:
         message = f"The provider answered {status}."
@@ -149,24 +150,18 @@ async def finish(boundary: Boundary, call: ModelCall, status: int, headers: Mapp
     await boundary.finish(outcome, value=value, meta={**meta, **told_headers(headers)})
 
 
-async def finish_given(boundary: Boundary, answer: Answer) -> None:
-    """Write the outcome of a call that a replay answered."""
-    error = None if answer.error is None else dict(answer.error)
-    await boundary.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
-
-
 class Replayed(NamedTuple):
-    """A recorded answer as an HTTP response, or as the transport's own exception after its pieces."""
+    """A recorded answer as an HTTP response, or as the transport's own exception after its chunks."""
 
     status: int
     headers: dict[str, str]
-    pieces: list[bytes]
+    chunks: list[bytes]
     raises: tuple[str, str] | None = None
     """Name and message of the exception the transport raised."""
     gaps: tuple[float, ...] = ()
-    """Milliseconds before each piece, where the replay keeps them."""
+    """Milliseconds before each chunk, where the replay keeps them."""
     left: bool = False
-    """Whether the reader left the stream after these pieces."""
+    """Whether the reader left the stream after these chunks."""
     given_up: float | None = None
     """After how many milliseconds the reader's task was cancelled, if it was."""
 
@@ -176,11 +171,11 @@ def replayed(answer: Answer, call: ModelCall) -> Replayed:
     error = answer.error or {}
     told = dict(answer.meta.get("headers") or {})
     if answer.chunks is not None:
-        pieces = [piece_bytes(chunk) for chunk in answer.chunks]
-        found = Replayed(200, {**_EVENTS, **told}, pieces, _raised(error), tuple(answer.meta.get("gapsMs", ())))
+        chunks = [chunk_bytes(chunk) for chunk in answer.chunks]
+        found = Replayed(200, {**_EVENTS, **told}, chunks, _raised(error), tuple(answer.meta.get("gapsMs", ())))
         if was_given_up(answer.error):
             return found._replace(given_up=answer.meta.get(AFTER, 0))
-        return found._replace(left=error.get("code") == model.BROKEN_OFF)
+        return found._replace(left=error.get("code") == BROKEN_OFF)
     if answer.outcome == "error":
         status = error.get("status")
         if isinstance(status, int):
@@ -196,16 +191,16 @@ def _raised(error: Mapping[str, Any]) -> tuple[str, str] | None:
     return (name, str(error.get("message", ""))) if package.partition(".")[0] in ("httpx", "httpx2") else None
 
 
-def piece_text(data: bytes) -> Any:
-    """A piece of a stream as it is recorded, byte-exact."""
+def chunk_text(data: bytes) -> Any:
+    """A chunk of a stream as it is recorded, byte-exact."""
     try:
         return data.decode()
     except UnicodeDecodeError:  # cut inside a character, or not text at all
         return {"$base64": base64.b64encode(data).decode()}
 
 
-def piece_bytes(data: Any) -> bytes:
-    """A recorded piece as bytes again."""
+def chunk_bytes(data: Any) -> bytes:
+    """A recorded chunk as bytes again."""
     if isinstance(data, dict) and "$base64" in data:
         return base64.b64decode(data["$base64"])
     return data.encode() if isinstance(data, str) else orjson.dumps(data)

@@ -3,28 +3,31 @@
 >>> import openai, httpx2                                                       # doctest: +SKIP
 >>> from antiphon.adapters.httpx import transport
 >>> client = openai.OpenAI(http_client=httpx2.Client(transport=transport(module=httpx2)), max_retries=0)
+
+Both libraries have the same interface, so one code serves them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
 
-from antiphon.adapters._http import make_transports
+from antiphon._drive import drive
+from antiphon._recording import model
+from antiphon._recording.boundary import Boundary, error_payload
+from antiphon._recording.streams import STREAM, LiveStream, ReplayedStream, StreamLog, read_on
+from antiphon._scope import RunScope
+from antiphon.adapters import _mcp, _wire
+from antiphon.adapters._model import recorded_here, recording_scope
 from antiphon.adapters._need import need
 from antiphon.errors import InvalidInput
+from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
-
-@cache
-def _types(name: str) -> tuple[Any, Any]:
-    if name not in ("httpx", "httpx2"):
-        raise InvalidInput(f"The module is httpx or httpx2, not {name!r}.")
-    return make_transports(need(name))
-
-
-def _name(module: ModuleType | str) -> str:
-    return module if isinstance(module, str) else module.__name__
+_CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+Send = Callable[[Any], Any]
+"""The transport underneath."""
 
 
 def transport(inner: Any = None, *, module: ModuleType | str = "httpx") -> Any:
@@ -69,3 +72,235 @@ def _proxies() -> dict[str, str | None]:
                 return {}
             routes[f"all://{host}" if ":" in host or host == "localhost" else f"all://*{host}"] = None
     return routes
+
+
+def _name(module: ModuleType | str) -> str:
+    return module if isinstance(module, str) else module.__name__
+
+
+@cache
+def _types(name: str) -> tuple[Any, Any]:
+    """A synchronous and an asynchronous transport class around another transport."""
+    if name not in ("httpx", "httpx2"):
+        raise InvalidInput(f"The module is httpx or httpx2, not {name!r}.")
+    module = need(name)
+
+    class RecordingTransport(module.BaseTransport):  # type: ignore[misc, name-defined]
+        """Passes requests on; model calls of a run are recorded, or answered by its replay."""
+
+        def __init__(self, inner: Any = None) -> None:
+            self._inner = inner if inner is not None else module.HTTPTransport()
+
+        def handle_request(self, request: Any) -> Any:
+            return handle(module, request, self._inner.handle_request)
+
+        def close(self) -> None:
+            self._inner.close()
+
+    class AsyncRecordingTransport(module.AsyncBaseTransport):  # type: ignore[misc, name-defined]
+        """The same for asynchronous clients."""
+
+        def __init__(self, inner: Any = None) -> None:
+            self._inner = inner if inner is not None else module.AsyncHTTPTransport()
+
+        async def handle_async_request(self, request: Any) -> Any:
+            return await handle_async(module, request, self._inner.handle_async_request)
+
+        async def aclose(self) -> None:
+            await self._inner.aclose()
+
+    return RecordingTransport, AsyncRecordingTransport
+
+
+@cache
+def _streams(module: ModuleType) -> tuple[Any, Any]:
+    """The bodies of live and of replayed responses, as *module* wants them: it looks at their base class."""
+
+    class Live(LiveStream, module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc, name-defined]
+        def __init__(self, source: Any, response: Any, log: StreamLog) -> None:
+            super().__init__(lambda: source, log)
+            self._response = response
+
+        def close(self) -> None:
+            drive(self._log.end(GeneratorExit()))
+            self._response.close()
+
+        async def aclose(self) -> None:
+            await self._log.end(GeneratorExit())
+            await self._response.aclose()
+
+    class Replayed(ReplayedStream, module.SyncByteStream, module.AsyncByteStream):  # type: ignore[misc, name-defined]
+        pass
+
+    return Live, Replayed
+
+
+def handle(module: ModuleType, request: Any, send: Send) -> Any:
+    """One request of a synchronous client; *send* is the transport underneath."""
+    scope = recording_scope()
+    return send(request) if scope is None else drive(_Exchange(module, request, send, scope, False).run())
+
+
+async def handle_async(module: ModuleType, request: Any, send: Send) -> Any:
+    """One request of an asynchronous client."""
+    scope = recording_scope()
+    return await (send(request) if scope is None else _Exchange(module, request, send, scope, True).run())
+
+
+class _Exchange:
+    """One request of a client in a run. Suspends only if the client is asynchronous."""
+
+    def __init__(self, module: ModuleType, request: Any, send: Send, scope: RunScope, asynchronous: bool) -> None:
+        self._module = module
+        self._request = request
+        self._transport = send
+        self._scope = scope
+        self._asynchronous = asynchronous
+
+    async def run(self) -> Any:
+        """The response to a model call, to a message for an MCP server, or to anything else, which is passed on."""
+        request = self._request
+        place = _wire.place_of(request.method, request.url.path)
+        if place is not None:
+            call = _wire.read_call(place, await self._read(request))
+            return await (self._send(request) if call is None else self._model_call(call))
+        if self._scope.invoker is not None and _mcp.is_listening(request.method, request.headers):
+            return self._module.Response(405, request=request)
+        if _mcp.looks_like_mcp(request.method, request.headers):
+            asked = _mcp.read_request(await self._read(request))
+            if asked is not None:
+                return await self._mcp_message(asked)
+        return await self._send(request)
+
+    async def _send(self, request: Any) -> Any:
+        response = self._transport(request)
+        return await response if self._asynchronous else response
+
+    async def _read(self, message: Any) -> bytes:
+        content: bytes = await message.aread() if self._asynchronous else message.read()
+        return content
+
+    async def _model_call(self, call: _wire.ModelCall) -> Any:
+        """Ask the replay, else the provider."""
+        call, changed = _wire.rewritten(self._scope, call)
+        boundary = _wire.open_call(
+            self._scope,
+            call,
+            self._request.headers,
+            asynchronous=self._asynchronous,
+            send=lambda body: self._verified(call),
+        )
+        answer = await boundary.answer()
+        await boundary.start()
+        if answer is not None:
+            await boundary.give(answer)
+            return self._given(_wire.replayed(answer, call))
+        try:
+            with recorded_here():
+                response = await self._send(self._outgoing(call, changed))
+            if call.stream and response.status_code < 400:
+                return self._live(response, _HttpLog(boundary, call, response.headers))
+            content = await self._read(response)
+        except BaseException as error:
+            await boundary.finish("error", error=error_payload(error))
+            raise
+        await _wire.finish(boundary, call, response.status_code, response.headers, content)
+        return self._again(response, _streams(self._module)[1]([content]))
+
+    async def _verified(self, call: _wire.ModelCall) -> Any:
+        """Ask the provider for the sake of a comparison; nothing of it is recorded."""
+        return _wire.whole(call, await self._read(await self._send(self._outgoing(call, False))))
+
+    async def _mcp_message(self, asked: _mcp.Request) -> Any:
+        """One message to an MCP server. A notification is only passed on; a replay has nobody to tell it to."""
+        module, request = self._module, self._request
+        if asked.id is None and self._scope.invoker is not None:
+            return module.Response(202, request=request)
+        if asked.id is None or _mcp.is_guarded(self._scope, asked):
+            return await self._send(request)
+        boundary = _mcp.open_request(self._scope, asked, asynchronous=self._asynchronous)
+        answer = await boundary.answer()
+        await boundary.start()
+        if answer is not None:
+            await boundary.give(answer)
+            if answer.outcome == "error":
+                raise self._exception("ReadError", str((answer.error or {}).get("message", "")))
+            content = _mcp.content_of(answer, asked)
+            return module.Response(200, headers={"content-type": "application/json"}, content=content, request=request)
+        try:
+            response = await self._send(request)
+        except BaseException as error:
+            await boundary.finish("error", error=error_payload(error))
+            raise
+        if response.status_code >= 400:
+            message = f"The server answered {response.status_code}."
+            refused = {"class": "", "code": f"http_{response.status_code}", "message": message}
+            await boundary.finish("error", error=refused)
+            return response
+        return self._live(response, _mcp.McpLog(boundary, asked))
+
+    def _outgoing(self, call: _wire.ModelCall, changed: bool) -> Any:
+        """The request that goes out. Streams are asked for uncompressed, so that their chunks can be kept exactly."""
+        request = self._request
+        if not changed and not call.stream:
+            return request
+        headers = {name: value for name, value in request.headers.items() if name.lower() != "content-length"}
+        if call.stream:
+            headers["accept-encoding"] = "identity"
+        content = _wire.outgoing(call) if changed else request.content
+        return self._module.Request(
+            request.method, request.url, headers=headers, content=content, extensions=request.extensions
+        )
+
+    def _live(self, response: Any, log: StreamLog) -> Any:
+        """The response with its stream recorded on the way."""
+        source = response.stream
+        if response.headers.get("content-encoding", "identity") != "identity":  # a server that compresses all the same
+            source = response.aiter_bytes() if self._asynchronous else response.iter_bytes()
+        return self._again(response, _streams(self._module)[0](source, response, log))
+
+    def _again(self, response: Any, stream: Any) -> Any:
+        """The response with its body decoded: what was recorded is what the SDK reads."""
+        headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _CODED]
+        return self._module.Response(
+            response.status_code, headers=headers, request=self._request, extensions=response.extensions, stream=stream
+        )
+
+    def _given(self, found: _wire.Replayed) -> Any:
+        """The recorded response."""
+        failure: Exception | None = None if found.raises is None else self._exception(*found.raises)
+        if failure is not None and not found.chunks:
+            raise failure
+        if found.left:
+            failure = read_on(len(found.chunks))
+        stream = _streams(self._module)[1](found.chunks, found.gaps, failure, found.given_up)
+        return self._module.Response(found.status, headers=found.headers, stream=stream, request=self._request)
+
+    def _exception(self, name: str, message: str) -> Exception:
+        """The transport's exception again; one of a kind that this module does not have is a failed read."""
+        kind = getattr(self._module, name, None)
+        if not (isinstance(kind, type) and issubclass(kind, self._module.TransportError)):
+            kind = self._module.ReadError
+        error: Exception = kind(message, request=self._request)
+        return error
+
+
+class _HttpLog(StreamLog):
+    """Records the bytes of a provider's stream."""
+
+    def __init__(self, boundary: Boundary, call: _wire.ModelCall, headers: Mapping[str, str]) -> None:
+        super().__init__(boundary, {**STREAM, **_wire.told_headers(headers)})
+        self._provider = call.provider
+
+    def encode(self, chunk: bytes) -> Any:
+        return _wire.chunk_text(chunk)
+
+    def summary(self) -> tuple[str, Any, dict[str, Any]]:
+        response = assemble_response(sse_events(self.chunks), self._provider)
+        outcome, meta = model.outcome_of(response, self._provider)
+        return outcome, response, meta
+
+    def complete(self) -> bool:
+        """Whether the model had said all it had to say: some readers do not wait for the words after its last one."""
+        summary = assemble_stream(self.chunks, self._provider)
+        return bool(summary["complete"] or summary["stopReason"])

@@ -10,8 +10,12 @@ the results of calls that finished, and they are not run again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
+import functools
+import inspect
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from antiphon.adapters._need import need
 
@@ -19,20 +23,48 @@ need("langgraph")
 need("langchain")
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse  # noqa: E402
-from langchain_core.messages import AIMessage, ToolMessage  # noqa: E402
+from langchain_core.language_models import BaseChatModel  # noqa: E402
+from langchain_core.messages import (  # noqa: E402
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    BaseMessageChunk,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    message_to_dict,
+    messages_from_dict,
+)
+from langchain_core.messages.utils import convert_to_openai_messages  # noqa: E402
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult  # noqa: E402
+from langchain_core.runnables import Runnable, RunnableBinding  # noqa: E402
+from langchain_core.tools import BaseTool  # noqa: E402
+from langchain_core.utils.function_calling import convert_to_openai_tool  # noqa: E402
 from langgraph.errors import GraphInterrupt  # noqa: E402
 from langgraph.prebuilt import ToolNode  # noqa: E402
 from langgraph.prebuilt.tool_node import ToolCallRequest  # noqa: E402
+from langgraph.types import Command, Interrupt  # noqa: E402
 
-from antiphon.adapters import _langchain as plain  # noqa: E402
+from antiphon._gateway import codec  # noqa: E402
+from antiphon._recording.manifest import entry_of  # noqa: E402
+from antiphon._recording.run import Run, active_run  # noqa: E402
+from antiphon._scope import current_scope  # noqa: E402
 from antiphon.adapters._calls import Given, Guard, Place, specs_of  # noqa: E402
-from antiphon.adapters._langchain_model import chat_model  # noqa: E402
-from antiphon.adapters._langchain_trace import trace_agent, trace_agent_invoke  # noqa: E402
-from antiphon.adapters._model import NATIVE, ask, ask_async  # noqa: E402
-from antiphon.adapters._seam import recording_scope  # noqa: E402
+from antiphon.adapters._model import (  # noqa: E402
+    NATIVE,
+    Asking,
+    Codec,
+    ask,
+    ask_async,
+    chat_response,
+    recording_scope,
+    stream,
+    stream_async,
+)
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
-from antiphon.ops.app import Antiphon  # noqa: E402
+from antiphon.ops.app import Antiphon, current, using  # noqa: E402
+from antiphon.ops.artifacts import export_run  # noqa: E402
 
 __all__ = ["AntiphonMiddleware", "ToolCalls", "chat_model", "tool_node", "trace_agent", "trace_agent_invoke"]
 
@@ -54,12 +86,12 @@ class ToolCalls:
             try:
                 return live.keep(handler(_with_arguments(request, params)))
             except GraphInterrupt as interrupt:
-                raise plain.paused(interrupt) from interrupt
+                raise paused(interrupt) from interrupt
 
         try:
             given = self._guard.call(self._spec(request), request.tool_call["args"], self._place(request), body)
         except Paused as pause:
-            raise plain.interrupt_again(pause.message) from None
+            raise interrupt_again(pause.message) from None
         return live.result(given, request)
 
     async def awrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
@@ -70,13 +102,13 @@ class ToolCalls:
             try:
                 return live.keep(await handler(_with_arguments(request, params)))
             except GraphInterrupt as interrupt:
-                raise plain.paused(interrupt) from interrupt
+                raise paused(interrupt) from interrupt
 
         spec, place = self._spec(request), self._place(request)
         try:
             given = await self._guard.call_async(spec, request.tool_call["args"], place, body)
         except Paused as pause:
-            raise plain.interrupt_again(pause.message) from None
+            raise interrupt_again(pause.message) from None
         return live.result(given, request)
 
     def _spec(self, request: ToolCallRequest) -> ToolSpec:
@@ -98,14 +130,14 @@ class _Live:
 
     def keep(self, result: Any) -> Any:
         self._kept = [result]
-        return plain.pack_result(result)
+        return pack_result(result)
 
     def result(self, given: Given, request: ToolCallRequest) -> Any:
         call = request.tool_call
         if given.ok:
-            return self._kept[0] if self._kept else plain.unpack_result(given.value, call)
+            return self._kept[0] if self._kept else unpack_result(given.value, call)
         if given.code == Paused.code:
-            raise plain.interrupt_again(given.message)
+            raise interrupt_again(given.message)
         return ToolMessage(given.message, tool_call_id=call["id"], name=call["name"], status="error")
 
 
@@ -174,19 +206,439 @@ def _asking(request: ModelRequest[Any]) -> Any:
     settings = dict(request.model_settings)
     if request.tool_choice is not None:
         settings["tool_choice"] = request.tool_choice
-    body = plain.request_body(request.model, [*system, *request.messages], request.tools, settings)
+    body = request_body(request.model, [*system, *request.messages], request.tools, settings)
     schema = getattr(request.response_format, "schema", request.response_format)
 
     def pack(response: Any) -> dict[str, Any]:
         if isinstance(response, AIMessage):
-            return plain.pack_messages([response])
-        return plain.pack_messages(response.result, response.structured_response)
+            return pack_messages([response])
+        return pack_messages(response.result, response.structured_response)
 
     def unpack(value: dict[str, Any]) -> Any:
         structured = value[NATIVE].get("structured")
         validate = getattr(schema, "model_validate", None)
         if structured is not None and callable(validate):
             structured = validate(structured)
-        return ModelResponse(result=plain.unpack_messages(value), structured_response=structured)
+        return ModelResponse(result=unpack_messages(value), structured_response=structured)
 
-    return plain.asking(body, request.model, pack, unpack)
+    return asking(body, request.model, pack, unpack)
+
+
+# -- a chat model, for code that uses no middleware ---------------------------------------------------------------
+
+
+class RecordedChatModel(BaseChatModel):
+    """Wraps another chat model. Use :func:`chat_model`."""
+
+    inner: BaseChatModel
+
+    @property
+    def _llm_type(self) -> str:
+        return f"antiphon-{self.inner._llm_type}"
+
+    def bind_tools(self, tools: Sequence[Any], **options: Any) -> Runnable[Any, AIMessage]:
+        """Bind the tools as the inner model's own package writes them."""
+        bound = self.inner.bind_tools(tools, **options)
+        return self.bind(**bound.kwargs) if isinstance(bound, RunnableBinding) else self.bind(tools=list(tools))
+
+    def _asking(self, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Asking:
+        body = request_body(self.inner, messages, options.get("tools") or (), {**options, "stop": stop})
+        return asking(body, self.inner, lambda said: pack_messages([said]), lambda value: unpack_messages(value)[0])
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
+        def send() -> Any:
+            return self.inner.invoke(messages, stop=stop, **options)
+
+        scope = recording_scope()
+        said = send() if scope is None else ask(scope, self._asking(messages, stop, options), send)
+        return ChatResult(generations=[ChatGeneration(message=said)])
+
+    async def _agenerate(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
+        async def send() -> Any:
+            return await self.inner.ainvoke(messages, stop=stop, **options)
+
+        scope = recording_scope()
+        said = await send() if scope is None else await ask_async(scope, self._asking(messages, stop, options), send)
+        return ChatResult(generations=[ChatGeneration(message=said)])
+
+    def _stream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
+    ) -> Iterator[ChatGenerationChunk]:
+        def send() -> Iterator[Any]:
+            return map(_chunk, self.inner.stream(messages, stop=stop, **options))
+
+        scope = recording_scope()
+        chunks = send() if scope is None else stream(scope, self._asking(messages, stop, options), send, _CODEC)
+        for chunk in chunks:
+            yield ChatGenerationChunk(message=chunk)
+
+    async def _astream(
+        self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        async def send() -> AsyncIterator[Any]:
+            async for chunk in self.inner.astream(messages, stop=stop, **options):
+                yield _chunk(chunk)
+
+        scope = recording_scope()
+        asked = self._asking(messages, stop, options)
+        chunks = send() if scope is None else stream_async(scope, asked, send, _CODEC)
+        async for chunk in chunks:
+            yield ChatGenerationChunk(message=chunk)
+
+
+def _chunk(chunk: Any) -> Any:
+    """A model that does not stream gives its whole message at once."""
+    if isinstance(chunk, BaseMessageChunk):
+        return chunk
+    return AIMessageChunk(**{**chunk.model_dump(exclude={"type"}), "chunk_position": "last"})
+
+
+def _whole(chunks: Sequence[Any]) -> Any:
+    total: Any = None
+    for chunk in chunks:
+        total = chunk if total is None else total + chunk
+    return AIMessage("") if total is None else total
+
+
+_CODEC = Codec(
+    lambda chunk: chunk.model_dump(mode="json"),
+    lambda data: AIMessageChunk.model_validate(data),
+    _whole,
+)
+
+
+def chat_model(inner: BaseChatModel) -> RecordedChatModel:
+    """The chat model with its calls recorded, streams included; it is used like the one inside."""
+    return inner if isinstance(inner, RecordedChatModel) else RecordedChatModel(inner=inner)
+
+
+# -- a session of an agent as one run and one artifact (K2) -------------------------------------------------------
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def trace_agent(
+    *, name: str | None = None, artifacts: str | Path | None = "artifacts", app: Antiphon | None = None
+) -> Callable[[F], F]:
+    """Make a function, usually ``main()``, one recorded run; its artifact is written when the function ends.
+
+    Inside a run that is open already (``antiphon run``, a replay) the function is only called.
+    """
+
+    def decorate(function: F) -> F:
+        title = name or function.__name__
+
+        def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Antiphon, Run]:
+            chosen = app or current()
+            given = {"args": list(args), **({"kwargs": kwargs} if kwargs else {})} if args or kwargs else None
+            return chosen, chosen.run(title, input=given, entry=entry_of(function), function=function)
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def traced_async(*args: Any, **kwargs: Any) -> Any:
+                if current_scope() is not None:
+                    return await function(*args, **kwargs)
+                chosen, run = opened(args, kwargs)
+                try:
+                    with using(chosen):
+                        async with run:
+                            run.output = await function(*args, **kwargs)
+                finally:
+                    _export(chosen, run, artifacts)
+                return run.output
+
+            return traced_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def traced(*args: Any, **kwargs: Any) -> Any:
+            if current_scope() is not None:
+                return function(*args, **kwargs)
+            chosen, run = opened(args, kwargs)
+            try:
+                with using(chosen), run:
+                    run.output = function(*args, **kwargs)
+            finally:
+                _export(chosen, run, artifacts)
+            return run.output
+
+        return traced  # type: ignore[return-value]
+
+    return decorate
+
+
+def _export(app: Antiphon, run: Run, folder: str | Path | None) -> None:
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        export_run(app, run.manifest, Path(folder) / f"{run.id}.antiphon")
+
+
+def trace_agent_invoke(agent: Any, input: Any, llm: Any = None, config: Any = None, **options: Any) -> Any:  # noqa: A002
+    """``agent.invoke(input)`` as one interaction of the open run; without one, as a run of its own.
+
+    Give *llm*, so that model, provider, temperature and seed are known to the determinism score.
+    """
+    run = active_run.get()
+    if run is not None:
+        return _interact(run, agent, input, llm, config, options)
+    app = current()
+    run = app.run(_name(agent))
+    try:
+        with using(app), run:
+            result = _interact(run, agent, input, llm, config, options)
+            run.output = _said(result)
+    finally:
+        _export(app, run, "artifacts")
+    return result
+
+
+def _interact(run: Run, agent: Any, given: Any, llm: Any, config: Any, options: dict[str, Any]) -> Any:
+    if llm is not None:
+        run.describe(llm_config=config_of(llm))
+    with run.interaction(_shown(given)) as interaction:
+        result = agent.invoke(given, config, **options)
+        interaction.finish(_said(result))
+    return result
+
+
+def _name(agent: Any) -> str:
+    name = getattr(agent, "name", None)
+    return name if isinstance(name, str) and name else "agent"
+
+
+def _shown(value: Any) -> Any:
+    """An input without the random ids of its messages."""
+    if isinstance(value, BaseMessage):
+        return convert_to_openai_messages(value)
+    if isinstance(value, Mapping):
+        return {str(name): _shown(item) for name, item in value.items()}
+    return [_shown(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _said(result: Any) -> Any:
+    """What the agent answered: its output, or its last message."""
+    if not isinstance(result, Mapping):
+        return _shown(result)
+    if "output" in result:
+        return _shown(result["output"])
+    messages = result.get("messages")
+    if messages:
+        last = messages[-1]
+        return last.text if isinstance(last, BaseMessage) else _shown(last)
+    return _shown(result)
+
+
+# -- messages, tool results and interrupts as plain data, and back ------------------------------------------------
+
+
+_SETTINGS = ("temperature", "seed", "top_p", "max_tokens", "max_completion_tokens", "stop", "tool_choice")
+
+
+# -- model calls -------------------------------------------------------------------------------------------------
+
+
+def vendor_of(model: Any) -> str:
+    """Who serves a chat model, by the package it comes from: ``langchain_openai`` gives ``openai``."""
+    kind = type(model)
+    return kind.__module__.partition(".")[0].removeprefix("langchain_") or kind.__name__
+
+
+def name_of(model: Any) -> str:
+    """The model's name, under whichever attribute its package keeps it."""
+    fields = vars(model)
+    for attribute in ("model_name", "model", "model_id", "deployment_name"):
+        value = fields.get(attribute)
+        if isinstance(value, str) and value:
+            return value
+    return type(model).__name__
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """What the determinism score reads off a chat model (K3)."""
+    config: dict[str, Any] = {"model_name": name_of(model), "provider": vendor_of(model)}
+    for name in ("temperature", "seed"):
+        value = vars(model).get(name)
+        if isinstance(value, (int, float)):
+            config[name] = value
+    return config
+
+
+def request_body(
+    model: Any, messages: Sequence[BaseMessage], tools: Sequence[Any] = (), settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The request in OpenAI's chat dialect, whoever serves the model. Message ids are left out: they are random."""
+    spoken = []
+    for message in messages:
+        role, content = _ROLES.get(type(message)), message.content
+        if role is not None and type(content) is str and not message.name:
+            spoken.append({"role": role, "content": content})
+        else:
+            spoken.append(_spoken(message))
+    body: dict[str, Any] = {"model": name_of(model), "messages": spoken}
+    fields = vars(model)  # a chat model keeps its settings as fields; to ask for one it lacks is slow
+    for name in _SETTINGS:
+        value = fields.get(name)
+        if value is not None and isinstance(value, (bool, int, float, str, list)):
+            body[name] = value
+    if tools:
+        body["tools"] = [tool_body(tool) for tool in tools]
+    if settings:
+        body.update({name: value for name, value in settings.items() if value is not None})
+    return body
+
+
+_TOOLS_KEPT = 256
+_tools: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+"""Tools by the identity of their objects, what they said of themselves, and that in OpenAI's dialect."""
+
+
+def tool_body(tool: Any) -> dict[str, Any]:
+    """A tool in OpenAI's dialect. To make its schema is slow, so it is made again only if the tool has changed."""
+    schema = getattr(tool, "args_schema", None)
+    if not isinstance(tool, BaseTool) or not isinstance(schema, type) or tool.metadata or getattr(tool, "extras", None):
+        return convert_to_openai_tool(tool)
+    said = (tool.name, tool.description, schema)
+    known = _tools.get(id(tool))
+    if known is None or known[0] is not tool or known[1] != said:
+        if len(_tools) >= _TOOLS_KEPT:
+            _tools.clear()
+        known = _tools[id(tool)] = (tool, said, convert_to_openai_tool(tool))
+    return known[2]
+
+
+_ROLES = {HumanMessage: "user", SystemMessage: "system"}
+
+
+def _spoken(message: BaseMessage) -> dict[str, Any]:
+    """A message in OpenAI's dialect; an answer that is plain text takes the short way."""
+    if type(message) is AIMessage and isinstance(message.content, str):
+        if not (message.tool_calls or message.invalid_tool_calls or message.name):
+            return {"role": "assistant", "content": message.content}
+    spoken: Any = convert_to_openai_messages(message)
+    return dict(spoken)
+
+
+def _dumped(message: BaseMessage) -> dict[str, Any]:
+    """A message as data, without the fields that say nothing."""
+    if type(message) is AIMessage and not message.additional_kwargs:  # where objects of a provider's package may be
+        data = {**vars(message), **(message.model_extra or {})}
+    else:
+        data = message.model_dump()
+    kept = {name: value for name, value in data.items() if value or value not in _NOTHING}
+    return {"type": message.type, "data": kept}
+
+
+_NOTHING: tuple[Any, ...] = (None, [], {})
+
+
+def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
+    """A model call of LangChain."""
+    return Asking(body, pack, unpack, vendor_of(model), framework="langchain")
+
+
+def pack_messages(messages: Sequence[BaseMessage], structured: Any = None) -> dict[str, Any]:
+    """The answer of a model: in OpenAI's dialect for whoever reads the recording, and as it was for the replay."""
+    said = None
+    native: dict[str, Any] = {"messages": []}
+    for message in messages:
+        if said is None and isinstance(message, AIMessage):
+            said = message
+        native["messages"].append(_dumped(message))
+    if structured is not None:
+        native["structured"] = structured
+    said = said or AIMessage("")
+    spoken = _spoken(said)
+    about = said.response_metadata
+    usage = said.usage_metadata
+    return chat_response(
+        text=spoken.get("content"),
+        calls=spoken.get("tool_calls") or [],
+        native=native,
+        model_name=about.get("model_name") or about.get("model"),
+        refusal=said.additional_kwargs.get("refusal") or _refused(about),
+        stop=about.get("finish_reason") or about.get("stop_reason"),
+        usage=None if usage is None else (usage["input_tokens"], usage["output_tokens"]),
+    )
+
+
+def _refused(about: Mapping[str, Any]) -> str | None:
+    """A refusal that a provider says by its stop reason."""
+    reason = about.get("stop_reason") or about.get("finish_reason")
+    return str(reason) if reason in ("refusal", "content_filter", "SAFETY", "guardrail_intervened") else None
+
+
+def unpack_messages(value: Mapping[str, Any]) -> list[BaseMessage]:
+    """The messages of a recorded answer."""
+    return messages_from_dict(value[NATIVE]["messages"])
+
+
+# -- tool results ------------------------------------------------------------------------------------------------
+
+
+def pack_result(result: Any) -> Any:
+    """What a tool call gave: a message, or a command that changes the graph's state."""
+    if isinstance(result, ToolMessage):
+        packed = {"content": result.content, "status": result.status, "name": result.name}
+        if result.artifact is not None and _keepable(result.artifact):
+            packed["artifact"] = result.artifact
+        return {"message": packed}
+    if isinstance(result, Command):
+        goto = result.goto
+        update = result.update
+        if isinstance(update, dict):
+            update = {name: _pack_value(value) for name, value in update.items()}
+        return {"command": {"graph": result.graph, "update": update, "goto": goto if goto else None}}
+    return {"value": result}
+
+
+def unpack_result(packed: Mapping[str, Any], call: Mapping[str, Any]) -> Any:
+    """The same again, as the answer to *call*."""
+    if "message" in packed:
+        fields = dict(packed["message"])
+        return ToolMessage(tool_call_id=call["id"], **{**fields, "name": fields.get("name") or call["name"]})
+    if "command" in packed:
+        fields = dict(packed["command"])
+        update = fields["update"]
+        if isinstance(update, dict):
+            update = {name: _unpack_value(value) for name, value in update.items()}
+        return Command(graph=fields["graph"], update=update, goto=fields["goto"] or ())
+    return packed.get("value")
+
+
+def _keepable(value: Any) -> bool:
+    try:
+        codec.encode(value)
+    except codec.NotSerialisable:
+        return False
+    return True
+
+
+def _pack_value(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        return {"$message": message_to_dict(value)}
+    return [_pack_value(item) for item in value] if isinstance(value, list) else value
+
+
+def _unpack_value(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"$message"}:
+        return messages_from_dict([value["$message"]])[0]
+    return [_unpack_value(item) for item in value] if isinstance(value, list) else value
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------
+
+
+def paused(interrupt: GraphInterrupt) -> Paused:
+    """An interrupt on its way through the gateway; its message is what a replay needs to raise it again."""
+    found = interrupt.args[0] if interrupt.args else ()
+    return Paused(json.dumps([{"value": item.value, "id": item.id} for item in found], default=str))
+
+
+def interrupt_again(message: str) -> GraphInterrupt:
+    """The recorded interrupt."""
+    return GraphInterrupt(tuple(Interrupt(**item) for item in json.loads(message or "[]")))

@@ -23,9 +23,8 @@ from mcp import MCPError  # noqa: E402
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult  # noqa: E402
 
 from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
-from antiphon.adapters._mcp_http import guarded  # noqa: E402
-from antiphon.adapters._mcp_stdio import recorded_stdio  # noqa: E402
-from antiphon.adapters._seam import recorded_here  # noqa: E402
+from antiphon.adapters._mcp import guarded, recorded_stdio  # noqa: E402
+from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import CallFailed  # noqa: E402

@@ -25,9 +25,7 @@ from agents.items import TResponseOutputItem, TResponseStreamEvent  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 
 from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
-from antiphon.adapters._model import Asking, ask_async  # noqa: E402
-from antiphon.adapters._model_stream import stream_async  # noqa: E402
-from antiphon.adapters._seam import recording_scope  # noqa: E402
+from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
 
@@ -72,16 +70,16 @@ class RecordedModel(Model):
         return said
 
     async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:
-        """One response in pieces."""
+        """One response in chunks."""
         scope = recording_scope()
         source: AsyncIterator[Any]
         if scope is None:
             source = self._inner.stream_response(*args, **options)
         else:
             asked = self._asking(*args, **options)._replace(pack=lambda whole: whole, outcome=None)
-            source = stream_async(scope, asked, lambda: self._inner.stream_response(*args, **options), _PIECES)
-        async for piece in source:
-            yield piece
+            source = stream_async(scope, asked, lambda: self._inner.stream_response(*args, **options), _CODEC)
+        async for chunk in source:
+            yield chunk
 
     def _asking(
         self,
@@ -295,10 +293,10 @@ def _usage() -> TypeAdapter[Usage]:
     return TypeAdapter(Usage)
 
 
-def _whole(pieces: list[Any]) -> dict[str, Any]:
-    last = next((piece.response for piece in reversed(pieces) if getattr(piece, "response", None)), None)
+def _whole(chunks: list[Any]) -> dict[str, Any]:
+    last = next((chunk.response for chunk in reversed(chunks) if getattr(chunk, "response", None)), None)
     return {} if last is None else _dumped(last)
 
 
-_PIECES = (_dumped, lambda data: _made(TResponseStreamEvent, data), _whole)
+_CODEC = Codec(_dumped, lambda data: _made(TResponseStreamEvent, data), _whole)
 """How the events of a stream are recorded and made again."""

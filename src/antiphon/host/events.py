@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from antiphon._recording.recorder import Recorder
-from antiphon._recording.spill import is_spilled, resolve
+from antiphon._recording.recorder import Recorder, is_spilled, resolve
 from antiphon.contract.events import Event
 from antiphon.host.workflow.source import event_id
 from antiphon.host.workflow.state import TERMINAL, Told

@@ -10,7 +10,7 @@ from typing import Any
 
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.manifest import package_versions
-from antiphon._recording.spill import is_spilled
+from antiphon._recording.recorder import is_spilled
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal

@@ -170,8 +170,8 @@ class Antiphon:
 
     def _go_on(self, recorder: Recorder) -> None:
         """Give the code of an interrupted run what it had drawn and heard from its models."""
+        from antiphon._recording.recorder import whole
         from antiphon._recording.resumed import EARLIER, Earlier
-        from antiphon._recording.spill import whole
         from antiphon.ops.runs import events_of
 
         scope = recorder.scope

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from antiphon._gateway.owner import certainly_dead
-from antiphon._recording.spill import is_spilled
+from antiphon._recording.recorder import is_spilled
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
 from antiphon.ops.runs import events_of, is_audit

@@ -11,7 +11,7 @@ import orjson
 from antiphon._differ import diff_values
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
-from antiphon._recording.recorder import dump
+from antiphon._recording.plain import dump
 from antiphon._recording.run import Run, exit_code, run_error
 from antiphon._replay.observe import DivergenceFound, Observer, Seen
 from antiphon._replay.recording import Recording

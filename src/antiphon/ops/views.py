@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from antiphon._gateway.owner import certainly_dead
+from antiphon._recording.recorder import whole
 from antiphon._recording.run import EXIT_TAG
-from antiphon._recording.spill import whole
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon

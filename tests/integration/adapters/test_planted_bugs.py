@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -50,7 +50,7 @@ def _two_seams(app: Antiphon, url: str) -> int:
 def test_the_outermost_seam_records_alone(app: Antiphon, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeProvider([Reply("hi")] * 2) as provider:
         assert _two_seams(app, provider.url) == 1
-        monkeypatch.setattr(_model, "inside", ContextVar("nobody_looks_here", default=False))
+        monkeypatch.setattr(_model, "recorded_here", nullcontext)
         assert _two_seams(app, provider.url) == 2
 
 
@@ -65,5 +65,5 @@ def test_an_error_that_replays_as_an_answer_is_a_divergence(app: Antiphon, monke
         run = app.record(lambda: agent(provider.url))
     honest = _wire.replayed
     answer = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "fine"}}]}'
-    monkeypatch.setattr(_wire, "replayed", lambda *args: honest(*args)._replace(status=200, pieces=[answer]))
+    monkeypatch.setattr(_wire, "replayed", lambda *args: honest(*args)._replace(status=200, chunks=[answer]))
     assert replay(run, app=app, function=lambda: agent(provider.url), mode="strict").divergences != []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon import Antiphon
-from antiphon._recording.late import LateRow
+from antiphon._recording.recorder import LateRow
 from antiphon.contract.events import sum_holds
 from antiphon.stores import MemoryStore, SQLiteStore
 

@@ -11,8 +11,8 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.plain import dump
-from antiphon._recording.strict_json import BadJson, strict_loads
 
 
 class Struct(msgspec.Struct):

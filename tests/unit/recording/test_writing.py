@@ -122,7 +122,7 @@ def test_one_way_of_writing_without_the_other_is_refused(which: str) -> None:
             encode=given,
             write=write,
             write_async=other,
-            pieces=given,
+            chunks=given,
             compose=given,
             shown=given,
         )

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon._recording import familiar
-from antiphon._recording.familiar import Familiar
+from antiphon._recording import recorder
+from antiphon._recording.recorder import RedactionCache
 from antiphon.redact import Redactor, Rule, Rules
 
 SECRET = "sk-ant-api03-" + "aB3dE5fG7hJ9kL1mN" * 4
@@ -38,7 +38,7 @@ def request(messages: list[Any], tools: list[Any]) -> dict[str, Any]:
 @given(st.lists(MESSAGES | NAMED | TEXTS, max_size=6), TOOLS)
 def test_as_much_is_found_as_in_the_whole(messages: list[Any], tools: list[Any]) -> None:
     redactor = Redactor(salt="run")
-    heard = Familiar(redactor)
+    heard = RedactionCache(redactor)
     for end in [*range(len(messages) + 1), len(messages)]:
         asked = request(messages[:end], tools)
         assert heard.has_no_secret(asked) is (redactor.redact(asked) == asked)
@@ -59,7 +59,7 @@ class Counting:
 
 def test_only_what_is_new_is_looked_at() -> None:
     counting: Any = Counting()
-    heard = Familiar(counting)
+    heard = RedactionCache(counting)
     messages: list[Any] = []
     for n in range(100):
         messages.append({"role": "user", "content": f"message {n} " + "word " * 200})
@@ -72,12 +72,12 @@ def test_rules_of_users_are_asked_about_the_whole() -> None:
     redactor = Redactor(Rules(user=(Rule(name="talk", field="messages"),)), salt="run")
     asked = request([{"role": "user", "content": "hello"}], [])
     assert redactor.redact(asked) != asked
-    assert not Familiar(redactor).has_no_secret(asked)
+    assert not RedactionCache(redactor).has_no_secret(asked)
 
 
 def test_it_forgets_before_it_grows_large(monkeypatch: Any) -> None:
-    monkeypatch.setattr(familiar, "_LENGTH_KEPT", 1000)
-    heard = Familiar(Redactor(salt="run"))
+    monkeypatch.setattr(recorder, "_LENGTH_KEPT", 1000)
+    heard = RedactionCache(Redactor(salt="run"))
     for n in range(100):
         assert heard.has_no_secret(request([{"role": "user", "content": f"{n} " + "quiet " * 20}], []))
     assert sum(map(len, heard._known)) < 2000
@@ -85,7 +85,7 @@ def test_it_forgets_before_it_grows_large(monkeypatch: Any) -> None:
 
 def test_the_planted_bug_is_found() -> None:
     """If what had a secret were remembered, the second request with it would pass."""
-    heard = Familiar(Redactor(salt="run"))
+    heard = RedactionCache(Redactor(salt="run"))
     asked = request([{"role": "user", "content": f"my key is {SECRET}"}], [])
     assert [heard.has_no_secret(asked) for _ in range(2)] == [False, False]
     heard._known.add(asked["messages"][0]["content"])
@@ -111,11 +111,11 @@ WORD = "hunter2Hunter9zz"
 )
 def test_what_only_looks_like_something_known_is_looked_at(request_: dict[str, Any]) -> None:
     redactor = Redactor(Rules(), salt="unit")
-    familiar = Familiar(redactor)
-    assert familiar.has_no_secret(KNOWN)
-    assert not familiar.has_no_secret(request_)
+    redaction_cache = RedactionCache(redactor)
+    assert redaction_cache.has_no_secret(KNOWN)
+    assert not redaction_cache.has_no_secret(request_)
 
 
 def test_a_role_may_be_anything() -> None:
-    familiar = Familiar(Redactor(Rules(), salt="unit"))
-    assert familiar.has_no_secret(KNOWN | {"messages": [{"role": ["user"], "content": "hello"}]})
+    redaction_cache = RedactionCache(Redactor(Rules(), salt="unit"))
+    assert redaction_cache.has_no_secret(KNOWN | {"messages": [{"role": ["user"], "content": "hello"}]})

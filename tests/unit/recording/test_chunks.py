@@ -1,4 +1,4 @@
-"""Streams in the log: every piece, in order, without a secret that runs through several of them (D18, D21)."""
+"""Streams in the log: every chunk, in order, without a secret that runs through several of them (D18, D21)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon._recording.pieces import GROUP, Pieces
+from antiphon._recording.recorder import GROUP, Chunks
 from antiphon.ports import Row
 from antiphon.redact import Redactor, Rules
 from antiphon.redact._stream import EventChunks
@@ -20,16 +20,16 @@ REDACTOR = Redactor(Rules(), salt="00" * 16)
 
 def recorded(*data: Any) -> list[Any]:
     """What is written of a stream that is read to its end."""
-    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, json.dumps([piece, gap]).encode()))
+    chunks = Chunks(REDACTOR, lambda n, chunk, gap: Row("run", "call.chunk", n, json.dumps([chunk, gap]).encode()))
     rows: list[Row] = []
-    for number, piece in enumerate(data):
-        pieces.add(piece, float(number))
-        rows += pieces.due()
-    rows += pieces.rest()
+    for number, chunk in enumerate(data):
+        chunks.add(chunk, float(number))
+        rows += chunks.due()
+    rows += chunks.rest()
     assert [row.at_ms for row in rows] == list(range(len(data)))
     written = [json.loads(row.body) for row in rows]
     assert [gap for _, gap in written] == [float(number) for number in range(len(data))]
-    return [piece for piece, _ in written]
+    return [chunk for chunk, _ in written]
 
 
 def event(text: str) -> str:
@@ -60,7 +60,7 @@ def test_a_secret_split_over_text_pieces(size: int) -> None:
 @pytest.mark.parametrize("size", [1, 3, 7, 20])
 def test_a_secret_split_over_deltas(size: int) -> None:
     data = [{"choices": [{"index": 0, "delta": {"content": part}}]} for part in cut(f"key: {SECRET} ok", size)]
-    written = "".join(piece["choices"][0]["delta"]["content"] for piece in recorded(*data))
+    written = "".join(chunk["choices"][0]["delta"]["content"] for chunk in recorded(*data))
     assert written.startswith("key: [secret:")
     assert written.endswith("] ok")
 
@@ -79,28 +79,28 @@ def test_a_secret_split_over_server_sent_events_in_any_pieces(letters: int, byte
 def test_a_character_cut_in_two_comes_back_as_it_was() -> None:
     whole = 'data: {"text": "Zürich"}\n\n'.encode()
     at = whole.index("ü".encode()) + 1
-    from antiphon.adapters._wire import piece_bytes, piece_text
+    from antiphon.adapters._wire import chunk_bytes, chunk_text
 
-    data = ["data: {}\n\n", piece_text(whole[:at]), piece_text(whole[at:])]
-    assert b"".join(piece_bytes(piece) for piece in recorded(*data)) == b"data: {}\n\n" + whole
+    data = ["data: {}\n\n", chunk_text(whole[:at]), chunk_text(whole[at:])]
+    assert b"".join(chunk_bytes(chunk) for chunk in recorded(*data)) == b"data: {}\n\n" + whole
 
 
 @given(st.lists(st.text(max_size=30), max_size=12), st.integers(1, 50))
 def test_server_sent_events_without_secrets_are_left_alone(parts: list[str], size: int) -> None:
     stream = "".join(f"event: delta\r\ndata: {json.dumps({'n': part})}\r\n\r\n" for part in parts)
     data = cut(stream, size)
-    pieces = EventChunks(Redactor(Rules(personal=False), salt="00"))
-    written = [piece for given_ in data for piece in pieces.feed(given_)] + pieces.finish()
+    chunks = EventChunks(Redactor(Rules(personal=False), salt="00"))
+    written = [chunk for given_ in data for chunk in chunks.feed(given_)] + chunks.finish()
     if "secret:" not in "".join(map(str, written)):
         assert written == data
 
 
 def test_a_piece_is_kept_as_it_was_when_its_reader_got_it() -> None:
-    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, json.dumps(piece).encode()))
-    piece = {"delta": "a", "tags": ["x"]}
-    pieces.add(piece, 0)
-    piece["tags"] = "changed by its reader"
-    assert json.loads(pieces.rest()[0].body) == {"delta": "a", "tags": ["x"]}
+    chunks = Chunks(REDACTOR, lambda n, chunk, gap: Row("run", "call.chunk", n, json.dumps(chunk).encode()))
+    chunk = {"delta": "a", "tags": ["x"]}
+    chunks.add(chunk, 0)
+    chunk["tags"] = "changed by its reader"
+    assert json.loads(chunks.rest()[0].body) == {"delta": "a", "tags": ["x"]}
 
 
 def test_objects_are_read_too() -> None:
@@ -112,21 +112,21 @@ def test_objects_are_read_too() -> None:
             return {"delta": {"content": self.text}}
 
     written = recorded(*[Chunk(part) for part in cut(SECRET, 6)])
-    assert "".join(piece["delta"]["content"] for piece in written).startswith("[secret:")
+    assert "".join(chunk["delta"]["content"] for chunk in written).startswith("[secret:")
 
 
 def test_pieces_are_written_in_groups_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("antiphon._recording.pieces.time.monotonic", lambda: now[0])
-    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, b"{}"))
-    pieces.add("a\n", 0)
-    assert pieces.due() == []
+    monkeypatch.setattr("antiphon._recording.recorder.time.monotonic", lambda: now[0])
+    chunks = Chunks(REDACTOR, lambda n, chunk, gap: Row("run", "call.chunk", n, b"{}"))
+    chunks.add("a\n", 0)
+    assert chunks.due() == []
     now[0] += 0.2
-    assert len(pieces.due()) == 1
+    assert len(chunks.due()) == 1
     for _ in range(GROUP):
-        pieces.add("a\n", 0)
-    assert len(pieces.due()) == GROUP
-    assert pieces.rest() == []
+        chunks.add("a\n", 0)
+    assert len(chunks.due()) == GROUP
+    assert chunks.rest() == []
 
 
 LIKELY = (
@@ -137,29 +137,29 @@ LIKELY = (
 @pytest.mark.parametrize("name", LIKELY)
 @pytest.mark.parametrize("size", [1, 3, 7])
 def test_a_secret_split_over_fields_of_any_usual_name(name: str, size: int) -> None:
-    data = [{"model": "m", name: piece, "done": False} for piece in cut(f"the key is {SECRET}, keep it", size)]
-    whole = "".join(piece[name] for piece in recorded(*data))
+    data = [{"model": "m", name: chunk, "done": False} for chunk in cut(f"the key is {SECRET}, keep it", size)]
+    whole = "".join(chunk[name] for chunk in recorded(*data))
     assert whole.startswith("the key is [secret:openai:")
     assert whole.endswith("], keep it")
 
 
 def test_what_is_the_same_in_each_piece_stays_as_it_is() -> None:
-    data = [{"message": "4bf92f3577b34da6a3ce929d0e0e4736", "text": piece} for piece in cut(f"it is {SECRET}", 5)]
-    assert {piece["message"] for piece in recorded(*data)} == {"4bf92f3577b34da6a3ce929d0e0e4736"}
+    data = [{"message": "4bf92f3577b34da6a3ce929d0e0e4736", "text": chunk} for chunk in cut(f"it is {SECRET}", 5)]
+    assert {chunk["message"] for chunk in recorded(*data)} == {"4bf92f3577b34da6a3ce929d0e0e4736"}
     sound = [{"audio": {"data": f"{n:04}" * 300}} for n in range(3)]
     assert recorded(*sound) == sound
 
 
 def test_a_secret_split_over_pairs() -> None:
-    data = [("token" if n % 2 else "text", piece) for n, piece in enumerate(cut(f"it is {SECRET} now", 4))]
-    assert SECRET[10:20] not in "".join(piece for _, piece in recorded(*data))
+    data = [("token" if n % 2 else "text", chunk) for n, chunk in enumerate(cut(f"it is {SECRET} now", 4))]
+    assert SECRET[10:20] not in "".join(chunk for _, chunk in recorded(*data))
 
 
 def raw(*data: bytes) -> list[bytes]:
-    pieces = Pieces(REDACTOR, lambda n, piece, gap: Row("run", "call.chunk", n, piece))
-    for piece in data:
-        pieces.add(piece, 0.0)
-    return [row.body for row in pieces.rest()]
+    chunks = Chunks(REDACTOR, lambda n, chunk, gap: Row("run", "call.chunk", n, chunk))
+    for chunk in data:
+        chunks.add(chunk, 0.0)
+    return [row.body for row in chunks.rest()]
 
 
 @pytest.mark.parametrize("size", [1, 3, 9])

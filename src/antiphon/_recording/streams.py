@@ -1,0 +1,208 @@
+"""Streams of models: recorded on their way to the reader, and given again by a replay (D18).
+
+Each class is iterated by synchronous and by asynchronous code; nothing else in it differs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
+from typing import Any
+
+from antiphon._drive import AFTER, drive, until_cancelled, was_given_up
+from antiphon._recording.boundary import Boundary, error_payload
+from antiphon.errors import CallFailed, ReplayMiss, raised_again
+from antiphon.ports import Answer
+
+BROKEN_OFF = "stream_broken_off"
+STREAM = {"stream": True}
+_END: Any = object()
+
+
+class StreamLog:
+    """Writes a stream down. A chunk is noted on its way to the reader, and written when the reader comes back."""
+
+    def __init__(self, boundary: Boundary, meta: dict[str, Any] = STREAM) -> None:
+        self.boundary = boundary
+        self.chunks: list[Any] = []
+        self._meta = meta
+        self._last = time.monotonic()
+        self._ended = False
+        boundary.scope.streams[id(self)] = self._leave
+
+    def _leave(self) -> None:
+        """The run is over, and nobody has read on or closed the stream: some readers only drop it."""
+        self.boundary.asynchronous = False
+        drive(self.end(GeneratorExit()))
+
+    def took(self, chunk: Any) -> None:
+        """A chunk is on its way to the reader."""
+        now = time.monotonic()
+        self.chunks.append(chunk)
+        self.boundary.chunk(self.encode(chunk), (now - self._last) * 1000)
+        self._last = now
+
+    async def pulled(self) -> None:
+        """The reader asks for more."""
+        if not self._ended:
+            await self.boundary.pulled()
+
+    async def end(self, error: BaseException | None) -> None:
+        """The stream is over: read to its end, left by its reader (``GeneratorExit``), or failed."""
+        if self._ended:
+            return
+        self._ended = True
+        self.boundary.scope.streams.pop(id(self), None)
+        left = isinstance(error, GeneratorExit)
+        if error is None or (left and self.complete()):
+            await self.finish()
+            return
+        message = f"The stream was not read after piece {len(self.chunks)}."
+        failure = {"class": "", "code": BROKEN_OFF, "message": message} if left else self.failed(error)
+        await self.boundary.finish("error", value=self.partial(), error=failure, meta=self._meta)
+
+    async def finish(self) -> None:
+        """Write what the stream amounts to."""
+        outcome, value, meta = self.summary()
+        await self.boundary.finish(outcome, value=value, meta={**meta, **self._meta})
+
+    def summary(self) -> tuple[str, Any, dict[str, Any]]:
+        """Outcome, recorded value and metadata of the whole stream."""
+        raise NotImplementedError
+
+    def encode(self, chunk: Any) -> Any:
+        """A chunk as it is recorded."""
+        return chunk
+
+    def failed(self, error: BaseException) -> dict[str, Any]:
+        """A failure as it is recorded."""
+        return error_payload(error)
+
+    def complete(self) -> bool:
+        """Whether a reader that leaves now has read everything that matters."""
+        return False
+
+    def partial(self) -> Any:
+        """What is recorded as the value of a stream that was not read to its end."""
+        return None
+
+
+class LiveStream:
+    """The chunks of the stream that *send* opens, recorded in *log*; *around* is entered whenever the source runs."""
+
+    def __init__(
+        self,
+        send: Callable[[], Any],
+        log: StreamLog,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._send = send
+        self._log = log
+        self._around = around
+
+    def __iter__(self) -> Iterator[Any]:
+        log, around = self._log, self._around
+        try:
+            with around():
+                source = iter(self._send())
+            while True:
+                with around():
+                    chunk = next(source, _END)
+                if chunk is _END:
+                    break
+                log.took(chunk)
+                yield chunk
+                drive(log.pulled())
+        except BaseException as error:
+            drive(log.end(error))
+            raise
+        drive(log.end(None))
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        log, around = self._log, self._around
+        try:
+            with around():
+                source = aiter(self._send())
+            while True:
+                with around():
+                    chunk = await anext(source, _END)
+                if chunk is _END:
+                    break
+                log.took(chunk)
+                yield chunk
+                await log.pulled()
+        except BaseException as error:  # GeneratorExit: nobody reads on, and perhaps nobody closes
+            await log.end(error)
+            raise
+        await log.end(None)
+
+
+class ReplayedStream:
+    """The chunks as they were, with their pauses if the replay keeps them, then the exception that ended them.
+
+    A stream that its reader's task was cancelled in (after *given_up* milliseconds) waits for that at its end.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[Any],
+        gaps_ms: Sequence[float] = (),
+        failure: BaseException | None = None,
+        given_up: float | None = None,
+    ) -> None:
+        known = list(chunks)
+        self._timed: list[Any] = list(zip_longest(known, gaps_ms[: len(known)], fillvalue=0))
+        self._failure = failure
+        self._given_up = given_up
+
+    @classmethod
+    def of(
+        cls,
+        answer: Answer,
+        decode: Callable[[Any], Any],
+        raised: Callable[[Answer], BaseException],
+    ) -> ReplayedStream:
+        """The stream of *answer*; *raised* makes the exception of a recorded failure."""
+        failure: BaseException | None = None
+        if (answer.error or {}).get("code") == BROKEN_OFF:
+            failure = read_on(len(answer.chunks or ()))
+        elif answer.outcome == "error":
+            failure = raised(answer)
+        given_up = answer.meta.get(AFTER, 0) if was_given_up(answer.error) else None
+        return cls(map(decode, answer.chunks or ()), answer.meta.get("gapsMs", ()), failure, given_up)
+
+    def __iter__(self) -> Iterator[Any]:
+        for chunk, pause in self._timed:
+            if pause:
+                time.sleep(pause / 1000)
+            yield chunk
+        if self._failure is not None:
+            raise self._failure
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for chunk, pause in self._timed:
+            if pause:
+                import asyncio
+
+                await asyncio.sleep(pause / 1000)
+            yield chunk
+        if self._given_up is not None:
+            await until_cancelled("llm", self._given_up)
+        if self._failure is not None:
+            raise self._failure
+
+
+def read_on(chunks: int) -> ReplayMiss:
+    """What a replay raises where the recorded reader had left a stream: there is no more of it to give."""
+    return ReplayMiss(f"The recorded reader left this stream after chunk {chunks}; now it reads on.")
+
+
+def failure_of(answer: Answer) -> BaseException:
+    """A recorded error of a model call, raised again."""
+    error = answer.error or {}
+    again = raised_again(error)
+    if again is not None:
+        return again
+    return CallFailed(str(error.get("message", "")), code=str(error.get("code", "error")), recorded=dict(error))
