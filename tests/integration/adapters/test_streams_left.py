@@ -86,7 +86,7 @@ def test_a_reader_that_reads_on_where_the_recorded_one_left_is_told(app: Antipho
     many = 4
     report = replay(run, app=app, function=agent, mode="strict")
     assert not report.passed
-    assert "left this stream after piece 2" in str(report.divergences)
+    assert "left this stream after chunk 2" in str(report.divergences)
 
 
 def test_a_reader_that_was_cancelled_is_cancelled_again(app: Antiphon) -> None:
