@@ -146,7 +146,7 @@ def test_silence_after_the_request_leaves_the_outcome_open(client: Callable[[str
     with server(stay_silent) as port:
         failure = failure_of(client, f"http://127.0.0.1:{port}/v1")
     assert (failure.code, failure.kind, failure.retriable) == ("ETIMEDOUT", "timeout", True)
-    assert failure.may_have_happened
+    assert failure.may_have_applied
 
 
 @pytest.mark.parametrize("behave", [hang_up, reset], ids=lambda behave: behave.__name__)
@@ -157,7 +157,7 @@ def test_lost_connection_after_the_request_leaves_the_outcome_open(
     with server(behave) as port:
         failure = failure_of(client, f"http://127.0.0.1:{port}/v1")
     assert (failure.code, failure.kind, failure.retriable) == ("ECONNRESET", "transport", True)
-    assert failure.may_have_happened
+    assert failure.may_have_applied
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.__name__)

@@ -191,7 +191,7 @@ def raised(call: GuardedCall, error: BaseException) -> Step:
     _vote(call, failure)
     outcome, delay = _judge(call, failure, error, now)
     if not plan.watched_only:
-        extras.may_have_applied = extras.may_have_applied or failure.may_have_happened
+        extras.may_have_applied = extras.may_have_applied or failure.may_have_applied
     after_hooks(call, outcome)
     if delay is None:
         return settle_failure(call, outcome)
@@ -265,7 +265,7 @@ def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float
         budget=None if plan.watched_only else plan.budget,
         now=now,
         chance=plan.clock.uniform(0.0, 1.0),
-        doubt=call.extras.may_have_applied,
+        may_have_applied=call.extras.may_have_applied,
     )
     if plan.watched_only:
         return _judge_watched(call, failure, error, step), None

@@ -60,7 +60,7 @@ class LateResult:
             settlement = self._success(value)
         else:
             failure = classify(error, self.tool.listed)
-            if failure.may_have_happened or not is_unknown(record):
+            if failure.may_have_applied or not is_unknown(record):
                 return False
             cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)

@@ -109,20 +109,6 @@ class Breaker:
     ()
     """
 
-    __slots__ = (
-        "_closed",
-        "_good",
-        "_lock",
-        "_probes",
-        "_throttled",
-        "_until",
-        "epoch",
-        "pass_for_all",
-        "policy",
-        "reason",
-        "state",
-    )
-
     def __init__(self, policy: BreakerPolicy = DEFAULT_BREAKER) -> None:
         self.policy = policy
         self.state: BreakerStateName = "CLOSED"

@@ -204,7 +204,7 @@ def _worst(group: BaseExceptionGroup[BaseException], wall_ms: int | None, depth:
     if depth >= _DEPTH:
         return None
     found = [_recognise(leaf, wall_ms, depth + 1) or _failure(leaf, "unknown") for leaf in group.exceptions]
-    return min(found, key=lambda f: (not f.unclassified, not f.may_have_happened, f.certainly_no_effect))
+    return min(found, key=lambda f: (not f.unclassified, not f.may_have_applied, f.certainly_no_effect))
 
 
 def _tool_lists(failure: Failure, exc: BaseException, retriable: tuple[str, ...], terminal: tuple[str, ...]) -> Failure:

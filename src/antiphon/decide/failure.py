@@ -4,7 +4,7 @@
 |-------------------------------|-------------------------|------------------------------------------------------------|
 | may the attempt be repeated?  | ``retriable``           | R7's lists, then the tool's own                            |
 | did it surely have no effect? | ``certainly_no_effect`` | D5: refused, DNS, pool timeout, 429, 503 with Retry-After  |
-| may it have had an effect?    | ``may_have_happened``   | D3: everything else that is not a definite answer          |
+| may it have had an effect?    | ``may_have_applied``   | D3: everything else that is not a definite answer          |
 | what does the breaker learn?  | ``breaker_vote``        | D8: transport, timeout, retriable status; 429: rate only   |
 """
 
@@ -62,7 +62,7 @@ class Failure(NamedTuple):
         return self.status is None or (400 <= self.status < 500 and self.status not in UNSURE_4XX)
 
     @property
-    def may_have_happened(self) -> bool:
+    def may_have_applied(self) -> bool:
         """Whether the effect of this attempt is open (D3)."""
         return not (self.certainly_no_effect or self.definite)
 

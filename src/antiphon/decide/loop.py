@@ -155,25 +155,6 @@ class LoopGuard:
     'block'
     """
 
-    __slots__ = (
-        "_blocks",
-        "_count",
-        "_ended",
-        "_last",
-        "_lock",
-        "_matches",
-        "_moment",
-        "_older",
-        "_policy",
-        "_progress",
-        "_recent",
-        "_simple",
-        "_started",
-        "_tokens",
-        "calls",
-        "cost",
-    )
-
     def __init__(self, policy: LoopPolicy, started: float) -> None:
         self._policy = policy
         capped = policy.max_calls is not None or policy.max_seconds is not None or policy.max_cost is not None

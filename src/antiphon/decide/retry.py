@@ -16,7 +16,7 @@ The rows are read from the top; the first that fits decides.
 |10 | otherwise                                                        | retry                                       |
 
 Whenever rows 2 to 9 stop a call that is not idempotent, and the effect of an attempt is open (this one, or an
-earlier one: ``doubt``), the call ends as ``outcome_unknown`` instead (D3).
+earlier one: ``may_have_applied``), the call ends as ``outcome_unknown`` instead (D3).
 """
 
 from __future__ import annotations
@@ -75,51 +75,32 @@ def after_failure(
     budget: TokenBucket | None,
     now: float,
     chance: float,
-    doubt: bool = False,
+    may_have_applied: bool = False,
 ) -> Retry | Stop:
     """Decide what follows the failure of attempt number *attempt* (1 is the first).
 
-    *retry_safe*: the call says ``expectedRetrySafe``, or the tool takes our key downstream (D5). *doubt*: an
+    *retry_safe*: the call says ``expectedRetrySafe``, or the tool takes our key downstream (D5). *may_have_applied*: an
     earlier attempt of this call may have had its effect. *remaining_ms*: to the deadline, if there is one.
     *chance*: a number in [0, 1). The budget is asked last and charged at once, before the pause, so that
     sleeping retries cannot pile up unseen.
     """
     if failure.still_running and not idempotent:
         return Stop("outcome_unknown", "not_safe")
-    step = _step(
-        failure,
-        retry=attempt - 1,
-        left=max_attempts - attempt,
-        allowed=max_attempts,
-        room_ms=max_elapsed_ms - elapsed_ms,
-        remaining_ms=remaining_ms,
-        policy=policy,
-        safe=idempotent or retry_safe or failure.certainly_no_effect,
-        breaker_open=breaker_open,
-        chance=chance,
-    )
+    safe = idempotent or retry_safe or failure.certainly_no_effect
+    step: Retry | Stop | None = _stopped(failure, safe, breaker_open, attempt, max_attempts)
+    if step is None:
+        step = _paused(failure, policy, attempt - 1, chance, max_elapsed_ms - elapsed_ms, remaining_ms)
     if isinstance(step, Retry):
         if budget is None or budget.withdraw(now):
             return step
         step = Stop("retry_exhausted", "budget")
-    if not idempotent and (doubt or failure.may_have_happened):
+    if not idempotent and (may_have_applied or failure.may_have_applied):
         return Stop("outcome_unknown", step.reason)
     return step
 
 
-def _step(
-    failure: Failure,
-    *,
-    retry: int,
-    left: int,
-    allowed: int,
-    room_ms: float,
-    remaining_ms: float | None,
-    policy: RetryPolicy,
-    safe: bool,
-    breaker_open: bool,
-    chance: float,
-) -> Retry | Stop:
+def _stopped(failure: Failure, safe: bool, breaker_open: bool, attempt: int, allowed: int) -> Stop | None:
+    """Rows 2 to 6."""
     if not failure.retriable:
         return Stop("error", "terminal")
     if not safe:
@@ -128,8 +109,13 @@ def _step(
         return Stop("retriable_error", "breaker")
     if allowed <= 1:
         return Stop("timeout" if failure.kind == "timeout" else "retriable_error", "not_allowed")
-    if left <= 0:
-        return Stop("retry_exhausted", "attempts")
+    return Stop("retry_exhausted", "attempts") if attempt >= allowed else None
+
+
+def _paused(
+    failure: Failure, policy: RetryPolicy, retry: int, chance: float, room_ms: float, remaining_ms: float | None
+) -> Retry | Stop:
+    """Rows 7 and 8: the pause, if it fits."""
     floor = failure.retry_after_ms or 0
     if floor > policy.retry_after_cap_ms:
         return Stop("retriable_error", "retry_after")

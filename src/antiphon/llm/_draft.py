@@ -17,39 +17,14 @@ from antiphon.canonical import parse_json
 from antiphon.errors import CanonicalError, ContractError
 from antiphon.llm.key import tool_order
 
-TRANSPORT: Final = (
-    "stream",
-    "stream_options",
-    "metadata",
-    "user",
-    "store",
-    "background",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "safety_identifier",
-    "request_id",
-    "requestId",
-    "traceparent",
-    "tracestate",
-    "timeout",
-    "api_key",
-    "extra_headers",
-    "extra_query",
+TRANSPORT: Final = tuple(
+    "stream stream_options metadata user store background service_tier prompt_cache_key prompt_cache_retention"
+    " safety_identifier request_id requestId traceparent tracestate timeout api_key extra_headers extra_query".split()
 )
 """Fields that cannot change what a model answers: they are left out of every key."""
 
-FIELD_ORDER: Final = (
-    "temperature",
-    "responseSchema",
-    "topP",
-    "topK",
-    "maxOutputTokens",
-    "seed",
-    "stop",
-    "toolChoice",
-    "responseFormat",
-    "safetySettings",
+FIELD_ORDER: Final = tuple(
+    "temperature responseSchema topP topK maxOutputTokens seed stop toolChoice responseFormat safetySettings".split()
 )
 _SNAKE: Final = re.compile("_([a-z])")
 _TO_STANDARD: Final = str.maketrans("-_", "+/")

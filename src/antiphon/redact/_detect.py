@@ -43,14 +43,15 @@ _CODE = deferred(
 )
 _PLAIN_WORD = deferred(r"[A-Za-z][a-z]*[.!?)]*")
 _PROSE = deferred(r"[ \t]+[A-Za-z(]")
-_CODE_SHAPES = {
+_SHAPES = {
     "pin": deferred(r"[0-9]{3,12}"),
     "cvv": deferred(r"[0-9]{3,4}"),
     "ssn": deferred(r"[0-9]{3}[- ]?[0-9]{2}[- ]?[0-9]{4}|[0-9]{6}[- ]?[0-9]{4,5}"),
     "otp": deferred(r"(?=[A-Za-z]*[0-9])[A-Za-z0-9]{4,12}"),
+    "phone": deferred(r"\+?[0-9][0-9 ().-]{3,22}[0-9]"),
+    "card": deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}"),
 }
-_NUMBER = deferred(r"\+?[0-9][0-9 ().-]{3,22}[0-9]")
-_LONG_NUMBER = deferred(r"[0-9]{14,16}|[0-9]{4}([ -])[0-9]{4}\1[0-9]{4}\1[0-9]{1,7}")
+"""What the value of a field looks like whose name calls it a code or a number."""
 _EMAIL = deferred(
     r"(?<![A-Za-z0-9._%+@-])(?<!//)(?!git@)[A-Za-z0-9][A-Za-z0-9._%+-]{0,63}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}"
     r"(?![A-Za-z0-9-])"
@@ -291,25 +292,18 @@ def _closing(text: str, start: int, quote: str) -> int:
 
 
 def _counts(value: str, field: Field, classify: Classify) -> bool:
-    if field.mode == "digits":
-        return is_code(field.kind, value)
-    if field.mode == "personal":
-        return is_number(field.kind, value)
+    if field.mode != "secret":
+        return fits(field, value)
     if TRIVIAL().fullmatch(value):
         return False
     named = classify(value) if value.isidentifier() else None
     return named is None or named.mode == "keep"
 
 
-def is_code(kind: str, value: str) -> bool:
-    """Whether *value* can be a PIN, a check value or a one-time code; ``pin: "D13"`` is a plug."""
-    return _CODE_SHAPES[kind]().fullmatch(value.strip()) is not None
-
-
-def is_number(kind: str, value: str) -> bool:
-    """Whether the value of a field that is called a telephone or card number is one."""
-    shape = _LONG_NUMBER if kind == "card" else _NUMBER
-    return shape().fullmatch(value.strip()) is not None
+def fits(field: Field, value: str) -> bool:
+    """Whether *value* has the shape that the field's name promises: ``pin: "D13"`` is a plug."""
+    shape = _SHAPES.get(field.kind) if field.mode in ("digits", "personal") else None
+    return shape is not None and shape().fullmatch(value.strip()) is not None
 
 
 # -- personal data -----------------------------------------------------------------------------------------------------

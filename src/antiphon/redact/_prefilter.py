@@ -109,18 +109,6 @@ ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER
 class Prefilter:
     """``causes(document)`` is 0 only for documents that the rules leave as they are."""
 
-    __slots__ = (
-        "_at",
-        "_numbers",
-        "_runs",
-        "_tilde",
-        "_user_anywhere",
-        "_user_fields",
-        "_user_texts",
-        "_words",
-        "has_users",
-    )
-
     def __init__(self, rules: Rules) -> None:
         patterns: list[str] = []
         if rules.secrets:

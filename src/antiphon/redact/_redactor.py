@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from antiphon.errors import InvalidInput
-from antiphon.redact._detect import TRIVIAL, Span, TextRules, is_code, is_number
+from antiphon.redact._detect import TRIVIAL, Span, TextRules, fits
 from antiphon.redact._names import KEEP, Field
 from antiphon.redact._prefilter import ALL, AT, Prefilter
 from antiphon.redact._rules import CONSTANT_KINDS, PLACEHOLDER, Rules, placeholder
@@ -38,17 +38,6 @@ class Redactor:
 
     It is idempotent, and never touches the ids that runs, calls, providers and traces are held together with.
     """
-
-    __slots__ = (
-        "_constant",
-        "_known",
-        "_names",
-        "_prefilter",
-        "_salt",
-        "_shortest",
-        "_shortest_word",
-        "_text",
-    )
 
     def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
         rules = rules or Rules()
@@ -295,10 +284,8 @@ class Redactor:
         return key
 
     def _secret(self, value: str, field: Field, causes: int) -> str:
-        if field.mode == "digits":
-            return self.placeholder(field.kind, value) if is_code(field.kind, value) else self._string(value, causes)
-        if field.mode == "personal":
-            return self.placeholder(field.kind, value) if is_number(field.kind, value) else self._string(value, causes)
+        if field.mode != "secret":
+            return self.placeholder(field.kind, value) if fits(field, value) else self._string(value, causes)
         scheme = _SCHEME().match(value)
         start = scheme.end() if scheme else 0
         secret = value[start:]
@@ -311,13 +298,8 @@ class Redactor:
     def _number(self, value: int, field: Field) -> Any:
         """A number is a secret where only a number can be one; ``max_tokens: 5`` is none."""
         text = str(value)
-        if field.mode == "digits" and is_code(field.kind, text):
-            return self.placeholder(field.kind, text)
-        if field.mode == "personal" and is_number(field.kind, text):
-            return self.placeholder(field.kind, text)
-        if field.kind == "password":
-            return self.placeholder(field.kind, text)
-        return value
+        secret = field.kind == "password" or fits(field, text)
+        return self.placeholder(field.kind, text) if secret else value
 
     def _string(self, text: str, causes: int, *, entropy: bool = True) -> str:
         size = len(text)

@@ -69,14 +69,14 @@ OPEN: list[BaseException] = [
 def test_d5_certainly_no_effect(exc: BaseException) -> None:
     failure = classify(exc)
     assert failure.certainly_no_effect
-    assert not failure.may_have_happened
+    assert not failure.may_have_applied
 
 
 @pytest.mark.parametrize("exc", OPEN, ids=name_of)
 def test_d5_everything_else_is_open(exc: BaseException) -> None:
     failure = classify(exc)
     assert not failure.certainly_no_effect
-    assert failure.may_have_happened
+    assert failure.may_have_applied
 
 
 def test_d5_own_exception_raised_from_a_listed_one_keeps_the_class_but_no_certainty() -> None:
@@ -86,7 +86,7 @@ def test_d5_own_exception_raised_from_a_listed_one_keeps_the_class_but_no_certai
     failure = classify(caused(SendFailed("smtp"), REFUSED))
     assert (failure.code, failure.retriable, failure.phase) == ("ECONNREFUSED", True, "sent")
     assert failure.message == "smtp"
-    assert failure.may_have_happened, "the tool may have done something before"
+    assert failure.may_have_applied, "the tool may have done something before"
     definite = classify(caused(SendFailed("smtp"), http_error(422)))
     assert definite.definite
     assert not definite.retriable
@@ -112,13 +112,13 @@ def spec(retriable: tuple[str, ...] = (), terminal: tuple[str, ...] = ()) -> Too
 def test_r7_tool_makes_an_unknown_exception_retriable(listed: str) -> None:
     failure = classify(ValueError("?"), spec(retriable=(listed,)))
     assert (failure.code, failure.retriable, failure.unclassified) == ("ValueError", True, False)
-    assert failure.may_have_happened, "retriable does not mean without effect"
+    assert failure.may_have_applied, "retriable does not mean without effect"
 
 
 def test_r7_tool_makes_an_unknown_exception_a_definite_answer() -> None:
     failure = classify(ValueError("bad address"), spec(terminal=("ValueError",)))
     assert (failure.code, failure.kind, failure.retriable) == ("ValueError", "answer", False)
-    assert not failure.may_have_happened
+    assert not failure.may_have_applied
 
 
 @pytest.mark.parametrize("listed", ["409", "http_409"])
@@ -129,7 +129,7 @@ def test_r7_tool_lists_a_status(listed: str) -> None:
 def test_r7_terminal_list_wins_and_a_5xx_stays_open() -> None:
     failure = classify(http_error(503), spec(retriable=("503",), terminal=("http_503",)))
     assert not failure.retriable
-    assert failure.may_have_happened
+    assert failure.may_have_applied
     assert failure.breaker_vote == "failure"
 
 
@@ -154,10 +154,10 @@ def test_guarded_calls_inside_a_tool() -> None:
     assert classify(errors.InvalidInput("bad")).code == "validation_error"
     refused = classify(errors.CircuitOpen("fenced off"))
     assert (refused.code, refused.retriable, refused.breaker_vote) == ("circuit_open", False, "none")
-    assert not refused.may_have_happened
+    assert not refused.may_have_applied
     exhausted = classify(errors.RetryExhausted("tried"))
     assert not exhausted.retriable, "B2: one retry owner"
-    assert exhausted.may_have_happened
+    assert exhausted.may_have_applied
     assert classify(errors.OutcomeUnknown("?")).code == "outcome_unknown"
 
 
@@ -255,6 +255,6 @@ def test_any_exception_gives_one_consistent_failure(
     error.__cause__ = cause
     failure = classify(error)
     assert [failure.certainly_no_effect, failure.definite].count(True) <= 1 or failure.status == 429
-    assert failure.may_have_happened == (not failure.certainly_no_effect and not failure.definite)
+    assert failure.may_have_applied == (not failure.certainly_no_effect and not failure.definite)
     assert failure.retry_after_ms is None or failure.retry_after_ms >= 0
     assert failure.breaker_vote in ("failure", "rate_only", "success", "none")

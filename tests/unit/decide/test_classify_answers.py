@@ -32,7 +32,7 @@ def test_r7_retriable_statuses(source: str, status: int) -> None:
     assert code_of(failure) == (f"http_{status}", "answer", True, "answered")
     assert failure.status == status
     assert failure.breaker_vote == "failure"
-    assert failure.may_have_happened, "D3: a 5xx or 408 leaves open whether it happened"
+    assert failure.may_have_applied, "D3: a 5xx or 408 leaves open whether it happened"
 
 
 @pytest.mark.parametrize("source", STATUS_SOURCES)
@@ -43,7 +43,7 @@ def test_r7_terminal_statuses(source: str, status: int) -> None:
     assert not failure.unclassified
     assert failure.breaker_vote == "success", "D8: a definite answer is a sign of health, never a failure"
     assert failure.definite
-    assert not failure.may_have_happened
+    assert not failure.may_have_applied
 
 
 @pytest.mark.parametrize("status", [402, 405, 409, 410, 418, 451])
@@ -58,7 +58,7 @@ def test_r7_other_4xx_is_terminal_and_definite(status: int) -> None:
 def test_r7_other_5xx_is_terminal_unclassified_and_open(status: int) -> None:
     failure = classify(http_error(status))
     assert (failure.retriable, failure.kind, failure.unclassified) == (False, "unclassified", True)
-    assert failure.may_have_happened
+    assert failure.may_have_applied
     assert failure.breaker_vote == "none"
 
 
@@ -123,14 +123,14 @@ def test_overload_is_retriable_but_not_certain() -> None:
     for status in (529, 200):  # 200: an error event inside a stream
         failure = classify(anthropic_error(status, body))
         assert code_of(failure) == ("overloaded", "throttle", True, "answered")
-        assert failure.may_have_happened
+        assert failure.may_have_applied
         assert failure.breaker_vote == "failure"
 
 
 def test_error_event_inside_a_stream() -> None:
     error = openai.APIError("The server had an error", REQUEST, body={"type": "server_error", "code": None})
     failure = classify(error)
-    assert (failure.code, failure.retriable, failure.may_have_happened) == ("server_error", True, True)
+    assert (failure.code, failure.retriable, failure.may_have_applied) == ("server_error", True, True)
 
 
 REFUSALS: list[BaseException] = [
@@ -147,7 +147,7 @@ def test_d23_refusal_is_terminal_and_of_its_own_kind(exc: BaseException) -> None
     failure = classify(exc)
     assert code_of(failure) == REFUSAL
     assert failure.breaker_vote in ("success", "none")
-    assert not failure.may_have_happened
+    assert not failure.may_have_applied
 
 
 # -- Retry-After and x-should-retry ----------------------------------------------------------------

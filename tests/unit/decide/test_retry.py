@@ -123,9 +123,9 @@ def test_d3_leave_to_repeat_still_ends_as_unknown() -> None:
 def test_d3_doubt_of_an_earlier_attempt_is_not_forgotten() -> None:
     last = {"idempotent": False, "retry_safe": True, "attempt": 4}
     assert decide(REFUSED, **last) == Stop("retry_exhausted", "attempts")
-    assert decide(REFUSED, **last, doubt=True) == Stop("outcome_unknown", "attempts")
-    assert decide(BAD_REQUEST, **last, doubt=True) == Stop("outcome_unknown", "terminal")
-    assert decide(BAD_REQUEST, attempt=4, doubt=True) == Stop("error", "terminal"), "idempotent: harmless"
+    assert decide(REFUSED, **last, may_have_applied=True) == Stop("outcome_unknown", "attempts")
+    assert decide(BAD_REQUEST, **last, may_have_applied=True) == Stop("outcome_unknown", "terminal")
+    assert decide(BAD_REQUEST, attempt=4, may_have_applied=True) == Stop("error", "terminal"), "idempotent: harmless"
 
 
 @pytest.mark.parametrize("retry_safe", [False, True])
@@ -216,7 +216,7 @@ FAILURES = st.sampled_from([*CERTAIN, *OPEN_RETRIABLE, *TERMINAL, UNKNOWN])
     idempotent=st.booleans(),
     retry_safe=st.booleans(),
     breaker_open=st.booleans(),
-    doubt=st.booleans(),
+    may_have_applied=st.booleans(),
 )
 def test_invariants(
     failure: Failure,
@@ -229,7 +229,7 @@ def test_invariants(
     idempotent: bool,
     retry_safe: bool,
     breaker_open: bool,
-    doubt: bool,
+    may_have_applied: bool,
 ) -> None:
     failure = failure._replace(retry_after_ms=retry_after)
     decision = decide(
@@ -242,7 +242,7 @@ def test_invariants(
         idempotent=idempotent,
         retry_safe=retry_safe,
         breaker_open=breaker_open,
-        doubt=doubt,
+        may_have_applied=may_have_applied,
     )
     if isinstance(decision, Retry):
         assert failure.retriable
@@ -254,18 +254,18 @@ def test_invariants(
         assert remaining is None or decision.delay_ms < remaining, "never sleep past the deadline"
     else:
         unknown = decision.status == "outcome_unknown"
-        assert unknown == (not idempotent and (doubt or failure.may_have_happened)), "D3"
+        assert unknown == (not idempotent and (may_have_applied or failure.may_have_applied)), "D3"
         assert unknown or decision.status != "timeout" or failure.kind == "timeout"
         assert unknown or (decision.status == "error") == (not failure.retriable)
 
 
 def test_planted_bug_retrying_open_outcomes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = module._step
+    honest = module._stopped
 
-    def careless(failure: Failure, **arguments: Any) -> Retry | Stop:
-        return honest(failure, **(arguments | {"safe": True}))
+    def careless(failure: Failure, safe: bool, *others: Any) -> Stop | None:
+        return honest(failure, True, *others)
 
-    monkeypatch.setattr(module, "_step", careless)
+    monkeypatch.setattr(module, "_stopped", careless)
     with pytest.raises(AssertionError):
         test_row_3_d3_everything_open_is_unknown_if_not_idempotent(RESET)
 
