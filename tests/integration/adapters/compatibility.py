@@ -27,8 +27,8 @@ _SPOKEN = {"google": "gemini"}
 
 HEAD = """# Compatibility
 
-The versions every adapter was run with, each against the real package and a provider on loopback that speaks the wire
-format and counts requests. The table is written by `python -m tests.integration.adapters.compatibility`; a test fails
+The versions that each adapter was tested with, against the real package and a local provider that implements the wire
+format and counts requests. `python -m tests.integration.adapters.compatibility` generates the table; a test fails
 when it is out of date.
 
 | adapter | package | supported | run with | variants under test |
@@ -36,13 +36,13 @@ when it is out of date.
 """
 
 TAIL = """
-Each variant of an SDK is recorded, replayed with the provider switched off (0 requests), and keeps errors, unreachable
-providers, refusals and cut streams as they were. Each variant of a framework is recorded and replayed likewise, makes a
-write once across a resume, runs parallel calls once each, and records a refusal as one. A package that is missing or
-outside its range is one line that names the extra and the range.
+Each SDK variant is recorded and replayed with the provider switched off (0 requests); errors, unreachable providers,
+refusals and truncated streams are reproduced. Each framework variant is recorded and replayed in the same way,
+performs a write once across a resume, runs parallel calls once each, and records a refusal as a refusal. A missing
+package, or one outside its range, causes a one-line error that names the extra and the range.
 
-LiteLLM pins an older OpenAI SDK and cannot be installed beside the others: its tests run in an environment of their
-own, locked in `tests/peers/litellm.txt`. Nothing of ours looks at its version.
+LiteLLM pins an older OpenAI SDK and cannot be installed beside the others. Its tests run in a separate environment,
+locked in `tests/peers/litellm.txt`. Antiphon does not check its version.
 """
 
 
