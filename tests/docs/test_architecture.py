@@ -48,3 +48,15 @@ def test_the_checks_can_fail() -> None:
     assert {"cli", "decide", "errors", "stores"} <= packages()
     assert not {"_version", "embed", "__pycache__"} & packages()
     assert drawn(" top │ a   b |  c │\n     ├───┤\n end │ d │\n") == [{"a", "b", "c"}, {"d"}]
+
+
+def test_every_file_it_names_exists() -> None:
+    names = {path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py")}
+    lost = []
+    for page in (PAGE, DOCS / "explanation" / "life-of-a-call.md"):
+        for found in re.findall(r"(?<![\w/])[\w/]+\.py\b", page.read_text(encoding="utf-8")):
+            if found.startswith("tests/") or "NAME" in found:
+                continue
+            if not any(name == found or name.endswith(f"/{found}") for name in names):
+                lost.append(f"{page.name}: {found}")
+    assert not lost
