@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from antiphon._gateway import attempt, repair, settlement
 from antiphon._gateway.call import GuardedCall
@@ -18,22 +19,19 @@ from antiphon.testing.sim.world import Nap
 
 
 class Bug(NamedTuple):
-    """A mistake somebody could make, and the laws that may notice it."""
+    """A mistake somebody could make, the laws that may notice it, and what is put in the place of which attributes."""
 
     what: str
     laws: tuple[str, ...]
-    plant: Callable[[], AbstractContextManager[None]]
+    changes: tuple[tuple[Any, str, Any], ...]
 
-
-@contextmanager
-def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put *value* in the place of an attribute for a while."""
-    real = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, real)
+    @contextmanager
+    def plant(self) -> Iterator[None]:
+        """Make the mistake for a while."""
+        with ExitStack() as stack:
+            for change in self.changes:
+                stack.enter_context(patch.object(*change))
+            yield
 
 
 # -- in the store --------------------------------------------------------------------------------------------------
@@ -82,15 +80,6 @@ def _as_another(request: ClaimRequest) -> StaticClaimRequest:
     )
 
 
-@contextmanager
-def _two_answers() -> Iterator[None]:
-    with (
-        patched(Shared, "alias", _share_though_it_runs),
-        patched(Shared, "take_over", _run_though_it_shares),
-    ):
-        yield
-
-
 def _without_history(answer: Any) -> Any:
     """One row per intent, overwritten by each new call identity."""
     if isinstance(answer, Existing) and answer.own is not None and answer.own.version != answer.current.version:
@@ -106,26 +95,11 @@ async def _read_without_history(self: Shared, key: str, identity: str) -> Existi
     return _without_history(self.inner.read(key, identity))  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _identity_overwritten() -> Iterator[None]:
-    with (
-        patched(Shared, "begin", _begin_without_history),
-        patched(Shared, "read", _read_without_history),
-    ):
-        yield
-
-
 # -- in the gateway ------------------------------------------------------------------------------------------------
 
 
 def _free_on_cancel(call: GuardedCall, why: str) -> Settlement:
     return settlement.not_dispatched(call)
-
-
-@contextmanager
-def _release_on_cancel() -> Iterator[None]:
-    with patched(settlement, "interrupted", _free_on_cancel), patched(repair, "interrupted", _free_on_cancel):
-        yield
 
 
 def _never_asks_again(call: GuardedCall, _: None) -> Step:
@@ -148,12 +122,6 @@ def _perhaps_nothing(call: GuardedCall, reply: Existing | None) -> Step:
     return _forgets_the_claim(call, reply) if reply is None else _real_recovered(call, reply)
 
 
-@contextmanager
-def _overtaken_request() -> Iterator[None]:
-    with patched(Reclaim, "ask", _only_reads), patched(repair, "_recovered", _perhaps_nothing):
-        yield
-
-
 def _abandons_nothing(self: Leases, *claim: Any) -> None:
     return None
 
@@ -172,61 +140,61 @@ BUGS: dict[str, Bug] = {
     "no-fencing": Bug(
         "settling does not look at the version",
         ("fencing", "one dispatch", "honest records", "identity"),
-        lambda: patched(Shared, "settle", _settle_whoever_holds_it),
+        ((Shared, "settle", _settle_whoever_holds_it),),
     ),
     "check-then-set": Bug(
         "the claim is looked up first and inserted later",
         ("leases", "one dispatch"),
-        lambda: patched(Shared, "begin", _look_then_insert),
+        ((Shared, "begin", _look_then_insert),),
     ),
     "identity-overwritten": Bug(
         "a record knows only its last call identity",
         ("identity",),
-        _identity_overwritten,
+        ((Shared, "begin", _begin_without_history), (Shared, "read", _read_without_history)),
     ),
     "two-answers": Bug(
         "one delivery of a call shares an answer while another one runs",
         ("identity",),
-        _two_answers,
+        ((Shared, "alias", _share_though_it_runs), (Shared, "take_over", _run_though_it_shares)),
     ),
     "overtaken-request": Bug(
         "a caller that is cancelled while it claims only reads, although its request may still be under way",
         ("an end", "leases"),
-        _overtaken_request,
+        ((Reclaim, "ask", _only_reads), (repair, "_recovered", _perhaps_nothing)),
     ),
     "release-on-cancel": Bug(
         "a cancelled call frees its claim although the tool was reached",
         ("honest records", "one dispatch"),
-        _release_on_cancel,
+        ((settlement, "interrupted", _free_on_cancel), (repair, "interrupted", _free_on_cancel)),
     ),
     "no-renewal": Bug(
         "leases are not renewed",
         ("leases", "one dispatch"),
-        lambda: patched(Leases, "renew_due", lambda self, journal, now: None),
+        ((Leases, "renew_due", lambda self, journal, now: None),),
     ),
     "zombie-retries": Bug(
         "a worker tries again without looking whether it still holds the claim",
         ("fencing", "one dispatch"),
-        lambda: patched(attempt, "_slept", _never_asks_again),
+        ((attempt, "_slept", _never_asks_again),),
     ),
     "stale-epoch": Bug(
         "a success that began before the breaker opened counts as a probe",
         ("epochs",),
-        lambda: patched(Breaker, "success", _any_success_counts),
+        ((Breaker, "success", _any_success_counts),),
     ),
     "stale-plan": Bug(
         "a live change of the switches does not reach a decorated function",
         ("switches", "alone", "identity"),
-        lambda: patched(Plans, "changed", lambda self: None),
+        ((Plans, "changed", lambda self: None),),
     ),
     "claim-left-in-flight": Bug(
         "a caller that is cancelled while it claims does not give the claim back",
         ("an end", "leases"),
-        lambda: patched(repair, "_recovered", _forgets_the_claim),
+        ((repair, "_recovered", _forgets_the_claim),),
     ),
     "nothing-is-abandoned": Bug(
         "a claim whose caller is interrupted twice is ended by nobody",
         ("an end", "leases"),
-        lambda: patched(Leases, "abandon", _abandons_nothing),
+        ((Leases, "abandon", _abandons_nothing),),
     ),
 }

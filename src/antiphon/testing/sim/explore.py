@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from antiphon._gateway import breakers, claim
 from antiphon._gateway import plan as plans
-from antiphon.testing.sim.asked import Asked, asking
-from antiphon.testing.sim.bugs import BUGS, patched
-from antiphon.testing.sim.laws import Laws
+from antiphon.testing.sim.bugs import BUGS
+from antiphon.testing.sim.laws import Asked, Laws, asking
 from antiphon.testing.sim.plan import CALM_S, QUIET_S, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared
 from antiphon.testing.sim.worker import Worker
@@ -158,9 +158,9 @@ def _certainly_dead(owner: str) -> bool:
 def tell(seed: int, bug: str = "") -> Story:
     """The story of one seed, with a planted bug if one is named."""
     with (
-        patched(plans, "owner_token", _owner_token),
-        patched(breakers, "owner_token", _owner_token),
-        patched(claim, "certainly_dead", _certainly_dead),
+        patch.object(plans, "owner_token", _owner_token),
+        patch.object(breakers, "owner_token", _owner_token),
+        patch.object(claim, "certainly_dead", _certainly_dead),
         BUGS[bug].plant() if bug else nullcontext(),
     ):
         return _Teller(seed).tell()

@@ -31,15 +31,18 @@ Calls have no claim that binds anybody while the layer is off or in shadow, whil
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from antiphon.contract._base import UNSET
+from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.decide.breaker import RESET_REASON, Transition
 from antiphon.decide.claim import UNKNOWN_CODE
 from antiphon.ports import Settlement
-from antiphon.testing.sim.asked import Answered, Asked
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.plan import Plan
@@ -47,36 +50,103 @@ if TYPE_CHECKING:
     from antiphon.testing.sim.worker import Worker
     from antiphon.testing.sim.world import World
 
+Mode = Literal["on", "off", "shadow", "no keys"]
+"""What the switches of a worker make of its calls."""
+
+
+@dataclass(eq=False)
+class Asked:
+    """One call of one worker: what the store and the tool know of it."""
+
+    number: int
+    identity: str
+    """What makes redeliveries; unique for a call that cannot be redelivered."""
+    intent: str
+    worker: Worker
+    at: float
+    claims: bool
+    """Whether the caller wants a claim at all (``dedupeMode`` is not ``disabled``)."""
+    untold: bool
+    """Whether the answer comes without metadata (a decorated function)."""
+    request: Any = None
+    """What the store was asked for a claim with: the guarded call itself."""
+    cut_off: bool = False
+    """A request to the store, or its answer, got lost."""
+    unbound: bool = False
+    """It was dispatched without a claim."""
+    dispatches: list[int] = field(default_factory=list)
+
+    @property
+    def fence(self) -> int:
+        """The claim it knows it holds; 0: none."""
+        return 0 if self.request is None else int(self.request.version)
+
+    @cached_property
+    def modes(self) -> frozenset[Mode]:
+        """The modes of its worker from the start of the call to its first claim or dispatch: one of them binds it."""
+        return self.worker.modes_since(self.at)
+
+
+asking: ContextVar[Asked | None] = ContextVar("antiphon_sim_asking", default=None)
+"""The call that is made in this context."""
+
+
+class Answered(NamedTuple):
+    """What the caller got, whichever way it asked."""
+
+    code: str
+    """Of the failure; empty for a success."""
+    value: Any = None
+    from_cache: bool = False
+    metadata: dict[str, Any] = {}
+
+
+def answer_of(result: Any) -> Answered:
+    """An envelope, a denial, or what a decorated function returned."""
+    if isinstance(result, ToolDenied):
+        return Answered(result.code)
+    if not isinstance(result, ToolResultEnvelope):
+        return Answered("", result)
+    if result.output is UNSET:
+        return Answered(result.code, from_cache=result.from_cache)
+    metadata = {} if result.output.metadata is UNSET else result.output.metadata
+    return Answered("", result.output.content, result.from_cache, metadata)
+
+
+def failure_of(error: Exception) -> Answered:
+    """What a decorated function raised."""
+    return Answered(getattr(error, "code", type(error).__name__))
+
+
 _OPEN_ENDS = ("ETIMEDOUT", "http_503")
 _SHADOW = "shadow."
 _NOT_ANSWERS = ("store_unavailable", "deadline_exceeded", "denied")
 """Codes that say nothing of the call itself."""
 
 
+@dataclass(eq=False)
 class Dispatch:
     """One attempt that reached the tool."""
 
-    def __init__(self, number: int, intent: str, fence: int, worker: Worker, began: float) -> None:
-        self.number = number
-        self.intent = intent
-        self.fence = fence
-        self.worker = worker
-        self.began = began
-        self.ended: float | None = None
-        self.ok = False
-        self.effect = False
-        """Something changed in the world."""
-        self.no_effect = False
-        self.closed = False
-        """A record says what became of it."""
+    number: int
+    intent: str
+    fence: int
+    worker: Worker
+    began: float
+    ended: float | None = None
+    ok: bool = False
+    effect: bool = False
+    """Something changed in the world."""
+    no_effect: bool = False
+    closed: bool = False
+    """A record says what became of it."""
 
 
-class Claim:
+class Claim(NamedTuple):
     """A claim that was won and has not been settled."""
 
-    def __init__(self, worker: Worker, since: float) -> None:
-        self.worker = worker
-        self.since = since
+    worker: Worker
+    since: float
 
 
 class Laws:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import MemoryStore
-from antiphon.testing.sim.asked import asking
-from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, in_thread
+from antiphon.testing.sim.laws import asking
+from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, either, in_thread
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.laws import Laws
@@ -70,7 +70,7 @@ class SimJournal:
         self._at_once = at_once
         """For the renewer, which is driven in one go."""
 
-    async def _step(self, name: str, run: Callable[[], Awaitable[Any]]) -> Any:
+    async def _step(self, name: str, run: Callable[[], Any]) -> Any:
         shared, worker = self._shared, self._worker
         if worker.dead:
             raise Dead
@@ -84,7 +84,7 @@ class SimJournal:
             shared.lost_requests += 1
             self._lost(f"{worker.name}: {name} never reached the store")
             raise StoreUnavailable(f"{name} was lost")
-        answer = await run()
+        answer = await either(run())
         await self._travel()
         if shared.loses():
             shared.lost_answers += 1
@@ -92,10 +92,10 @@ class SimJournal:
             raise StoreUnavailable(f"the answer to {name} was lost")
         return answer
 
-    async def _go_on(self, run: Callable[[], Awaitable[Any]]) -> None:
+    async def _go_on(self, run: Callable[[], Any]) -> None:
         """The request arrives later."""
         await Nap(self._shared.world.random.uniform(0.0, 0.2), deaf=True)
-        await run()
+        await either(run())
 
     async def _travel(self) -> None:
         if self._at_once:
@@ -150,7 +150,7 @@ class SimJournal:
         return await self._step("alias", lambda: self._shared.alias(key, identity, version))  # type: ignore[no-any-return]
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        async def run() -> bool:
+        def run() -> bool:
             kept = self._shared.inner.renew(key, version, lease_ms)
             if kept:
                 self._shared.laws.renewed(version)
@@ -174,16 +174,10 @@ class SimJournal:
                 raise Dead
 
     async def load_breakers(self, tenant: str) -> list[BreakerRow]:
-        async def run() -> list[BreakerRow]:
-            return self._shared.inner.load_breakers(tenant)
-
-        return await self._step("load breakers", run)  # type: ignore[no-any-return]
+        return await self._step("load breakers", lambda: self._shared.inner.load_breakers(tenant))  # type: ignore[no-any-return]
 
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        async def run() -> None:
-            self._shared.inner.save_breaker(tenant, row)
-
-        await self._step("save breaker", run)
+        await self._step("save breaker", lambda: self._shared.inner.save_breaker(tenant, row))
 
     def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> None:
         """This store does not push."""
@@ -200,38 +194,12 @@ class SyncSimJournal:
     def __init__(self, journal: SimJournal) -> None:
         self._journal = journal
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
-        return blocking(self._journal.begin(request, events))
-
-    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        return blocking(self._journal.take_over(request, version, events))
-
-    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
-        return blocking(self._journal.settle(key, version, settlement, events))
-
-    def alias(self, key: str, identity: str, version: int) -> bool:
-        return blocking(self._journal.alias(key, identity, version))
-
-    def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        return blocking(self._journal.renew(key, version, lease_ms))
-
-    def read(self, key: str, identity: str = "") -> Existing | None:
-        return blocking(self._journal.read(key, identity))
-
-    def wait(self, key: str, version: int, timeout_s: float) -> None:
-        blocking(self._journal.wait(key, version, timeout_s))
-
-    def load_breakers(self, tenant: str) -> list[BreakerRow]:
-        return blocking(self._journal.load_breakers(tenant))
-
-    def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        blocking(self._journal.save_breaker(tenant, row))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        step = getattr(self._journal, name)
+        return lambda *args: blocking(step(*args))
 
     def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> None:
         """This store does not push."""
-
-    def close(self) -> None:
-        return None
 
 
 class SimStore:

@@ -12,6 +12,7 @@ from asyncio import CancelledError
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from inspect import isawaitable
 from random import Random
 from typing import Any, TypeVar
 
@@ -190,6 +191,11 @@ def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
             go_on = partial(coroutine.throw, error)
         else:
             go_on = partial(coroutine.send, None)
+
+
+async def either(value: Any) -> Any:
+    """The result of a synchronous or an asynchronous function."""
+    return await value if isawaitable(value) else value
 
 
 class World:
