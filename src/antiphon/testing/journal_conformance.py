@@ -22,13 +22,9 @@ from typing import Any
 from antiphon._drive import drive
 from antiphon.errors import StoreVersionError
 from antiphon.ports import Journal, Store
-from antiphon.testing._admin_rules import AdminRules
-from antiphon.testing._claim_rules import ClaimRules
 from antiphon.testing._harness import Face, claimed, must
-from antiphon.testing._log_rules import LogRules
 from antiphon.testing._process_rules import ProcessRules
-from antiphon.testing._record_rules import RecordRules
-from antiphon.testing._wait_rules import WaitRules
+from antiphon.testing._rules import AdminRules, ClaimRules, LogRules, RecordRules, WaitRules
 
 __all__ = ["FACES", "Face", "JournalConformance"]
 

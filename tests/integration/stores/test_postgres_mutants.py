@@ -149,7 +149,7 @@ def test_a_planted_bug_is_caught(
         sound[name] = Statement(name, text, sound[name].names)
     for module in (engine_module, wait_module):
         monkeypatch.setattr(module, "statements", lambda _: sound)
-    monkeypatch.setattr("antiphon.testing._wait_rules.PATIENCE_S", 3.0)  # nobody comes; why wait longer
+    monkeypatch.setattr("antiphon.testing._rules.PATIENCE_S", 3.0)  # nobody comes; why wait longer
 
     def check_often() -> None:
         for _ in range(200):  # a race shows its bug only now and then

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from antiphon.stores import MemoryStore
-from antiphon.testing._wait_rules import WaitRules
+from antiphon.testing._rules import WaitRules
 from antiphon.testing.journal_conformance import FACES, Face, JournalConformance
 from tests.unit.stores.clock import ManualClock
 
