@@ -80,8 +80,7 @@ def run_error(error: BaseException) -> dict[str, Any]:
 class Interaction:
     """One exchange of the session: an input and what came of it."""
 
-    def __init__(self, run: Run, value: Any) -> None:
-        self._run = run
+    def __init__(self, value: Any) -> None:
         self.input = value
         self.output: Any = None
 
@@ -107,7 +106,6 @@ class Run:
         self.output: Any = None
         self.input: Any = None
         self.error: BaseException | None = None
-        self._interactions: list[Interaction] = []
         self._facts: dict[str, Any] = {}
 
     # -- identity ------------------------------------------------------------------------------------------------
@@ -248,14 +246,13 @@ class Run:
     @contextmanager
     def interaction(self, value: Any) -> Iterator[Interaction]:
         """One exchange of several in this session."""
-        current = Interaction(self, value)
+        current = Interaction(value)
         self.note("interaction.started", {"input": value})
         try:
             yield current
         except BaseException as error:
             self.note("interaction.finished", {"error": {"class": type(error).__qualname__, "message": str(error)}})
             raise
-        self._interactions.append(current)
         self.note("interaction.finished", {"output": current.output})
 
     def describe(self, **facts: Any) -> None:

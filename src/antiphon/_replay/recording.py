@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -43,36 +44,29 @@ class Key(NamedTuple):
     nth: int
 
 
+@dataclass(slots=True, eq=False)
 class RecordedCall:
     """One call of the recording: its place, and where its events are."""
 
-    __slots__ = (
-        "call",
-        "chunks",
-        "digest",
-        "finished",
-        "index",
-        "kind",
-        "lane",
-        "name",
-        "nth",
-        "started",
-        "used",
-    )
+    call: str
+    lane: str
+    index: int
+    kind: str
+    name: str
+    digest: str
+    nth: int
+    started: int
+    finished: int | None = None
+    chunks: list[int] = field(default_factory=list)
+    used: int = 0
 
-    def __init__(self, event: Event) -> None:
+    @classmethod
+    def of(cls, event: Event) -> RecordedCall:
+        """The call that *event* starts."""
         payload = event.payload
-        self.call = event.call or ""
-        self.lane = event.lane
-        self.index = event.index
-        self.kind = str(payload.get("kind", "tool"))
-        self.name = full_name(payload)
-        self.digest = str(payload.get("digest", ""))
-        self.nth = _count(payload.get("nth"))
-        self.started = event.seq
-        self.finished: int | None = None
-        self.chunks: list[int] = []
-        self.used = 0
+        kind, digest = str(payload.get("kind", "tool")), str(payload.get("digest", ""))
+        nth = _count(payload.get("nth"))
+        return cls(event.call or "", event.lane, event.index, kind, full_name(payload), digest, nth, event.seq)
 
     @property
     def key(self) -> Key:
@@ -163,7 +157,7 @@ class Recording:
         self._keep(event)
 
     def _add_call(self, event: Event, sealed: bool) -> None:
-        call = RecordedCall(event)
+        call = RecordedCall.of(event)
         if call.key not in self.calls:  # a tool that was tried again makes its inner calls again: the first one stands
             self.calls[call.key] = call
             self.by_name.setdefault(call.name, []).append(call)

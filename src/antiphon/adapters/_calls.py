@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from antiphon._drive import drive
 from antiphon._gateway import results
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.gateway import AsyncGateway, Gateway
@@ -99,11 +100,7 @@ class Guard:
         gateway = self.app.gateway
         _registered(gateway, spec, _run)
         failure = _Failure(body)
-        with self._around(place, failure.run):
-            call = self._opened(gateway, spec, arguments, place)
-            if isinstance(call, ToolResultEnvelope):
-                return failure.given(call)
-            return failure.outcome(gateway, call, gateway.run(call))
+        return drive(self._call(gateway, spec, arguments, place, failure, failure.run))
 
     async def call_async(
         self,
@@ -116,20 +113,28 @@ class Guard:
         gateway = self.app.async_gateway
         _registered(gateway, spec, _run_async)
         failure = _Failure(body)
-        with self._around(place, failure.run_async):
-            call = self._opened(gateway, spec, arguments, place)
+        return await self._call(gateway, spec, arguments, place, failure, failure.run_async)
+
+    async def _call(
+        self,
+        gateway: Gateway | AsyncGateway,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        place: Place,
+        failure: _Failure,
+        body: Body,
+    ) -> Given:
+        """Suspends only for an asynchronous gateway. A call without an id is known by its place in the run (D2)."""
+        with self._around(place, body):
+            if place.call_id is None:
+                alone = TurnState(SessionState(_session(place), "default"))
+                call = gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
+            else:
+                call = gateway.envelope_call(_envelope(spec, arguments, place))
             if isinstance(call, ToolResultEnvelope):
                 return failure.given(call)
-            return failure.outcome(gateway, call, await gateway.run(call))
-
-    def _opened(
-        self, gateway: Gateway | AsyncGateway, spec: ToolSpec, arguments: Mapping[str, Any], place: Place
-    ) -> GuardedCall | ToolResultEnvelope:
-        """The call, or why it cannot be made. One without an id is known by its place in the run (D2)."""
-        if place.call_id is None:
-            alone = TurnState(SessionState(_session(place), "default"))
-            return gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
-        return gateway.envelope_call(_envelope(spec, arguments, place))
+            outcome = gateway.run(call)
+            return failure.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
 
     @contextmanager
     def _around(self, place: Place, body: Body) -> Iterator[None]:

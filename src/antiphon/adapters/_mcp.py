@@ -163,10 +163,10 @@ def recorded_stdio(original: Any) -> Any:
             async with original(*args, **options) as streams:
                 yield streams
         elif scope.invoker is not None:
-            async with _between(_Answering(scope)) as streams:
+            async with _between(_Desk(scope)) as streams:
                 yield streams
         else:
-            async with original(*args, **options) as (read, write), _between(_Passing(scope, write), read) as streams:
+            async with original(*args, **options) as (read, write), _between(_Desk(scope, write), read) as streams:
                 yield streams
 
     setattr(stdio_client, _MARK, original)
@@ -218,50 +218,33 @@ async def _quietly(pump: Any) -> None:
 
 
 class _Desk:
-    """Where messages pass by."""
+    """Where messages pass by: live, requests and their answers are recorded; without a server the replay answers."""
 
     to_session: Any = None
 
-    def __init__(self, scope: RunScope) -> None:
-        self.scope = scope
-
-    async def goes_out(self, message: Any) -> None:
-        raise NotImplementedError
-
-    async def comes_back(self, message: Any) -> None:
-        """Only a live server sends anything."""
-
-    async def closed(self) -> None:
-        """The session has nothing more to say."""
-
-    def opened(self, message: Any) -> tuple[Request, Boundary] | None:
-        """The boundary of a request; ``None`` for notifications and for answers to the server."""
-        body = message.message.model_dump(by_alias=True, mode="json", exclude_none=True)
-        if body.get("id") is None or "method" not in body:
-            return None
-        request = Request(body["id"], body["method"], body.get("params") or {})
-        if is_guarded(self.scope, request):
-            return None
-        return request, open_request(self.scope, request, asynchronous=True)
-
-
-class _Passing(_Desk):
-    """Live: everything is passed on, requests and their answers are written down."""
-
-    def __init__(self, scope: RunScope, write: Any) -> None:
-        super().__init__(scope)
+    def __init__(self, scope: RunScope, write: Any = None) -> None:
+        self._scope = scope
         self._write = write
         self._open: dict[Any, Boundary] = {}
 
     async def goes_out(self, message: Any) -> None:
-        found = self.opened(message)
-        if found is not None:
-            request, boundary = found
-            await boundary.start()
-            self._open[request.id] = boundary
-        await self._write.send(message)
+        """A message of the session. Notifications and answers to the server are no requests."""
+        body = message.message.model_dump(by_alias=True, mode="json", exclude_none=True)
+        request = None
+        if body.get("id") is not None and "method" in body:
+            request = Request(body["id"], body["method"], body.get("params") or {})
+        if request is not None and not is_guarded(self._scope, request):
+            boundary = open_request(self._scope, request, asynchronous=True)
+            if self._write is None:
+                await self._answer(request, boundary)
+            else:
+                await boundary.start()
+                self._open[request.id] = boundary
+        if self._write is not None:
+            await self._write.send(message)
 
     async def comes_back(self, message: Any) -> None:
+        """A message of the server."""
         body = getattr(message, "message", None)
         boundary = None if hasattr(body, "method") else self._open.pop(getattr(body, "id", None), None)
         if boundary is not None and body is not None:
@@ -269,22 +252,16 @@ class _Passing(_Desk):
             await boundary.finish("ok", value={name: item for name, item in value.items() if name != "id"})
 
     async def closed(self) -> None:
-        await self._write.aclose()
+        """The session has nothing more to say."""
+        if self._write is not None:
+            await self._write.aclose()
 
-
-class _Answering(_Desk):
-    """Replay: requests are answered from the recording."""
-
-    async def goes_out(self, message: Any) -> None:
-        found = self.opened(message)
-        if found is None:
-            return
-        request, boundary = found
-        answer = await boundary.answer()
-        await boundary.start()
+    async def _answer(self, request: Request, boundary: Boundary) -> None:
         from mcp.shared.message import SessionMessage
         from mcp_types import JSONRPCError, JSONRPCResponse
 
+        answer = await boundary.answer()
+        await boundary.start()
         if answer is None or answer.outcome == "error":
             error = dict((answer.error if answer is not None else None) or {})
             await boundary.finish("error", error=error)

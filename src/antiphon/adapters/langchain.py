@@ -14,6 +14,7 @@ import functools
 import inspect
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -333,10 +334,12 @@ def trace_agent(
     def decorate(function: F) -> F:
         title = name or function.__name__
 
-        def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Antiphon, Run]:
+        @contextmanager
+        def opened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Run]:
             chosen = app or current()
             given = {"args": list(args), **({"kwargs": kwargs} if kwargs else {})} if args or kwargs else None
-            return chosen, chosen.run(title, input=given, entry=entry_of(function), function=function)
+            with _exported(chosen, title, artifacts, input=given, entry=entry_of(function), function=function) as run:
+                yield run
 
         if inspect.iscoroutinefunction(function):
 
@@ -344,13 +347,9 @@ def trace_agent(
             async def traced_async(*args: Any, **kwargs: Any) -> Any:
                 if current_scope() is not None:
                     return await function(*args, **kwargs)
-                chosen, run = opened(args, kwargs)
-                try:
-                    with using(chosen):
-                        async with run:
-                            run.output = await function(*args, **kwargs)
-                finally:
-                    _export(chosen, run, artifacts)
+                with opened(args, kwargs) as run:
+                    async with run:
+                        run.output = await function(*args, **kwargs)
                 return run.output
 
             return traced_async  # type: ignore[return-value]
@@ -359,12 +358,8 @@ def trace_agent(
         def traced(*args: Any, **kwargs: Any) -> Any:
             if current_scope() is not None:
                 return function(*args, **kwargs)
-            chosen, run = opened(args, kwargs)
-            try:
-                with using(chosen), run:
-                    run.output = function(*args, **kwargs)
-            finally:
-                _export(chosen, run, artifacts)
+            with opened(args, kwargs) as run, run:
+                run.output = function(*args, **kwargs)
             return run.output
 
         return traced  # type: ignore[return-value]
@@ -372,10 +367,17 @@ def trace_agent(
     return decorate
 
 
-def _export(app: Antiphon, run: Run, folder: str | Path | None) -> None:
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        export_run(app, run.manifest, Path(folder) / f"{run.id}.antiphon")
+@contextmanager
+def _exported(app: Antiphon, name: str, folder: str | Path | None, **options: Any) -> Iterator[Run]:
+    """A run of *app*; its artifact is written when it is over, however it ends."""
+    run = app.run(name, **options)
+    try:
+        with using(app):
+            yield run
+    finally:
+        if folder is not None:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            export_run(app, run.manifest, Path(folder) / f"{run.id}.antiphon")
 
 
 def trace_agent_invoke(agent: Any, input: Any, llm: Any = None, config: Any = None, **options: Any) -> Any:  # noqa: A002
@@ -386,14 +388,9 @@ def trace_agent_invoke(agent: Any, input: Any, llm: Any = None, config: Any = No
     run = active_run.get()
     if run is not None:
         return _interact(run, agent, input, llm, config, options)
-    app = current()
-    run = app.run(_name(agent))
-    try:
-        with using(app), run:
-            result = _interact(run, agent, input, llm, config, options)
-            run.output = _said(result)
-    finally:
-        _export(app, run, "artifacts")
+    with _exported(current(), _name(agent), "artifacts") as run, run:
+        result = _interact(run, agent, input, llm, config, options)
+        run.output = _said(result)
     return result
 
 

@@ -32,24 +32,24 @@ def wrap(client: C, *, inner: Any = None) -> C:
     raise InvalidInput(f"A client of {package or type(client).__name__} cannot be wrapped.", hint=hint)
 
 
-def _is_async(client: Any) -> bool:
-    return any(kind.__name__.startswith("Async") for kind in type(client).__mro__)
+def _http_client(client: Any, module: Any, inner: Any, **options: Any) -> Any:
+    """A client of *module* with a recording transport; asynchronous if *client* is."""
+    asynchronous = any(kind.__name__.startswith("Async") for kind in type(client).__mro__)
+    kind = module.AsyncClient if asynchronous else module.Client
+    return kind(**client_options(inner, module=module, asynchronous=asynchronous), **options)
 
 
 def _wrap_stainless(client: Any, inner: Any) -> Any:
-    module = need("httpx2")
-    asynchronous = _is_async(client)
-    options = client_options(inner, module=module, asynchronous=asynchronous)
-    kind = module.AsyncClient if asynchronous else module.Client
-    http = kind(timeout=client.timeout, base_url=client.base_url, follow_redirects=True, **options)
+    options = {"timeout": client.timeout, "base_url": client.base_url, "follow_redirects": True}
+    http = _http_client(client, need("httpx2"), inner, **options)
     return client.with_options(http_client=http, max_retries=0)
 
 
 def _wrap_http(client: Any, package: str, inner: Any) -> Any:
-    module = need(package)
-    asynchronous = _is_async(client)
-    kind = module.AsyncClient if asynchronous else module.Client
-    return kind(
+    return _http_client(
+        client,
+        need(package),
+        inner,
         base_url=client.base_url,
         headers=client.headers,
         params=client.params,
@@ -58,5 +58,4 @@ def _wrap_http(client: Any, package: str, inner: Any) -> Any:
         cookies=client.cookies,
         event_hooks=client.event_hooks,
         follow_redirects=client.follow_redirects,
-        **client_options(inner, module=module, asynchronous=asynchronous),
     )
