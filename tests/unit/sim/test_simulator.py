@@ -1,10 +1,10 @@
-"""The simulator of the claim protocol: the laws hold, and every planted bug is found."""
+"""The simulator of the claim protocol: the invariants hold, and every planted bug is found."""
 
 from __future__ import annotations
 
 import pytest
 
-from antiphon.testing.sim import BUGS, explore, tell
+from antiphon.testing.sim import BUGS, explore, simulate
 from antiphon.testing.sim.__main__ import main
 
 SEEDS = range(200)
@@ -12,17 +12,17 @@ SEEDS = range(200)
 
 
 @pytest.mark.parametrize("start", range(0, 200, 50))
-def test_the_laws_hold(start: int) -> None:
+def test_the_invariants_hold(start: int) -> None:
     explored = explore(range(start, start + 50))
-    assert [(story.seed, story.broken) for story in explored.broken] == []
+    assert [(simulation.seed, simulation.broken) for simulation in explored.broken] == []
     assert explored.seeds == 50
 
 
 @pytest.mark.parametrize("seed", [91, 466, 546, 1091, 1101, 1476, 1486, 1811, 1841, 1846])
 def test_two_deliveries_of_one_call_while_an_equal_one_ends_get_one_answer(seed: int) -> None:
-    """In these stories one delivery shares the answer of the equal call while another is about to run."""
-    assert tell(seed, "two-answers").broken != ""
-    assert tell(seed).broken == ""
+    """In these simulations one delivery shares the answer of the equal call while another is about to run."""
+    assert simulate(seed, "two-answers").broken != ""
+    assert simulate(seed).broken == ""
 
 
 def test_the_seeds_reach_what_matters() -> None:
@@ -67,13 +67,13 @@ def test_the_seeds_reach_what_matters() -> None:
 def test_a_planted_bug_is_found(bug: str) -> None:
     explored = explore(SEEDS, bug, stop_at=1)
     assert explored.broken, f"{bug} was not found in {explored.seeds} seeds"
-    law = explored.broken[0].broken.partition(":")[0]
-    assert law in BUGS[bug].laws
-    assert tell(explored.broken[0].seed).broken == "", "the seed that finds a bug is fine without it"
+    invariant = explored.broken[0].broken.partition(":")[0]
+    assert invariant in BUGS[bug].invariants
+    assert simulate(explored.broken[0].seed).broken == "", "the seed that finds a bug is fine without it"
 
 
-def test_a_seed_is_the_whole_story() -> None:
-    first, second = tell(7), tell(7)
+def test_a_seed_is_the_whole_simulation() -> None:
+    first, second = simulate(7), simulate(7)
     assert first.trace == second.trace
     assert first.steps == second.steps
 

@@ -4,15 +4,15 @@ A seed decides everything: who calls what, when and how (decorated function, ``t
 take, which worker is paused, killed, reconfigured or cut off from the store, whose request or answer gets lost, who is
 cancelled. Some workers have a ``Gateway`` and threads, others an ``AsyncGateway`` and tasks; both run the production
 drivers. Replaced are the store's network, the clock, the scheduler of tasks and threads, and what the operating system
-says about processes. Time is virtual, so an hour takes milliseconds, and the same seed always gives the same story.
-After every step the laws of ``laws.py`` must hold.
+says about processes. Time is virtual, so an hour takes milliseconds, and the same seed always gives the same trace.
+After every step the invariants of ``invariants.py`` must hold.
 
     python -m antiphon.testing.sim --seeds 2000
 
-For each law there is a planted bug (``bugs.py``) that breaks it; a simulator that does not find it is worth nothing.
+For each invariant there is a planted bug (``bugs.py``) that breaks it, and the simulator has to find it.
 """
 
 from antiphon.testing.sim.bugs import BUGS
-from antiphon.testing.sim.explore import Explored, Story, explore, tell
+from antiphon.testing.sim.explore import Explored, Simulation, explore, simulate
 
-__all__ = ["BUGS", "Explored", "Story", "explore", "tell"]
+__all__ = ["BUGS", "Explored", "Simulation", "explore", "simulate"]

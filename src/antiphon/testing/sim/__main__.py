@@ -8,18 +8,18 @@ import sys
 import time
 
 from antiphon.testing.sim.bugs import BUGS
-from antiphon.testing.sim.explore import Explored, explore, tell
+from antiphon.testing.sim.explore import Explored, explore, simulate
 
 _BUG_SEEDS = 2_000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print what was explored; 1 if a law was broken or a planted bug was not found."""
+    """Print what was explored; 1 if an invariant was broken or a planted bug was not found."""
     parser = argparse.ArgumentParser(prog="python -m antiphon.testing.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1_000, help="how many seeds to try (default: 1000)")
     parser.add_argument("--start", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--bug", choices=sorted(BUGS), help="plant this bug and stop at the first seed that finds it")
-    parser.add_argument("--seed", type=int, help="tell the story of one seed, line by line")
+    parser.add_argument("--seed", type=int, help="print the trace of one seed")
     chosen = parser.parse_args(arguments)
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # the warnings of a thousand simulated crashes
@@ -31,9 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _explore(chosen: argparse.Namespace) -> int:
     if chosen.seed is not None:
-        story = tell(chosen.seed, chosen.bug or "")
-        _out("\n".join(story.trace))
-        return 1 if story.broken else 0
+        simulation = simulate(chosen.seed, chosen.bug or "")
+        _out("\n".join(simulation.trace))
+        return 1 if simulation.broken else 0
     seeds = range(chosen.start, chosen.start + chosen.seeds)
     if chosen.bug:
         return 0 if _hunt(chosen.bug, seeds) else 1
@@ -49,10 +49,8 @@ def _hunt(bug: str, seeds: range) -> bool:
     if not explored.broken:
         _out(f"planted bug {bug}: NOT FOUND in {explored.seeds} seeds")
         return False
-    story = explored.broken[0]
-    _out(
-        f"planted bug {bug} ({BUGS[bug].what}): found by seed {story.seed} after {explored.seeds} seeds: {story.broken}"
-    )
+    seed, broken, *_ = explored.broken[0]
+    _out(f"planted bug {bug} ({BUGS[bug].what}): found by seed {seed} after {explored.seeds} seeds: {broken}")
     return True
 
 
@@ -61,9 +59,9 @@ def _report(explored: Explored, seconds: float) -> None:
     _out(f"{explored.seeds} seeds, {explored.steps} steps in {seconds:.1f} s ({rate:.0f} seeds/s)")
     for what, number in sorted(explored.seen.items()):
         _out(f"  {number:8d}  {what}")
-    for story in explored.broken[:10]:
-        _out(f"BROKEN by seed {story.seed}: {story.broken}")
-    _out(f"laws broken: {len(explored.broken)}")
+    for simulation in explored.broken[:10]:
+        _out(f"BROKEN by seed {simulation.seed}: {simulation.broken}")
+    _out(f"invariants broken: {len(explored.broken)}")
 
 
 def _out(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Planted bugs: each breaks one law, and the simulator must find it."""
+"""Planted bugs: each breaks one invariant, and the simulator must find it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from antiphon.testing.sim.world import Nap
 
 
 class Bug(NamedTuple):
-    """A mistake somebody could make, the laws that may notice it, and what is put in the place of which attributes."""
+    """A mistake somebody could make, the invariants that may notice it, and the attributes that it replaces."""
 
     what: str
-    laws: tuple[str, ...]
+    invariants: tuple[str, ...]
     changes: tuple[tuple[Any, str, Any], ...]
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Tell the story of one seed, or of many."""
+"""Simulate one seed, or many."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from unittest.mock import patch
 from antiphon._gateway import breakers, claim
 from antiphon._gateway import plan as plans
 from antiphon.testing.sim.bugs import BUGS
-from antiphon.testing.sim.laws import Asked, Laws, asking
+from antiphon.testing.sim.invariants import Asked, Invariants, asking
 from antiphon.testing.sim.plan import CALM_S, QUIET_S, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared
 from antiphon.testing.sim.worker import Worker
 from antiphon.testing.sim.world import Nap, Task, World, blocking, here
 
 
-class Story(NamedTuple):
+class Simulation(NamedTuple):
     """What one seed led to."""
 
     seed: int
     broken: str
-    """The law that was broken and how, or ``""``."""
+    """The invariant that was broken and how, or ``""``."""
     steps: int
     seen: Counter[str]
     trace: list[str]
@@ -36,23 +36,23 @@ class Explored(NamedTuple):
     seeds: int
     steps: int
     seen: Counter[str]
-    broken: list[Story]
+    broken: list[Simulation]
 
 
-class _Teller:
+class _Simulator:
     def __init__(self, seed: int) -> None:
         self.plan = Plan(seed)
         self.world = World(seed)
-        self.laws = Laws(self.world, self.plan)
-        self.shared = Shared(self.world, self.laws, loss=self.plan.loss, loss_until=25.0, cancels=self.plan.cancels)
-        self.laws.shared = self.shared
+        self.invariants = Invariants(self.world, self.plan)
+        self.shared = Shared(self.world, self.invariants, self.plan)
+        self.invariants.shared = self.shared
         self.workers = [self._worker(f"w{n}", threads) for n, threads in enumerate(self.plan.threads)]
         self.calls: list[tuple[Delivery, Task]] = []
 
     def _worker(self, name: str, threads: bool) -> Worker:
-        return Worker(name, self.world, self.shared, self.laws, self.plan, threads=threads)
+        return Worker(name, self.shared, threads=threads)
 
-    def tell(self) -> Story:
+    def simulate(self) -> Simulation:
         plan, world = self.plan, self.world
         for number, delivery in enumerate(plan.deliveries):
             world.start(f"delivery {number}", self._deliver(delivery, number), after=delivery.at)
@@ -68,26 +68,26 @@ class _Teller:
             world.run()
             self._everybody_was_answered()
         except Exception as error:
-            self.laws.breaks("an end", f"{type(error).__name__} escaped: {error}")
+            self.invariants.breaks("an end", f"{type(error).__name__} escaped: {error}")
         finally:
-            seen = Counter(self.laws.seen)
+            seen = Counter(self.invariants.seen)
             trace = list(world.trace)
             world.close()
         seen["lost requests"] += self.shared.lost_requests
         seen["lost answers"] += self.shared.lost_answers
         seen["calls"] += len(self.calls)
-        return Story(plan.seed, self.laws.broken, world.steps, seen, trace)
+        return Simulation(plan.seed, self.invariants.broken, world.steps, seen, trace)
 
     # -- what befalls workers ------------------------------------------------------------------------------------
 
     async def _pause(self, worker: int, seconds: float) -> None:
         if not self.workers[worker].dead:
-            self.laws.seen["pauses"] += 1
+            self.invariants.seen["pauses"] += 1
             self.workers[worker].pause(seconds)
 
     async def _kill(self, worker: int) -> None:
         """A killed worker is replaced by a new one that knows nothing."""
-        self.laws.seen["kills"] += 1
+        self.invariants.seen["kills"] += 1
         killed = self.workers[worker]
         killed.kill()
         self.workers[worker] = self._worker(f"{killed.name}'", killed.threads)
@@ -108,12 +108,12 @@ class _Teller:
             task = world.start_thread(delivery.identity, lambda: blocking(call()), worker)
         else:
             task = world.start(delivery.identity, self._call(worker, delivery, number), worker)
-        self.laws.seen[f"by {delivery.way}"] += 1
+        self.invariants.seen[f"by {delivery.way}"] += 1
         self.calls.append((delivery, task))
         for seconds in delivery.cancel_after:
             await Nap(seconds)
             if not task.done:
-                self.laws.seen["cancellations"] += 1
+                self.invariants.seen["cancellations"] += 1
                 world.say(f"{delivery.identity} is cancelled")
                 world.cancel(task)
 
@@ -124,7 +124,7 @@ class _Teller:
         asking.set(asked)
         answer = await worker.ask(delivery, number)
         self.world.say(f"{worker.name}: {identity} gets {answer.code or answer.value} {answer.metadata or ''}")
-        self.laws.answered(asked, answer)
+        self.invariants.answered(asked, answer)
         return answer
 
     async def _once_more(self) -> None:
@@ -135,14 +135,14 @@ class _Teller:
             self.world.start(f"again {delivery.identity}", self._deliver(quiet, 10_001 + number), after=number * 0.5)
 
     def _everybody_was_answered(self) -> None:
-        if self.laws.broken:
+        if self.invariants.broken:
             return
         for delivery, task in self.calls:
             if not task.done and not task.place.dead:
-                self.laws.breaks("an end", f"{delivery.identity} was never answered")
+                self.invariants.breaks("an end", f"{delivery.identity} was never answered")
             if task.interrupted and task.done and task.error is None:
-                self.laws.breaks("an end", f"{delivery.identity} was answered although it was cancelled")
-        self.laws.nothing_is_left(self.workers)
+                self.invariants.breaks("an end", f"{delivery.identity} was answered although it was cancelled")
+        self.invariants.nothing_is_left(self.workers)
 
 
 def _owner_token() -> str:
@@ -155,29 +155,29 @@ def _certainly_dead(owner: str) -> bool:
     return worker.sees_dead(owner.rpartition("sim.")[2])
 
 
-def tell(seed: int, bug: str = "") -> Story:
-    """The story of one seed, with a planted bug if one is named."""
+def simulate(seed: int, bug: str = "") -> Simulation:
+    """The simulation of one seed, with a planted bug if one is named."""
     with (
         patch.object(plans, "owner_token", _owner_token),
         patch.object(breakers, "owner_token", _owner_token),
         patch.object(claim, "certainly_dead", _certainly_dead),
         BUGS[bug].plant() if bug else nullcontext(),
     ):
-        return _Teller(seed).tell()
+        return _Simulator(seed).simulate()
 
 
 def explore(seeds: Iterable[int], bug: str = "", *, stop_at: int = 0) -> Explored:
-    """Many stories. *stop_at*: enough broken laws (0: never)."""
+    """Many simulations. *stop_at*: enough broken invariants (0: never)."""
     count = steps = 0
     seen: Counter[str] = Counter()
-    broken: list[Story] = []
+    broken: list[Simulation] = []
     for seed in seeds:
-        story = tell(seed, bug)
+        simulation = simulate(seed, bug)
         count += 1
-        steps += story.steps
-        seen.update(story.seen)
-        if story.broken:
-            broken.append(story)
+        steps += simulation.steps
+        seen.update(simulation.seen)
+        if simulation.broken:
+            broken.append(simulation)
             if stop_at and len(broken) >= stop_at:
                 break
     return Explored(count, steps, seen, broken)

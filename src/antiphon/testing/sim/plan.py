@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from antiphon.contract.spec import BreakerPolicy, ToolSpec, Ttls
 
 Kind = Literal["claims", "crowd", "interrupts", "retries", "breaker"]
-"""Calls of all sorts; many at once; most of them cancelled; failures and long pauses; a sick dependency."""
+"""Calls of all sorts; many at once; most of them cancelled; failures and long pauses; a failing dependency."""
 Ends = Literal["fine", "refused", "answer 400", "answer 503", "lost"]
 Way = Literal["execute", "turn", "function"]
 LEASE_MS = 3_000
@@ -20,7 +20,7 @@ CALM_S = 40.0
 TOOL = "act"
 
 
-class Fate(NamedTuple):
+class AttemptPlan(NamedTuple):
     """How one attempt goes: seconds before and after the moment of its effect, and how it ends."""
 
     before: float
@@ -68,7 +68,7 @@ _KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "interrupts", "breaker
 
 
 class Plan:
-    """Everything that was decided before the story begins; what is decided on the way comes from the same seed."""
+    """Everything that was decided before the simulation begins; what is decided on the way comes from the same seed."""
 
     def __init__(self, seed: int) -> None:
         random = self._random = Random(seed * 2 + 1)
@@ -198,18 +198,18 @@ class Plan:
 
     # -- on the way ----------------------------------------------------------------------------------------------
 
-    def fate(self, now: float) -> Fate:
+    def attempt(self, now: float) -> AttemptPlan:
         """How the next attempt goes; long ones outlive several leases."""
         random = self._random
         if now > QUIET_S:
-            return Fate(0.01, 0.01, "fine")
+            return AttemptPlan(0.01, 0.01, "fine")
         if self.kind == "breaker":
             ends: Ends = random.choice(("fine", "answer 503", "answer 503", "answer 503"))
-            return Fate(0.0, random.choice((0.01, 0.2, 3.0, 6.0)) * random.random(), ends)
+            return AttemptPlan(0.0, random.choice((0.01, 0.2, 3.0, 6.0)) * random.random(), ends)
         length = random.choice((0.01, 0.2) if self.kind in ("crowd", "retries") else (0.01, 0.3, LEASE_S, 4 * LEASE_S))
         weights = (3, 8, 1, 1, 1) if self.kind == "retries" else (12, 2, 2, 1, 2)
         ends = random.choices(("fine", "refused", "answer 400", "answer 503", "lost"), weights)[0]
-        return Fate(length * random.random(), length * random.random(), ends)
+        return AttemptPlan(length * random.random(), length * random.random(), ends)
 
     def identity(self, delivery: Delivery, number: int) -> str:
         """What redeliveries of this call have in common; a call without an id is one of its own."""

@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING, Any
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import MemoryStore
-from antiphon.testing.sim.laws import asking
+from antiphon.testing.sim.invariants import asking
 from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, either, in_thread
 
 if TYPE_CHECKING:
-    from antiphon.testing.sim.laws import Laws
+    from antiphon.testing.sim.invariants import Invariants
+    from antiphon.testing.sim.plan import Plan
     from antiphon.testing.sim.worker import Worker
 
 _LOOK_S = 0.1
+_LOSS_UNTIL_S = 25.0
 _JOURNEY_S = (0.0001, 0.02)
 
 
 class Shared:
-    """What all workers see: one memory store on the world's clock, and the laws that watch it."""
+    """What all workers see: one memory store on the world's clock, and the invariants that watch it."""
 
-    def __init__(self, world: World, laws: Laws, *, loss: float, loss_until: float, cancels: str) -> None:
+    def __init__(self, world: World, invariants: Invariants, plan: Plan) -> None:
         self.world = world
-        self.laws = laws
+        self.invariants = invariants
+        self.plan = plan
         self.inner: SyncJournal = MemoryStore(clock=VirtualClock(world)).open_sync()
-        self.loss = loss
-        self.loss_until = loss_until
-        self.cancels = cancels
         self.workers: dict[str, Worker] = {}
         self.lost_requests = self.lost_answers = 0
 
     def loses(self) -> bool:
-        return self.world.now < self.loss_until and self.world.random.random() < self.loss
+        return self.world.now < _LOSS_UNTIL_S and self.world.random.random() < self.plan.loss
 
     # The steps as they are; a planted bug replaces one of them.
 
@@ -77,7 +77,7 @@ class SimJournal:
         try:
             await self._travel()
         except (CancelledError, KeyboardInterrupt):
-            if shared.cancels == "goes on":
+            if shared.plan.cancels == "goes on":
                 shared.world.start(f"{worker.name}: {name} goes on", self._go_on(run), worker)
             raise
         if shared.loses():
@@ -102,9 +102,9 @@ class SimJournal:
             return
         shared = self._shared
         try:
-            await Nap(shared.world.random.uniform(*_JOURNEY_S), deaf=shared.cancels == "waits")
+            await Nap(shared.world.random.uniform(*_JOURNEY_S), deaf=shared.plan.cancels == "waits")
         except (CancelledError, KeyboardInterrupt):
-            shared.laws.seen["cancelled store steps"] += 1
+            shared.invariants.seen["cancelled store steps"] += 1
             raise
         if self._worker.dead:
             raise Dead
@@ -132,7 +132,7 @@ class SimJournal:
         async def run() -> Claimed | Existing:
             answer = await claim()
             if isinstance(answer, Claimed):
-                self._shared.laws.claimed(request.key, answer.version, self._worker, asked)
+                self._shared.invariants.claimed(request.key, answer.version, self._worker, asked)
             return answer
 
         return await self._step(name, run)  # type: ignore[no-any-return]
@@ -141,7 +141,7 @@ class SimJournal:
         async def run() -> int | None:
             answer = await self._shared.settle(key, version, settlement, events)
             if answer is not None:
-                self._shared.laws.settled(key, version, settlement, self._worker, answer)
+                self._shared.invariants.settled(key, version, settlement, self._worker, answer)
             return answer
 
         return await self._step("settle", run)  # type: ignore[no-any-return]
@@ -153,7 +153,7 @@ class SimJournal:
         def run() -> bool:
             kept = self._shared.inner.renew(key, version, lease_ms)
             if kept:
-                self._shared.laws.renewed(version)
+                self._shared.invariants.renewed(version)
             return kept
 
         return await self._step("renew", run)  # type: ignore[no-any-return]

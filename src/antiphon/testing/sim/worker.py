@@ -22,10 +22,10 @@ from antiphon._gateway.threads import Abandoned, Late, ThreadRunner, TimedOut
 from antiphon.contract.spec import Happened, RetryPolicy
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
-from antiphon.testing.sim.laws import Answered, Dispatch, Laws, Mode, answer_of, asking, failure_of
-from antiphon.testing.sim.plan import LEASE_S, TOOL, Change, Delivery, Plan
+from antiphon.testing.sim.invariants import Answered, Dispatch, Invariants, Mode, answer_of, asking, failure_of
+from antiphon.testing.sim.plan import LEASE_S, TOOL, Change, Delivery
 from antiphon.testing.sim.store import Shared, SimStore
-from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, block, blocking, either
+from antiphon.testing.sim.world import Dead, Nap, VirtualClock, block, blocking, either
 
 _LOOK_S = 0.3
 
@@ -114,7 +114,7 @@ class SimThreads(ThreadRunner):
             while not late.over.is_set() and self._worker.world.now < until:
                 block(Nap(_LOOK_S))
             late.over.set()  # what it waits for itself is real time
-            self._worker.laws.seen["late results"] += 1
+            self._worker.invariants.seen["late results"] += 1
             late(job.value, job.error)
 
 
@@ -127,12 +127,12 @@ class HttpError(Exception):
 
 
 class Watching(Reporter):
-    """Tells the laws about breakers."""
+    """Tells the invariants about breakers."""
 
-    def __init__(self, worker: Worker, laws: Laws) -> None:
+    def __init__(self, worker: Worker, invariants: Invariants) -> None:
         super().__init__()
         self._worker = worker
-        self._laws = laws
+        self._laws = invariants
 
     def transition(self, key: str, transition: Transition) -> None:
         self._laws.moved(self._worker, transition)
@@ -179,11 +179,11 @@ class SimGateway(AsyncGateway):
 class Worker:
     """One process of the fleet."""
 
-    def __init__(self, name: str, world: World, shared: Shared, laws: Laws, plan: Plan, *, threads: bool) -> None:
+    def __init__(self, name: str, shared: Shared, *, threads: bool) -> None:
         self.name = name
-        self.world = world
-        self.laws = laws
-        self.plan = plan
+        self.world = world = shared.world
+        self.invariants = shared.invariants
+        self.plan = plan = shared.plan
         self.threads = threads
         self.dead = False
         self.paused_until = 0.0
@@ -197,7 +197,7 @@ class Worker:
             store=SimStore(shared, self),
             clock=self.clock,
             settings=self._settings(),
-            reporter=Watching(self, laws),
+            reporter=Watching(self, shared.invariants),
             renews=False,
         )
         self.gateway: Gateway | AsyncGateway = Gateway(dependencies) if threads else SimGateway(dependencies, self)
@@ -263,7 +263,7 @@ class Worker:
     def change(self, change: Change) -> None:
         """Change the running gateway."""
         self.world.say(f"{self.name}: {change.what} = {change.value}")
-        self.laws.seen[f"changed: {change.what}"] += 1
+        self.invariants.seen[f"changed: {change.what}"] += 1
         match change.what:
             case "listener":
                 self.gateway.listen(Silent())
@@ -343,13 +343,13 @@ class Worker:
         """The tool: it takes its time, has its effect somewhere on the way, and ends as the plan says."""
         asked = asking.get()
         assert asked is not None
-        dispatch = self.laws.dispatched(what, asked.fence if fence is None else fence, self, asked)
-        fate = self.plan.fate(self.world.now)
+        dispatch = self.invariants.dispatched(what, asked.fence if fence is None else fence, self, asked)
+        attempt = self.plan.attempt(self.world.now)
         try:
-            await self._live(dispatch, fate.before, fate.after, fate.ends)
+            await self._live(dispatch, attempt.before, attempt.after, attempt.ends)
         finally:
             dispatch.ended = self.world.now
-            self.world.say(f"{self.name}: act({what}) fence {dispatch.fence} ends: {fate.ends}")
+            self.world.say(f"{self.name}: act({what}) fence {dispatch.fence} ends: {attempt.ends}")
         return {"what": what, "fence": dispatch.fence, "number": dispatch.number}
 
     async def _live(self, dispatch: Dispatch, before: float, after: float, ends: str) -> None:
@@ -369,9 +369,9 @@ class Worker:
 
     def read_back(self, params: dict[str, Any], lost: CallContext) -> Any:
         """The tool's ``reconcile``: what really became of the lost call."""
-        found = self.laws.happened(lost.fence)
+        found = self.invariants.happened(lost.fence)
         self.world.say(f"{self.name}: act({params['what']}) fence {lost.fence} happened: {found}")
-        self.laws.seen["reconciled"] += 1
+        self.invariants.seen["reconciled"] += 1
         if not found:
             return found
         return Happened({"what": params["what"], "fence": lost.fence, "number": 0})

@@ -21,7 +21,7 @@ from antiphon.ports import Clock
 T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
 MAX_STEPS = 200_000
-"""A story that takes longer than this is an endless loop."""
+"""A simulation that takes longer than this is an endless loop."""
 here: ContextVar[Any] = ContextVar("antiphon_sim_here")
 """The simulated process that runs."""
 
@@ -211,7 +211,7 @@ class World:
         self.trace: list[str] = []
 
     def say(self, text: str) -> None:
-        """A line of the story."""
+        """Add a line to the trace."""
         self.trace.append(f"{self.now:9.3f}  {text}")
 
     def start(self, name: str, coroutine: Coroutine[Any, Any, Any], place: Any = None, after: float = 0.0) -> Task:
@@ -259,7 +259,7 @@ class World:
                 self._put(task, nap.seconds)
 
     def stop(self) -> None:
-        """End the story here."""
+        """End the simulation here."""
         self._stopped = True
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """What must hold after every step, whatever the seed does.
 
-| law            | in words                                                                                       |
+| invariant      | in words                                                                                       |
 |----------------|------------------------------------------------------------------------------------------------|
 | one dispatch   | a tool that may not be repeated is not dispatched while an earlier outcome of its intent is    |
 |                | open, except by a worker that had no way to know; no call repeats it by itself                 |
@@ -149,8 +149,8 @@ class Claim(NamedTuple):
     since: float
 
 
-class Laws:
-    """Watches a story; the first law that is broken ends it."""
+class Invariants:
+    """Watches a simulation; the first invariant that is broken ends it."""
 
     def __init__(self, world: World, plan: Plan) -> None:
         self.world = world
@@ -173,9 +173,9 @@ class Laws:
         """By identity: when it was first answered for good, and with what."""
         self._half_open: dict[str, float] = {}
 
-    def breaks(self, law: str, text: str) -> None:
+    def breaks(self, invariant: str, text: str) -> None:
         if not self.broken:
-            self.broken = f"{law}: {text}"
+            self.broken = f"{invariant}: {text}"
             self.world.say(f"BROKEN  {self.broken}")
             self.world.stop()
 
@@ -303,10 +303,10 @@ class Laws:
                 self._late(knew, "one dispatch", f"act({intent}) by {worker.name} while fence {other.fence} is open")
         earlier.append(dispatch)
 
-    def _late(self, knew: bool, law: str, text: str) -> None:
+    def _late(self, knew: bool, invariant: str, text: str) -> None:
         """A worker that went away right after the store confirmed its claim cannot know; a sink can, by the fence."""
         if knew:
-            self.breaks(law, text)
+            self.breaks(invariant, text)
         else:
             self.seen["dispatches only a fence can stop"] += 1
 
