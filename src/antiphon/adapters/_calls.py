@@ -75,7 +75,7 @@ def _with_turn(spec: ToolSpec) -> ToolSpec:
     return spec if spec.reuse is not None else msgspec.structs.replace(spec, reuse="turn")
 
 
-class Guard:
+class GuardedTools:
     """The tools of one framework object, behind the gateway of the current application."""
 
     def __init__(self, specs: Mapping[str, ToolSpec], app: Antiphon | None = None) -> None:

@@ -163,10 +163,10 @@ def recorded_stdio(original: Any) -> Any:
             async with original(*args, **options) as streams:
                 yield streams
         elif scope.invoker is not None:
-            async with _between(_Desk(scope)) as streams:
+            async with _between(_Relay(scope)) as streams:
                 yield streams
         else:
-            async with original(*args, **options) as (read, write), _between(_Desk(scope, write), read) as streams:
+            async with original(*args, **options) as (read, write), _between(_Relay(scope, write), read) as streams:
                 yield streams
 
     setattr(stdio_client, _MARK, original)
@@ -174,24 +174,24 @@ def recorded_stdio(original: Any) -> Any:
 
 
 @asynccontextmanager
-async def _between(desk: _Desk, source: Any = None) -> AsyncIterator[Any]:
-    """Streams for the session; what goes out and comes in passes over *desk*."""
+async def _between(relay: _Relay, source: Any = None) -> AsyncIterator[Any]:
+    """Streams for the session; what goes out and comes in passes over *relay*."""
     import anyio
 
     to_session, session_reads = anyio.create_memory_object_stream[Any](0)
     session_writes, from_session = anyio.create_memory_object_stream[Any](0)
-    desk.to_session = to_session
+    relay.to_session = to_session
 
     async def out() -> None:
         async with from_session:
             async for message in from_session:
-                await desk.goes_out(message)
-        await desk.closed()
+                await relay.goes_out(message)
+        await relay.closed()
 
     async def back() -> None:
         async with to_session:
             async for message in source:
-                await desk.comes_back(message)
+                await relay.comes_back(message)
                 await to_session.send(message)
 
     async with anyio.create_task_group() as group:
@@ -217,8 +217,8 @@ async def _quietly(pump: Any) -> None:
         return
 
 
-class _Desk:
-    """Where messages pass by: live, requests and their answers are recorded; without a server the replay answers."""
+class _Relay:
+    """Between session and server. Live, requests and answers are recorded; without a server, the replay answers."""
 
     to_session: Any = None
 

@@ -24,7 +24,7 @@ import orjson
 
 from antiphon.adapters._mcp import wrap_stdio
 from antiphon.adapters._model import recording_scope
-from antiphon.adapters._wire import place_of
+from antiphon.adapters._wire import endpoint_of
 from antiphon.adapters.httpx import handle, handle_async
 from antiphon.errors import AntiphonError
 
@@ -206,7 +206,7 @@ def _notice(kind: Any, name: str, place: int) -> None:
     def noticed(self: Any, *args: Any, **options: Any) -> Any:
         method = "POST" if not place else str(args[0] if args else options.get("method")).upper()
         path = str(args[place] if len(args) > place else options.get("url")).partition("?")[0]
-        if place_of(method, path) is not None and recording_scope() is not None:
+        if endpoint_of(method, path) is not None and recording_scope() is not None:
             message = f"a model call over aiohttp is not recorded: {path}. Let its SDK send over httpx."
             warnings.warn(f"antiphon: {message}", RuntimeWarning, stacklevel=2)
         return original(self, *args, **options)

@@ -31,7 +31,7 @@ _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
 
 
-class Place(NamedTuple):
+class Endpoint(NamedTuple):
     """A path that belongs to a model."""
 
     provider: str
@@ -47,7 +47,7 @@ class ModelCall(NamedTuple):
     stream: bool
 
 
-def place_of(method: str, path: str) -> Place | None:
+def endpoint_of(method: str, path: str) -> Endpoint | None:
     """Whose path this is; decided before the body is read, so that other traffic is left alone."""
     if method != "POST":
         return None
@@ -55,11 +55,11 @@ def place_of(method: str, path: str) -> Place | None:
         found = pattern.search(path)
         if found is not None:
             named = found.groupdict()
-            return Place(provider, named.get("model"), named.get("verb") == "streamG")
+            return Endpoint(provider, named.get("model"), named.get("verb") == "streamG")
     return None
 
 
-def read_call(place: Place, content: bytes) -> ModelCall | None:
+def read_call(endpoint: Endpoint, content: bytes) -> ModelCall | None:
     """The model call in a request body; ``None`` if it is not a JSON object."""
     try:
         body = orjson.loads(content)
@@ -67,9 +67,9 @@ def read_call(place: Place, content: bytes) -> ModelCall | None:
         return None
     if not isinstance(body, dict):
         return None
-    if place.provider == "gemini":  # its URL names what the others say in the body
-        return ModelCall(place.provider, {"model": place.model, **body}, place.streams)
-    return ModelCall(place.provider, body, bool(body.get("stream")))
+    if endpoint.provider == "gemini":  # its URL names what the others say in the body
+        return ModelCall(endpoint.provider, {"model": endpoint.model, **body}, endpoint.streams)
+    return ModelCall(endpoint.provider, body, bool(body.get("stream")))
 
 
 def outgoing(call: ModelCall) -> bytes:

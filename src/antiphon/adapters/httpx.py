@@ -160,9 +160,9 @@ class _Exchange:
     async def run(self) -> Any:
         """The response to a model call, to a message for an MCP server, or to anything else, which is passed on."""
         request = self._request
-        place = _wire.place_of(request.method, request.url.path)
-        if place is not None:
-            call = _wire.read_call(place, await self._read(request))
+        endpoint = _wire.endpoint_of(request.method, request.url.path)
+        if endpoint is not None:
+            call = _wire.read_call(endpoint, await self._read(request))
             return await (self._send(request) if call is None else self._model_call(call))
         if self._scope.invoker is not None and _mcp.is_listening(request.method, request.headers):
             return self._module.Response(405, request=request)

@@ -50,7 +50,7 @@ from antiphon._gateway import codec  # noqa: E402
 from antiphon._recording.manifest import entry_of  # noqa: E402
 from antiphon._recording.run import Run, active_run  # noqa: E402
 from antiphon._scope import current_scope  # noqa: E402
-from antiphon.adapters._calls import Given, Guard, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import Given, GuardedTools, Place, specs_of  # noqa: E402
 from antiphon.adapters._model import (  # noqa: E402
     NATIVE,
     Asking,
@@ -76,7 +76,7 @@ class ToolCalls:
     """Wraps tool calls: what ``ToolNode(wrap_tool_call=…, awrap_tool_call=…)`` takes."""
 
     def __init__(self, tools: Tools = None, *, app: Antiphon | None = None, session: str | None = None) -> None:
-        self._guard = Guard(specs_of(tools), app)
+        self._guard = GuardedTools(specs_of(tools), app)
         self._session = session
 
     def wrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:

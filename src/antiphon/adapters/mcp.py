@@ -22,7 +22,7 @@ need("mcp")
 from mcp import MCPError  # noqa: E402
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult  # noqa: E402
 
-from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import GuardedTools, Place, specs_of  # noqa: E402
 from antiphon.adapters._mcp import guarded, recorded_stdio  # noqa: E402
 from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
@@ -78,7 +78,7 @@ class GuardedClient:
         self._declared = frozenset(declared)
         self._trusted = trusted
         self._session = session
-        self._guard = Guard({}, app)
+        self._guard = GuardedTools({}, app)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)

@@ -24,7 +24,7 @@ from agents import Agent, FunctionTool, Handoff, Model, ModelProvider, ModelResp
 from agents.items import TResponseOutputItem, TResponseStreamEvent  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 
-from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import GuardedTools, Place, specs_of  # noqa: E402
 from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
@@ -137,7 +137,7 @@ def protect(agent: A, tools: Tools = None, *, session: str | None = None, app: A
     *session* is an id that is the same after a restart, such as a ticket or conversation. Without one, calls are told
     apart by the run they are in.
     """
-    guard = Guard(specs_of(tools), app)
+    guard = GuardedTools(specs_of(tools), app)
     done: dict[int, Any] = {}
 
     def one(found: Any) -> Any:
@@ -176,7 +176,7 @@ def _recorded(model: Any) -> Any:
     return RecordedModel(model if isinstance(model, Model) else MultiProvider().get_model(model))
 
 
-def guard_tool(tool: FunctionTool, guard: Guard, session: str | None = None) -> FunctionTool:
+def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = None) -> FunctionTool:
     """The tool with its calls going through the gateway."""
     invoke = tool.on_invoke_tool
     spec = guard.spec(tool.name, tool.description)

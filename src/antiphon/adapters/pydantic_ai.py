@@ -31,7 +31,7 @@ from pydantic_ai.messages import (  # noqa: E402
     UserPromptPart,
 )
 
-from antiphon.adapters._calls import Guard, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import GuardedTools, Place, specs_of  # noqa: E402
 from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
@@ -62,10 +62,10 @@ class Reliable(AbstractCapability[Any]):
     session: str | None = None
     declared: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None
     app: Antiphon | None = None
-    _guard: Guard = field(init=False, repr=False, compare=False)
+    _guard: GuardedTools = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._guard = Guard(specs_of(self.declared), self.app)
+        self._guard = GuardedTools(specs_of(self.declared), self.app)
 
     async def wrap_model_request(self, ctx: Any, *, request_context: Any, handler: Any) -> ModelResponse:
         """Ask the model, or the replay."""
