@@ -6,11 +6,7 @@ import asyncio
 from multiprocessing.connection import Connection
 from typing import Any
 
-import pytest
-
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_async_gateway
-
-pytestmark = pytest.mark.timeout(300)
 
 PROCESSES, CALLERS, SHARED = 4, 64, 6
 

@@ -13,8 +13,6 @@ import pytest
 from tests.faults.fleet_kit import Effects, Worker, envelope, fleet, open_gateway, serve, summary
 from tests.servers import Postgres, Server, Valkey
 
-pytestmark = pytest.mark.timeout(300)
-
 ORDERS, WORKERS = 60, 3
 
 

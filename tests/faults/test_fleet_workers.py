@@ -6,13 +6,9 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-import pytest
-
 from antiphon.config.stores import open_store
 from antiphon.decide.claim import is_unknown
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, short, summary, until
-
-pytestmark = pytest.mark.timeout(300)
 
 LEASE_MS = 600
 

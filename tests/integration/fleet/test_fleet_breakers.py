@@ -19,8 +19,6 @@ from antiphon.redact import Redactor
 from antiphon.stores._adapters import AsyncFromSync
 from tests.faults.fleet_kit import Effects, fleet, open_async_gateway, open_gateway, serve, until
 
-pytestmark = pytest.mark.timeout(300)
-
 KEY = "tool/tools/send"
 WITHIN_S = 1.0
 

@@ -23,8 +23,6 @@ from antiphon.ports import BreakerRow, Clock
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, summary, until
 from tests.servers import Valkey
 
-pytestmark = pytest.mark.timeout(300)
-
 Type = Callable[..., subprocess.CompletedProcess[str]]
 
 

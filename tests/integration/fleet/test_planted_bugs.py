@@ -21,7 +21,6 @@ from antiphon.redact import Redactor
 from antiphon.stores._adapters import AsyncFromSync
 from tests.faults.fleet_kit import Effects, Tampered, fleet, of_another, open_gateway, serve, until
 
-pytestmark = pytest.mark.timeout(300)
 KEY = "tool/tools/send"
 
 

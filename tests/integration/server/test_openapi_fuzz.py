@@ -37,7 +37,6 @@ def _documented(document: dict[str, Any], path: str, method: str) -> set[int]:
     return {int(status) for status in document["paths"][path][method.lower()]["responses"]}
 
 
-@pytest.mark.timeout(300)
 def test_generated_requests_get_documented_answers(served: Served) -> None:
     document = httpx.get(f"{served.url}/v1/openapi.json").json()
     schema = schemathesis.openapi.from_dict(document)
