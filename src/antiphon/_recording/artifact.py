@@ -46,7 +46,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
     names = set()
     for name, _ in pairs:
         if name in names:
-            raise BadJson(f"the key {name[:60]!r} stands there twice")
+            raise BadJson(f"the key {name[:60]!r} appears twice")
         names.add(name)
 
 
@@ -57,7 +57,7 @@ def _fitting(digits: str) -> int:
 
 
 def _refused(word: str) -> NoReturn:
-    raise BadJson(f"{word} is no JSON")
+    raise BadJson(f"{word} is not valid JSON")
 
 
 _MOST_ERRORS = 1_000
@@ -338,7 +338,7 @@ def _in_lines(path: Path, head: dict[str, Any]) -> Document:
             given = line
             break
     else:
-        raise ArtifactError(f"{path} is cut off after event {seal.count - 1}: it does not end as an artifact does.")
+        raise ArtifactError(f"{path} is cut off after event {seal.count - 1}: the end of the document is missing.")
 
     def events() -> Iterator[Event]:
         for number, line in enumerate(_event_lines(path)):
@@ -362,7 +362,7 @@ def _read_head(file: IO[bytes], path: Path) -> dict[str, Any] | None:
         except orjson.JSONDecodeError:
             return None
         if not entry.keys().isdisjoint(head):
-            raise ArtifactError(f"{path}: the key {next(iter(entry))[:60]!r} stands there twice.")
+            raise ArtifactError(f"{path}: the key {next(iter(entry))[:60]!r} appears twice.")
         head |= entry
     return None
 
@@ -391,7 +391,7 @@ def _read_end(line: bytes, file: IO[bytes], path: Path) -> Iterator[dict[str, An
         end = file.readline(MAX_LINE)
     if end.strip() == b"}":
         if file.read(1024).strip():
-            raise ArtifactError(f"{path}: something follows the end of the document.")
+            raise ArtifactError(f"{path}: unexpected data after the end of the document.")
         yield seal if isinstance(seal, dict) else None
 
 
@@ -411,9 +411,9 @@ def _manifest(head: dict[str, Any], path: Path) -> RunManifest:
     except ContractError as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error.message}") from None
     if max(manifest.started_at_ms, manifest.finished_at_ms or 0) > LAST_MS or len(manifest.name) > _LONGEST_NAME:
-        raise ArtifactError(f"{path}: the manifest has an impossible name or time.")
+        raise ArtifactError(f"{path}: the manifest has an invalid name or timestamp.")
     if not USABLE_ID.fullmatch(manifest.id):
-        raise ArtifactError(f"{path}: its run id cannot be used.", hint="Ids have letters, digits and . _ : @ + ~ -")
+        raise ArtifactError(f"{path}: its run id is not valid.", hint="Ids have letters, digits and . _ : @ + ~ -")
     if manifest.v > EVENT_VERSION:
         raise ArtifactError(f"{path} was written by a newer release.", hint="Upgrade Antiphon.")
     return manifest
@@ -433,7 +433,7 @@ def check_event(line: bytes, run: str, number: int, where: str) -> Event:
     if event.v > EVENT_VERSION:
         raise ArtifactError(f"{where}: event {number} was written by a newer release.", hint="Upgrade Antiphon.")
     if not 0 <= event.index < 2**53 or event.at_ms > LAST_MS:
-        raise ArtifactError(f"{where}: event {number} has an impossible place or time.")
+        raise ArtifactError(f"{where}: event {number} has an invalid index or timestamp.")
     return event
 
 

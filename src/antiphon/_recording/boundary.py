@@ -112,7 +112,7 @@ class Boundary:
 
     def _report(self, missing: int, error: StoreError) -> None:
         """The call has been made, and its answer is worth more than its events."""
-        log.error("the run log misses %d events of a call of %s: %s", missing, self.name, error)
+        log.error("%d events of a call to %s are missing from the run log: %s", missing, self.name, error)
 
     async def start(self) -> None:
         """Write the start event; the call may be made after this."""

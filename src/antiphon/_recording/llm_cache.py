@@ -79,7 +79,7 @@ class LlmCache:
         try:
             found = await self._journal(asynchronous).read(self._key(key, variant))
         except StoreError as error:
-            log.warning("the cache of model answers could not be read: %s", error)
+            log.warning("the model cache could not be read: %s", error)
             return None
         if found is None:
             return None
@@ -105,4 +105,4 @@ class LlmCache:
             if isinstance(claim, Claimed):
                 await journal.settle(place, claim.version, Settlement("done", self._ttl_ms, payload=data))
         except StoreError as error:
-            log.warning("an answer of a model could not be kept: %s", error)
+            log.warning("a model response could not be cached: %s", error)

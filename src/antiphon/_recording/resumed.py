@@ -105,7 +105,7 @@ class Earlier:
         payload = self._whole(end).payload
         chunks = None if streamed is None else [self._whole(event).payload.get("data") for event in streamed]
         if _SECRET in orjson.dumps([payload.get("value"), chunks]):
-            log.warning("a model is asked again: event %d holds placeholders for secrets", end.seq)
+            log.warning("calling the model again: event %d holds placeholders for secrets", end.seq)
             return None
         outcome = str(payload["outcome"])
         return Answer(outcome, payload.get("value"), chunks=chunks, source="cache", meta={"fromCache": True})

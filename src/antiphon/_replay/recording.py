@@ -285,9 +285,7 @@ class Recording:
             meta["headers"] = finished.meta["headers"]
         outcome = str(payload.get("outcome", "ok"))
         if outcome not in _OUTCOMES:
-            raise ArtifactError(
-                f"Event {finished.seq} of run {self.manifest.id} says {outcome!r}, which is no outcome."
-            )
+            raise ArtifactError(f"Event {finished.seq} of run {self.manifest.id} has the unknown outcome {outcome!r}.")
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
 
     def arguments(self, call: RecordedCall) -> Any:

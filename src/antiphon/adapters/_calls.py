@@ -65,7 +65,7 @@ def specs_of(tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None)
     if isinstance(tools, Mapping):
         for name, fields in tools.items():
             if "idempotent" not in fields:
-                raise InvalidInput(f"The tool {name!r} has to say whether repeating it is harmless: idempotent=…")
+                raise InvalidInput(f"Declare whether the tool {name!r} is idempotent: idempotent=…")
         return {name: ToolSpec(name=name, **{"reuse": "turn", **fields}) for name, fields in tools.items()}
     return {spec.name: _with_turn(spec) for spec in tools}
 

@@ -88,7 +88,7 @@ class GuardedClient:
         listed = await self._client.list_tools(**options)
         for tool in listed.tools:
             if tool.name in self._declared:
-                log.info("%s/%s: the operator's declaration decides", self._namespace, tool.name)
+                log.info("%s/%s: the operator's declaration applies", self._namespace, tool.name)
                 continue
             self._specs[tool.name], source = suggested_spec(tool, namespace=self._namespace, trusted=self._trusted)
             log.info(

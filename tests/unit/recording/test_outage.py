@@ -38,7 +38,7 @@ def test_an_answer_is_worth_more_than_its_event(caplog: pytest.LogCaptureFixture
         with caplog.at_level(logging.ERROR, "antiphon.run"):
             assert run.llm(ASK, lambda body: {"answer": 42}) == {"answer": 42}
     assert [record.getMessage() for record in caplog.records] == [
-        "the run log misses 1 events of a call of llm: The disk is full."
+        "1 events of a call to llm are missing from the run log: The disk is full."
     ]
     assert [event.type for event in run.events()] == ["run.started", "call.started", "run.finished"]
 
@@ -51,7 +51,7 @@ def test_a_stream_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     with app.run("full disk") as run, caplog.at_level(logging.ERROR, "antiphon.run"):
         Trouble(run, 1)
         assert len(list(run.llm({**ASK, "stream": True}, send))) == 3
-    assert "misses 4 events" in caplog.text
+    assert "4 events of a call to llm are missing" in caplog.text
 
 
 def test_a_model_is_not_asked_if_the_start_cannot_be_written() -> None:

@@ -94,7 +94,7 @@ async def test_an_answer_in_an_event_loop_is_worth_more_than_its_event(
 
         with caplog.at_level(logging.ERROR, "antiphon.run"):
             assert await run.llm(ASK, lose) == {"answer": 42}
-    assert "misses 1 events of a call of llm" in caplog.text
+    assert "1 events of a call to llm are missing" in caplog.text
 
 
 def test_a_run_that_is_not_recorded_writes_nothing() -> None:

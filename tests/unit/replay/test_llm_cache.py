@@ -122,8 +122,8 @@ def test_a_store_that_fails_means_that_the_model_is_asked(
         assert ask(app, model)["choices"]
     assert model.asked == 1
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the cache of model answers could not be read",
-        "an answer of a model could not be kept",
+        "the model cache could not be read",
+        "a model response could not be cached",
     ]
 
 
