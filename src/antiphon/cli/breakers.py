@@ -28,10 +28,10 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do the act."""
     from antiphon._drive import drive
-    from antiphon.ops.admin import admin, as_breaker_key
+    from antiphon.ops.admin import Admin, as_breaker_key
 
     with application(arguments) as app:
-        acts = admin(app)
+        acts = Admin(app)
         if arguments.what != "list":
             key = as_breaker_key(arguments.tool, arguments.context or None)
             if arguments.what == "reset":

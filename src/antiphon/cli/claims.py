@@ -38,10 +38,10 @@ def register(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Do the act."""
     from antiphon._drive import drive
-    from antiphon.ops.admin import admin, usage
+    from antiphon.ops.admin import Admin, usage
 
     with application(arguments) as app:
-        acts = admin(app)
+        acts = Admin(app)
         if arguments.what == "list":
             found = drive(
                 acts.claims(

@@ -6,14 +6,12 @@ import hashlib
 import hmac
 import os
 import secrets
-import time
 from typing import Any, Literal, NamedTuple, get_args
-
-import orjson
 
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput, NotFound
-from antiphon.ports import Clock, Journal, Row
+from antiphon.ops.runs import ReservedRun
+from antiphon.ports import Clock, Journal
 
 Role = Literal["read", "run", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -58,15 +56,20 @@ def digest_of(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def host_log(journal: Journal, clock: Clock, run: str) -> ReservedRun:
+    """A reserved run of the host itself."""
+    tags = {"kind": "host"}
+    manifest = RunManifest(id=run, name=run, status="running", started_at_ms=0, tenant=HOST_TENANT, tags=tags)
+    return ReservedRun(journal, clock, manifest)
+
+
 class KeyRing:
     """The keys, as a log of creations and revocations under a reserved run."""
 
     def __init__(self, journal: Journal, clock: Clock, *, default_tenant: str) -> None:
-        self._journal = journal
         self._clock = clock
+        self._log = host_log(journal, clock, KEYS_RUN)
         self._keys: dict[str, ApiKey] = {}
-        self._row = 0
-        self._read_at = float("-inf")
         self._by_digest: dict[str, ApiKey] = {}
         given = os.environ.get(ENVIRONMENT_KEY, "")
         self._environment = digest_of(given) if given else None
@@ -74,20 +77,15 @@ class KeyRing:
 
     async def refresh(self, *, at_once: bool = False) -> None:
         """Read what was appended since the last time; every two seconds at most."""
-        now = time.monotonic()
-        if not at_once and now - self._read_at < _REFRESH_S:
-            return
-        self._read_at = now
-        while batch := await self._journal.events(KEYS_RUN, start=self._row):
-            self._row = batch[-1].seq + 1
-            for event in batch:
-                payload = event.payload
-                if event.type == "key.created":
-                    key = ApiKey(**payload)
-                    self._keys[key.id] = self._by_digest[key.digest] = key
-                elif event.type == "key.revoked" and payload["id"] in self._keys:
-                    key = self._keys[payload["id"]]._replace(revoked=True)
-                    self._keys[key.id] = self._by_digest[key.digest] = key
+        for event in await self._log.read(at_most_every_s=0.0 if at_once else _REFRESH_S):
+            payload = event.payload
+            if event.type == "key.created":
+                key = ApiKey(**payload)
+            elif event.type == "key.revoked" and payload["id"] in self._keys:
+                key = self._keys[payload["id"]]._replace(revoked=True)
+            else:
+                continue
+            self._keys[key.id] = self._by_digest[key.digest] = key
 
     async def find(self, token: str) -> Principal | None:
         """Whose key this is."""
@@ -122,7 +120,7 @@ class KeyRing:
         token = f"antiphon_{secrets.token_urlsafe(32)}"
         now = self._clock.now_ms()
         key = ApiKey(secrets.token_hex(6), digest_of(token), role, tenant, name, now)
-        await self._append("key.created", {**key._asdict()})
+        await self._log.append("key.created", key._asdict())
         return token, key
 
     async def revoke(self, key_id: str) -> ApiKey:
@@ -132,15 +130,6 @@ class KeyRing:
         if key is None:
             raise NotFound(f"There is no API key {key_id!r}.", hint="List them: antiphon apikeys list")
         if not key.revoked:
-            await self._append("key.revoked", {"id": key_id})
+            await self._log.append("key.revoked", {"id": key_id})
+            await self.refresh(at_once=True)
         return self._keys[key_id]
-
-    async def _append(self, kind: str, payload: dict[str, Any]) -> None:
-        now = self._clock.now_ms()
-        manifest = RunManifest(
-            id=KEYS_RUN, name=KEYS_RUN, status="running", started_at_ms=now, tenant=HOST_TENANT, tags={"kind": "host"}
-        )
-        await self._journal.open_run(manifest)
-        body = orjson.dumps({"payload": payload, "meta": {}, "v": 1})
-        await self._journal.append(KEYS_RUN, (Row(KEYS_RUN, kind, now, body),))
-        await self.refresh(at_once=True)

@@ -11,9 +11,8 @@ from antiphon._version import __version__
 from antiphon.config.model import Config, HostSection, TelemetrySection
 from antiphon.host.api_keys import Principal
 from antiphon.host.events import document
-from antiphon.host.host import Host
+from antiphon.host.host import Host, HostRun
 from antiphon.host.llm import MAX_ATTEMPTS
-from antiphon.host.run import HostRun
 from antiphon.host.runs import fork_run, recipe_name, retention_seconds, start_run
 from antiphon.host.workflow.model import parse
 from antiphon.llm.key import llm_cache_key

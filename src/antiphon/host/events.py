@@ -16,12 +16,13 @@ from antiphon.ports import Blobs, Journal, Row
 PLACE = "sequence"
 """Where the metadata of a row says its number among the workflow events of the run."""
 _BATCH = 1000
+_FEEDS_STATE = frozenset({"run.started", "node.completed"})
 
 
-def as_row(recorder: Recorder, told: Told, sequence: int, *, redacted: bool = False) -> Row:
-    """A workflow event on its way into the log."""
+def row_of(recorder: Recorder, told: Told, sequence: int) -> Row:
+    """A workflow event as a row that says whether a later resumption can rely on it."""
     meta: dict[str, Any] = {PLACE: sequence, "workflow": True}
-    if redacted:
+    if told.type in _FEEDS_STATE and recorder.present(dict(told.payload), "")[2]:
         meta["redacted"] = True
     return recorder.encode(told.type, None, dict(told.payload), meta)
 

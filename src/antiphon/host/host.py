@@ -7,32 +7,44 @@ and resumed, and who may look at what. Calls go through the gateway, events into
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
-from collections.abc import Sequence
+import random
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
+from antiphon._recording.run import Run
+from antiphon._scope import Site
+from antiphon.canonical import canonical_digest
 from antiphon.config.wiring import sealer_of
-from antiphon.contract.events import RunManifest
-from antiphon.errors import AntiphonError, ConfigError, InvalidInput, StoreError
-from antiphon.host.api_keys import HOST_TENANT, KeyRing, Principal
-from antiphon.host.events import Signals
-from antiphon.host.providers import Post
-from antiphon.host.run import HostRun
-from antiphon.host.tenant import Tenant, tools_of
+from antiphon.contract._base import UNSET
+from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.spec import ToolSpec
+from antiphon.errors import AntiphonError, ConfigError, Divergence, InvalidInput, StoreError
+from antiphon.host.api_keys import KeyRing, Principal
+from antiphon.host.events import Numbered, Reader, Signals, row_of
+from antiphon.host.llm import MockProvider, ModelBoundary, Post
 from antiphon.host.webhooks import Webhooks
-from antiphon.host.worker_lease import WorkerLease, is_gone, take_over
-from antiphon.host.workflow.mock import MockProvider
+from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
-from antiphon.host.workflow.nodes import check_nodes
-from antiphon.host.workflow.state import Told
+from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeFailed, Outputs, Visit, check_nodes
+from antiphon.host.workflow.runner import Replay, Runner, Stopped
+from antiphon.host.workflow.source import Comparison, Source
+from antiphon.host.workflow.state import TERMINAL, State, Told, fold
 from antiphon.ops.admin import Admin
-from antiphon.ops.app import Antiphon
-from antiphon.ops.entry import AGENT_MARK, load_entry
-from antiphon.ports import Journal
+from antiphon.ops.app import Antiphon, using
+from antiphon.ops.entry import AGENT_MARK, load_entry, load_module
+from antiphon.ops.gateways import AsyncGateway
+from antiphon.ops.start import arguments_of, is_arguments
+from antiphon.ports import Answer, Invocation, Journal, Row
 
 log = logging.getLogger("antiphon.host")
 
@@ -40,6 +52,62 @@ KIND = "workflow"
 """The tag that tells the host's runs from others in the log."""
 _LOOK_FOR_ORPHANS_S = 5.0
 _LOOK_FOR_CANCELS_S = 0.5
+_FRESH = {
+    "now": lambda: datetime.now(UTC).isoformat(),
+    "random": lambda: repr(random.random()),
+    "uuid4": lambda: str(uuid.uuid4()),
+}
+
+
+class Rejected(AntiphonError):
+    """The host says no, with the status and code the protocol has for it."""
+
+    def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message, code=code)
+        self.status = status
+        self.details = dict(details) if details else None
+
+
+def not_found(run_id: str) -> Rejected:
+    """The same answer for a run of another tenant and for none at all."""
+    return Rejected(404, "run_not_found", f"There is no run {run_id[:64]!r}.")
+
+
+class Tenant:
+    """One tenant's view: its gateway with all tools, its runs, its audit log."""
+
+    def __init__(self, base: Antiphon, name: str, tools: Sequence[tuple[Any, ToolSpec]]) -> None:
+        self.name = name
+        self.app = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
+        self._tools = tools
+
+    @functools.cached_property
+    def gateway(self) -> AsyncGateway:
+        """The gateway, made in the host's event loop."""
+        gateway = self.app.async_gateway
+        for function, spec in self._tools:
+            gateway.register(function, spec)
+        namespace, _, name = SIDE_EFFECT_TOOL.partition("/")
+        gateway.register(performed_effect, ToolSpec(name=name, namespace=namespace, idempotent=False, effect="write"))
+        return gateway
+
+
+def tools_of(places: Sequence[str]) -> list[tuple[Callable[..., Any], ToolSpec]]:
+    """The functions decorated as tools in *places* (``file.py`` or a module), undecorated, with what they declare."""
+    found: list[tuple[Callable[..., Any], ToolSpec]] = []
+    for place in places:
+        module = load_module(place)
+        tools = [value.tool for value in vars(module).values() if hasattr(value, "tool") and callable(value)]
+        named = [tool for tool in tools if isinstance(getattr(tool, "spec", None), ToolSpec)]
+        if not named:
+            raise ConfigError(f"[host] tools: {place} has no tool.", path="host.tools")
+        found += [(tool.function, tool.spec) for tool in named]
+    return found
+
+
+def performed_effect(nodeId: str) -> dict[str, str]:  # noqa: N803 - the name on the wire
+    """The reserved effect of the conformance fixtures: something that would be different if it were done again."""
+    return {"nodeId": nodeId, "effectId": str(uuid.uuid4())}
 
 
 class Host:
@@ -153,25 +221,16 @@ class Host:
             found = self._tenants[name] = Tenant(self.app, name, self._tools)
         return found
 
-    async def visible(self, principal: Principal, run: str) -> RunManifest | None:
-        """The manifest of a run of the host, if it is the principal's to see."""
+    async def visible(self, principal: Principal, run: str) -> RunManifest:
+        """The manifest of a run of the principal's; any other is not found."""
         manifest = await self.journal.manifest(run)
-        if manifest is None or manifest.tenant != principal.tenant or manifest.tenant == HOST_TENANT:
-            return None
-        return manifest if manifest.tags.get("kind") == KIND else None
+        if manifest is None or manifest.tenant != principal.tenant or manifest.tags.get("kind") != KIND:
+            raise not_found(run)
+        return manifest
 
     def admin(self, principal: Principal) -> Admin:
         """The acts of an operator, on this loop's journal."""
-        app = self.tenant(principal.tenant).app
-        return Admin(
-            self.journal,
-            tenant=app.tenant,
-            workspace=app.workspace,
-            clock=app.clock,
-            redactor=app._redactor,
-            actor=principal.key_id,
-            settings=app.config.tools,
-        )
+        return Admin(self.tenant(principal.tenant).app, self.journal, actor=principal.key_id)
 
     async def refresh_breakers(self, tenant: str) -> None:
         """Let an operator's act count at once in this process; others look within a second."""
@@ -251,3 +310,304 @@ class Host:
                 except StoreError as error:
                     log.warning("cancellations could not be looked for: %s", error)
                     break
+
+
+class ReplayInvoker:
+    """The invoker of a replay fork: what no recording answers is refused, whatever reaches for it (RFC 0140)."""
+
+    def __init__(self) -> None:
+        self.inner: Any = None
+        """Answers from a tape while an agent runs."""
+
+    def answer_tool(self, call: Invocation) -> Answer | None:
+        return self._reached(call).answer_tool(call)  # type: ignore[no-any-return]
+
+    async def answer(self, call: Invocation) -> Answer | None:
+        return await self._reached(call).answer(call)  # type: ignore[no-any-return]
+
+    def _reached(self, call: Invocation) -> Any:
+        if self.inner is None:
+            message = f"{call.name} was called in a replay fork, which performs no call."
+            raise Divergence(message, code="replay_source_missing")
+        return self.inner
+
+    def draw(self, what: str, site: Site, fresh: Any) -> Any:
+        return fresh() if self.inner is None else self.inner.draw(what, site, fresh)
+
+
+class HostRun:
+    """One run that this process executes."""
+
+    def __init__(self, host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[Told]) -> None:
+        self.host = host
+        self.manifest = manifest
+        self.task: asyncio.Task[None] | None = None
+        self.tenant = tenant = host.tenant(manifest.tenant)
+        self._later: list[Row] = []
+        """To be written with the next events."""
+        self._rows: int | None = len(events)
+        """Rows of the log, as long as all of them are written here; calls of tools write their own."""
+        self._replaying = ReplayInvoker() if self.is_replay else None
+        self.recorder = tenant.app.recorder(
+            manifest.id, manifest.salt, invoker=self._replaying, write=self._record, write_async=self._record_async
+        )
+        self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
+        self.runner = Runner(
+            workflow,
+            fold(workflow, events),
+            run=manifest.id,
+            tenant=manifest.tenant,
+            services=self,
+            write=self._write,
+            replay=self._replay(events),
+            staged=lambda node: host.mock.staged(manifest.tenant, node),
+        )
+
+    @property
+    def id(self) -> str:
+        return self.manifest.id
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether this is a fork in mode ``replay``: it observes nothing itself and delivers nothing."""
+        return isinstance(self.manifest.replay, dict) and self.manifest.replay.get("mode") == "replay"
+
+    @property
+    def state(self) -> State:
+        return self.runner.state
+
+    def _replay(self, events: Sequence[Told]) -> Replay | None:
+        if not self.is_replay or self.manifest.source_run is None:
+            return None
+        told: list[Told] = []
+        source = Source(self.manifest.source_run, told)
+        reader = self.reader(self.host, source.run, self.manifest.tenant)
+
+        async def load() -> Source:
+            if not told or told[-1].type not in TERMINAL:
+                told.extend(event.told for event in await reader.more())
+            return source
+
+        seen = sum(1 for event in events if not event.type.startswith("replay."))
+        return Replay(load, Comparison(source, seen), self.host.settings.replay_verify)
+
+    @staticmethod
+    def reader(host: Host, run: str, tenant: str) -> Reader:
+        """Reads the workflow events of a run."""
+        return Reader(host.journal, run, host.tenant(tenant).app.blobs, tenant)
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def _record(self, rows: Sequence[Row]) -> None:
+        if self._rows is not None:
+            self._rows += len(rows)
+        self.tenant.app.journal.append(self.id, rows)
+
+    async def _record_async(self, rows: Sequence[Row]) -> None:
+        if self._rows is not None:
+            self._rows += len(rows)
+        await self.host.journal.append(self.id, rows)
+
+    async def _write(self, events: Sequence[tuple[Told, int]], over: bool) -> None:
+        if not self.host.lease.holds():
+            raise Stopped(f"this process lost its lease; run {self.id} is left to another one")
+        later, self._later[:] = tuple(self._later), ()
+        rows = (*later, *(row_of(self.recorder, told, number) for told, number in events))
+        journal = self.host.journal
+        if self._rows is not None:
+            self._rows += len(rows)
+        if not over:
+            await journal.append(self.id, rows)
+        elif self._rows is not None:
+            await asyncio.gather(journal.append(self.id, rows), journal.update_run(self._finished(self._rows)))
+        else:
+            first = await journal.append(self.id, rows)
+            await journal.update_run(self._finished(first + len(rows)))
+        self.host.signals.wake(self.id)
+        if not self.is_replay:
+            self.host.deliver(self.manifest, events)
+
+    def _finished(self, rows: int) -> RunManifest:
+        now = self.host.app.clock.now_ms()
+        self.manifest = msgspec.structs.replace(
+            self.manifest, status=self.state.status, finished_at_ms=now, events=rows
+        )
+        return self.manifest
+
+    # -- what its nodes reach ----------------------------------------------------------------------------------------
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
+        self._rows = None  # what is called writes to the log, too
+        envelope = tool_request(name, arguments, self.id, key, attempts=1000, elapsed_ms=2**53 - 1)
+        result = await self.tenant.gateway.execute(envelope)
+        if result.status == "success" and result.output is not UNSET:
+            return result.output.content
+        if result.error is UNSET:
+            raise NodeFailed("tool_error", f"{name} gave neither a result nor an error.")
+        raise NodeFailed(result.error.code, result.error.message)
+
+    async def ask_model(self, visit: Visit) -> Outputs:
+        return await self.models.ask(visit)
+
+    def draw(self, what: str) -> Any:
+        scope = self.recorder.scope
+        site = scope.enter(what, "")
+        value = _FRESH[what]()
+        self._later.append(scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {}))
+        return value
+
+    async def run_agent(self, name: str, inputs: Mapping[str, Any]) -> Any:
+        """Call an entry point; its own calls stand in this run, and a replay answers them from the recording."""
+        self._rows = None  # what is called writes to the log, too
+        function = load_entry(self.host.agents[name])
+        args, kwargs = arguments_of(dict(inputs)) if is_arguments(dict(inputs)) else ([], dict(inputs))
+        scope, app = self.recorder.scope, self.tenant.app
+        run = Run(self.recorder, self.manifest, app._caller(self.manifest))
+        if self._replaying is not None:
+            self._replaying.inner = await self._tape_invoker()
+        try:
+            if inspect.iscoroutinefunction(inspect.unwrap(function)):
+                with run.attached(), using(app):
+                    return await function(*args, **kwargs)
+
+            def call() -> Any:
+                with run.attached(), using(app):
+                    scope.adopt()
+                    return function(*args, **kwargs)
+
+            return await asyncio.to_thread(call)
+        except Divergence as error:
+            raise NodeFailed("replay_source_missing", error.message) from None
+        except AntiphonError as error:
+            raise NodeFailed(error.code, error.message) from None
+        except Exception as error:
+            raise NodeFailed("agent_error", f"{type(error).__name__}: {error}") from None
+        finally:
+            if self._replaying is not None:
+                self._replaying.inner = None
+            scope.adopt()
+
+    async def _tape_invoker(self) -> Any:
+        from antiphon._replay.observe import Observer
+        from antiphon._replay.strict import StrictInvoker
+        from antiphon.ops.runs import find_run, load_tape
+
+        def load() -> Any:
+            app = self.tenant.app
+            source = find_run(app, self.manifest.source_run)
+            tape = load_tape(app, source)
+            redactor = app._redactor.with_salt(source.salt)
+            return StrictInvoker(tape, Observer(tape, redactor.redact))
+
+        return await asyncio.to_thread(load)
+
+    # -- executing ---------------------------------------------------------------------------------------------------
+
+    def start(self, done: Callable[[], Any]) -> None:
+        """Execute in a task of its own."""
+        self.task = asyncio.create_task(self._execute(), name=f"antiphon-run-{self.id}")
+        self.task.add_done_callback(lambda task: done())
+
+    async def _execute(self) -> None:
+        scope = self.recorder.scope
+        token = scope.activate()
+        try:
+            if self.runner.replay is not None:
+                await self.runner.replay.load()
+            await self.runner.execute()
+        except asyncio.CancelledError:
+            log.info("run %s is left to be resumed", self.id)
+        except (StoreError, Stopped) as error:
+            log.warning("run %s stopped here and will be resumed: %s", self.id, error)
+        except Exception:
+            log.exception("run %s stopped here and will be resumed", self.id)
+        finally:
+            scope.deactivate(token)
+            self.host.signals.wake(self.id)
+
+    def cancel(self, reason: str) -> None:
+        """End the run as the user wishes."""
+        if self.task is not None and self.runner.cancel_reason is None:
+            self.runner.stop(reason)
+            self.task.cancel()
+
+    async def leave(self) -> None:
+        """Stop executing without ending the run."""
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait((self.task,), timeout=2.0)
+
+    async def cancel_requested(self) -> bool:
+        return await self.host.journal.read(_cancel_key(self.id)) is not None
+
+    # -- going on after an interruption ------------------------------------------------------------------------------
+
+    @classmethod
+    async def resumed(cls, host: Host, manifest: RunManifest, workflow: Workflow) -> HostRun | None:
+        """The run as its log left it; ``None`` if nothing is left to do."""
+        reader = cls.reader(host, manifest.id, manifest.tenant)
+        events = await reader.more(keep_rows=True)
+        if not events:
+            return None
+        run = cls(host, manifest, workflow, [event.told for event in events])
+        run._rows = None
+        if run.state.status in TERMINAL.values():
+            finished = msgspec.structs.replace(manifest, status=run.state.status, finished_at_ms=events[-1].at_ms)
+            await host.journal.update_run(finished)
+            return None
+        if run.state.error is None and not run.is_replay and any(event.redacted for event in events):
+            run.state.error = {
+                "code": "resume_redacted",
+                "message": "The run was interrupted, and its log holds placeholders for secrets or personal data: "
+                "going on would send those. Start it again.",
+            }
+        if run.state.open is not None:
+            run.models.known = _known_answers(reader.rows, events, run.state.open)
+        if await run.cancel_requested():
+            run.runner.stop("cancelled by request")
+        return run
+
+
+def tool_request(
+    name: str, arguments: Mapping[str, Any], run: str, key: str, *, attempts: int, elapsed_ms: int
+) -> dict[str, Any]:
+    """The envelope of a tool call that a node makes."""
+    namespace, _, tool = name.rpartition("/")
+    return {
+        "contractVersion": "1.1",
+        "requestId": uuid7(),
+        "toolName": tool,
+        "toolNamespace": namespace or "tools",
+        "target": {"sessionKey": f"run:{run}", "actorId": "host"},
+        "payload": {"version": "1.0", "params": dict(arguments), "idempotencyKey": key},
+        "transport": {"dedupeMode": "enforced", "retryBudget": {"maxAttempts": attempts, "maxElapsedMs": elapsed_ms}},
+        "control": {},
+        "trace": {},
+    }
+
+
+def _known_answers(rows: Sequence[Event], events: Sequence[Numbered], node: str) -> dict[str, list[Any]]:
+    """Answers of models that the interrupted execution of *node* has received."""
+    begun = max((event.row for event in events if event.told.type == "node.started"), default=0)
+    keys: dict[str, str] = {}
+    known: dict[str, list[Any]] = {}
+    for row in rows:
+        if row.seq < begun or row.call is None:
+            continue
+        if row.type == "call.started" and row.payload.get("kind") == "llm" and row.payload.get("nodeId") == node:
+            keys[row.call] = str(row.payload.get("key"))
+        elif row.type == "call.finished" and row.call in keys and row.payload.get("outcome") in ("ok", "refusal"):
+            known.setdefault(keys[row.call], []).append(row.payload.get("value"))
+    return known
+
+
+def _cancel_key(run: str) -> str:
+    """Where the request to cancel a run is noted."""
+    return canonical_digest(["host-cancel", run])
+
+
+async def request_cancel(host: Host, manifest: RunManifest) -> None:
+    """Leave a note for the process that executes the run."""
+    key = _cancel_key(manifest.id)
+    tenancy = {"tenant": manifest.tenant, "workspace": manifest.workspace}
+    await host.journal.begin(claim_request("host/cancel", key, manifest.id, lease_ms=1, **tenancy))

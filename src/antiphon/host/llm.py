@@ -1,27 +1,36 @@
-"""Model nodes of a workflow: asked through the recorded boundary, checked against their schema (L1, D23, D24)."""
+"""Model nodes of a workflow: asked through the recorded boundary, checked against their schema (L1, D23, D24).
+
+A provider is one plain HTTP call, with no retries of its own (D22). The mock provider answers as it was programmed,
+else with the smallest instance of the schema.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal
 
+import msgspec
 import orjson
 
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
-from antiphon.config.model import HostSection
-from antiphon.errors import AntiphonError, InvalidInput
-from antiphon.host.providers import Post, send
-from antiphon.host.workflow.mock import MockProvider, ProviderError
+from antiphon.config.model import HostSection, ProviderSection
+from antiphon.errors import AntiphonError, ConfigError, InvalidInput
 from antiphon.host.workflow.nodes import NodeFailed, Visit
-from antiphon.host.workflow.schema import violation
+from antiphon.host.workflow.schema import minimal, violation
 from antiphon.llm.key import llm_cache_key, variant_digest
 from antiphon.llm.response import envelope_kind, summarise
 
 MOCK = "mock"
 MAX_ATTEMPTS = 3
+_ANTHROPIC_VERSION = "2023-06-01"
+_DEFAULT_TOKENS = 1024
 _TRUNCATED = frozenset({"max_tokens", "length"})
-_OPTIONS = {"temperature": "temperature", "topP": "topP", "topK": "topK", "seed": "seed", "stop": "stop"}
+_OPTIONS = ("temperature", "topP", "topK", "seed", "stop")
+
+Post = Callable[[str, bytes, Mapping[str, str], float], Awaitable[tuple[int, bytes]]]
+"""(address, body, headers, seconds) -> (status, body); a transport failure is an ``OSError``."""
 
 
 def request_of(visit: Visit) -> dict[str, Any]:
@@ -37,9 +46,7 @@ def request_of(visit: Visit) -> dict[str, Any]:
     }
     if config.get("tools"):
         request["tools"] = config["tools"]
-    for name, spelling in _OPTIONS.items():
-        if config.get(spelling) is not None:
-            request[name] = config[spelling]
+    request |= {name: config[name] for name in _OPTIONS if config.get(name) is not None}
     if config.get("maxTokens") is not None:
         request["maxOutputTokens"] = config["maxTokens"]
     schema = config.get("outputSchema")
@@ -165,3 +172,121 @@ def _read(answer: Mapping[str, Any], schema: Any) -> tuple[dict[str, Any], str |
     if wrong is not None:
         return {}, "schema-violation", wrong
     return (value if isinstance(value, dict) else {"value": value}), None, None
+
+
+# -- providers -----------------------------------------------------------------------------------------------------
+
+
+class ProviderError(Exception):
+    """The provider answered with an error."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(f"The provider answered with {code}.")
+        self.code = code
+
+
+async def send(post: Post, name: str, provider: ProviderSection, request: Mapping[str, Any], *, key: str) -> Any:
+    """Ask the provider once; *key* is its idempotency key (Layer 2)."""
+    secret = os.environ.get(provider.api_key_env, "") if provider.api_key_env else ""
+    if provider.api_key_env and not secret:
+        raise ConfigError(f"The environment variable {provider.api_key_env} of provider {name!r} is not set.")
+    headers = {"Idempotency-Key": key}
+    if provider.dialect == "anthropic":
+        path = "/v1/messages"
+        headers |= {"x-api-key": secret, "anthropic-version": _ANTHROPIC_VERSION}
+    else:
+        path = "/chat/completions"
+        headers["Authorization"] = f"Bearer {secret}"
+    headers["Content-Type"] = "application/json"
+    url = provider.base_url.rstrip("/") + path
+    try:
+        status, data = await post(url, orjson.dumps(body_of(provider.dialect, request)), headers, provider.timeout_s)
+    except OSError:
+        raise ProviderError("provider_unreachable") from None
+    if status >= 400:
+        raise ProviderError(f"provider_http_{status}")
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        raise ProviderError("provider_not_json") from None
+
+
+def body_of(dialect: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The provider's own request for a canonical one."""
+    body: dict[str, Any] = {"model": request["model"]}
+    messages = [dict(message) for message in request["messages"]]
+    if dialect == "anthropic":
+        system = [str(one["content"]) for one in messages if one.get("role") == "system"]
+        body["messages"] = [one for one in messages if one.get("role") != "system"]
+        if system:
+            body["system"] = "\n\n".join(system)
+        body["max_tokens"] = request.get("maxOutputTokens", _DEFAULT_TOKENS)
+        names = {"temperature": "temperature", "topP": "top_p", "topK": "top_k", "stop": "stop_sequences"}
+    else:
+        body["messages"] = messages
+        names = {
+            "temperature": "temperature",
+            "topP": "top_p",
+            "seed": "seed",
+            "stop": "stop",
+            "maxOutputTokens": "max_completion_tokens",
+        }
+        if "responseSchema" in request:
+            schema = {"name": "answer", "schema": request["responseSchema"]}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    body.update({theirs: request[ours] for ours, theirs in names.items() if ours in request})
+    return body
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One answer of the mock provider."""
+
+    content: str | None = None
+    stop_reason: Literal["end_turn", "max_tokens", "length", "stop_sequence", "safety"] = "end_turn"
+    refusal_text: str | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    error_code: str | None = None
+
+
+class MockProvider:
+    """Programs by tenant and node; one entry per call of the provider."""
+
+    def __init__(self) -> None:
+        self._programs: dict[tuple[str, str], list[Entry]] = {}
+
+    def program(self, tenant: str, node: str, entries: Any) -> int:
+        """Replace the program of a node."""
+        try:
+            parsed = msgspec.convert(entries, list[Entry])
+        except msgspec.ValidationError as error:
+            raise InvalidInput(f"This is not a program: {error}.", path="$.program") from None
+        self._programs[(tenant, node)] = parsed
+        return len(parsed)
+
+    def reset(self, tenant: str) -> int:
+        """Forget the programs of a tenant."""
+        mine = [key for key in self._programs if key[0] == tenant]
+        for key in mine:
+            del self._programs[key]
+        return len(mine)
+
+    def staged(self, tenant: str, node: str) -> bool:
+        """Whether the next call for this node is programmed."""
+        return bool(self._programs.get((tenant, node)))
+
+    def answer(self, tenant: str, node: str, schema: Any) -> dict[str, Any]:
+        """The next response: an envelope of content, stop reason and usage."""
+        program = self._programs.get((tenant, node))
+        entry = program.pop(0) if program else Entry(content=orjson.dumps(minimal(schema)).decode())
+        if entry.error_code is not None:
+            raise ProviderError(entry.error_code)
+        response: dict[str, Any] = {
+            "content": entry.content or "",
+            "stopReason": entry.stop_reason,
+            "usage": {"inputTokens": entry.input_tokens, "outputTokens": entry.output_tokens},
+        }
+        if entry.refusal_text is not None or entry.stop_reason == "safety":
+            response["kind"] = "refusal"
+            response["refusalText"] = entry.refusal_text or "refused"
+        return response

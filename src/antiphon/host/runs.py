@@ -12,29 +12,18 @@ from antiphon._gateway.owner import owner_token
 from antiphon._recording.manifest import package_versions
 from antiphon._recording.recorder import is_spilled
 from antiphon.contract.events import RunManifest
-from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import Principal
-from antiphon.host.events import Numbered, document, iso
-from antiphon.host.host import KIND, Host
-from antiphon.host.run import HostRun, request_cancel, row_of
-from antiphon.host.workflow.identity import ACTIVITY_RECIPE
+from antiphon.host.events import Numbered, document, iso, row_of
+from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
 from antiphon.host.workflow.model import Workflow, initial_variables
-from antiphon.host.workflow.state import TERMINAL, State, Told, fold
+from antiphon.host.workflow.nodes import ACTIVITY_RECIPE
+from antiphon.host.workflow.state import TERMINAL, Told, fold
 from antiphon.llm.key import V2_STAMP
 
 _CANCEL_WAIT_S = 2.0
 _LOOK_S = 0.2
-_OVERLAY = frozenset({"inputs", "tags", "metadata", "configurable"})
-_STARTED = ("inputs", "tags", "metadata", "configurable")
-
-
-class Rejected(AntiphonError):
-    """The host says no, with the status and code the protocol has for it."""
-
-    def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(message, code=code)
-        self.status = status
-        self.details = dict(details) if details else None
+_OPTIONS = ("inputs", "tags", "metadata", "configurable")
 
 
 # -- starting ------------------------------------------------------------------------------------------------------
@@ -47,7 +36,7 @@ async def start_run(
     workflow_id = body.get("workflowId")
     if not isinstance(workflow_id, str) or not workflow_id:
         raise InvalidInput("'workflowId' is required: a non-empty string.", path="$.workflowId")
-    started = {name: body[name] for name in _STARTED if body.get(name) is not None}
+    started = {name: body[name] for name in _OPTIONS if body.get(name) is not None}
     _check_options(started)
     workflow = host.workflows.get(workflow_id)
     if workflow is None:
@@ -122,8 +111,6 @@ async def fork_run(
     """A new run that begins with the events ``[0, fromSeq)`` of another and goes on from there."""
     mode, start, overlay = _fork_options(body)
     source = await host.visible(principal, source_id)
-    if source is None:
-        raise not_found(source_id)
     _check_retention(host, source, start)
     workflow = host.workflows.get(source.name)
     if workflow is None:
@@ -173,7 +160,7 @@ def _fork_options(body: Mapping[str, Any]) -> tuple[str, int, dict[str, Any]]:
         raise InvalidInput("'runOptionsOverlay' is an object.", path="$.runOptionsOverlay")
     if overlay and mode == "replay":
         raise InvalidInput("A replay changes nothing: 'runOptionsOverlay' must be empty.", path="$.runOptionsOverlay")
-    unknown = set(overlay or ()) - _OVERLAY
+    unknown = set(overlay or ()) - set(_OPTIONS)
     if unknown:
         raise InvalidInput(f"The overlay cannot change {', '.join(sorted(unknown))}.", path="$.runOptionsOverlay")
     _check_options(overlay or {})
@@ -220,28 +207,16 @@ def retention_seconds(host: Host) -> int:
 # -- looking -------------------------------------------------------------------------------------------------------
 
 
-def not_found(run_id: str) -> Rejected:
-    """The same answer for a run of another tenant and for none at all."""
-    return Rejected(404, "run_not_found", f"There is no run {run_id[:64]!r}.")
-
-
 async def look(host: Host, principal: Principal, run_id: str) -> tuple[RunManifest, list[Numbered]]:
     """A run of the principal's with its events; any other is not found."""
     manifest = await host.visible(principal, run_id)
-    if manifest is None:
-        raise not_found(run_id)
     return manifest, await HostRun.reader(host, run_id, principal.tenant).more()
-
-
-def _state(host: Host, manifest: RunManifest, events: Sequence[Numbered]) -> State | None:
-    workflow = host.workflows.get(manifest.name)
-    return None if workflow is None else fold(workflow, (event.told for event in events))
 
 
 async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
     """Where a run stands, computed from its events."""
     manifest, events = await look(host, principal, run_id)
-    state = _state(host, manifest, events)
+    workflow = host.workflows.get(manifest.name)
     last = events[-1] if events else None
     status = TERMINAL.get(last.told.type, "running") if last is not None else "pending"
     local = host.running.get(run_id)
@@ -251,7 +226,7 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
         "runId": manifest.id,
         "workflowId": manifest.name,
         "status": status,
-        "variables": {} if state is None else state.variables,
+        "variables": {} if workflow is None else fold(workflow, (event.told for event in events)).variables,
         "channels": {},
         "createdAt": iso(manifest.started_at_ms),
         "activityIdentityRecipe": ACTIVITY_RECIPE,
@@ -320,8 +295,6 @@ async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout
 async def cancel_run(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
     """Ask for the end of a run; a run that is over stays as it is."""
     manifest = await host.visible(principal, run_id)
-    if manifest is None:
-        raise not_found(run_id)
     if manifest.status == "running":
         await request_cancel(host, manifest)
         local = host.running.get(run_id)

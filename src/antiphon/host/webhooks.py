@@ -19,11 +19,11 @@ import orjson
 from antiphon._gateway.ids import uuid7
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput, NotFound, StoreError
-from antiphon.host.api_keys import HOST_TENANT
+from antiphon.host.api_keys import host_log
 from antiphon.host.events import Numbered, document
-from antiphon.host.providers import Post
+from antiphon.host.llm import Post
 from antiphon.host.workflow.state import Told
-from antiphon.ports import Clock, Journal, Row
+from antiphon.ports import Clock, Journal
 
 log = logging.getLogger("antiphon.host")
 
@@ -83,14 +83,12 @@ class Webhooks:
     """Subscriptions in the store (their secrets sealed), deliveries by one task per process."""
 
     def __init__(self, journal: Journal, clock: Clock, *, loopback: bool, post: Post, sealer: Any) -> None:
-        self._journal = journal
         self._clock = clock
+        self._log = host_log(journal, clock, HOOKS_RUN)
         self._loopback = loopback
         self._post = post
         self._sealer = sealer
         self._hooks: dict[str, Hook] = {}
-        self._row = 0
-        self._read_at = float("-inf")
         self._queue: asyncio.Queue[tuple[Hook, bytes]] = asyncio.Queue(_QUEUE)
         self._task: asyncio.Task[None] | None = None
 
@@ -109,28 +107,12 @@ class Webhooks:
             self._task.cancel()
 
     async def _refresh(self, *, at_once: bool = False) -> None:
-        now = time.monotonic()
-        if not at_once and now - self._read_at < _REFRESH_S:
-            return
-        self._read_at = now
-        while batch := await self._journal.events(HOOKS_RUN, start=self._row):
-            self._row = batch[-1].seq + 1
-            for event in batch:
-                if event.type == "hook.created":
-                    hook = Hook(**event.payload)
-                    self._hooks[hook.id] = hook
-                else:
-                    self._hooks.pop(event.payload["id"], None)
-
-    async def _append(self, kind: str, payload: dict[str, Any]) -> None:
-        now = self._clock.now_ms()
-        manifest = RunManifest(
-            id=HOOKS_RUN, name=HOOKS_RUN, status="running", started_at_ms=now, tenant=HOST_TENANT, tags={"kind": "host"}
-        )
-        await self._journal.open_run(manifest)
-        body = orjson.dumps({"payload": payload, "meta": {}, "v": 1})
-        await self._journal.append(HOOKS_RUN, (Row(HOOKS_RUN, kind, now, body),))
-        await self._refresh(at_once=True)
+        for event in await self._log.read(at_most_every_s=0.0 if at_once else _REFRESH_S):
+            if event.type == "hook.created":
+                hook = Hook(**event.payload)
+                self._hooks[hook.id] = hook
+            else:
+                self._hooks.pop(event.payload["id"], None)
 
     async def create(self, tenant: str, body: dict[str, Any]) -> dict[str, Any]:
         """Subscribe; the secret that signs deliveries is shown once."""
@@ -145,7 +127,8 @@ class Webhooks:
         name = uuid7()
         kept = secret if self._sealer is None else self._sealer.seal(secret.encode(), context=name.encode())
         hook = Hook(name, tenant, url, events, kept, self._clock.now_ms())
-        await self._append("hook.created", hook._asdict())
+        await self._log.append("hook.created", hook._asdict())
+        await self._refresh(at_once=True)
         return {**hook.to_wire(), "secret": secret}
 
     async def delete(self, tenant: str, hook_id: str) -> None:
@@ -153,7 +136,8 @@ class Webhooks:
         hook = self._hooks.get(hook_id)
         if hook is None or hook.tenant != tenant:
             raise NotFound(f"There is no webhook {hook_id[:64]!r}.")
-        await self._append("hook.deleted", {"id": hook_id})
+        await self._log.append("hook.deleted", {"id": hook_id})
+        await self._refresh(at_once=True)
 
     async def list(self, tenant: str) -> list[dict[str, Any]]:
         await self._refresh(at_once=True)

@@ -26,17 +26,28 @@ RENEW_S = 8.0
 _DAY_MS = 86_400_000
 
 
-def _request(key: str, identity: str) -> StaticClaimRequest:
+def claim_request(
+    tool: str,
+    key: str,
+    request_id: str,
+    *,
+    identity: str = "",
+    lease_ms: int = LEASE_MS,
+    tenant: str = HOST_TENANT,
+    workspace: str = "default",
+) -> StaticClaimRequest:
+    """A request for a claim of the host itself."""
     template = ClaimTemplate(
-        tool="host/lease",
+        tool=tool,
         session="host",
         actor="host",
         ttl_ms=_DAY_MS,
-        lease_ms=LEASE_MS,
+        lease_ms=lease_ms,
         owner=owner_token(),
-        tenant=HOST_TENANT,
+        tenant=tenant,
+        workspace=workspace,
     )
-    return StaticClaimRequest(key, identity, template, key, (key, key), identity, token=uuid7())
+    return StaticClaimRequest(key, identity or key, template, key, (key, key), request_id, token=uuid7())
 
 
 def _worker_key(owner: str) -> str:
@@ -61,9 +72,10 @@ class WorkerLease:
 
     async def _take(self) -> None:
         asked = time.monotonic()
-        got = await self._journal.begin(_request(self._key, self._key))
+        request = claim_request("host/lease", self._key, self._key)
+        got = await self._journal.begin(request)
         if not isinstance(got, Claimed):  # ours from before, in this very process
-            got = await self._journal.take_over(_request(self._key, self._key), got.current.version)
+            got = await self._journal.take_over(request, got.current.version)
         if isinstance(got, Claimed):
             self._version, self._until = got.version, asked + LEASE_MS / 1000
 
@@ -108,7 +120,8 @@ async def is_gone(journal: Journal, owner: str) -> bool:
 async def take_over(journal: Journal, run: str, owner: str, successor: str) -> bool:
     """Become the one host that resumes *run*, which *owner* left behind."""
     key = canonical_digest(["host-resume", run, owner])
-    got = await journal.begin(_request(key, f"{key}:{successor}"))
+    identity = f"{key}:{successor}"
+    got = await journal.begin(claim_request("host/lease", key, identity, identity=identity))
     if isinstance(got, Claimed):
         await journal.settle(key, got.version, Settlement("done", LEASE_MS))
         return True

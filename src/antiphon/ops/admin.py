@@ -7,33 +7,27 @@ act that changes something leaves a line in the audit run of its tenant.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
 from antiphon._gateway.owner import owner_token
 from antiphon.contract._base import UNSET
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import RunManifest
 from antiphon.contract.record import DedupeRecord
 from antiphon.decide.breaker import RESET_REASON
 from antiphon.decide.claim import is_unknown
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
-from antiphon.ports import BreakerRow, Clock, Journal, Row, Settlement
-from antiphon.redact import Redactor
+from antiphon.ops.runs import ReservedRun
+from antiphon.ports import BreakerRow, Journal, Settlement
 from antiphon.stores._adapters import AsyncFromSync
 
-Verdict = Literal["happened", "did-not-happen"]
 _RESOLVED_TTL_MS = 86_400_000
 _SCAN = 10_000
 _FINGERPRINT = 16
-
-
-def audit_run(tenant: str) -> str:
-    """The reserved run that keeps what operators of a tenant did."""
-    return f"audit-{tenant}"
 
 
 def as_breaker_key(tool: str, context: str | None = None) -> str:
@@ -50,25 +44,15 @@ def as_breaker_key(tool: str, context: str | None = None) -> str:
 class Admin:
     """The acts of one operator on one tenant's state."""
 
-    def __init__(
-        self,
-        journal: Journal,
-        *,
-        tenant: str,
-        workspace: str,
-        clock: Clock,
-        redactor: Redactor,
-        actor: str = "cli",
-        settings: Iterable[str] = (),
-    ) -> None:
-        """*settings*: tools that the configuration names; known, like those of this process and of the store."""
-        self._journal = journal
-        self._clock = clock
-        self._redactor = redactor
-        self.tenant = tenant
-        self.workspace = workspace
+    def __init__(self, app: Antiphon, journal: Journal | None = None, *, actor: str = "cli") -> None:
+        """Without a *journal* of an event loop the acts use the synchronous one, and never suspend."""
+        self._journal = journal or AsyncFromSync(app.journal)
+        self._clock = app.clock
+        self._redactor = app._redactor
+        self._named = frozenset(app.config.tools)
+        self.tenant = app.tenant
         self.actor = actor
-        self._named = frozenset(settings)
+        self._workspace = app.workspace
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -121,17 +105,13 @@ class Admin:
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""
-        found: list[Event] = []
-        start = 0
-        while batch := await self._journal.events(audit_run(self.tenant), start=start):
-            found += batch
-            start = batch[-1].seq + 1
+        found = await self._audit().read()
         return [{"atMs": event.at_ms, **event.payload} for event in reversed(found[-limit:])]
 
     # -- breakers ----------------------------------------------------------------------------------------------------
 
     async def force_open(self, key: str, reason: str = "", for_ms: int | None = None) -> dict[str, Any]:
-        """Fence a dependency off until a reset, or for *for_ms*; every process follows within a second."""
+        """Hold a breaker open until a reset, or for *for_ms*; every process follows within a second."""
         if for_ms is not None and for_ms <= 0:
             raise InvalidInput("The time of a forced state is a positive number of milliseconds.", path="$.forMs")
         until = 0 if for_ms is None else self._clock.now_ms() + for_ms
@@ -154,7 +134,7 @@ class Admin:
         return self._breaker(row)
 
     async def _must_know(self, act: str, key: str, rows: set[str]) -> None:
-        """A misspelt name would fence off, or close, nothing at all; the operator must hear of it."""
+        """A misspelt name would open or close nothing at all; the operator must hear of it."""
         if key == "global" or key in rows:
             return
         if act == "force_open" and key.startswith("dependency/"):
@@ -183,7 +163,7 @@ class Admin:
         await self._note("clear", {"key": record.key, "tool": record.tool, "reason": reason})
         return {"key": record.key, "cleared": cleared}
 
-    async def resolve(self, key: str, verdict: Verdict, *, value: Any = None, reason: str = "") -> dict[str, Any]:
+    async def resolve(self, key: str, verdict: str, *, value: Any = None, reason: str = "") -> dict[str, Any]:
         """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not."""
         if verdict not in ("happened", "did-not-happen"):
             raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
@@ -229,23 +209,22 @@ class Admin:
 
     # -- audit -------------------------------------------------------------------------------------------------------
 
-    async def _note(self, act: str, detail: Mapping[str, Any]) -> None:
-        run, now = audit_run(self.tenant), self._clock.now_ms()
-        await self._journal.open_run(
-            RunManifest(
-                id=run,
-                name="audit",
-                status="running",
-                started_at_ms=now,
-                tenant=self.tenant,
-                workspace=self.workspace,
-                tags={"kind": "audit"},
-            )
+    def _audit(self) -> ReservedRun:
+        """The reserved run that keeps what operators of a tenant did."""
+        manifest = RunManifest(
+            id=f"audit-{self.tenant}",
+            name="audit",
+            status="running",
+            started_at_ms=0,
+            tenant=self.tenant,
+            workspace=self._workspace,
+            tags={"kind": "audit"},
         )
+        return ReservedRun(self._journal, self._clock, manifest)
+
+    async def _note(self, act: str, detail: Mapping[str, Any]) -> None:
         given = {name: value for name, value in detail.items() if value not in ("", None)}
-        body = {"payload": {"act": act, "by": self.actor, **given}, "meta": {}, "v": 1}
-        data, _ = self._redactor.redact_bytes(orjson.dumps(body))
-        await self._journal.append(run, (Row(run, "admin.act", now, data),))
+        await self._audit().append("admin.act", {"act": act, "by": self.actor, **given}, self._redactor)
 
 
 def describe(record: DedupeRecord) -> dict[str, Any]:
@@ -267,19 +246,6 @@ def describe(record: DedupeRecord) -> dict[str, Any]:
         "attempts": 0 if record.execution is UNSET else record.execution.attempt_count,
         "error": None if record.error is UNSET else {"code": record.error.code, "message": record.error.message},
     }
-
-
-def admin(app: Antiphon, actor: str = "cli") -> Admin:
-    """The acts on the state of *app*, which never suspend: ``drive(admin(app).status())``."""
-    return Admin(
-        AsyncFromSync(app.journal),
-        tenant=app.tenant,
-        workspace=app.workspace,
-        clock=app.clock,
-        redactor=app._redactor,
-        actor=actor,
-        settings=app.config.tools,
-    )
 
 
 def usage(app: Antiphon) -> dict[str, Any]:

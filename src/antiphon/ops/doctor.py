@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
-from antiphon.ops.admin import admin, usage
+from antiphon.ops.admin import Admin, usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import declared
@@ -65,7 +65,7 @@ def _server(url: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _records(app: Antiphon) -> list[dict[str, Any]]:
     try:
         counts = app.journal.counts(app.tenant)
-        unknown = drive(admin(app).claims(state="unknown", limit=20))
+        unknown = drive(Admin(app).claims(state="unknown", limit=20))
         cost = usage(app)
     except AntiphonError as error:
         return [_found("error", "claims", error.message, error.hint)]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
 
 from antiphon._recording.recorder import resolve
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.fence import lifted
-from antiphon.ports import SyncJournal
+from antiphon.ports import Clock, Journal, Row, SyncJournal
 
 if TYPE_CHECKING:
     from antiphon._replay.recording import Recording
+    from antiphon.redact import Redactor
 
 LATEST = "latest"
 _BATCH = 500
@@ -70,8 +75,6 @@ def load_recording(app: Antiphon, manifest: RunManifest) -> Recording:
     def whole(event: Event) -> Event:
         payload = event.payload
         if any(isinstance(value, dict) and "$blob" in value for value in payload.values()):
-            import msgspec
-
             with lifted():
                 return msgspec.structs.replace(event, payload=resolve(payload, app.blobs, app.tenant))
         return event
@@ -95,3 +98,36 @@ def events_of(app: Antiphon, run: str, *, start: int = 0, stop: int | None = Non
     while batch := app.journal.events(run, start=start, stop=stop, limit=_BATCH):
         yield from batch
         start = batch[-1].seq + 1
+
+
+class ReservedRun:
+    """A run that no agent made: a log of what operators or the host changed. Every process reads on in it."""
+
+    def __init__(self, journal: Journal, clock: Clock, manifest: RunManifest) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._manifest = manifest
+        self._run = manifest.id
+        self._next = 0
+        self._read_at = float("-inf")
+
+    async def read(self, *, at_most_every_s: float = 0.0) -> list[Event]:
+        """What was appended since the last time; nothing if that was less than *at_most_every_s* ago."""
+        now = time.monotonic()
+        found: list[Event] = []
+        if now - self._read_at < at_most_every_s:
+            return found
+        self._read_at = now
+        while batch := await self._journal.events(self._run, start=self._next):
+            self._next = batch[-1].seq + 1
+            found += batch
+        return found
+
+    async def append(self, kind: str, payload: dict[str, Any], redactor: Redactor | None = None) -> None:
+        """Write one change down."""
+        now = self._clock.now_ms()
+        await self._journal.open_run(msgspec.structs.replace(self._manifest, started_at_ms=now))
+        body = orjson.dumps({"payload": payload, "meta": {}, "v": 1})
+        if redactor is not None:
+            body, _ = redactor.redact_bytes(body)
+        await self._journal.append(self._run, (Row(self._run, kind, now, body),))

@@ -14,8 +14,9 @@ from antiphon._drive import drive
 from antiphon._gateway.breakers import Breakers
 from antiphon.config.stores import open_store
 from antiphon.ops.admin import Admin
+from antiphon.ops.app import Antiphon
 from antiphon.ports import Clock
-from antiphon.redact import Redactor
+from antiphon.stores import MemoryStore
 from antiphon.stores._adapters import AsyncFromSync
 from tests.faults.fleet_kit import Effects, fleet, open_async_gateway, open_gateway, serve, until
 
@@ -79,7 +80,7 @@ def _async_worker(url: str, effects: Effects, number: int, pipe: Connection) -> 
 
 def _admin(url: str) -> Admin:
     journal = AsyncFromSync(open_store(url).open_sync())
-    return Admin(journal, tenant="default", workspace="default", clock=Clock(), redactor=Redactor(salt="0" * 32))
+    return Admin(Antiphon({}, store=MemoryStore()), journal)
 
 
 @pytest.fixture(params=[_worker, _async_worker], ids=["sync", "async"])

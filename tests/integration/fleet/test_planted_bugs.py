@@ -16,8 +16,9 @@ from antiphon._gateway import feed
 from antiphon.config.stores import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ops.admin import Admin
-from antiphon.ports import Claimed, ClaimRequest, Clock, Existing, Settlement, SyncJournal
-from antiphon.redact import Redactor
+from antiphon.ops.app import Antiphon
+from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement, SyncJournal
+from antiphon.stores import MemoryStore
 from antiphon.stores._adapters import AsyncFromSync
 from tests.faults.fleet_kit import Effects, Tampered, fleet, of_another, open_gateway, serve, until
 
@@ -26,7 +27,7 @@ KEY = "tool/tools/send"
 
 def _force_open(url: str) -> None:
     journal = AsyncFromSync(open_store(url).open_sync())
-    admin = Admin(journal, tenant="default", workspace="default", clock=Clock(), redactor=Redactor(salt="0" * 32))
+    admin = Admin(Antiphon({}, store=MemoryStore()), journal)
     drive(admin.force_open(KEY, "by hand"))
     drive(journal.close())
 

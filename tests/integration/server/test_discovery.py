@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from antiphon.host import discovery
 from antiphon.host.http.app import routes
-from antiphon.host.http.openapi import openapi
+from antiphon.host.http.handlers import openapi
 from tests.integration.server.harness import Client, application, in_process
 
 

@@ -69,7 +69,7 @@ async def test_a_run_of_a_living_process_is_left_alone(tmp_path: Path, folder: P
     client.host.running.pop(run)
     await client.host.journal.update_run(msgspec.structs.replace(manifest, tags=tags))
     key = worker_lease._worker_key(elsewhere)
-    await client.host.journal.begin(worker_lease._request(key, key))
+    await client.host.journal.begin(worker_lease.claim_request("host/lease", key, key))
     assert await client.host.resume_orphans() == 0
     await client.host.journal.clear(key)
     assert await client.host.resume_orphans() == 1

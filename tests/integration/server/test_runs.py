@@ -158,10 +158,10 @@ async def test_the_stream_carries_every_event_and_ends(client: Client) -> None:
 
 
 async def test_a_silent_stream_is_kept_alive(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.host.http import events
+    from antiphon.host.http import handlers
 
-    assert events.KEEPALIVE_S <= 30
-    monkeypatch.setattr(events, "KEEPALIVE_S", 0.05)
+    assert handlers.KEEPALIVE_S <= 30
+    monkeypatch.setattr(handlers, "KEEPALIVE_S", 0.05)
     run = await client.start("conformance-delay", {"delayMs": 400})
     answer = await client.get(f"/v1/runs/{run}/events")
     assert answer.text.count(":keepalive") >= 3

@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.errors import InvalidInput
-from antiphon.host.providers import body_of
-from antiphon.host.workflow.identity import logical_invocation_id, ordinal
-from antiphon.host.workflow.mock import MockProvider, ProviderError
+from antiphon.host.llm import MockProvider, ProviderError, body_of
 from antiphon.host.workflow.model import Node
-from antiphon.host.workflow.nodes import implementation
+from antiphon.host.workflow.nodes import implementation, logical_invocation_id, ordinal
 from antiphon.host.workflow.schema import minimal, violation
 
 LEAVES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(

@@ -1,13 +1,14 @@
-"""Requests and responses: bodies with limits, flat errors, credentials, idempotency keys."""
+"""Requests and responses: bodies and queries with limits, flat errors, credentials, idempotency keys."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import ipaddress
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import orjson
@@ -18,14 +19,14 @@ from antiphon._gateway.ids import uuid7
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, CanonicalError, InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import Principal, Role
-from antiphon.host.host import Host
+from antiphon.host.host import Host, Rejected, not_found
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
-from antiphon.host.runs import Rejected, not_found
 
 log = logging.getLogger("antiphon.host")
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:-]{1,128}")
+_NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
 class Json(Response):
@@ -112,6 +113,8 @@ def _host_name(request: Request) -> str:
 # -- endpoints -------------------------------------------------------------------------------------------------------
 
 Handler = Callable[[Request, Host, Principal], Awaitable[Response]]
+Change = Callable[[Request, Host, Principal, dict[str, Any], str, bool], Awaitable[Reply]]
+"""A handler that is also given the body, the id of what it makes, and whether that may have been made before."""
 
 
 def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -142,18 +145,18 @@ async def body_of(request: Request, host: Host) -> dict[str, Any]:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise too_large
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     try:
         async with asyncio.timeout(host.settings.request_timeout_s):
-            async for piece in request.stream():
-                size += len(piece)
+            async for chunk in request.stream():
+                size += len(chunk)
                 if size > limit:
                     raise too_large
-                pieces.append(piece)
+                chunks.append(chunk)
     except TimeoutError:
         raise Rejected(408, "request_timeout", "The body took too long to arrive.") from None
-    data = b"".join(pieces)
+    data = b"".join(chunks)
     if not data:
         return {}
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -175,6 +178,27 @@ def run_id_of(request: Request) -> str:
     if not _RUN_ID.fullmatch(run_id):
         raise not_found(run_id)
     return run_id
+
+
+def whole_number(text: str, name: str, low: int, high: int) -> int:
+    """A whole number between *low* and *high*."""
+    if not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
+        raise InvalidInput(f"'{name}' is a whole number from {low} to {high}.", path=name)
+    return int(text)
+
+
+def integer(request: Request, name: str, default: int, low: int, high: int) -> int:
+    """A whole number of the query string."""
+    text = request.query_params.get(name)
+    return default if text is None else whole_number(text, name, low, high)
+
+
+def choice(request: Request, name: str, allowed: Sequence[str]) -> str:
+    """One of a few words of the query string, or nothing."""
+    text = request.query_params.get(name)
+    if text is not None and text not in allowed:
+        raise InvalidInput(f"'{name}' is one of {', '.join(allowed)}.", path=name)
+    return text or ""
 
 
 def _digest(body: Any) -> str:
@@ -204,11 +228,21 @@ async def idempotent(
             digest=_digest(body),
             action=action,
         )
-    return answer(reply)
-
-
-def answer(reply: Reply) -> Response:
-    """A reply as a response."""
     if reply.status == 204:
         return Response(status_code=204, headers=reply.headers)
     return Json(reply.body, reply.status, reply.headers)
+
+
+def mutation(change: Change) -> Handler:
+    """An endpoint that changes something: *change* is made once for each ``Idempotency-Key``."""
+
+    @functools.wraps(change)
+    async def endpoint(request: Request, host: Host, principal: Principal) -> Response:
+        body = {} if request.method == "DELETE" else await body_of(request, host)
+
+        async def action(new: str, again: bool) -> Reply:
+            return await change(request, host, principal, body, new, again)
+
+        return await idempotent(request, host, principal, f"{request.method} {request.scope['path']}", body, action)
+
+    return endpoint

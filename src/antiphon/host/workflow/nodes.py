@@ -7,17 +7,21 @@ the gateway or the model boundary; in a replay fork it is the recorded one.
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any, Literal, Protocol
 
 from antiphon.errors import InvalidInput
-from antiphon.host.workflow.identity import logical_invocation_id, ordinal
 from antiphon.host.workflow.model import Node, Workflow
 
 Kind = Literal["pure", "observed", "model"]
 Outputs = dict[str, Any]
 MAX_DELAY_MS = 7 * 24 * 3_600_000
 SIDE_EFFECT_TOOL = "conformance/side-effect"
+ACTIVITY_RECIPE = "openwop:activity:v2"
+_STRIDE = 1024
+"""Logical calls one execution of a node may make."""
 
 
 class NodeFailed(Exception):
@@ -34,6 +38,22 @@ class NodeFailed(Exception):
         if self.details:
             error["details"] = self.details
         return error
+
+
+def logical_invocation_id(tenant: str, run: str, node: str, ordinal: int, provider_key: str) -> str:
+    """What a provider is given as its idempotency key, and the claim is made under.
+
+    >>> logical_invocation_id("t", "r", "n", 0, "mail")
+    'W28HqboteHPCDc5SCJ80Wp5cT0x5Ikm1dAZ7q7hbLSc'
+    """
+    parts = (ACTIVITY_RECIPE, tenant, run, node, str(ordinal), provider_key)
+    digest = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+
+
+def ordinal(execution: int, call: int = 0) -> int:
+    """The number of a logical effect: the *call*-th of the *execution*-th time the node runs (both from 0)."""
+    return execution * _STRIDE + call
 
 
 class Services(Protocol):

@@ -1,0 +1,334 @@
+"""What answers each path: documents and health, runs, events, webhooks, admin, and the test seams."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+
+from antiphon._gateway.ids import uuid7
+from antiphon._version import __version__
+from antiphon.canonical import parse_json
+from antiphon.contract.events import RunManifest
+from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.host import runs
+from antiphon.host.api_keys import Principal
+from antiphon.host.discovery import discovery
+from antiphon.host.events import document, follow
+from antiphon.host.host import Host, HostRun, Rejected, tool_request
+from antiphon.host.http.endpoint import (
+    Json,
+    authenticate,
+    body_of,
+    choice,
+    error,
+    failure,
+    idempotent,
+    integer,
+    is_loopback,
+    mutation,
+    run_id_of,
+    whole_number,
+)
+from antiphon.host.http_idempotency import Reply
+from antiphon.host.webhooks import Webhooks
+from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, logical_invocation_id
+from antiphon.llm.key import llm_cache_key
+from antiphon.ops.admin import Admin, as_breaker_key
+
+SEAMS = "/v1/host/sample/test"
+KEEPALIVE_S = 15.0
+_STATUSES = ("running", "completed", "failed", "cancelled")
+_ACTIONS = ("status", "force_open", "reset", "flush", "clear", "resolve")
+_TEXTS = ("tool", "context", "session", "prefix", "key", "reason", "verdict")
+_LOOK_S = 0.25
+_LAST = 2**31
+_EXECUTORS = 64
+
+
+# -- without a key ---------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def openapi(*, seams: bool) -> dict[str, Any]:
+    """The OpenAPI document; test seams stand in it only where they are served."""
+    found: dict[str, Any] = orjson.loads((files("antiphon.host.http") / "openapi.json").read_bytes())
+    found["info"]["version"] = __version__
+    found["paths"] = {path: one for path, one in found["paths"].items() if seams or not path.startswith(SEAMS)}
+    return found
+
+
+def _cached(request: Request, content: object) -> Response:
+    data = orjson.dumps(content, option=orjson.OPT_SORT_KEYS)
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    headers = {"ETag": tag, "Cache-Control": "public, max-age=60", "Capabilities-Etag": tag}
+    wanted = [part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")]
+    if tag in wanted or "*" in wanted:
+        return Response(status_code=304, headers=headers)
+    return Response(data, media_type="application/json", headers=headers)
+
+
+async def well_known(request: Request) -> Response:
+    """``GET /.well-known/openwop``."""
+    return _cached(request, discovery(request.app.state.host))
+
+
+async def api_document(request: Request) -> Response:
+    """``GET /v1/openapi.json``."""
+    return _cached(request, openapi(seams=request.app.state.host.settings.test_seams))
+
+
+async def alive(request: Request) -> Response:
+    """``GET /healthz``: the process answers."""
+    return Json({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """``GET /readyz``: the store can be reached and new runs are taken."""
+    host: Host = request.app.state.host
+    if host.closing:
+        return error(503, "shutting_down", "The host is shutting down.")
+    try:
+        await host.journal.ping()
+    except AntiphonError:
+        return error(503, "store_unavailable", "The store cannot be reached.")
+    return Json({"status": "ready"})
+
+
+async def metrics(request: Request) -> Response:
+    """``GET /metrics``: open on a loopback address, with a key elsewhere."""
+    host: Host = request.app.state.host
+    try:
+        if not is_loopback(str(request.app.state.bind)):
+            await authenticate(host, request)
+        text = request.app.state.counters.render() + host.metrics()
+    except Exception as problem:
+        return failure(problem)
+    return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+@mutation
+async def start_run(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
+    """``POST /v1/runs``."""
+    return Reply(201, await runs.start_run(host, principal, body, new, again))
+
+
+async def list_runs(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/runs``."""
+    found = await runs.runs(
+        host,
+        principal,
+        limit=integer(request, "limit", 50, 1, 200),
+        before=request.query_params.get("before", "")[:128],
+        status=choice(request, "status", _STATUSES),
+    )
+    return Json(found)
+
+
+async def get_run(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/runs/{runId}``."""
+    return Json(await runs.snapshot(host, principal, run_id_of(request)))
+
+
+@mutation
+async def fork_run(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
+    """``POST /v1/runs/{runId}:fork``."""
+    return Reply(201, await runs.fork_run(host, principal, run_id_of(request), body, new, again))
+
+
+@mutation
+async def cancel_run(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
+    """``POST /v1/runs/{runId}/cancel``."""
+    return Reply(200, await runs.cancel_run(host, principal, run_id_of(request)))
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+async def events(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/runs/{runId}/events``: a stream, unless the client prefers JSON."""
+    run_id = run_id_of(request)
+    seen = request.headers.get("last-event-id")
+    last = whole_number(seen, "Last-Event-ID", -1, _LAST) if seen else -1
+    kinds = [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
+    if "application/json" in kinds and "text/event-stream" not in kinds:
+        return Json(await runs.events_after(host, principal, run_id, last))
+    manifest = await host.visible(principal, run_id)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_stream(host, manifest, last), media_type="text/event-stream", headers=headers)
+
+
+async def _stream(host: Host, manifest: RunManifest, last: int) -> AsyncIterator[bytes]:
+    run = manifest.id
+    reader = HostRun.reader(host, run, manifest.tenant)
+    following = follow(
+        reader, host.signals, run, is_local=lambda: run in host.running, look_s=_LOOK_S, idle_s=KEEPALIVE_S
+    )
+    yield b":connected\n\n"
+    async for found in following:
+        if not found:
+            yield b":keepalive\n\n"
+        for event in found:
+            if event.sequence > last:
+                data = orjson.dumps(document(run, event))
+                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.told.type.encode(), data)
+        if host.closing:
+            return
+
+
+async def poll(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/runs/{runId}/events/poll``."""
+    last = integer(request, "lastSequence", -1, -1, _LAST)
+    timeout = integer(request, "timeout", 30, 1, 60)
+    return Json(await runs.poll(host, principal, run_id_of(request), last, timeout))
+
+
+# -- webhooks --------------------------------------------------------------------------------------------------------
+
+
+def _webhooks(host: Host) -> Webhooks:
+    if host.webhooks is None:
+        text = "Webhooks are switched off. Switch them on with [host] webhooks = true."
+        raise Rejected(501, "not_supported", text)
+    return host.webhooks
+
+
+@mutation
+async def create_webhook(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
+    """``POST /v1/webhooks``."""
+    return Reply(201, await _webhooks(host).create(principal.tenant, body), unkept=("secret",))
+
+
+async def list_webhooks(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/webhooks``."""
+    return Json({"webhooks": await _webhooks(host).list(principal.tenant)})
+
+
+@mutation
+async def delete_webhook(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
+    """``DELETE /v1/webhooks/{webhookId}``."""
+    await _webhooks(host).delete(principal.tenant, request.path_params["webhook_id"])
+    return Reply(204, None)
+
+
+# -- admin -----------------------------------------------------------------------------------------------------------
+
+
+async def tool_reliability(request: Request, host: Host, principal: Principal) -> Response:
+    """``POST /v1/admin/tool-reliability``, also at ``/debug``: each answer shows the state before and after (R13)."""
+    body = await body_of(request, host)
+    action = body.get("action")
+    if action not in _ACTIONS:
+        raise InvalidInput(f"'action' is one of {', '.join(_ACTIONS)}.", path="$.action")
+    for name in _TEXTS:
+        if not isinstance(body.get(name, ""), str):
+            raise InvalidInput(f"'{name}' is a string.", path=f"$.{name}")
+
+    async def act(_: str, again: bool) -> Reply:
+        admin = host.admin(principal)
+        before = await admin.status()
+        result = await _act(admin, str(action), body)
+        await host.refresh_breakers(principal.tenant)
+        after = before if action == "status" else await admin.status()
+        return Reply(200, {"action": action, "result": result, "before": before, "after": after})
+
+    return await idempotent(request, host, principal, f"POST admin {action}", body, act)
+
+
+async def _act(admin: Admin, action: str, body: dict[str, Any]) -> Any:
+    tool, context, session, prefix, key, reason, verdict = (str(body.get(name, "")) for name in _TEXTS)
+    if action == "force_open":
+        for_ms = body.get("forMs")
+        if for_ms is not None and (isinstance(for_ms, bool) or not isinstance(for_ms, int) or for_ms >= 2**53):
+            raise InvalidInput("'forMs' is a number of milliseconds.", path="$.forMs")
+        return await admin.force_open(as_breaker_key(tool, context), reason, for_ms)
+    if action == "reset":
+        return await admin.reset(as_breaker_key(tool, context), reason)
+    if action == "flush":
+        return await admin.flush(tool=tool, session=session, prefix=prefix, reason=reason)
+    if action == "clear":
+        return await admin.clear(key, reason)
+    if action == "resolve":
+        return await admin.resolve(key, verdict, value=body.get("value"), reason=reason)
+    return None
+
+
+async def audit(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/admin/audit``: what operators of this tenant did."""
+    return Json({"acts": await host.admin(principal).audit(limit=integer(request, "limit", 100, 1, 1000))})
+
+
+async def claims(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/admin/claims``: claim records, never their results."""
+    longest = {"tool": 256, "session": 256, "state": 16, "prefix": 64}
+    wanted = {name: request.query_params.get(name, "")[:most] for name, most in longest.items()}
+    limit = integer(request, "limit", 100, 1, 1000)
+    return Json({"claims": await host.admin(principal).claims(**wanted, limit=limit)})
+
+
+# -- test seams: only behind an explicit switch, and with a key like everything else (L8) ------------------------------
+
+
+async def cache_key(request: Request, host: Host, principal: Principal) -> Response:
+    """``…/llm-cache-key``: the key of a request under the configured recipe; anything not in the recipe is noise."""
+    await body_of(request, host)
+    try:
+        body = parse_json(getattr(request.state, "raw", b"{}"))
+        if not isinstance(body, dict):
+            raise InvalidInput("The body is a JSON object.")
+        key = llm_cache_key(body, recipe=host.settings.llm_key_recipe)
+    except InvalidInput as problem:
+        return error(400, "invalid_argument", str(problem), {"path": problem.path})
+    return Json({"cacheKey": key})
+
+
+async def program(request: Request, host: Host, principal: Principal) -> Response:
+    """``…/mock-ai/program``: what the mock provider answers next for a node; replaces what was programmed."""
+    body = await body_of(request, host)
+    node = body.get("nodeId")
+    if not isinstance(node, str) or not node:
+        raise InvalidInput("'nodeId' is a non-empty string.", path="$.nodeId")
+    entries = host.mock.program(principal.tenant, node, body.get("program"))
+    return Json({"nodeId": node, "entries": entries})
+
+
+async def reset(request: Request, host: Host, principal: Principal) -> Response:
+    """``…/mock-ai/reset``: forget all programs of the tenant."""
+    await body_of(request, host)
+    return Json({"forgotten": host.mock.reset(principal.tenant)})
+
+
+async def concurrent_claim(request: Request, host: Host, principal: Principal) -> Response:
+    """``…/idempotency/concurrent-claim``: many executors of one logical effect; one delivers it."""
+    body = await body_of(request, host)
+    executors = body.get("executors", 2)
+    if isinstance(executors, bool) or not isinstance(executors, int) or not 1 <= executors <= _EXECUTORS:
+        raise InvalidInput(f"'executors' is a number from 1 to {_EXECUTORS}.", path="$.executors")
+    run = uuid7()
+
+    async def execute() -> tuple[str, bool]:
+        minted = logical_invocation_id(principal.tenant, run, "effect", 0, SIDE_EFFECT_TOOL)
+        envelope = tool_request(SIDE_EFFECT_TOOL, {"nodeId": "effect"}, run, minted, attempts=1, elapsed_ms=10_000)
+        result = await host.tenant(principal.tenant).gateway.execute(envelope)
+        return minted, result.status == "success" and not result.from_cache
+
+    outcomes = await asyncio.gather(*(execute() for _ in range(executors)))
+    found = {
+        "logicalInvocationId": outcomes[0][0],
+        "mintedIds": [minted for minted, _ in outcomes],
+        "attempted": executors,
+        "delivered": sum(delivered for _, delivered in outcomes),
+    }
+    return Json(found)
