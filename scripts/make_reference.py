@@ -12,12 +12,12 @@ import inspect
 import os
 import sys
 import typing
-from importlib import import_module
 from pathlib import Path
 
 import msgspec
 
 from antiphon.cli import COMMANDS
+from antiphon.cli._base import find
 from antiphon.config import model
 from antiphon.config.load import settable
 from antiphon.config.model import Config, LoopSection, ProviderSection, RuleSection, Section
@@ -45,15 +45,8 @@ def commands() -> str:
         "| 5 | entry point, model or extra missing |",
         "| 6 | unreadable or other-version recording |\n",
     ]
-    for name, (module, summary) in COMMANDS.items():
-        command = import_module(module)
-        parser = argparse.ArgumentParser(
-            prog=f"antiphon {name}",
-            description=getattr(command, "DESCRIPTION", summary),
-            epilog=getattr(command, "EXAMPLE", None),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.register(parser)
+    for name, (place, _) in COMMANDS.items():
+        parser = find(place).parser(name)
         parts += [f"## antiphon {name}\n", "```text", parser.format_help().rstrip(), "```\n"]
     return "\n".join(parts).rstrip() + "\n"
 

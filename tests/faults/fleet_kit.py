@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import AsyncGateway, Gateway
-from antiphon.config.stores import open_store
+from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ports import ClaimRequest, ClaimTemplate, Journal, StaticClaimRequest, Store, SyncJournal
 

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from antiphon import Gateway
-from antiphon.config.stores import open_store
+from antiphon.config.wiring import open_store
 from antiphon.errors import ConfigError
 from antiphon.stores.redis.keys import Names
 from tests.faults.fleet_kit import envelope, open_async_gateway, open_gateway, summary

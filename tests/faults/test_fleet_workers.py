@@ -6,7 +6,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from antiphon.config.stores import open_store
+from antiphon.config.wiring import open_store
 from antiphon.decide.claim import is_unknown
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, short, summary, until
 

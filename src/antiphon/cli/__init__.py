@@ -1,34 +1,32 @@
-"""The command line. Each command is a module of this package, imported only when it is called.
+"""The command line. Commands stand in the modules of this package, imported only when they are called.
 
-A command module has ``register(parser)``, which adds its arguments, and ``run(arguments) -> int``, which returns the
-exit code.
+A command is a function that returns the exit code, decorated with its arguments; its docstring is its help.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("antiphon.cli.run", "run an agent and record it"),
-    "exec": ("antiphon.cli.exec", "run any command and record its model and MCP calls, with no code change"),
-    "runs": ("antiphon.cli.runs", "list recorded runs"),
-    "show": ("antiphon.cli.show", "show a run as a timeline, one event, or what the model saw"),
-    "replay": ("antiphon.cli.replay", "replay a run: strictly, or with a new model, prompt or code"),
-    "diff": ("antiphon.cli.diff", "compare two runs"),
-    "test": ("antiphon.cli.test", "replay a folder of golden runs as tests"),
-    "export": ("antiphon.cli.export", "write a run as one readable JSON document"),
-    "import": ("antiphon.cli.import_", "read an artifact (.antiphon or .kurral) into the store"),
-    "scan": ("antiphon.cli.scan", "find secrets in files without printing them"),
-    "gc": ("antiphon.cli.gc", "delete old runs by age, count or size"),
-    "claims": ("antiphon.cli.claims", "list, show, clear, resolve or flush claim records"),
-    "breakers": ("antiphon.cli.breakers", "list, force open or reset circuit breakers"),
-    "doctor": ("antiphon.cli.doctor", "check stores, tools and retry owners"),
-    "config": ("antiphon.cli.config", "show every setting and where it came from"),
-    "models": ("antiphon.cli.models", "install the sentence-embedding model"),
-    "serve": ("antiphon.cli.serve", "start the HTTP host"),
-    "apikeys": ("antiphon.cli.apikeys", "create or revoke API keys of the host"),
-    "demo": ("antiphon.cli.demo", "see it work: one minute, offline, no key"),
+    "run": ("antiphon.cli.run:run", "run an agent and record it"),
+    "exec": ("antiphon.cli.exec:exec_", "run any command and record its model and MCP calls, with no code change"),
+    "runs": ("antiphon.cli.show:runs", "list recorded runs"),
+    "show": ("antiphon.cli.show:show", "show a run as a timeline, one event, or what the model saw"),
+    "replay": ("antiphon.cli.replay:replay", "replay a run: strictly, or with a new model, prompt or code"),
+    "diff": ("antiphon.cli.show:diff", "compare two runs"),
+    "test": ("antiphon.cli.replay:test", "replay a folder of golden runs as tests"),
+    "export": ("antiphon.cli.artifacts:export", "write a run as one readable JSON document"),
+    "import": ("antiphon.cli.artifacts:import_", "read an artifact (.antiphon or .kurral) into the store"),
+    "scan": ("antiphon.cli.artifacts:scan", "find secrets in files without printing them"),
+    "gc": ("antiphon.cli.admin:gc", "delete old runs by age, count or size"),
+    "claims": ("antiphon.cli.admin:claims", "list, show, clear, resolve or flush claim records"),
+    "breakers": ("antiphon.cli.admin:breakers", "list, force open or reset circuit breakers"),
+    "doctor": ("antiphon.cli.admin:doctor", "check stores, tools and retry owners"),
+    "config": ("antiphon.cli.admin:config", "show every setting and where it came from"),
+    "models": ("antiphon.cli.admin:models", "install the sentence-embedding model"),
+    "serve": ("antiphon.cli.serve:serve", "start the HTTP host"),
+    "apikeys": ("antiphon.cli.serve:apikeys", "create or revoke API keys of the host"),
+    "demo": ("antiphon.cli.demo:demo", "see it work: one minute, offline, no key"),
 }
 
 own_process = False
@@ -71,8 +69,8 @@ def main(argv: list[str] | None = None) -> int:
         hint = f" Did you mean 'antiphon {near[0]}'?" if near else ""
         print(f"antiphon: there is no command {name!r}.{hint} See: antiphon --help", file=sys.stderr)
         return EXIT["usage"]
-    from antiphon.cli._base import any_output, call
+    from antiphon.cli._base import any_output, call, find
 
     if own_process:
         any_output()
-    return call(name, COMMANDS[name][1], import_module(COMMANDS[name][0]), rest)
+    return call(name, find(COMMANDS[name][0]), rest)

@@ -1,15 +1,16 @@
-"""What all commands share: parsing, errors as exit codes, tables, JSON output, progress."""
+"""What all commands share: how they are declared, errors as exit codes, tables, JSON output, progress."""
 
 from __future__ import annotations
 
 import argparse
 import errno
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any, TypeVar
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
 
 from antiphon import errors
 from antiphon.cli import EXIT
@@ -36,16 +37,81 @@ def exit_code(error: errors.AntiphonError) -> int:
     return next((EXIT[name] for kind, name in _EXIT_OF if isinstance(error, kind)), 1)
 
 
-def call(name: str, summary: str, command: ModuleType, words: list[str]) -> int:
+Argument = Callable[[Any], Any]
+"""Adds itself to a parser or to a group of one."""
+Run = Callable[[argparse.Namespace], int]
+
+
+def argument(*names: str, **options: Any) -> Argument:
+    """An argument, in argparse's words."""
+    return lambda parser: parser.add_argument(*names, **options)
+
+
+def flag(name: str, text: str) -> Argument:
+    """An option without a value."""
+    return argument(name, action="store_true", help=text)
+
+
+def repeated(name: str, metavar: str, text: str) -> Argument:
+    """An option that may be given several times."""
+    return argument(name, action="append", default=[], metavar=metavar, help=text)
+
+
+def group(title: str, *arguments: Argument) -> Argument:
+    """Arguments below a title of their own."""
+    return lambda parser: _add(parser.add_argument_group(title), arguments)
+
+
+def one_of(*arguments: Argument) -> Argument:
+    """Options that exclude each other."""
+    return lambda parser: _add(parser.add_mutually_exclusive_group(), arguments)
+
+
+def _add(parser: Any, arguments: Iterable[Argument]) -> None:
+    for add in arguments:
+        add(parser)
+
+
+CONFIG = argument("--config", metavar="FILE", help="configuration file (default: antiphon.toml)")
+JSON = flag("--json", "print JSON for machines")
+LATEST = flag("--latest", "the latest run")
+RUN = (argument("run", nargs="?", help="run id or the beginning of one (default: the latest run)"), LATEST)
+
+
+class Command(NamedTuple):
+    """What a name stands for: its help is the function's docstring, the part from the examples on at the end."""
+
+    run: Run
+    arguments: tuple[Argument, ...]
+
+    def parser(self, name: str) -> argparse.ArgumentParser:
+        text = inspect.cleandoc(self.run.__doc__ or "")
+        start = text.find("\n\nexample")
+        parser = argparse.ArgumentParser(
+            prog=f"antiphon {name}",
+            description=text if start < 0 else text[:start],
+            epilog=None if start < 0 else text[start + 2 :],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        _add(parser, self.arguments)
+        return parser
+
+
+def command(*arguments: Argument) -> Callable[[Run], Command]:
+    """Make a function that returns an exit code a command with these arguments."""
+    return lambda function: Command(function, arguments)
+
+
+def find(place: str) -> Command:
+    """The command at ``module:name``."""
+    module, _, name = place.partition(":")
+    found: Command = getattr(import_module(module), name)
+    return found
+
+
+def call(name: str, command: Command, words: list[str]) -> int:
     """Parse, run, and turn errors into one line on standard error and an exit code."""
-    parser = argparse.ArgumentParser(
-        prog=f"antiphon {name}",
-        description=getattr(command, "DESCRIPTION", summary[0].upper() + summary[1:] + "."),
-        epilog=getattr(command, "EXAMPLE", None),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.register(parser)
-    arguments = parser.parse_args(words)
+    arguments = command.parser(name).parse_args(words)
     try:
         code = command.run(arguments)
         sys.stdout.flush()
@@ -96,10 +162,6 @@ def report(error: errors.AntiphonError, as_json: bool) -> None:
         print(f"          {error.hint}", file=sys.stderr)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON for machines")
-
-
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     import orjson
@@ -110,6 +172,14 @@ def print_json(value: Any) -> None:
     else:  # JSON is UTF-8, whatever the terminal knows
         sys.stdout.flush()
         sys.stdout.buffer.write(document)
+
+
+def output(arguments: argparse.Namespace, data: Any, text: str | Iterable[str]) -> None:
+    """The data with ``--json``, else the text or its lines."""
+    if arguments.json:
+        print_json(data)
+    else:
+        print(text if isinstance(text, str) else "\n".join(text))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[int] = ()) -> str:
@@ -187,36 +257,29 @@ def application(arguments: argparse.Namespace) -> Iterator[Any]:
         yield app
 
 
-def whole(least: int = 0) -> Callable[[str], int]:
-    """An option's type: an integer that is not less than *least*."""
+def _number(kind: Callable[[str], T], low: float, high: float, meaning: str) -> Callable[[str], T]:
+    def parse(text: str) -> T:
+        try:
+            value = kind(text)
+            if low <= value <= high:  # type: ignore[operator]
+                return value
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(f"{text} is not {meaning}")
 
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{value} is less than {least}")
-        return value
-
-    return number
-
-
-def number(text: str) -> float:
-    """An option's type: a number from 0 on that is finite."""
-    value = float(text)
-    if not 0 <= value <= 1e12:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
-    return value
+    return parse
 
 
-def share(text: str) -> float:
-    """An option's type: a number between 0 and 1."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
+non_negative_int = _number(int, 0, 2**63, "a whole number from 0")
+positive_int = _number(int, 1, 2**63, "a whole number from 1")
+non_negative_number = _number(float, 0, 1e12, "a number from 0")
+ratio = _number(float, 0, 1, "between 0 and 1")
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help="configuration file (default: antiphon.toml)")
+def check_run(arguments: argparse.Namespace) -> None:
+    """Refuse a run id together with ``--latest``."""
+    if arguments.run and arguments.latest:
+        raise errors.InvalidInput("Give a run id or --latest, not both.")
 
 
 def when(ms: int | None) -> str:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from antiphon.cli._base import bold, dim, green, red
+from antiphon.cli._base import bold, command, dim, flag, green, red
 
-DESCRIPTION = "One minute, offline, no key: a write that happens once although its process is killed, and its replay."
-EXAMPLE = "example:\n  antiphon demo --keep   # leaves the folder, to look around with antiphon show"
+if TYPE_CHECKING:
+    from antiphon.ops.gateways import Gateway
 
 _AGENT = "antiphon._demo.support_agent:main"
 _QUESTION = '"My order 1042 never arrived"'
-
-
-def register(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--keep", action="store_true", help="keep the demo's folder")
 
 
 class _Stage:
@@ -55,10 +53,19 @@ class _Stage:
             self.failures.append(f"{shown} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
         return done.stdout
 
+    def lines(self, name: str) -> int:
+        """How many effects a file counts."""
+        path = self.folder / name
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+    @property
     def sent(self) -> int:
         """How many e-mails really left."""
-        outbox = self.folder / "outbox.txt"
-        return len(outbox.read_text().splitlines()) if outbox.exists() else 0
+        return self.lines("outbox.txt")
+
+    @property
+    def refunds(self) -> int:
+        return self.lines("refunds.txt")
 
     def check(self, what: str, holds: bool) -> None:
         """Say whether the world is as promised."""
@@ -67,8 +74,13 @@ class _Stage:
             self.failures.append(what)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Play the demo; 1 if anything is not as promised."""
+@command(flag("--keep", "keep the demo's folder"))
+def demo(arguments: argparse.Namespace) -> int:
+    """One minute, offline, no key: a write that happens once although its process is killed, and its replay.
+
+    example:
+      antiphon demo --keep   # leaves the folder, to look around with antiphon show
+    """
     folder = Path(tempfile.mkdtemp(prefix="antiphon-demo-"))
     stage = _Stage(folder)
     try:
@@ -77,8 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.keep:
             print(f"kept: cd {folder} && ANTIPHON_HOME=state antiphon show")
         else:
-            import shutil
-
             shutil.rmtree(folder, ignore_errors=True)
     for failure in stage.failures:
         print(red(f"not as promised: {failure}"), file=sys.stderr)
@@ -86,21 +96,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _play(stage: _Stage) -> None:
-    from antiphon.cli.demo_guard import breaker, redelivery
+    import orjson
 
     print(bold("1. An agent refunds an order and writes an e-mail; the process is killed right after the e-mail left."))
     stage.type("run", _AGENT, "--input", _QUESTION, expect=-9, DEMO_CRASH="1")
     stage.type("show")
-    stage.check("one e-mail left, and the run says where it stopped", stage.sent() == 1)
+    stage.check("one e-mail left, and the run says where it stopped", stage.sent == 1)
 
     print(bold("2. The run goes on. Finished calls are answered from their records; the e-mail's outcome is unknown."))
     listed = stage.type("runs", "--json", show=False)
-    import orjson
-
     run_id = str(orjson.loads(listed)["runs"][0]["id"])
     stage.type("run", _AGENT, "--input", _QUESTION, "--resume", run_id)
     stage.type("show", run_id)
-    stage.check("still one e-mail and one refund: nothing was sent twice", stage.sent() == 1 and _refunds(stage) == 1)
+    stage.check("still one e-mail and one refund: nothing was sent twice", stage.sent == 1 and stage.refunds == 1)
     print("  A person looks into the outbox and settles it:")
     stage.type("claims", "list", "--state", "unknown")
     unknown = orjson.loads(stage.type("claims", "list", "--state", "unknown", "--json", show=False))["claims"]
@@ -108,21 +116,71 @@ def _play(stage: _Stage) -> None:
     print()
 
     print(bold("3. The same call delivered twice, and a dependency that is down."))
-    for line in (*redelivery(), *breaker()):
+    for line in (*_redelivery(), *_breaker()):
         print(f"  {line}")
     print()
 
     print(bold("4. A fresh run, replayed strictly: the current code on recorded answers, no network, no side effect."))
     stage.type("run", _AGENT, "--input", _QUESTION)
-    before = stage.sent()
+    before = stage.sent
     stage.type("replay", "--latest", "--strict")
-    stage.check("the replay passed and sent nothing", stage.sent() == before)
+    stage.check("the replay passed and sent nothing", stage.sent == before)
 
     print(bold("5. Somebody changes one argument. The replay names it."))
     stage.type("replay", "--latest", "--strict", expect=1, DEMO_TYPO="1")
-    stage.check("no refund was made by the replay", _refunds(stage) == 2)
+    stage.check("no refund was made by the replay", stage.refunds == 2)
 
 
-def _refunds(stage: _Stage) -> int:
-    path = stage.folder / "refunds.txt"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+# -- the part that needs no run --------------------------------------------------------------------------------------
+
+
+def _gateway() -> Gateway:
+    from antiphon.ops.gateways import Gateway
+    from antiphon.stores import MemoryStore
+
+    return Gateway(store=MemoryStore(), config={"telemetry": {"logs": False}})
+
+
+def _envelope(request_id: str, tool: str, params: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "contractVersion": "1.1",
+        "requestId": request_id,
+        "toolName": tool,
+        "toolNamespace": "demo",
+        "target": {"sessionKey": "s1", "actorId": "ada"},
+        "payload": {"version": "1.0", "params": params},
+        "transport": {"dedupeMode": "enforced", "retryBudget": {"maxAttempts": 1, "maxElapsedMs": 1000}},
+        "control": {},
+        "trace": {},
+    }
+
+
+def _redelivery() -> Iterator[str]:
+    """One envelope, delivered three times."""
+    gateway = _gateway()
+    effects: list[str] = []
+
+    @gateway.tool(namespace="demo", idempotent=False)
+    def book(room: str) -> str:
+        effects.append(room)
+        return f"booked {room}"
+
+    answers = [gateway.execute(_envelope("r-1", "book", {"room": "7"})) for _ in range(3)]
+    cached = sum(answer.from_cache for answer in answers)
+    yield f"book(room=7) delivered 3 times: {len(effects)} booking, {cached} answers from the record"
+
+
+def _breaker() -> Iterator[str]:
+    """A dependency that is down: five failures, then nobody waits for it any more."""
+    gateway = _gateway()
+    touched = []
+
+    @gateway.tool(namespace="demo", idempotent=True)
+    def quote(symbol: str) -> float:
+        touched.append(symbol)
+        raise ConnectionRefusedError("the quote service is down")
+
+    results = [gateway.execute(_envelope(f"q-{n}", "quote", {"symbol": f"S{n}"})) for n in range(8)]
+    result = results[-1]
+    yield f"quote() called 8 times: the service was tried {len(touched)} times, then: {result.status}"
+    yield f"  {result.error.message}"  # type: ignore[union-attr]

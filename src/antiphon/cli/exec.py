@@ -15,51 +15,48 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.cli import EXIT
-from antiphon.cli._base import add_config, application, dim
+from antiphon.cli._base import CONFIG, application, argument, command, dim, flag
 from antiphon.errors import AntiphonError, InvalidInput
 
-DESCRIPTION = (
-    "Run a Python program and record its model and MCP calls, with no code change.\n\n"
-    "Seen: calls of the OpenAI, Anthropic and Google SDKs, of whatever else uses httpx or httpx2, and MCP sessions.\n"
-    "Not seen: plain functions, other HTTP clients, and processes that the program starts."
-)
-EXAMPLE = (
-    "examples:\n  antiphon exec -- python agent.py --ask 'where is my order?'\n"
-    "  antiphon exec --replay latest -- python agent.py --ask 'where is my order?'"
-)
 _NOTE = "plain functions are not seen by exec: decorate them, or use an adapter"
 
 
-def register(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--name", help="name of the run (default: the program's file name)")
-    parser.add_argument(
+@command(
+    argument("--name", help="name of the run (default: the program's file name)"),
+    argument(
         "--replay", metavar="RUN", help="answer from this recording (id, beginning of one, latest, or an artifact)"
-    )
-    parser.add_argument("--no-fence", action="store_true", help="let a replay touch files, sockets and processes")
-    parser.add_argument("--quiet", action="store_true", help="no summary")
-    add_config(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- python agent.py …")
+    ),
+    flag("--no-fence", "let a replay touch files, sockets and processes"),
+    flag("--quiet", "no summary"),
+    CONFIG,
+    argument("command", nargs=argparse.REMAINDER, help="-- python agent.py …"),
+)
+def exec_(arguments: argparse.Namespace) -> int:
+    """Run a Python program and record its model and MCP calls, with no code change.
 
+    Seen: calls of the OpenAI, Anthropic and Google SDKs, of whatever else uses httpx or httpx2, and MCP sessions.
+    Not seen: plain functions, other HTTP clients, and processes that the program starts.
 
-def run(arguments: argparse.Namespace) -> int:
-    """Run the command; its own exit code, or 1 if a replay diverged."""
-    command = [word for place, word in enumerate(arguments.command) if place or word != "--"]
-    if not command:
+    examples:
+      antiphon exec -- python agent.py --ask 'where is my order?'
+      antiphon exec --replay latest -- python agent.py --ask 'where is my order?'
+    """
+    words = [word for place, word in enumerate(arguments.command) if place or word != "--"]
+    if not words:
         raise InvalidInput("There is no command to run.", hint="Write: antiphon exec -- python agent.py")
-    if shutil.which(command[0]) is None:
-        raise InvalidInput(f"There is no program {command[0]!r}.", hint="Give its path, or the name of one in PATH.")
+    if shutil.which(words[0]) is None:
+        raise InvalidInput(f"There is no program {words[0]!r}.", hint="Give its path, or the name of one in PATH.")
     replay = _resolve(arguments) if arguments.replay else None
     with tempfile.TemporaryDirectory(prefix="antiphon-exec-") as folder:
         report = Path(folder, "report.json")
         order = {
-            "name": arguments.name or _name(command),
+            "name": arguments.name or _name(words),
             "report": str(report),
             "config": arguments.config,
             "replay": replay,
             "fence": not arguments.no_fence,
         }
-        ended = _start(command, order)
+        ended = _start(words, order)
         code = 128 - ended if ended < 0 else ended  # as a shell tells of a signal
         found = _read(report)
     if found is None:

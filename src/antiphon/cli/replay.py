@@ -1,4 +1,4 @@
-"""``antiphon replay``."""
+"""Commands that replay: one run, or a folder of golden runs as tests."""
 
 from __future__ import annotations
 
@@ -6,98 +6,139 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from antiphon.cli._base import add_config, add_json, application, dim, number, print_json, share, whole
+from antiphon.cli._base import (
+    CONFIG,
+    JSON,
+    LATEST,
+    application,
+    argument,
+    bold,
+    check_run,
+    command,
+    dim,
+    exit_code,
+    flag,
+    green,
+    group,
+    non_negative_int,
+    non_negative_number,
+    one_of,
+    output,
+    positive_int,
+    print_json,
+    ratio,
+    red,
+    repeated,
+)
 from antiphon.errors import InvalidInput
 
-DESCRIPTION = "Replay a run: strictly (nothing leaves the process) or exploring a new model, prompt or code."
-EXAMPLE = (
-    "examples:\n"
-    "  antiphon replay --latest\n"
-    "  antiphon replay 01a1dd44 --strict --json\n"
-    "  antiphon replay golden/refund.antiphon --strict\n"
-    "  antiphon replay 01a1dd44 --explore --model gpt-5 --llm my_models.py:ask --samples 3 --baseline\n"
-    "  antiphon replay 01a1dd44 --from 12 --edit '11.value.status=\"lost\"' --llm my_models.py:ask\n"
-    "  antiphon replay 01a1dd44 --fault search=timeout --frozen llm\n\n"
-    "exit codes: 0 passed, 1 regression or divergence, 2 usage, 3 blocked for review, 4 not found,\n"
-    "            5 entry point or model missing, 6 unreadable or other-version recording"
+if TYPE_CHECKING:
+    from antiphon.ops import golden
+
+_OPTIONS = (
+    *("mode", "verify", "realtime", "min_ars", "samples", "baseline", "from_event"),
+    *("model", "provider", "temperature", "seed"),
 )
+"""Given to a replay as they are."""
 
 
-def register(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("run", nargs="?", help="run id, the beginning of one, or an artifact (default: the latest run)")
-    parser.add_argument("--latest", action="store_true", help="the latest run")
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--strict", action="store_const", const="strict", dest="mode", help="A: only recorded answers")
-    kind.add_argument("--explore", action="store_const", const="explore", dest="mode", help="B: ask the model again")
-    parser.add_argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry point")
-    parser.add_argument("--llm", metavar="TARGET", help="file.py:function that answers model requests")
-    parser.add_argument("--min-ars", type=share, metavar="X", help="fail below this score (default 0.8)")
-    parser.add_argument("--html", metavar="FILE", help="write the report as one page")
-    strict = parser.add_argument_group("strict replay")
-    strict.add_argument("--no-execute", action="store_true", help="do not run the agent's code (plain A)")
-    strict.add_argument(
-        "--verify", action="store_true", help="ask the model beside it, to find refusals that came or went"
-    )
-    strict.add_argument("--realtime", action="store_true", help="streams keep their recorded pauses")
-    strict.add_argument("--no-fence", action="store_true", help="let the code reach the world past Antiphon")
-    explore = parser.add_argument_group("explore replay")
-    explore.add_argument("--model", help="another model")
-    explore.add_argument("--provider", help="another provider")
-    explore.add_argument("--temperature", type=number)
-    explore.add_argument("--seed", type=int)
-    explore.add_argument("--prompt", metavar="TEXT", help="another system prompt (@FILE reads a file)")
-    explore.add_argument("--input", metavar="JSON", help="another input")
-    explore.add_argument(
-        "--from", dest="from_event", type=whole(), metavar="N", help="frozen before event N, live from it on"
-    )
-    explore.add_argument(
-        "--edit", action="append", default=[], metavar="N.PATH=JSON", help="change a part of recorded event N"
-    )
-    explore.add_argument(
-        "--samples", type=whole(1), default=1, metavar="N", help="replay N times and report the spread"
-    )
-    explore.add_argument("--baseline", action="store_true", help="replay the recorded model beside it")
-    explore.add_argument("--exact-only", action="store_true", help="no semantic matches")
-    table = parser.add_argument_group("what is frozen (NAME: a tool, or llm, tool, mcp for all of a kind)")
-    table.add_argument("--table", metavar="FILE", help="rules in TOML or JSON")
-    table.add_argument("--live", action="append", default=[], metavar="NAME", help="call it, if it is safe")
-    table.add_argument("--frozen", action="append", default=[], metavar="NAME", help="answer it from the recording")
-    table.add_argument("--static", action="append", default=[], metavar="NAME=JSON", help="answer it with this")
-    table.add_argument(
-        "--fault", action="append", default=[], metavar="NAME=FAULT", help="timeout, rate_limited, malformed or refusal"
-    )
-    add_config(parser)
-    add_json(parser)
+@command(
+    argument("run", nargs="?", help="run id, the beginning of one, or an artifact (default: the latest run)"),
+    LATEST,
+    one_of(
+        argument("--strict", action="store_const", const="strict", dest="mode", help="A: only recorded answers"),
+        argument("--explore", action="store_const", const="explore", dest="mode", help="B: ask the model again"),
+    ),
+    argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry point"),
+    argument("--llm", metavar="TARGET", help="file.py:function that answers model requests"),
+    argument("--min-ars", type=ratio, metavar="X", help="fail below this score (default 0.8)"),
+    argument("--html", metavar="FILE", help="write the report as one page"),
+    group(
+        "strict replay",
+        flag("--no-execute", "do not run the agent's code (plain A)"),
+        flag("--verify", "ask the model beside it, to find refusals that came or went"),
+        flag("--realtime", "streams keep their recorded pauses"),
+        flag("--no-fence", "let the code reach the world past Antiphon"),
+    ),
+    group(
+        "explore replay",
+        argument("--model", help="another model"),
+        argument("--provider", help="another provider"),
+        argument("--temperature", type=non_negative_number),
+        argument("--seed", type=int),
+        argument("--prompt", metavar="TEXT", help="another system prompt (@FILE reads a file)"),
+        argument("--input", metavar="JSON", help="another input"),
+        argument(
+            "--from",
+            dest="from_event",
+            type=non_negative_int,
+            metavar="N",
+            help="frozen before event N, live from it on",
+        ),
+        argument(
+            "--edit", action="append", default=[], metavar="N.PATH=JSON", help="change a part of recorded event N"
+        ),
+        argument("--samples", type=positive_int, default=1, metavar="N", help="replay N times and report the spread"),
+        flag("--baseline", "replay the recorded model beside it"),
+        flag("--exact-only", "no semantic matches"),
+    ),
+    group(
+        "what is frozen (NAME: a tool, or llm, tool, mcp for all of a kind)",
+        argument("--table", metavar="FILE", help="rules in TOML or JSON"),
+        repeated("--live", "NAME", "call it, if it is safe"),
+        repeated("--frozen", "NAME", "answer it from the recording"),
+        repeated("--static", "NAME=JSON", "answer it with this"),
+        argument(
+            "--fault",
+            action="append",
+            default=[],
+            metavar="NAME=FAULT",
+            help="timeout, rate_limited, malformed or refusal",
+        ),
+    ),
+    CONFIG,
+    JSON,
+)
+def replay(arguments: argparse.Namespace) -> int:
+    """Replay a run: strictly (nothing leaves the process) or exploring a new model, prompt or code.
 
+    examples:
+      antiphon replay --latest
+      antiphon replay 01a1dd44 --strict --json
+      antiphon replay golden/refund.antiphon --strict
+      antiphon replay 01a1dd44 --explore --model gpt-5 --llm my_models.py:ask --samples 3 --baseline
+      antiphon replay 01a1dd44 --from 12 --edit '11.value.status="lost"' --llm my_models.py:ask
+      antiphon replay 01a1dd44 --fault search=timeout --frozen llm
 
-def run(arguments: argparse.Namespace) -> int:
-    """Replay and print the report; 1 for a regression or divergence."""
+    exit codes: 0 passed, 1 regression or divergence, 2 usage, 3 blocked for review, 4 not found,
+                5 entry point or model missing, 6 unreadable or other-version recording
+    """
+    from antiphon.ops import replay as ops
     from antiphon.ops.entry import load_entry
-    from antiphon.ops.replay import replay
     from antiphon.ops.tables import json_value, table_of
 
-    if arguments.run and arguments.latest:
-        raise InvalidInput("Name a run or say --latest, not both.")
-    options: dict[str, Any] = {
-        "mode": arguments.mode,
+    check_run(arguments)
+    same = (
+        "mode",
+        "verify",
+        "model",
+        "provider",
+        "temperature",
+        "seed",
+        "min_ars",
+        "from_event",
+        "samples",
+        "baseline",
+    )
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in (*same, "realtime")}
+    options |= {
         "execute": not arguments.no_execute,
-        "verify": arguments.verify,
-        "model": arguments.model,
-        "provider": arguments.provider,
-        "temperature": arguments.temperature,
-        "seed": arguments.seed,
         "prompt": _prompt(arguments.prompt),
-        "input": None if arguments.input is None else json_value(arguments.input, "--input"),
+        "input": json_value(arguments.input, "--input"),
         "exact_only": arguments.exact_only or None,
-        "min_ars": arguments.min_ars,
-        "from_event": arguments.from_event,
         "edits": _edits(arguments.edit),
-        "samples": arguments.samples,
-        "baseline": arguments.baseline,
-        "realtime": arguments.realtime,
         "fence": False if arguments.no_fence else "process",
         "table": table_of(
             Path(arguments.table) if arguments.table else None,
@@ -112,17 +153,12 @@ def run(arguments: argparse.Namespace) -> int:
         options["llm"] = load_entry(arguments.llm) if arguments.llm else None
         if arguments.mode == "strict" and not (arguments.verify or arguments.no_fence):
             _leave_network(app)
-        report = replay(arguments.run, app=app, **options)
+        report = ops.replay(arguments.run, app=app, **options)
+        lines = [report.text().rstrip("\n"), *map(dim, _more(report.to_wire()))]
         if arguments.html:
             Path(arguments.html).write_text(report.html(), encoding="utf-8")
-        if arguments.json:
-            print_json(report.to_wire())
-        else:
-            print(report.text(), end="")
-            for line in _more(report.to_wire()):
-                print(dim(line))
-            if arguments.html:
-                print(dim(f"report: {arguments.html}"))
+            lines.append(dim(f"report: {arguments.html}"))
+        output(arguments, report.to_wire(), lines)
         if report.replay_type == "A" and report["executed"]:
             _notice(app, report.recording)
     return report.exit_code
@@ -184,3 +220,68 @@ def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:
             raise InvalidInput(f"{text!r} is not N.PATH=JSON.", hint="For example: --edit '11.value.status=\"lost\"'")
         found.setdefault(int(number), {})[path] = json_value(value, text)
     return found
+
+
+@command(
+    argument("places", nargs="+", type=Path, metavar="DIR", help="folders or files (.antiphon, .kurral)"),
+    argument("--jobs", "-j", type=positive_int, default=1, metavar="N", help="replay in N processes"),
+    argument("--min-ars", type=ratio, default=0.9, metavar="X", help="fail below this score (default 0.9)"),
+    flag("--explore", "ask the model again instead of replaying strictly"),
+    argument("--model", help="another model, for --explore"),
+    argument("--llm", metavar="TARGET", help="file.py:function that answers model requests, for --explore"),
+    argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry points"),
+    argument("--junit", metavar="FILE", type=Path, help="write JUnit XML"),
+    argument("--markdown", metavar="FILE", type=Path, help="write a summary for a pull request"),
+    flag("--no-fence", "let the code reach the world past Antiphon"),
+    CONFIG,
+    JSON,
+)
+def test(arguments: argparse.Namespace) -> int:
+    """Replay golden runs against the current code: each artifact is a test.
+
+    examples:
+      antiphon export 01a1dd44 -o golden/refund.antiphon   # make one
+      antiphon test golden/
+      antiphon test golden/ --jobs 4 --junit report.xml --markdown summary.md
+      antiphon test golden/ --explore --model gpt-5 --llm my_models.py:ask
+
+    A dropped, added or changed side effect fails a test whatever its score says.
+    exit codes: 0 all passed, 1 a regression or divergence; if none, what kept a run from being replayed:
+                3 blocked for review, 4 not found, 5 entry point or model missing, 6 unreadable
+    """
+    from antiphon.ops import golden
+
+    wanted = golden.Wanted(
+        mode="explore" if arguments.explore else "strict",
+        min_ars=arguments.min_ars,
+        config=arguments.config,
+        llm=arguments.llm,
+        fence=not arguments.no_fence,
+        model=arguments.model,
+        entry=arguments.entry,
+    )
+    results = []
+    for result in golden.check_all(golden.collect(arguments.places), wanted, jobs=arguments.jobs, code_of=exit_code):
+        results.append(result)
+        if not arguments.json:
+            _tell(result)
+    if arguments.junit:
+        arguments.junit.write_text(golden.junit(results), encoding="utf-8")
+    if arguments.markdown:
+        arguments.markdown.write_text(golden.markdown(results), encoding="utf-8")
+    passed = sum(result.status == "pass" for result in results)
+    if arguments.json:
+        print_json({"passed": passed, "total": len(results), "results": [result.to_wire() for result in results]})
+    else:
+        print(bold(f"{passed} of {len(results)} golden runs pass"))
+    return golden.exit_code(results)
+
+
+def _tell(result: golden.Result) -> None:
+    ars = (result.report.get("ars") or {}).get("score")
+    score = "" if ars is None else f"  ARS {ars:.3f}"
+    mark = green("✓") if result.status == "pass" else red("✗")
+    print(f"{mark} {result.path}{score}  {dim(f'{result.seconds:.2f} s')}")
+    for reason in result.reasons:
+        shown = dim(reason) if result.status == "pass" else reason
+        print(f"    {shown}")

@@ -7,35 +7,33 @@ import sys
 from pathlib import Path
 
 import antiphon
-from antiphon.cli._base import add_config, add_json, application, dim, print_json
-from antiphon.errors import AntiphonError, InvalidInput
-
-DESCRIPTION = "Run an agent entry point and record everything observable."
-EXAMPLE = "example:\n  antiphon run examples/support_agent.py:main --input '\"My order 1042 is late\"'"
+from antiphon.cli._base import CONFIG, JSON, application, argument, command, dim, print_json
+from antiphon.errors import AntiphonError
 
 
-def register(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("target", help="file.py:function or module:function")
-    parser.add_argument(
-        "--input", metavar="JSON", help="the argument, as JSON (an object with args/kwargs for several)"
-    )
-    parser.add_argument(
+@command(
+    argument("target", help="file.py:function or module:function"),
+    argument("--input", metavar="JSON", help="the argument, as JSON (an object with args/kwargs for several)"),
+    argument(
         "--resume",
         metavar="RUN",
         help="go on with an interrupted run (id or beginning): finished calls are not made again",
-    )
-    add_config(parser)
-    add_json(parser)
-
-
+    ),
+    CONFIG,
+    JSON,
+)
 def run(arguments: argparse.Namespace) -> int:
-    """Run the entry point; 1 if the agent failed, its exit code if it left with one."""
+    """Run an agent entry point and record everything observable.
+
+    example:
+      antiphon run examples/support_agent.py:main --input '"My order 1042 is late"'
+    """
     from antiphon._recording.run import exit_code
     from antiphon.ops.runs import find_run
     from antiphon.ops.start import start
+    from antiphon.ops.tables import json_value
 
-    given = _input(arguments.input)
+    given = json_value(arguments.input, "--input")
     with application(arguments) as app:
         resume = None if arguments.resume is None else find_run(app, arguments.resume).id
         result = start(app, arguments.target, given, resume=resume)
@@ -44,8 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
         left = {} if code is None else {"exitCode": code}
         print_json({"run": result.id, "name": result.name, "status": result.status, **left, "output": result.output})
     else:
-        if result.output is not None:
-            print(result.output if isinstance(result.output, str) else _pretty(result.output))
+        if isinstance(result.output, str):
+            print(result.output)
+        elif result.output is not None:
+            print_json(result.output)
         status = result.status if code is None else f"{result.status} with exit code {code}"
         note = f"run {result.id} {status} · show it: antiphon show {result.id[:13]}"
         print(dim(note), file=sys.stderr)
@@ -67,22 +67,3 @@ def _explain(error: BaseException) -> None:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
         print("".join(traceback.format_list(frames)), end="", file=sys.stderr)
     print(f"antiphon: {type(error).__name__}: {error}", file=sys.stderr)
-
-
-def _pretty(value: object) -> str:
-    import orjson
-
-    return orjson.dumps(value, default=str, option=orjson.OPT_INDENT_2).decode()
-
-
-def _input(text: str | None) -> object:
-    if text is None:
-        return None
-    import orjson
-
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise InvalidInput(
-            f"--input is not JSON: {error}.", hint="A plain text needs its quotes: --input '\"hello\"'"
-        ) from None

@@ -1,4 +1,4 @@
-"""``antiphon serve``."""
+"""Commands of the HTTP host: start it, and manage its API keys."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import secrets
 import sys
 from typing import Any
 
-from antiphon.cli._base import add_config
+from antiphon._drive import drive
+from antiphon.cli._base import CONFIG, JSON, application, argument, command, output, table, when
 from antiphon.errors import ConfigError, InvalidInput, missing_extra
 
-DESCRIPTION = "Start the HTTP host: runs, replay forks, events, admin. Binds to loopback unless told otherwise."
-EXAMPLE = "example:\n  ANTIPHON_API_KEY=$(openssl rand -hex 32) antiphon serve --port 8321 --config antiphon.toml"
 
+@command(
+    argument("--host", help="address to bind (default: 127.0.0.1)"),
+    argument("--port", type=int, help="port to bind (default: 8321)"),
+    argument("--workers", type=int, metavar="N", help="worker processes (default: 1)"),
+    argument("--log-level", default="info", choices=("debug", "info", "warning", "error")),
+    CONFIG,
+)
+def serve(arguments: argparse.Namespace) -> int:
+    """Start the HTTP host: runs, replay forks, events, admin. Binds to loopback unless told otherwise.
 
-def register(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--host", help="address to bind (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, help="port to bind (default: 8321)")
-    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: 1)")
-    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    add_config(parser)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Serve until interrupted."""
+    example:
+      ANTIPHON_API_KEY=$(openssl rand -hex 32) antiphon serve --port 8321 --config antiphon.toml
+    """
     try:
         import uvicorn
     except ImportError:
@@ -80,13 +80,52 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _has_key(config: str | None) -> bool:
-    from antiphon._drive import drive
-    from antiphon.host.api_keys import ENVIRONMENT_KEY, KeyRing
+    from antiphon.host.api_keys import ENVIRONMENT_KEY
     from antiphon.ops.app import Antiphon
+
+    return bool(os.environ.get(ENVIRONMENT_KEY)) or drive(_key_ring(Antiphon(config)).any())
+
+
+def _key_ring(app: Any) -> Any:
+    from antiphon.host.api_keys import KeyRing
     from antiphon.stores._adapters import AsyncFromSync
 
-    if os.environ.get(ENVIRONMENT_KEY):
-        return True
-    app = Antiphon(config)
-    ring = KeyRing(AsyncFromSync(app.journal), app.clock, default_tenant=app.tenant)
-    return drive(ring.any())
+    return KeyRing(AsyncFromSync(app.journal), app.clock, default_tenant=app.tenant)
+
+
+@command(
+    argument("act", choices=("create", "list", "revoke")),
+    argument("id", nargs="?", help="which key to revoke"),
+    argument("--role", choices=("read", "run", "admin"), default="run", help="what it allows (default: run)"),
+    argument("--tenant", help="whose data it opens (default: the configured tenant)"),
+    argument("--name", default="", help="a note for people"),
+    CONFIG,
+    JSON,
+)
+def apikeys(arguments: argparse.Namespace) -> int:
+    """Create, list or revoke API keys of the host. A key is shown once; only its digest is kept.
+
+    example:
+      antiphon apikeys create --role run --tenant acme --name ci
+    """
+    with application(arguments) as app:
+        ring = _key_ring(app)
+        if arguments.act == "create":
+            tenant = arguments.tenant or app.tenant
+            token, key = drive(ring.create(role=arguments.role, tenant=tenant, name=arguments.name))
+            note = f"key {key.id}: role {key.role}, tenant {key.tenant}. It is not shown again."
+            output(arguments, {"token": token, **key.to_wire()}, [token, note])
+        elif arguments.act == "revoke":
+            if not arguments.id:
+                raise InvalidInput("Say which key to revoke.", hint="List them: antiphon apikeys list")
+            revoked = drive(ring.revoke(arguments.id))
+            output(arguments, revoked.to_wire(), f"key {revoked.id} is revoked")
+        else:
+            keys = drive(ring.keys())
+            rows = [
+                (key.id, key.role, key.tenant, when(key.created_at_ms), "revoked" if key.revoked else "", key.name)
+                for key in keys
+            ]
+            text = table(("ID", "ROLE", "TENANT", "CREATED", "STATE", "NAME"), rows)
+            output(arguments, [key.to_wire() for key in keys], text)
+    return 0

@@ -1,53 +1,110 @@
-"""``antiphon show``."""
+"""Commands that look at runs: list them, show one, compare two."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from antiphon._differ import mark_words, shorten
 from antiphon.cli._base import (
-    add_config,
-    add_json,
+    CONFIG,
+    JSON,
+    RUN,
     application,
+    argument,
     bold,
+    check_run,
+    command,
     dim,
     duration,
+    flag,
     green,
+    one_of,
+    output,
+    positive_int,
     print_json,
+    ratio,
     red,
     safe,
+    table,
     when,
     yellow,
 )
-from antiphon.errors import InvalidInput
 
-DESCRIPTION = "Show a run as a timeline; or one event, what the model saw, or what changed between two events."
-EXAMPLE = (
-    "examples:\n  antiphon show --latest\n  antiphon show 01a1dd44 --event 3\n"
-    "  antiphon show 01a1dd44 --context 6\n  antiphon show 01a1dd44 --diff 6 10"
+_COLOUR = {"completed": green, "failed": red}
+
+
+@command(
+    argument("prefix", nargs="?", default="", help="beginning of the run ids to list"),
+    argument("--name", default="", help="only runs of this name"),
+    argument("--status", default="", choices=["running", "completed", "failed", "interrupted"]),
+    flag("--replays", "list replays too"),
+    argument("--limit", type=positive_int, default=20, metavar="N", help="at most N runs (default 20)"),
+    CONFIG,
+    JSON,
 )
+def runs(arguments: argparse.Namespace) -> int:
+    """List recorded runs, newest first.
+
+    example:
+      antiphon runs --status failed --limit 5
+    """
+    from antiphon.ops.views import list_runs
+
+    wanted = {name: getattr(arguments, name) for name in ("prefix", "name", "status", "limit", "replays")}
+    with application(arguments) as app:
+        rows = list_runs(app, **wanted)
+    chosen = arguments.prefix or arguments.name or arguments.status
+    nothing = "No runs match." if chosen else "No runs yet. Record one: antiphon run agent.py:main"
+    output(arguments, {"runs": rows}, _runs(rows) if rows else nothing)
+    return 0
 
 
-def register(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("run", nargs="?", help="run id or the beginning of one (default: the latest run)")
-    parser.add_argument("--latest", action="store_true", help="the latest run")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--event", type=int, metavar="N", help="one event, whole")
-    what.add_argument("--context", type=int, metavar="N", help="exactly what the model saw at event N")
-    what.add_argument("--diff", type=int, nargs=2, metavar=("N", "M"), help="what differs between events N and M")
-    add_config(parser)
-    add_json(parser)
+def _runs(rows: list[dict[str, Any]]) -> Iterator[str]:
+    head = ("RUN", "NAME", "STATUS", "STARTED", "TOOK", "EVENTS", "REPLAY OF")
+    lines = [
+        (
+            row["id"],
+            safe(row["name"]),
+            f"{row['status']}, exit {row['exitCode']}" if "exitCode" in row else row["status"],
+            when(row["startedAtMs"]),
+            duration(row["durationMs"]),
+            "" if row["finishedAtMs"] is None else row["events"],  # counted when a run ends
+            safe(row["sourceRun"] or "")[:13],
+        )
+        for row in rows
+    ]
+    text = table(head, lines, right=(5,)).splitlines()
+    yield text[0]
+    for line, row in zip(text[1:], rows, strict=True):
+        yield line.replace(row["status"], _COLOUR.get(row["status"], yellow)(row["status"]), 1)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print what was asked for."""
+@command(
+    *RUN,
+    one_of(
+        argument("--event", type=int, metavar="N", help="one event, whole"),
+        argument("--context", type=int, metavar="N", help="exactly what the model saw at event N"),
+        argument("--diff", type=int, nargs=2, metavar=("N", "M"), help="what differs between events N and M"),
+    ),
+    CONFIG,
+    JSON,
+)
+def show(arguments: argparse.Namespace) -> int:
+    """Show a run as a timeline; or one event, what the model saw, or what changed between two events.
+
+    examples:
+      antiphon show --latest
+      antiphon show 01a1dd44 --event 3
+      antiphon show 01a1dd44 --context 6
+      antiphon show 01a1dd44 --diff 6 10
+    """
     from antiphon.ops import views
     from antiphon.ops.runs import find_run
 
-    if arguments.run and arguments.latest:
-        raise InvalidInput("Give a run id or --latest, not both.")
+    check_run(arguments)
     with application(arguments) as app:
         manifest = find_run(app, arguments.run)
         if arguments.event is not None:
@@ -56,13 +113,10 @@ def run(arguments: argparse.Namespace) -> int:
             _context(views.context_of(app, manifest.id, arguments.context), arguments.json)
         elif arguments.diff is not None:
             first, second = (views.one_event(app, manifest.id, seq) for seq in arguments.diff)
-            _diff(first.payload, second.payload, arguments.json)
+            _diff(first.payload, second.payload, arguments)
         else:
             tree = views.timeline(app, manifest)
-            if arguments.json:
-                print_json(tree)
-            else:
-                print("\n".join(_tree(tree)))
+            output(arguments, tree, _tree(tree))
     return 0
 
 
@@ -90,28 +144,25 @@ def _lines(text: str) -> str:
     return "\n".join(safe(line) for line in text.split("\n"))
 
 
-def _diff(left: Any, right: Any, as_json: bool) -> None:
-    from antiphon._differ import diff_values, mark_words
+def _diff(left: Any, right: Any, arguments: argparse.Namespace) -> None:
+    from antiphon._differ import diff_values
 
     found = diff_values(left, right)
-    if as_json:
-        print_json({"differences": [diff.to_wire() for diff in found]})
-        return
-    if not found:
-        print("The two events are equal.")
+    lines = [] if found else ["The two events are equal."]
     for diff in found:
-        print(bold(diff.path))
+        lines.append(bold(diff.path))
         if isinstance(diff.left, str) and isinstance(diff.right, str):
-            print("  " + mark_words(_lines(diff.left), _lines(diff.right)).replace("\n", "\n  "))
+            lines.append("  " + mark_words(_lines(diff.left), _lines(diff.right)).replace("\n", "\n  "))
         else:
-            print(f"  {red('- ' + repr(diff.left))}\n  {green('+ ' + repr(diff.right))}")
+            lines.append(f"  {red('- ' + repr(diff.left))}\n  {green('+ ' + repr(diff.right))}")
+    output(arguments, {"differences": [diff.to_wire() for diff in found]}, lines)
 
 
 _OUTCOME = {"ok": green("ok"), "error": red("error"), "denied": yellow("denied"), "refusal": yellow("refusal")}
 
 
 def _tree(run: dict[str, Any]) -> Iterator[str]:
-    colour = {"completed": green, "failed": red}.get(run["status"], yellow)
+    colour = _COLOUR.get(run["status"], yellow)
     yield f"{bold(safe(run['name']))}  {run['id']}  {colour(run['status'])}"
     took = duration(run["durationMs"])
     yield dim(f"started {when(run['startedAtMs'])}" + (f", took {took}" if took else ""))
@@ -192,3 +243,81 @@ def _note(note: dict[str, Any]) -> str:
         if name != "what"
     )
     return yellow(safe(f"· {what}" + (f" ({details})" if details else "")))
+
+
+@command(
+    argument("a", help="run id, the beginning of one, latest, or an artifact"),
+    argument("b", help="the run to compare it with"),
+    argument("--html", metavar="FILE", help="write the comparison as one page"),
+    argument("--min-ars", type=ratio, default=0.0, metavar="X", help="the score the verdict asks for"),
+    CONFIG,
+    JSON,
+)
+def diff(arguments: argparse.Namespace) -> int:
+    """Compare two runs: calls added, dropped, changed, reordered; outputs; scores.
+
+    examples:
+      antiphon diff 01a1dd44 01a1dd4b
+      antiphon diff golden/refund.antiphon latest --html diff.html
+
+    exit codes: 0 equal, 1 different, 4 not found, 6 unreadable
+    """
+    from antiphon import scoring
+    from antiphon.ops.comparison import score_runs
+    from antiphon.ops.replay import open_recording
+
+    with application(arguments) as app:
+        left, right = open_recording(app, arguments.a), open_recording(app, arguments.b)
+        data = score_runs(app, left, right, min_ars=arguments.min_ars)
+    data = {"sourceRun": left.manifest.id, "replayRun": right.manifest.id, "title": left.manifest.name, **data}
+    data["equal"] = _equal(data)
+    lines = [bold(f"{left.manifest.name} {left.manifest.id}  →  {right.manifest.name} {right.manifest.id}")]
+    lines += _differences(data)
+    if arguments.html:
+        Path(arguments.html).write_text(scoring.render_report(data), encoding="utf-8")  # type: ignore[arg-type]
+        lines.append(dim(f"report: {arguments.html}"))
+    output(arguments, data, lines)
+    return 0 if data["equal"] else 1
+
+
+def _equal(data: dict[str, Any]) -> bool:
+    structure = data["structure"]
+    changed = any(structure[name] for name in ("added", "dropped", "changed", "resultsChanged", "reordered"))
+    return not changed and bool(data["outputsA"] == data["outputsB"])
+
+
+def _differences(data: dict[str, Any]) -> Iterator[str]:
+    structure = data["structure"]
+    if data["equal"]:
+        yield green(f"equal: {structure['equal']} calls, same outputs")
+        return
+    yield f"{structure['equal']} calls equal"
+    for call in structure["added"]:
+        yield green(f"  + added    {call['name']} {shorten(call.get('arguments'), 160)}")
+    for call in structure["dropped"]:
+        yield red(f"  - dropped  {call['name']} {shorten(call.get('arguments'), 160)}")
+    for name, word in (("changed", "changed "), ("resultsChanged", "result  ")):
+        for change in structure[name]:
+            yield yellow(f"  ~ {word} {change['name']}")
+            for field in change["fields"]:
+                yield f"      {_field(field)}"
+    for call in structure["reordered"]:
+        yield yellow(f"  ⇅ moved    {call}")
+    for number, (old, new) in enumerate(zip(data["outputsA"], data["outputsB"], strict=False)):
+        if old != new:
+            both = isinstance(old, str) and isinstance(new, str)
+            yield f"  output {number}: {mark_words(old, new) if both else f'{shorten(old, 160)} → {shorten(new, 160)}'}"
+    more = len(data["outputsB"]) - len(data["outputsA"])
+    if more:
+        yield f"  {abs(more)} output{'s' if abs(more) > 1 else ''} {'more' if more > 0 else 'fewer'}"
+    for found in data["contradictions"]:
+        yield red(f"  contradiction: {found.get('kind')}, {found.get('recorded')!r} became {found.get('replayed')!r}")
+    if structure.get("sideEffectsChanged"):
+        yield red(f"  {structure['sideEffectsChanged']} side effects changed")
+    yield dim(f"ARS {data['ars']['score']:.3f} ({data['ars']['band']})")
+
+
+def _field(field: dict[str, Any]) -> str:
+    """One difference; a side that has nothing there says so."""
+    sides = [shorten(field[name], 80) if name in field else "absent" for name in ("recorded", "current")]
+    return f"{field['path']}: {sides[0]} → {sides[1]}"

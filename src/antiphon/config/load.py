@@ -1,7 +1,8 @@
-"""Reads ``antiphon.toml`` and the environment, and remembers where each value came from (D32)."""
+"""Reads ``antiphon.toml``, the environment and ``.env``, and remembers where each value came from (D32, K7)."""
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -10,13 +11,16 @@ from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
 
-from antiphon.config.dotenv import environment as process_environment
 from antiphon.config.model import Config, Section
 from antiphon.errors import ConfigError
 
 FILE_NAME = "antiphon.toml"
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]+)`")
+_HEAD = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+")
+_KEY = re.compile(r"\s*([^=#\[]+?)\s*=")
+_READ = re.compile(r"(?:KURRAL|R2|AWS)_[A-Z0-9_]+")
+"""Only what names a bucket and who may use it is taken from the file; everything else there is none of our business."""
 
 
 class Loaded(NamedTuple):
@@ -29,13 +33,25 @@ class Loaded(NamedTuple):
     """Modification time and size of the file when it was read."""
 
 
-def find_file(environment: Mapping[str, str], folder: Path | None = None) -> Path | None:
-    """``ANTIPHON_CONFIG``, else ``antiphon.toml`` in the working folder."""
-    named = environment.get("ANTIPHON_CONFIG")
-    if named:
-        return Path(named)
-    path = (folder or Path.cwd()) / FILE_NAME
-    return path if path.is_file() else None
+def process_environment() -> dict[str, str]:
+    """``os.environ``, and below it the storage settings of a ``.env`` file in the working folder."""
+    try:
+        lines = Path(".env").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    below = {}
+    for line in lines:
+        name, equals, value = line.strip().removeprefix("export ").partition("=")
+        if equals and _READ.fullmatch(name.strip()):
+            below[name.strip()] = _unquoted(value.strip())
+    return {**below, **os.environ}
+
+
+def _unquoted(value: str) -> str:
+    """Quotes and comments are taken off, nothing is expanded."""
+    if len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value.partition(" #")[0].rstrip()
 
 
 def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None) -> Loaded:
@@ -47,8 +63,8 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
     env = process_environment() if environment is None else environment
     if isinstance(source, Mapping):
         return _build(dict(source), "given mapping", None, env, "")
-    path = Path(source) if source is not None else find_file(env)
-    if path is None:
+    path = Path(source if source is not None else env.get("ANTIPHON_CONFIG") or FILE_NAME)
+    if source is None and not env.get("ANTIPHON_CONFIG") and not path.is_file():
         return _build({}, "", None, env, "")
     try:
         text = path.read_text(encoding="utf-8")
@@ -156,9 +172,8 @@ def _explain(message: str, name: str, text: str, table: Mapping[str, Any]) -> Co
     at = _AT.search(message)
     path = _named(at["path"], table) if at else ""
     unknown = _UNKNOWN.search(message)
-    leaf = unknown["name"] if unknown else path.rpartition(".")[2].partition("[")[0]
-    setting = ".".join(part for part in (path, leaf if unknown else "") if part)
-    line = _line_of(text, setting, path, leaf)
+    setting = ".".join(part for part in (path, unknown["name"] if unknown else "") if part)
+    line = _line_of(text, re.sub(r"\[\d+\]", "", setting))
     where = f"{name}, line {line}" if line else name
     problem = f"there is no setting {setting}" if unknown else f"{_AT.sub('', message)} ({setting})"
     return ConfigError(f"{where}: {problem}.", path=f"{name}:{line}" if line else name, setting=setting)
@@ -184,38 +199,16 @@ def _named(path: str, table: Mapping[str, Any]) -> str:
     return path
 
 
-def _line_of(text: str, setting: str, path: str, leaf: str) -> int:
-    """Where *setting* is given, by its whole name if possible, else by its last part."""
-    section, nearest = "", (0, 0)
+def _line_of(text: str, setting: str) -> int:
+    """The line that gives *setting*, or else the innermost table or key around it."""
+    section, line_found, length = "", 0, 0
     for number, line in enumerate(text.splitlines(), 1):
-        head = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
-        key = re.match(r"\s*([^=#\[]+?)\s*=", line)
-        if head:
+        if head := _HEAD.match(line):
             section = whole = re.sub(r"[\"']", "", head[1])
-        elif key:
-            whole = f"{section}.{key[1]}".lstrip(".").replace('"', "").replace("'", "")
+        elif key := _KEY.match(line):
+            whole = re.sub(r"[\"']", "", f"{section}.{key[1]}".lstrip("."))
         else:
             continue
-        if f"{setting}.".startswith(f"{whole}.") and len(whole) >= nearest[0]:
-            nearest = (len(whole), number)
-    if nearest[0] == len(setting):
-        return nearest[1]
-    return _line_of_leaf(text, path, leaf) or nearest[1]
-
-
-def _line_of_leaf(text: str, path: str, leaf: str) -> int:
-    section = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        head = re.match(r"\s*\[+\s*([^\]]+?)\s*\]+", line)
-        if head:
-            section = head[1].replace('"', "")
-            if section == leaf or section.endswith("." + leaf):
-                return number
-        key = re.match(r'\s*"?([\w./-]+)"?\s*=', line)
-        if (
-            key
-            and key[1].rpartition(".")[2] == leaf
-            and (not path or path.split(".")[0] in (section.split(".")[0], leaf))
-        ):
-            return number
-    return 0
+        if f"{setting}.".startswith(f"{whole}.") and len(whole) > length:
+            line_found, length = number, len(whole)
+    return line_found

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._late import LateRedactor
-from antiphon.config.home import ensure_home, home
-from antiphon.config.load import Loaded, changed, load
-from antiphon.config.model import Config, Section
-from antiphon.config.stores import compose, open_store
+from antiphon.config.load import Loaded, changed, load, process_environment
+from antiphon.config.model import ArtifactsSection, Config, Section
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
 from antiphon.decide.loop import LoopPolicy
+from antiphon.errors import ConfigError
 from antiphon.ports import Blobs, Clock, Listener, Store
 
 if TYPE_CHECKING:
     from antiphon._gateway.dependencies import Dependencies
     from antiphon._gateway.report import Metrics
+    from antiphon.blobs.s3 import Bucket, S3Objects
     from antiphon.redact import Rules
 
 ConfigLike = str | Path | Mapping[str, Any] | Config | Settings | Loaded | None
@@ -39,28 +42,12 @@ def resolve(config: ConfigLike) -> Loaded:
 
 def settings_of(config: Config) -> Settings:
     """The gateway's part of the configuration."""
-    plain = {name: getattr(config.gateway, name) for name in config.gateway.__struct_fields__}
     return Settings(
-        **plain,
-        retry=_as(RetryPolicy, config.retry),
-        breaker=None if config.breaker is None else _as(BreakerPolicy, config.breaker),
-        ttl=None if config.ttl is None else _as(Ttls, config.ttl),
+        **_fields(config.gateway),
+        **_policies(config),
         loop=LoopPolicy(**{name: value for name, value in _fields(config.loop).items() if value is not None}),
         wait_replicas=config.store.wait_replicas,
-        tools={
-            name: ToolOverride(
-                enabled=tool.enabled,
-                shadow=tool.shadow,
-                timeout=tool.timeout,
-                retry=None if tool.retry is None else _as(RetryPolicy, tool.retry),
-                breaker=None if tool.breaker is None else _as(BreakerPolicy, tool.breaker),
-                ttl=None if tool.ttl is None else _as(Ttls, tool.ttl),
-                reuse=tool.reuse,
-                on_store_outage=tool.on_store_outage,
-                forced_open=tool.forced_open,
-            )
-            for name, tool in config.tools.items()
-        },
+        tools={name: ToolOverride(**{**_fields(tool), **_policies(tool)}) for name, tool in config.tools.items()},
     )
 
 
@@ -68,8 +55,73 @@ def _fields(section: Section) -> dict[str, Any]:
     return {name: getattr(section, name) for name in section.__struct_fields__}
 
 
-def _as(kind: Any, section: Section) -> Any:
-    return kind(**_fields(section))
+def _policies(section: Any) -> dict[str, Any]:
+    """The policies that a section gives; those it does not give stay ``None``."""
+    kinds = {"retry": RetryPolicy, "breaker": BreakerPolicy, "ttl": Ttls}
+    given = {name: getattr(section, name) for name in kinds}
+    return {name: None if part is None else kinds[name](**_fields(part)) for name, part in given.items()}
+
+
+# -- stores ----------------------------------------------------------------------------------------------------------
+
+
+def home() -> Path:
+    """Where state is kept: ``ANTIPHON_HOME``, or ``.antiphon/`` of the working folder (not created)."""
+    return Path(os.environ.get("ANTIPHON_HOME") or ".antiphon")
+
+
+def ensure_home() -> Path:
+    """The state folder, created with a ``.gitignore`` so that its content is never committed by accident."""
+    folder = home()
+    ignore = folder / ".gitignore"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(
+            f"The state folder {folder} cannot be used: {error.strerror or error}.",
+            hint="Name another one with ANTIPHON_HOME, or a store elsewhere: [store] url.",
+            path="ANTIPHON_HOME",
+        ) from None
+    return folder
+
+
+def open_store(url: str, *, setting: str = "[store]") -> Store:
+    """``sqlite:///relative``, ``sqlite:////absolute``, ``memory:``, ``redis://…`` or ``postgresql://…``."""
+    scheme = url.partition(":")[0].lower()
+    if scheme == "memory":
+        from antiphon.stores.memory import MemoryStore
+
+        return MemoryStore()
+    if scheme == "sqlite":
+        from antiphon.stores.sqlite import SQLiteStore
+
+        path, _, query = url.partition(":")[2].partition("?")
+        options: Any = dict(part.partition("=")[::2] for part in query.split("&") if part)
+        return SQLiteStore(Path(path.removeprefix("///")), **options)
+    if scheme.startswith(("redis", "valkey", "unix")):
+        from antiphon.stores.redis import RedisStore
+
+        return RedisStore(url, setting=setting)
+    if scheme.startswith("postgres"):
+        from antiphon.stores.postgres import PostgresStore
+
+        return PostgresStore(url)
+    raise ConfigError(
+        f"{setting}: the store URL {url.split('@')[-1]!r} has an unknown scheme.",
+        hint="Use memory:, sqlite:///path, redis://host:port/0 or postgresql://host/database.",
+        path=setting,
+    )
+
+
+def compose(claims: Store, log: Store) -> Store:
+    """Claims in one store, the run log in another (they may be the same)."""
+    if claims is log or claims.url == log.url:
+        return claims
+    from antiphon.stores.composed import ComposedStore
+
+    return ComposedStore(claims=claims, log=log)
 
 
 def store_of(config: Config) -> Store:
@@ -99,10 +151,52 @@ def rules_of(config: Config) -> Rules:
     return Rules(personal=config.redact.personal_data, user=(*own, *fields))
 
 
+# -- blobs -----------------------------------------------------------------------------------------------------------
+
+
+def bucket_of(section: ArtifactsSection, given: Mapping[str, str] | None = None, folder: str = "") -> Bucket:
+    """Where exported runs go; *folder* is a part of the bucket below the configured prefix."""
+    from antiphon.blobs.s3 import bucket_from
+
+    if section.backend == "local":
+        raise ConfigError(
+            "No bucket is configured: [artifacts] backend is 'local'.",
+            hint='Set backend = "s3" and bucket in antiphon.toml, or KURRAL_STORAGE_BACKEND=r2 and R2_BUCKET_NAME.',
+            path="[artifacts]",
+        )
+    env = dict(process_environment() if given is None else given)
+    if section.backend == "s3" and env.get("AWS_ACCESS_KEY_ID"):
+        env.pop("R2_ACCESS_KEY_ID", None)
+    found = bucket_from(
+        env,
+        bucket=section.bucket,
+        endpoint=section.endpoint_url,
+        region=section.region,
+        prefix="/".join(part for part in (section.prefix.strip("/"), folder) if part),
+    )
+    if found.region == "auto" and str(urlsplit(found.endpoint).hostname or "").endswith("amazonaws.com"):
+        found = found._replace(region=env.get("AWS_REGION") or "us-east-1")
+    return found
+
+
+def objects_of(section: ArtifactsSection, folder: str = "") -> S3Objects:
+    """The objects of the configured bucket."""
+    from antiphon.blobs.s3 import S3Objects
+
+    return S3Objects(bucket_of(section, folder=folder), timeout=section.timeout_s, retries=1)
+
+
+def payloads_in_bucket(config: Config) -> bool:
+    """Whether large payloads go to the bucket: when asked for, or when the run log is shared and the disk is not."""
+    section = config.artifacts
+    if section.payloads != "auto" or section.backend == "local":
+        return section.payloads == "bucket"
+    log = config.store.log or config.store.url or "sqlite:"
+    return not log.startswith(("sqlite", "memory"))
+
+
 def blobs_of(config: Config) -> Blobs:
     """Where large payloads go: a local folder, or the bucket, with everything kept locally until it has arrived."""
-    from antiphon.config.buckets import objects_of, payloads_in_bucket
-
     if payloads_in_bucket(config):
         from antiphon.blobs._content import ContentBlobs
         from antiphon.blobs.outbox import OutboxBlobs
@@ -121,19 +215,16 @@ def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
     if file is None and path is not None:
         file = f"{path}.seal-key"
     given = getattr(store, "seal_key", None)
-    made: list[Any] = []
 
+    @functools.cache
     def sealer() -> Any:
-        if not made and (given is not None or file is not None):
-            from antiphon._seal import Sealer
+        if given is None and file is None:
+            return None
+        from antiphon._seal import Sealer
 
-            if isinstance(given, str):
-                made.append(Sealer.from_text(given))
-            elif given is not None:
-                made.append(Sealer(given))
-            else:
-                made.append(Sealer.from_key_file(Path(str(file))))
-        return made[0] if made else None
+        if given is None:
+            return Sealer.from_key_file(Path(str(file)))
+        return Sealer.from_text(given) if isinstance(given, str) else Sealer(given)
 
     return sealer
 
@@ -181,14 +272,10 @@ def wire(
         settings = msgspec.structs.replace(settings, **given)
     found = store_from(store, loaded.config)
     in_process = found.in_process
-    kept: dict[str, Blobs] = {}
 
+    @functools.cache
     def blobs() -> Blobs | None:
-        if in_process:
-            return None
-        if "blobs" not in kept:
-            kept["blobs"] = blobs_of(loaded.config)
-        return kept["blobs"]
+        return None if in_process else blobs_of(loaded.config)
 
     return Dependencies(
         store=found,
@@ -203,12 +290,11 @@ def wire(
 
 
 def _reloader(loaded: Loaded, given: Mapping[str, str]) -> Callable[[], Settings | None]:
-    state = {"loaded": loaded}
-
     def reload() -> Settings | None:
-        if not changed(state["loaded"]):
+        nonlocal loaded
+        if not changed(loaded):
             return None
-        state["loaded"] = load(state["loaded"].file)
-        return msgspec.structs.replace(settings_of(state["loaded"].config), **given)
+        loaded = load(loaded.file)
+        return msgspec.structs.replace(settings_of(loaded.config), **given)
 
     return reload

@@ -120,7 +120,7 @@ class KeyRing:
         token = f"antiphon_{secrets.token_urlsafe(32)}"
         now = self._clock.now_ms()
         key = ApiKey(secrets.token_hex(6), digest_of(token), role, tenant, name, now)
-        await self._log.append("key.created", key._asdict())
+        await self._append("key.created", key._asdict())
         return token, key
 
     async def revoke(self, key_id: str) -> ApiKey:
@@ -130,6 +130,9 @@ class KeyRing:
         if key is None:
             raise NotFound(f"There is no API key {key_id!r}.", hint="List them: antiphon apikeys list")
         if not key.revoked:
-            await self._log.append("key.revoked", {"id": key_id})
-            await self.refresh(at_once=True)
+            await self._append("key.revoked", {"id": key_id})
         return self._keys[key_id]
+
+    async def _append(self, kind: str, payload: dict[str, Any]) -> None:
+        await self._log.append(kind, payload)
+        await self.refresh(at_once=True)

@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 from antiphon.blobs.local import LocalObjects
 from antiphon.blobs.outbox import Outbox, OutboxBlobs
-from antiphon.config.buckets import objects_of
-from antiphon.config.home import ensure_home, home
+from antiphon.config.wiring import ensure_home, home, objects_of
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import Format, export_run

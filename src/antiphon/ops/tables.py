@@ -94,9 +94,10 @@ def _static(text: str) -> BoundaryRule:
     return BoundaryRule(match=_match(name), mode="static", value=json_value(value, text))
 
 
-def json_value(text: str, where: str) -> Any:
-    """JSON from a command line."""
+def json_value(text: str | None, where: str) -> Any:
+    """JSON from a command line; ``None`` where nothing was given."""
     try:
-        return orjson.loads(text)
+        return None if text is None else orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"{where!r}: {text!r} is not JSON: {error}.", hint="A text needs its quotes.") from None
+        hint = "A plain text needs its quotes: '\"hello\"'"
+        raise InvalidInput(f"{where} is not JSON: {error}.", hint=hint) from None

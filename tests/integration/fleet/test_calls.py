@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon.config.stores import open_store
+from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import Claimed, ClaimRequest, Existing, Journal, Settlement, Store, SyncJournal

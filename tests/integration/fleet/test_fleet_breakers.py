@@ -12,7 +12,7 @@ import pytest
 
 from antiphon._drive import drive
 from antiphon._gateway.breakers import Breakers
-from antiphon.config.stores import open_store
+from antiphon.config.wiring import open_store
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon
 from antiphon.ports import Clock

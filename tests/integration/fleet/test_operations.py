@@ -17,7 +17,7 @@ import pytest
 from antiphon._gateway import janitor
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.settings import Settings
-from antiphon.config.stores import open_store
+from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ports import BreakerRow, Clock
 from tests.faults.fleet_kit import Effects, envelope, fleet, open_gateway, serve, summary, until

@@ -13,7 +13,7 @@ import pytest
 from antiphon import Gateway
 from antiphon._drive import drive
 from antiphon._gateway import feed
-from antiphon.config.stores import open_store
+from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon

@@ -19,8 +19,8 @@ from antiphon import Antiphon
 from antiphon.blobs._multipart import PART_BYTES
 from antiphon.blobs.s3 import S3Objects, bucket_from
 from antiphon.cli import main
-from antiphon.config.buckets import bucket_of
 from antiphon.config.model import ArtifactsSection
+from antiphon.config.wiring import bucket_of
 from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ops import storage
@@ -312,8 +312,8 @@ def test_large_payloads_in_the_bucket(cut: tuple[FaultProxy, S3Access], home: Pa
 
 
 def test_large_payloads_follow_a_shared_log(home: Path) -> None:
-    from antiphon.config.buckets import payloads_in_bucket
     from antiphon.config.load import load
+    from antiphon.config.wiring import payloads_in_bucket
 
     def goes(**tables: Any) -> bool:
         return payloads_in_bucket(load(tables, {}).config)

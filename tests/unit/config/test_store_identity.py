@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.config.stores import compose
+from antiphon.config.wiring import compose
 from antiphon.ports import Store
 from antiphon.stores import ComposedStore, PostgresStore, RedisStore
 

@@ -1,0 +1,288 @@
+"""Commands of operators: claims, breakers, checks, settings, the embedding model, clean-up."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from antiphon.cli import EXIT
+from antiphon.cli._base import (
+    CONFIG,
+    JSON,
+    application,
+    argument,
+    command,
+    dim,
+    flag,
+    green,
+    non_negative_int,
+    non_negative_number,
+    one_of,
+    output,
+    positive_int,
+    print_json,
+    red,
+    safe,
+    table,
+    when,
+    yellow,
+)
+from antiphon.errors import InvalidInput
+
+_MARK = {"ok": green("✓"), "warning": yellow("!"), "error": red("✗"), "note": dim("·")}
+_SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
+
+
+@command(
+    argument("what", nargs="?", default="list", choices=["list", "show", "clear", "resolve", "flush", "usage"]),
+    argument("key", nargs="?", default="", help="key or fingerprint of one claim"),
+    argument("--tool", default="", help="namespace/name"),
+    argument("--session", default=""),
+    argument("--prefix", default="", help="beginning of the keys"),
+    argument("--state", default="", choices=["inflight", "done", "failed", "cancelled", "unknown"]),
+    one_of(
+        flag("--happened", "resolve: the call took effect"),
+        flag("--did-not-happen", "resolve: it did not; the next call runs"),
+    ),
+    argument("--value", metavar="JSON", help="resolve --happened: the result duplicates are given"),
+    argument("--reason", default="", help="goes to the audit log"),
+    argument("--limit", type=positive_int, default=50),
+    CONFIG,
+    JSON,
+)
+def claims(arguments: argparse.Namespace) -> int:
+    """Claim records: list them, show one, settle an unknown outcome, forget one or many, see what they cost.
+
+    examples:
+      antiphon claims list --state unknown
+      antiphon claims resolve 55bf97edc27d2399 --happened --value '"sent"'
+      antiphon claims flush --session order-1042
+    """
+    from antiphon._drive import drive
+    from antiphon.ops.admin import Admin, usage
+
+    with application(arguments) as app:
+        result: Any = usage(app) if arguments.what == "usage" else drive(_act(Admin(app), arguments))
+    if arguments.what == "list":
+        output(arguments, {"claims": result}, _claims(result))
+    elif arguments.what == "show":
+        print_json(result)
+    else:
+        output(arguments, result, ", ".join(f"{name}: {value}" for name, value in result.items()))
+    return 0
+
+
+async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
+    from antiphon.ops.tables import json_value
+
+    chosen = {name: getattr(arguments, name) for name in ("tool", "session", "prefix")}
+    if arguments.what == "list":
+        return await admin.claims(**chosen, state=arguments.state, limit=arguments.limit)
+    if arguments.what == "show":
+        return await admin.claim(arguments.key)
+    if arguments.what == "clear":
+        return await admin.clear(arguments.key, arguments.reason)
+    if arguments.what == "flush":
+        return await admin.flush(**chosen, reason=arguments.reason)
+    if not (arguments.happened or arguments.did_not_happen):
+        raise InvalidInput("Say how it ended: --happened or --did-not-happen.")
+    verdict = "happened" if arguments.happened else "did-not-happen"
+    value = json_value(arguments.value, "--value")
+    return await admin.resolve(arguments.key, verdict, value=value, reason=arguments.reason)
+
+
+def _claims(found: list[dict[str, Any]]) -> Iterator[str]:
+    if not found:
+        yield "No claims."
+        return
+    head = ("CLAIM", "TOOL", "STATE", "SESSION", "UPDATED", "ATTEMPTS", "ERROR")
+    rows = [
+        (
+            *(claim[name] for name in ("fingerprint", "tool", "state", "session")),
+            when(claim["updatedAtMs"]),
+            claim["attempts"],
+            (claim["error"] or {}).get("code", ""),
+        )
+        for claim in found
+    ]
+    yield table(head, rows, right=(5,))
+    unknown = sum(claim["state"] == "unknown" for claim in found)
+    if unknown:
+        yield yellow(f"{unknown} with an unknown outcome: find out what happened, then antiphon claims resolve CLAIM")
+
+
+@command(
+    argument("what", nargs="?", default="list", choices=["list", "force-open", "reset"]),
+    argument("tool", nargs="?", default="", help="namespace/name, dependency/NAME or global"),
+    argument("--context", default="", help="dependency name, or global"),
+    argument("--for", dest="seconds", type=non_negative_number, metavar="SECONDS", help="force-open: not for ever"),
+    argument("--reason", default="", help="shown to callers, and kept in the audit log"),
+    CONFIG,
+    JSON,
+)
+def breakers(arguments: argparse.Namespace) -> int:
+    """Circuit breakers: list them, hold one open by hand, or close one at once.
+
+    examples:
+      antiphon breakers list
+      antiphon breakers force-open tools/send_email --reason 'provider incident'
+      antiphon breakers reset tools/send_email
+    """
+    from antiphon._drive import drive
+    from antiphon.ops.admin import Admin, as_breaker_key
+
+    with application(arguments) as app:
+        admin = Admin(app)
+        if arguments.what == "list":
+            rows = drive(admin.breakers())
+        elif arguments.what == "reset":
+            rows = [drive(admin.reset(as_breaker_key(arguments.tool, arguments.context), arguments.reason))]
+        else:
+            key = as_breaker_key(arguments.tool, arguments.context)
+            for_ms = None if arguments.seconds is None else int(arguments.seconds * 1000)
+            rows = [drive(admin.force_open(key, arguments.reason, for_ms))]
+    head = ("BREAKER", "STATE", "BY", "UNTIL", "CHANGED", "REASON")
+    lines = [(r["key"], r["state"], r["by"], when(r["untilMs"]), when(r["updatedAtMs"]), r["reason"]) for r in rows]
+    text = table(head, lines) if rows else "All breakers are closed; none has ever changed its state."
+    output(arguments, {"breakers": rows}, text)
+    return 0
+
+
+@command(argument("--entry", metavar="TARGET", help="also look at the tools this entry point registers"), CONFIG, JSON)
+def doctor(arguments: argparse.Namespace) -> int:
+    """Check what can be checked: stores, records that need a person, waiting uploads, tools, retry owners, limits.
+
+    example:
+      antiphon doctor --entry agent.py:main
+    """
+    from antiphon.ops.doctor import examine
+
+    with application(arguments) as app:
+        findings = examine(app, arguments.entry)
+    broken = any(finding["level"] == "error" for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{_MARK[finding['level']]} {finding['check']}: {finding['message']}")
+        if finding.get("hint"):
+            lines.append(dim(f"    {finding['hint']}"))
+    output(arguments, {"ok": not broken, "findings": findings}, lines)
+    return 1 if broken else 0
+
+
+@command(
+    argument("what", nargs="?", default="show", choices=["show"], help="show the settings"),
+    flag("--changed", "only what differs from the defaults"),
+    CONFIG,
+    JSON,
+)
+def config(arguments: argparse.Namespace) -> int:
+    """Show every setting, its value and where it came from.
+
+    example:
+      antiphon config show --changed
+    """
+    from antiphon._gateway.switches import VARIABLES, start_value
+    from antiphon.config.load import load
+
+    loaded = load(arguments.config)
+    rows: list[tuple[str, object, str]] = []
+    switches = {f"gateway.{name}": (start_value(os.environ, name), variable) for name, variable in VARIABLES.items()}
+    for name, value in _leaves(msgspec.to_builtins(loaded.config), ""):
+        switched, variable = switches.get(name, (None, ""))
+        if switched is not None:
+            rows.append((name, switched, f"environment {variable}"))
+        else:
+            rows.append((name, _masked(value), loaded.sources.get(name, "default")))
+    if arguments.changed:
+        rows = [row for row in rows if row[2] != "default"]
+    text = table(("SETTING", "VALUE", "FROM"), [(name, _shown(value), source) for name, value, source in rows])
+    data = {"settings": [{"name": name, "value": value, "source": source} for name, value, source in rows]}
+    output(arguments, data, [text, dim(f"file: {loaded.file or 'none'}")])
+    return 0
+
+
+def _leaves(value: object, prefix: str) -> list[tuple[str, object]]:
+    if isinstance(value, dict) and value:
+        return [
+            leaf for name, item in value.items() for leaf in _leaves(item, f"{prefix}.{name}" if prefix else str(name))
+        ]
+    return [(prefix, value)]
+
+
+def _masked(value: object) -> object:
+    """Addresses are shown without their credentials, to machines too."""
+    if isinstance(value, (list, tuple)):
+        return [_masked(item) for item in value]
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    scheme, _, rest = value.partition("://")
+    if "@" in rest:
+        rest = f"…@{rest.rpartition('@')[2]}"
+    return f"{scheme}://{_SECRET.sub('…', rest)}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return str(value) if value not in ("", {}) else "none"
+
+
+@command(argument("what", choices=["install", "status"]), JSON)
+def models(arguments: argparse.Namespace) -> int:
+    """Install the sentence-embedding model that scores compare texts with (about 90 MB, once).
+
+    example:
+      antiphon models install
+    """
+    from antiphon.similarity import install_model, installed, model_folder
+
+    folder = install_model() if arguments.what == "install" else model_folder()
+    there = arguments.what == "install" or installed()
+    text = f"{'installed in' if there else 'not installed; it would go to'} {folder}"
+    output(arguments, {"installed": there, "folder": str(folder)}, text)
+    return 0 if there else EXIT["entry"]
+
+
+@command(
+    argument("--older-than", type=non_negative_number, metavar="DAYS", help="delete runs that ended longer ago"),
+    argument("--keep", type=non_negative_int, metavar="N", help="keep at most the newest N runs"),
+    argument("--max-bytes", type=non_negative_int, metavar="B", help="delete the oldest runs until the log is smaller"),
+    flag("--force", "also inside the retention window"),
+    flag("--dry-run", "only say what would be deleted"),
+    CONFIG,
+    JSON,
+)
+def gc(arguments: argparse.Namespace) -> int:
+    """Delete old runs by age, count or size, and expired claims. Runs inside the retention window are kept.
+
+    example:
+      antiphon gc --older-than 30 --dry-run
+    """
+    from antiphon.ops.retention import collect
+
+    with application(arguments) as app:
+        result = collect(
+            app,
+            older_than_days=arguments.older_than,
+            keep=arguments.keep,
+            max_bytes=arguments.max_bytes,
+            force=arguments.force,
+            dry_run=arguments.dry_run,
+        )
+    verb = "would delete" if arguments.dry_run else "deleted"
+    lines = [dim(f"{row['id']}  {safe(row['name'])}  {when(row['startedAtMs'])}") for row in result["runs"]]
+    lines.append(f"{verb} {len(result['runs'])} runs, {result['blobs']} blobs and {result['claims']} expired claims")
+    if result["protected"]:
+        window = f"the retention window of {result['retentionDays']:g} days"
+        lines.append(f"{result['protected']} runs are inside {window} and are kept")
+    output(arguments, result, lines)
+    return 0

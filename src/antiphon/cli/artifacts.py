@@ -1,0 +1,180 @@
+"""Commands about files: export, import, and the search for secrets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from antiphon.cli._base import (
+    CONFIG,
+    JSON,
+    RUN,
+    application,
+    argument,
+    check_run,
+    command,
+    flag,
+    green,
+    output,
+    print_json,
+    progress,
+    red,
+    yellow,
+)
+from antiphon.errors import InvalidInput, NotFound
+
+
+@command(
+    *RUN,
+    argument("-o", "--output", metavar="FILE", help="where to (default: artifacts/<id>.antiphon); - prints it"),
+    argument("--format", choices=["antiphon", "kurral"], help="default: by the file's ending"),
+    flag("--upload", "send it to the configured bucket"),
+    flag("--waiting", "only send what earlier uploads could not"),
+    CONFIG,
+    JSON,
+)
+def export(arguments: argparse.Namespace) -> int:
+    """Write a run as one readable JSON document (.antiphon, or .kurral by its ending), or send it to the bucket.
+
+    examples:
+      antiphon export --latest -o golden/triage.antiphon && jq .tool_calls golden/triage.antiphon
+      antiphon export --latest -o - | jq .llm_config
+      antiphon export --latest --upload    # to the bucket of [artifacts]; exit code 1 while anything waits for it
+      antiphon export --waiting            # send what earlier uploads could not
+    """
+    from antiphon.ops.runs import find_run
+
+    _check(arguments)
+    with application(arguments) as app:
+        if arguments.waiting:
+            return _waiting(app, arguments)
+        manifest = find_run(app, arguments.run)
+        if arguments.upload:
+            return _upload(app, manifest, arguments)
+        path, size = _write(app, manifest, arguments)
+    if arguments.output == "-":
+        print(f"{manifest.id}  {size} bytes", file=sys.stderr)
+    else:
+        output(arguments, {"run": manifest.id, "file": str(path), "bytes": size}, f"{path}  {size} bytes")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    check_run(arguments)
+    if arguments.upload and arguments.output:
+        raise InvalidInput("Give --upload or --output, not both.", hint="Export twice to have both.")
+    if arguments.json and arguments.output == "-":
+        raise InvalidInput("Give --json or --output -, not both.", hint="The artifact is JSON itself.")
+    if arguments.waiting and (arguments.run or arguments.latest or arguments.upload or arguments.output):
+        raise InvalidInput("--waiting sends what waits and nothing else.")
+
+
+def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path, int]:
+    """Export to a file; the standard output gets all of it or nothing, too."""
+    import shutil
+    import tempfile
+
+    from antiphon.ops.artifacts import export_run
+    from antiphon.ops.storage import local_path
+
+    def counted(events: Iterable[Any]) -> Iterable[Any]:
+        return progress(events, manifest.events or None, "exporting, events")
+
+    if arguments.output == "-":
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "run")
+            size = export_run(app, manifest, path, arguments.format, progress=counted)
+            with path.open("rb") as artifact:
+                shutil.copyfileobj(artifact, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+        return path, size
+    path = Path(arguments.output) if arguments.output else local_path(app, manifest, arguments.format or "antiphon")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"The folder {path.parent} cannot be made: {error.strerror}.") from None
+    return path, export_run(app, manifest, path, arguments.format, progress=counted)
+
+
+def _upload(app: Any, manifest: Any, arguments: argparse.Namespace) -> int:
+    from antiphon.config.wiring import bucket_of
+    from antiphon.ops.storage import keep
+
+    bucket_of(app.config.artifacts)  # says what is missing before anything is written
+    kept = keep(app, manifest, arguments.format or "antiphon")
+    output(arguments, {"run": manifest.id, **kept._asdict()}, f"{kept.place}  {kept.bytes} bytes")
+    return _complain(kept, "artifact", arguments.json)
+
+
+def _waiting(app: Any, arguments: argparse.Namespace) -> int:
+    from antiphon.ops.storage import send_waiting
+
+    kept = send_waiting(app)
+    if arguments.json:
+        print_json(kept._asdict())
+    elif not kept.waiting:
+        print(f"nothing waits for {kept.place}")
+    return _complain(kept, "object", arguments.json)
+
+
+def _complain(kept: Any, what: str, as_json: bool) -> int:
+    """The exit code; a person is told what waits for the bucket, and why."""
+    if kept.waiting and not as_json:
+        files = f"1 {what} waits" if kept.waiting == 1 else f"{kept.waiting} {what}s wait"
+        print(yellow(f"{files} for the bucket: {kept.trouble}"), file=sys.stderr)
+        print(yellow("Kept in the outbox of the state folder; send again: antiphon export --waiting"), file=sys.stderr)
+    return 1 if kept.waiting else 0
+
+
+@command(argument("files", nargs="+", metavar="FILE"), CONFIG, JSON)
+def import_(arguments: argparse.Namespace) -> int:
+    """Read artifacts (.antiphon or .kurral) into the store. A file that cannot be read changes nothing.
+
+    example:
+      antiphon import golden/*.antiphon
+    """
+    from antiphon.ops.artifacts import import_artifact
+
+    def counted(events: Iterable[Any]) -> Iterable[Any]:
+        return progress(events, None, "importing, events")
+
+    done = []
+    with application(arguments) as app:
+        for name in arguments.files:
+            manifest = import_artifact(app, Path(name), progress=counted)
+            done.append({"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true"})
+            if not arguments.json:
+                note = yellow("  edited after it was written") if done[-1]["altered"] else ""
+                print(f"{name}  {manifest.id}{note}")
+    if arguments.json:
+        print_json({"imported": done})
+    return 0
+
+
+@command(argument("paths", nargs="+", metavar="PATH"), CONFIG, JSON)
+def scan(arguments: argparse.Namespace) -> int:
+    """Look for secrets in files or folders. The secrets themselves are never printed. Exit code 1 if any is found.
+
+    example:
+      antiphon scan golden/    # as a pre-commit or CI step
+    """
+    from antiphon.config.wiring import rules_of
+    from antiphon.redact import scan_path
+
+    found = []
+    with application(arguments) as app:
+        rules = msgspec.structs.replace(rules_of(app.config), personal=False)
+        for name in arguments.paths:
+            if not Path(name).exists():
+                raise NotFound(f"There is no {name}.")
+            found += list(scan_path(Path(name), rules))
+    lines = [f"{finding.file}: {finding.where}: {finding.kind} ({finding.fingerprint})" for finding in found]
+    many = red(f"{len(found)} secret{'s' if len(found) > 1 else ''} found")
+    lines.append(many if found else green("no secrets found"))
+    output(arguments, {"findings": [finding._asdict() for finding in found]}, lines)
+    return 1 if found else 0
