@@ -150,16 +150,16 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
 
 
 @contextmanager
-def _replayed(app: Antiphon, path: Path, fence: bool) -> Iterator[Run]:
+def _replayed(app: Antiphon, path: Path, sandbox: bool) -> Iterator[Run]:
     """The recording answers; a difference fails the test, even if its own assertions hold."""
     from antiphon.ops.app import using
-    from antiphon.ops.fence import fenced
-    from antiphon.ops.replay import open_recording
+    from antiphon.ops.artifacts import open_recording
+    from antiphon.ops.sandbox import sandboxed
     from antiphon.ops.strict import watched
 
     result, run = watched(app, open_recording(app, path))
     try:
-        with run.attached(), using(app), fenced(fence) as tried:
+        with run.attached(), using(app), sandboxed(sandbox) as tried:
             yield run
     except BaseException as error:
         for found in result.divergences[:5]:

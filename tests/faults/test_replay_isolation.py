@@ -201,7 +201,7 @@ def test_the_look_into_proc_sees_a_socket() -> None:
 def test_the_command_line_leaves_the_network_where_it_can(world: World) -> None:
     world.watch("record", "sync", "1")
     (world.folder / "probe.py").write_text(
-        "import sys\nfrom antiphon.ops.fence import leave_network\n"
+        "import sys\nfrom antiphon.ops.sandbox import leave_network\n"
         "left = leave_network()\nimport socket\n"
         "try:\n    socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2).close()\n"
         "except OSError:\n    print('unreachable', left)\nelse:\n    print('reached', left)\n"

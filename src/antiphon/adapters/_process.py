@@ -123,8 +123,8 @@ def _tokens(meta: dict[str, Any]) -> int:
 
 def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | None], dict[str, Any]]:
     from antiphon.ops.app import using
-    from antiphon.ops.fence import fence_process, leave_network, open_process
-    from antiphon.ops.replay import open_recording
+    from antiphon.ops.artifacts import open_recording
+    from antiphon.ops.sandbox import enter_process, leave_network, leave_process
     from antiphon.ops.strict import watched
 
     recording = open_recording(app, wanted)
@@ -136,10 +136,10 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network for prices
     if order.fence and app.store.url.startswith("sqlite"):  # other stores are reached over the network
         leave_network()
-    escapes = fence_process() if order.fence else []
+    escapes = enter_process() if order.fence else []
 
     def end(error: BaseException | None) -> dict[str, Any]:
-        open_process()
+        leave_process()
         stack.close()
         result.observer.finish()
         return {

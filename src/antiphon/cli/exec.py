@@ -111,7 +111,7 @@ def _name(command: Sequence[str]) -> str:
 
 def _resolve(arguments: argparse.Namespace) -> str:
     """The id of the recording; an artifact is read into the store first."""
-    from antiphon.ops.replay import open_recording
+    from antiphon.ops.artifacts import open_recording
 
     with application(arguments) as app:
         return open_recording(app, arguments.replay).manifest.id
@@ -157,7 +157,7 @@ def _replayed(found: Mapping[str, Any], code: int, quiet: bool) -> int:
         if "show" in divergence:
             print(f"          {shlex.join(divergence['show'].split())}", file=sys.stderr)
     for escape in found["escapes"][:5]:
-        print(f"antiphon: the fence refused {escape}", file=sys.stderr)
+        print(f"antiphon: the sandbox refused {escape}", file=sys.stderr)
     diverged = bool(found["divergenceCount"])
     if not quiet:
         verdict = f"{found['divergenceCount']} divergences" if diverged else "no divergence"

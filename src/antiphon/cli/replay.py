@@ -185,7 +185,7 @@ def _more(data: dict[str, Any]) -> Iterator[str]:
 def _leave_network(app: Any) -> None:
     """An empty network namespace around a strict replay, unless the recording itself is on another machine."""
     from antiphon import cli
-    from antiphon.ops.fence import leave_network
+    from antiphon.ops.sandbox import leave_network
 
     if cli.own_process and app.store.url.startswith(("sqlite", "memory")) and app.config.artifacts.backend == "local":
         leave_network()
@@ -256,7 +256,7 @@ def test(arguments: argparse.Namespace) -> int:
         min_ars=arguments.min_ars,
         config=arguments.config,
         llm=arguments.llm,
-        fence=not arguments.no_fence,
+        sandbox=not arguments.no_fence,
         model=arguments.model,
         entry=arguments.entry,
     )

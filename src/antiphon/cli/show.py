@@ -263,8 +263,8 @@ def diff(arguments: argparse.Namespace) -> int:
     exit codes: 0 equal, 1 different, 4 not found, 6 unreadable
     """
     from antiphon import scoring
-    from antiphon.ops.comparison import score_runs
-    from antiphon.ops.replay import open_recording
+    from antiphon.ops.artifacts import open_recording
+    from antiphon.ops.reports import score_runs
 
     with application(arguments) as app:
         left, right = open_recording(app, arguments.a), open_recording(app, arguments.b)

@@ -317,7 +317,7 @@ class ReplayInvoker:
 
     def __init__(self) -> None:
         self.inner: Any = None
-        """Answers from a tape while an agent runs."""
+        """Answers from a recording while an agent runs."""
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         return self._reached(call).answer_tool(call)  # type: ignore[no-any-return]
@@ -464,7 +464,7 @@ class HostRun:
         scope, app = self.recorder.scope, self.tenant.app
         run = Run(self.recorder, self.manifest, app._caller(self.manifest))
         if self._replaying is not None:
-            self._replaying.inner = await self._tape_invoker()
+            self._replaying.inner = await self._recording_invoker()
         try:
             if inspect.iscoroutinefunction(inspect.unwrap(function)):
                 with run.attached(), using(app):
@@ -487,17 +487,17 @@ class HostRun:
                 self._replaying.inner = None
             scope.adopt()
 
-    async def _tape_invoker(self) -> Any:
+    async def _recording_invoker(self) -> Any:
         from antiphon._replay.observe import Observer
         from antiphon._replay.strict import StrictInvoker
-        from antiphon.ops.runs import find_run, load_tape
+        from antiphon.ops.runs import find_run, load_recording
 
         def load() -> Any:
             app = self.tenant.app
             source = find_run(app, self.manifest.source_run)
-            tape = load_tape(app, source)
+            recording = load_recording(app, source)
             redactor = app._redactor.with_salt(source.salt)
-            return StrictInvoker(tape, Observer(tape, redactor.redact))
+            return StrictInvoker(recording, Observer(recording, redactor.redact))
 
         return await asyncio.to_thread(load)
 

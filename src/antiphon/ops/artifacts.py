@@ -16,17 +16,19 @@ import orjson
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording import artifact, kurral
-from antiphon._recording.artifact import BadJson, strict_loads
+from antiphon._recording.run import Run
 from antiphon._recording.recorder import whole
+from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ops.app import Antiphon
-from antiphon.ops.runs import events_of
+from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording
 from antiphon.ops.views import real_status
 from antiphon.ports import Row
 
 if TYPE_CHECKING:
     from antiphon._recording.recorder import Recorder
+    from antiphon._replay.recording import Recording
 
 Format = Literal["antiphon", "kurral"]
 Progress = Callable[[Iterable[Event]], Iterable[Event]]
@@ -89,6 +91,15 @@ def import_artifact(app: Antiphon, path: Path, *, progress: Progress | None = No
     document = _kurral_document(path)
     read = artifact.read_artifact(path) if document is None else _from_kurral(app, document, path)
     return _Import(app, read, progress or (lambda events: events)).store()
+
+
+def open_recording(app: Antiphon, wanted: Any) -> Recording:
+    """The recording behind whatever names it; an artifact is imported first."""
+    if isinstance(wanted, Run):
+        return load_recording(app, find_run(app, wanted.id))
+    if isinstance(wanted, (str, Path)) and is_artifact(str(wanted)):
+        return load_recording(app, import_artifact(app, Path(wanted)))
+    return load_recording(app, find_run(app, None if wanted is None else str(wanted)))
 
 
 def _from_kurral(app: Antiphon, document: dict[str, Any], path: Path) -> artifact.Document:

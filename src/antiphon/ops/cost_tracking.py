@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from antiphon._gateway.guards import Guard
 from antiphon._scope import RunScope, Site
 from antiphon.config.model import PriceSection
 from antiphon.ports import Row
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
 
 def charge_models(scope: RunScope, prices: Mapping[str, PriceSection], policy: LoopPolicy, now: float) -> None:
     """From here on the tokens of model calls of the run are paid for; tools are refused once the cap is reached."""
+    from antiphon._gateway.guards import Guard
+
     write = scope.encode
     asked: dict[str, str] = {}
     guard: Guard = scope.gateway_state.setdefault("loop", Guard(policy, now))
@@ -23,7 +24,7 @@ def charge_models(scope: RunScope, prices: Mapping[str, PriceSection], policy: L
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         if site is not None:
             if kind == "call.started" and payload.get("kind") == "llm":
-                asked[site.call] = _model(payload)
+                asked[site.call] = model_of(payload)
             elif kind == "call.finished" and site.call in asked:
                 price = prices.get(asked.pop(site.call))
                 if price is not None and not meta.get("fromCache"):
@@ -33,7 +34,8 @@ def charge_models(scope: RunScope, prices: Mapping[str, PriceSection], policy: L
     scope.encode = encode
 
 
-def _model(payload: Mapping[str, Any]) -> str:
+def model_of(payload: Mapping[str, Any]) -> str:
+    """The model that a recorded call asked."""
     for name in ("request", "providerRequest"):
         request = payload.get(name)
         if isinstance(request, Mapping) and request.get("model"):
@@ -41,12 +43,15 @@ def _model(payload: Mapping[str, Any]) -> str:
     return ""
 
 
-def cost_of(price: PriceSection, usage: Any) -> float:
-    """The money for the tokens of one call."""
+def tokens_of(usage: Any) -> tuple[int, int]:
+    """Tokens in and out; what a recording from elsewhere says instead of a number counts as nothing."""
     counts = usage if isinstance(usage, Mapping) else {}
+    found = (counts.get(name) for name in ("inputTokens", "outputTokens"))
+    given, taken = (value if isinstance(value, int) and not isinstance(value, bool) else 0 for value in found)
+    return given, taken
 
-    def tokens(name: str) -> int:
-        value = counts.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
-    return (tokens("inputTokens") * price.input + tokens("outputTokens") * price.output) / 1_000_000
+def cost_of(price: PriceSection | None, usage: Any) -> float:
+    """The money for the tokens of one call; nothing without a price."""
+    given, taken = tokens_of(usage)
+    return 0.0 if price is None else (given * price.input + taken * price.output) / 1_000_000

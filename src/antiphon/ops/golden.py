@@ -23,7 +23,7 @@ class Wanted(NamedTuple):
     min_ars: float = MIN_ARS
     config: str | None = None
     llm: str | None = None
-    fence: bool = True
+    sandbox: bool = True
     model: str | None = None
     entry: str | None = None
 
@@ -93,7 +93,7 @@ def check(path: Path, wanted: Wanted, code_of: Callable[[AntiphonError], int] = 
                 function=load_entry(wanted.entry) if wanted.entry else None,
                 llm=load_entry(wanted.llm) if wanted.llm else None,
                 model=wanted.model,
-                fence="process" if wanted.fence else False,
+                fence="process" if wanted.sandbox else False,
                 keep=False,
             )
     except AntiphonError as error:

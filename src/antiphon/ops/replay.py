@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from antiphon import scoring
 from antiphon._recording.manifest import source_digest
-from antiphon._recording.run import Run
 from antiphon._replay.recording import Recording
 from antiphon._replay.setup import Setup, recorded_setup
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import InvalidInput, NotFound
-from antiphon.ops import comparison
 from antiphon.ops.app import Antiphon, current
+from antiphon.ops.artifacts import open_recording
 from antiphon.ops.entry import is_agent_code, load_entry
 from antiphon.ops.explore import execute_exploring, known_tools
-from antiphon.ops.fence import Fence
-from antiphon.ops.reports import Report, explore_report, keep_strict, spread_of, strict_report
-from antiphon.ops.runs import find_run, is_artifact, load_recording
+from antiphon.ops.reports import LazyEmbedder, Report, explore_report, keep_strict, spread_of, strict_report
+from antiphon.ops.sandbox import Sandbox
 from antiphon.ops.side_effects import gate
 from antiphon.ops.strict import StrictResult, execute_strictly
 from antiphon.ops.tables import check_names
@@ -87,7 +84,7 @@ def replay(
     samples: int = 1,
     baseline: bool = False,
     realtime: bool = False,
-    fence: Fence = True,
+    fence: Sandbox = True,
     keep: bool = True,
 ) -> Report:
     """Replay a run by object, id, unique prefix, ``latest`` or artifact path.
@@ -133,7 +130,7 @@ def replay(
     setup = before
     if not explores and function is not None:
         strict = execute_strictly(
-            app, recording, function, fence=fence, realtime=realtime, verify=verify, ask=llm if verify else None
+            app, recording, function, sandbox=fence, realtime=realtime, verify=verify, ask=llm if verify else None
         )
         _code(strict.setup, function)
         setup = before.merged_with(strict.setup)
@@ -195,7 +192,7 @@ def _explore(
             code="entry_missing",
         )
     reviewed = gate(recording.manifest.entry, known_tools(app, recording))
-    texts = embedder if embedder is not None else comparison.embedder_of(app)
+    texts = embedder if embedder is not None else LazyEmbedder(app)
 
     def sample(config: Mapping[str, Any], prompt: str | None, kind: str) -> dict[str, Any]:
         changes = {"model": config.get("model_name"), "prompt": prompt}
@@ -227,17 +224,6 @@ def _explore(
         lane = [sample({}, None, "baseline") for _ in range(wanted.samples)]
         data["baseline"] = {**spread_of(lane), "runs": [report["replayRun"] for report in lane]}
     return data
-
-
-def open_recording(app: Antiphon, wanted: Any) -> Recording:
-    """The recording behind whatever names it; an artifact is imported first."""
-    if isinstance(wanted, Run):
-        return load_recording(app, find_run(app, wanted.id))
-    if isinstance(wanted, (str, Path)) and is_artifact(str(wanted)):
-        from antiphon.ops.artifacts import import_artifact
-
-        return load_recording(app, import_artifact(app, Path(wanted)))
-    return load_recording(app, find_run(app, None if wanted is None else str(wanted)))
 
 
 def _function(recording: Recording, given: Callable[..., Any] | None, execute: bool) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""What a replay found, as one plain document: behind ``--json``, the console and the HTML page."""
+"""Two runs side by side, and what a replay found: one plain document behind ``--json``, the console and the page."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 import msgspec
 
-from antiphon import scoring
+from antiphon import scoring, similarity
 from antiphon._replay.observe import DivergenceFound, Observer
-from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, Recording
+from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
-from antiphon.ops import comparison
 from antiphon.ops.app import Antiphon
+from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
 from antiphon.ops.explore import Explored
 from antiphon.ops.strict import StrictResult, replay_manifest
+from antiphon.ports import Invocation
 
+SHOWN_CALLS = 2_000
+"""Longer timelines are cut in reports; scores see all calls."""
 _KEPT = ("replayType", "determinismScore", "changes", "ars", "verdict")
 
 
@@ -75,6 +78,161 @@ class Report:
         return scoring.render_report(self.data)  # type: ignore[arg-type]
 
 
+class LazyEmbedder:
+    """The configured way to compare texts, loaded when two texts differ."""
+
+    def __init__(self, app: Antiphon) -> None:
+        self._wanted = app.config.replay.embedder
+        self._found: Any = None
+
+    @property
+    def name(self) -> str:
+        """What the report says; texts that are equal need no embedder."""
+        return "none needed" if self._found is None else similarity.name_of(self._found)
+
+    def __call__(self, texts: Sequence[str]) -> Any:
+        if self._found is None:
+            self._found = similarity.load(self._wanted)
+        return self._found(texts)
+
+
+# -- calls as scores see them ----------------------------------------------------------------------------------------
+
+
+def call_of(
+    app: Antiphon, recording: Recording, call: RecordedCall, reviewed: Mapping[str, bool] | None = None
+) -> scoring.Call:
+    """A recorded call. What is not declared a read is a side effect, unless it was reviewed as safe (D12, D13)."""
+    started = recording.event(call.started)
+    done = None if call.finished is None else recording.event(call.finished)
+    payload = {} if done is None else done.payload
+    meta = {} if done is None else done.meta
+    effect = started.meta.get("effect")
+    safe = effect == "read" if effect is not None else (reviewed or {}).get(call.name.partition("/")[2] or call.name)
+    told = meta.get("metadata")
+    refused = payload.get("outcome") == "refusal"
+    return scoring.Call(
+        name=call.name,
+        arguments=recording.arguments(call),
+        kind=call.kind,
+        outcome=str(payload.get("outcome", "unknown")),
+        value=payload.get("value") if "value" in payload else payload.get("error"),
+        side_effect=call.kind != "llm" and safe is not True,
+        refusal=str(meta.get("refusalReason") or "refusal") if refused else None,
+        tokens=sum(tokens_of(meta.get("usage"))),
+        cost=cost_of(app.config.prices.get(model_of(started.payload)), meta.get("usage")),
+        latency_ms=_milliseconds(meta),
+        lane=call.lane,
+        source=str(told.get("answeredBy") or "") if isinstance(told, Mapping) else "",
+        id=str(call.started),
+    )
+
+
+def _milliseconds(meta: Mapping[str, Any]) -> float:
+    """A duration of the recording's account; a damaged one counts as nothing."""
+    value = meta.get("durationMs")
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
+def _missed(call: Invocation) -> scoring.Call:
+    """A call that a strict replay refused, for the timeline."""
+    return scoring.Call(
+        name=call.name,
+        arguments=call.arguments,
+        kind=call.kind,
+        outcome="miss",
+        side_effect=call.kind != "llm" and getattr(call.spec, "effect", None) != "read",
+        lane=call.site.lane,
+    )
+
+
+def _saved(app: Antiphon, recording: Recording, calls: Sequence[RecordedCall]) -> dict[str, Any]:
+    """What did not have to be asked and paid again."""
+    tokens, cost, milliseconds = 0, 0.0, 0.0
+    for call in calls:
+        if call.finished is None:
+            continue
+        meta = recording.event(call.finished).meta
+        milliseconds += _milliseconds(meta)
+        if meta.get("usage"):
+            model = model_of(recording.event(call.started).payload)
+            tokens += sum(tokens_of(meta["usage"]))
+            cost += cost_of(app.config.prices.get(model), meta["usage"])
+    return {"calls": len(calls), "tokens": tokens, "cost": round(cost, 6), "seconds": round(milliseconds / 1000, 3)}
+
+
+def _outputs(recording: Recording) -> list[Any]:
+    """The outputs of a run's interactions; a run without any has one."""
+    if recording.interactions:
+        return [payload.get("output") for payload in recording.interactions]
+    return [recording.output()]
+
+
+# -- scores ----------------------------------------------------------------------------------------------------------
+
+
+def _scored(
+    total: int, used: int, new: int, outputs: list[Any], current: list[Any], embedder: Any, **gates: Any
+) -> dict[str, Any]:
+    """Scores and verdict of *total* recorded tool calls, of which *used* were made again, and of the outputs."""
+    same = scoring.output_similarity(outputs, current, embedder)
+    score = scoring.ars(float(same), float(scoring.tool_accuracy(total, used, new, total - used)))
+    verdict = scoring.judge(float(score), contradictions=same.contradictions, **gates)
+    return {
+        "ars": score.to_wire(),
+        "embedder": same.embedder,
+        "contradictions": [{"interaction": index, **found.to_wire()} for index, found in same.contradictions],
+        "newToolCalls": new,
+        "unusedToolCalls": total - used,
+        "verdict": verdict.verdict,
+        "verdictReasons": verdict.reasons,
+        "outputsA": outputs,
+        "outputsB": current,
+    }
+
+
+def score_runs(
+    app: Antiphon,
+    recorded: Recording,
+    replayed: Recording,
+    *,
+    new: int | None = None,
+    used: int | None = None,
+    embedder: Any = None,
+    min_ars: float = 0.8,
+    reviewed: Mapping[str, bool] | None = None,
+) -> dict[str, Any]:
+    """Scores, structure and verdict of two runs."""
+    left, right = ([call_of(app, run, call, reviewed) for call in run.top_calls()] for run in (recorded, replayed))
+    structure = scoring.structure(left, right)
+    tools = [call for call in left if call.kind != "llm"]
+    if used is None or new is None:
+        kept = [call for call in right if call.kind != "llm"]
+        compared = scoring.structure(tools, kept)
+        paired = sum(pair.left is not None and pair.right is not None for pair in compared.pairs)
+        used = min(len(tools), paired - len(compared.changed))
+        new = max(0, len(kept) - used)
+    scored = _scored(
+        len(tools),
+        used,
+        new,
+        _outputs(recorded),
+        _outputs(replayed),
+        embedder or LazyEmbedder(app),
+        min_ars=min_ars,
+        violations=scoring.effect_gate(structure),
+        refusal_flips=len(structure.refusal_flips),
+    )
+    timelines = {
+        f"timeline{side}": [call.to_wire() for call in calls[:SHOWN_CALLS]]
+        for side, calls in (("A", left), ("B", right))
+    }
+    return {**scored, "structure": structure.to_wire(), **timelines}
+
+
+# -- reports of replays ----------------------------------------------------------------------------------------------
+
+
 def strict_report(
     app: Antiphon,
     recording: Recording,
@@ -84,86 +242,58 @@ def strict_report(
     embedder: Any,
 ) -> dict[str, Any]:
     """The report of an A replay; without *strict* the code was not run and the recording stands for itself."""
-    run = recording.manifest.id
-    found = strict.divergences if strict is not None else _of_the_recording(recording)
-    divergences = [divergence.to_wire(run) for divergence in found]
+    observer = strict.observer if strict is not None else Observer(recording, lambda value: value)
+    if strict is None:
+        observer.untouched()
+    divergences = [divergence.to_wire(recording.manifest.id) for divergence in observer.divergences]
     calls = recording.top_calls()
-    tools = [call for call in calls if call.kind != "llm"]
-    used = len(tools) if strict is None else sum(1 for call in tools if call.used)
-    new = 0 if strict is None else sum(call.kind != "llm" for call in strict.invoker.missed)
-    accuracy = scoring.tool_accuracy(len(tools), used, new, len(tools) - used)
-    outputs = comparison.outputs_of(recording)
-    current = outputs if strict is None or recording.interactions else [strict.observer.presented(strict.output)]
-    same = scoring.output_similarity(outputs, current, embedder or comparison.embedder_of(app))
-    score = scoring.ars(float(same), float(accuracy))
-    verdict = scoring.judge(float(score), min_ars=floor, divergences=divergences, contradictions=same.contradictions)
     answered = calls if strict is None else [call for call in calls if call.used]
+    missed = [] if strict is None else strict.invoker.missed
+    used = sum(call.kind != "llm" for call in answered)
+    outputs = _outputs(recording)
     data = {
         **head,
         "executed": strict is not None,
         "cacheHits": used,
         "modelHits": len(answered) - used,
         "semanticHits": [],
-        "newToolCalls": new,
-        "unusedToolCalls": len(tools) - used,
         "blocked": [] if strict is None else [{"what": what} for what in strict.escapes],
         "divergences": divergences,
-        "divergenceCount": len(found) if strict is None else strict.observer.total,
-        "notes": [] if strict is None else [note.to_wire() for note in strict.observer.notes],
+        "divergenceCount": observer.total,
+        "notes": [note.to_wire() for note in observer.notes],
         "ambiguousLanes": sorted(recording.ambiguous),
-        "ars": {
-            "score": float(score),
-            "outputSimilarity": float(same),
-            "toolAccuracy": float(accuracy),
-            "band": scoring.band(float(score)).label,
-        },
-        "embedder": same.embedder,
-        "contradictions": [{"interaction": index, **where.to_wire()} for index, where in same.contradictions],
-        "saved": comparison.saved_by(app, recording, answered),
-        "verdict": verdict.verdict,
-        "verdictReasons": verdict.reasons,
-        "outputsA": outputs,
-        "outputsB": current,
+        "saved": _saved(app, recording, answered),
+        **_scored(
+            sum(call.kind != "llm" for call in calls),
+            used,
+            sum(call.kind != "llm" for call in missed),
+            outputs,
+            outputs if strict is None or recording.interactions else [observer.presented(strict.output)],
+            embedder or LazyEmbedder(app),
+            min_ars=floor,
+            divergences=divergences,
+        ),
     }
     if strict is not None:
-        data |= _execution(strict)
-    if len(calls) <= comparison.SHOWN_CALLS:
-        data |= _timelines(app, recording, strict)
+        data |= _ended(strict.invoker.refusals, strict.error)
+        if isinstance(strict.invoker, VerifyInvoker):
+            data["verifiedModelCalls"] = strict.invoker.verified
+    if len(calls) <= SHOWN_CALLS:
+        left = {call.started: call_of(app, recording, call).to_wire() for call in calls}
+        data["timelineA"] = list(left.values())
+        data["timelineB"] = [left[call.started] for call in answered] + [_missed(call).to_wire() for call in missed]
     return data
 
 
-def _of_the_recording(recording: Recording) -> list[DivergenceFound]:
-    observer = Observer(recording, lambda value: value)
-    observer.untouched()
-    return observer.divergences
-
-
-def _execution(strict: StrictResult) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    if isinstance(strict.invoker, VerifyInvoker):
-        found["verifiedModelCalls"] = strict.invoker.verified
-    if strict.invoker.refusals:
-        found["refusals"] = [refused.payload for refused in strict.invoker.refusals]
-        found["error"] = {"code": REFUSAL_CODE, "message": strict.invoker.refusals[0].error.message}
-    elif strict.error is not None:
-        found["error"] = error_of(strict.error)
-    return found
-
-
-def error_of(error: BaseException) -> dict[str, Any]:
-    """An exception that ended the agent."""
-    kind = type(error)
-    return {"code": str(getattr(error, "code", kind.__name__)), "class": kind.__name__, "message": str(error)}
-
-
-def _timelines(app: Antiphon, recording: Recording, strict: StrictResult | None) -> dict[str, Any]:
-    left = [(call, comparison.call_of(app, recording, call, {}).to_wire()) for call in recording.top_calls()]
-    if strict is None:
-        right = [wire for _, wire in left]
-    else:
-        right = [wire for call, wire in left if call.used]
-        right += [comparison.missed_call(call).to_wire() for call in strict.invoker.missed]
-    return {"timelineA": [wire for _, wire in left], "timelineB": right}
+def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, Any]:
+    """What ended the agent, where that was a refusal or an exception."""
+    if refusals:
+        told = [refused.payload for refused in refusals]
+        return {"refusals": told, "error": {"code": REFUSAL_CODE, "message": refusals[0].error.message}}
+    if error is None:
+        return {}
+    kind = type(error).__name__
+    return {"error": {"code": str(getattr(error, "code", kind)), "class": kind, "message": str(error)}}
 
 
 def keep_strict(app: Antiphon, recording: Recording, data: dict[str, Any], refusals: Sequence[Any] = ()) -> None:
@@ -199,13 +329,18 @@ def explore_report(
 ) -> dict[str, Any]:
     """The report of a B replay; also kept with its run."""
     invoker = explored.invoker
-    top = recording.top_calls()
-    used = sum(1 for call in top if call.kind != "llm" and call.used)
-    new = len(invoker.new) + len(invoker.blocked)
-    scored = comparison.score_runs(
-        app, recording, explored.recording, new=new, used=used, embedder=embedder, min_ars=floor, reviewed=reviewed
+    answered = [call for call in recording.top_calls() if call.used]
+    scored = score_runs(
+        app,
+        recording,
+        explored.recording,
+        new=len(invoker.new) + len(invoker.blocked),
+        used=sum(call.kind != "llm" for call in answered),
+        embedder=embedder,
+        min_ars=floor,
+        reviewed=reviewed,
     )
-    divergences = [_refusal_wire(recording, refused) for refused in invoker.refusals]
+    error = explored.run.error
     data = {
         **head,
         **scored,
@@ -219,18 +354,16 @@ def explore_report(
             for hit in invoker.semantic
         ],
         "blocked": [{"name": b.name, "arguments": b.arguments, "reason": b.reason} for b in invoker.blocked],
-        "divergences": divergences,
+        "divergences": [_refusal_wire(recording, refused) for refused in invoker.refusals],
         "liveModelCalls": invoker.live_models,
-        "saved": comparison.saved_by(app, recording, [call for call in top if call.used]),
+        "saved": _saved(app, recording, answered),
+        **_ended(invoker.refusals, error),
     }
     reasons = list(scored["verdictReasons"])
     if invoker.refusals:
-        data["refusals"] = [refused.payload for refused in invoker.refusals]
-        data["error"] = {"code": REFUSAL_CODE, "message": invoker.refusals[0].error.message}
         reasons.append(invoker.refusals[0].error.message)
-    elif explored.run.error is not None:
-        data["error"] = error_of(explored.run.error)
-        reasons.append(f"the agent failed: {explored.run.error}")
+    elif error is not None:
+        reasons.append(f"the agent failed: {error}")
     for rule in invoker.unmet_faults():
         reasons.append(f"the fault {rule.fault} was never met: no call was {rule.match.removeprefix('*:')}")
     if reasons:

@@ -10,22 +10,10 @@ from antiphon._gateway.owner import certainly_dead
 from antiphon._recording.recorder import is_spilled
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
-from antiphon.ops.runs import events_of, is_audit
+from antiphon.ops.runs import all_runs, events_of, is_audit
 from antiphon.ops.views import real_status, summary
 
 _DAY_MS = 86_400_000
-_PAGE = 200
-
-
-def _all_runs(app: Antiphon, *, audit: bool = False) -> list[RunManifest]:
-    found: list[RunManifest] = []
-    before = ""
-    while batch := app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before):
-        found += [manifest for manifest in batch if audit or not is_audit(manifest)]
-        before = batch[-1].id
-        if len(batch) < _PAGE:
-            break
-    return found
 
 
 def _size(app: Antiphon, run: str) -> int:
@@ -46,7 +34,7 @@ def collect(
     window_days = app.config.record.retention_days
     if older_than_days is None and keep is None and max_bytes is None:
         older_than_days = window_days
-    runs = _all_runs(app)
+    runs = [manifest for manifest in all_runs(app) if not is_audit(manifest)]
     doomed: dict[str, RunManifest] = {}
     if older_than_days is not None:
         limit = now - older_than_days * _DAY_MS
@@ -62,13 +50,9 @@ def collect(
     protected = 0
     if not force:
         edge = now - window_days * _DAY_MS
-        kept = [m for m in doomed.values() if (m.finished_at_ms or m.started_at_ms) >= edge]
-        protected = len(kept)
-        for manifest in kept:
-            del doomed[manifest.id]
-    for manifest in [m for m in doomed.values() if real_status(m) == "running"]:
-        del doomed[manifest.id]
-    deleted = list(doomed.values())
+        old = {m.id: m for m in doomed.values() if (m.finished_at_ms or m.started_at_ms) < edge}
+        protected, doomed = len(doomed) - len(old), old
+    deleted = [manifest for manifest in doomed.values() if real_status(manifest) != "running"]
     if not dry_run:
         for manifest in deleted:
             app.journal.delete_run(manifest.id)
@@ -94,7 +78,7 @@ def _unused_blobs(app: Antiphon) -> int:
     if not found or _busy(app):
         return 0
     used: set[str] = set()
-    for manifest in _all_runs(app, audit=True):
+    for manifest in all_runs(app):
         for event in events_of(app, manifest.id):
             used |= {value["$blob"] for value in event.payload.values() if is_spilled(value)}
     for record in app.journal.list(tenant=app.tenant, limit=1_000_000):

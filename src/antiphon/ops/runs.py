@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
-from antiphon._recording.recorder import resolve
+from antiphon._recording.recorder import whole
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
-from antiphon.ops.fence import lifted
+from antiphon.ops.sandbox import outside
 from antiphon.ports import Clock, Journal, Row, SyncJournal
 
 if TYPE_CHECKING:
@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 
 LATEST = "latest"
 _BATCH = 500
+_PAGE = 100
 
 
 def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
     """The manifest of a run named by id, unique prefix, or ``latest`` (``None`` means the same)."""
     journal = app.journal
     if wanted is None or wanted == LATEST:
-        return _latest(app)
+        for manifest in all_runs(app):
+            if manifest.source_run is None and not is_audit(manifest):
+                return manifest
+        raise NotFound("There is no recorded run yet.", hint="Record one: antiphon run agent.py:main")
     exact = journal.manifest(wanted)
     if exact is not None and exact.tenant == app.tenant:
         return exact
@@ -52,15 +56,12 @@ def is_audit(manifest: RunManifest) -> bool:
     return manifest.tags.get("kind") == "audit"
 
 
-def _latest(app: Antiphon) -> RunManifest:
-    """The newest run that is no replay of another."""
+def all_runs(app: Antiphon, **wanted: str) -> Iterator[RunManifest]:
+    """The runs that fit, newest first, read page by page; the audit log among them."""
     before = ""
-    while page := app.journal.runs(tenant=app.tenant, limit=100, before=before):
-        for manifest in page:
-            if manifest.source_run is None and not is_audit(manifest):
-                return manifest
+    while page := app.journal.runs(tenant=app.tenant, limit=_PAGE, before=before, **wanted):
+        yield from page
         before = page[-1].id
-    raise NotFound("There is no recorded run yet.", hint="Record one: antiphon run agent.py:main")
 
 
 def is_artifact(wanted: str) -> bool:
@@ -72,24 +73,21 @@ def load_recording(app: Antiphon, manifest: RunManifest) -> Recording:
     """The recording, ready to be asked; spilled payloads are brought back when they are needed."""
     from antiphon._replay.recording import Recording
 
-    def whole(event: Event) -> Event:
-        payload = event.payload
-        if any(isinstance(value, dict) and "$blob" in value for value in payload.values()):
-            with lifted():
-                return msgspec.structs.replace(event, payload=resolve(payload, app.blobs, app.tenant))
-        return event
+    def brought_back(event: Event) -> Event:
+        with outside():
+            return whole(event, app.blobs, app.tenant)
 
-    return Recording.load(manifest, _Outside(app.journal), whole)
+    return Recording.load(manifest, _Outside(app.journal), brought_back)
 
 
 class _Outside:
-    """The log of a recording, read from inside a fenced replay: the store may need the network."""
+    """The log of a recording, read from inside a sandbox: the store may need the network."""
 
     def __init__(self, journal: SyncJournal) -> None:
         self._journal = journal
 
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> list[Event]:
-        with lifted():
+        with outside():
             return self._journal.events(run, start=start, stop=stop, limit=limit)
 
 

@@ -21,7 +21,7 @@ from antiphon._scope import Site
 from antiphon.contract.events import RunManifest
 from antiphon.errors import Divergence, ReplayMiss
 from antiphon.ops.app import Antiphon, using
-from antiphon.ops.fence import Fence, fenced, lifted
+from antiphon.ops.sandbox import Sandbox, outside, sandboxed
 from antiphon.ops.start import arguments_of, call_entry
 
 QUIET_S = 10
@@ -48,7 +48,7 @@ def execute_strictly(
     recording: Recording,
     function: Callable[..., Any],
     *,
-    fence: Fence = True,
+    sandbox: Sandbox = True,
     realtime: bool = False,
     verify: bool = False,
     ask: Callable[[dict[str, Any]], Any] | None = None,
@@ -58,7 +58,7 @@ def execute_strictly(
     result, run = watched(app, recording, realtime=realtime, verify=verify, ask=ask)
     args, kwargs = arguments_of(recording.input())
     try:
-        with run.attached(), using(app), fenced(fence) as escapes:
+        with run.attached(), using(app), sandboxed(sandbox) as escapes:
             result.escapes = escapes
             result.output = call_entry(run.scope, function, args, kwargs, stuck=_Patience(result))
     except SystemExit as leaving:
@@ -123,7 +123,7 @@ def watched(
     observer = Observer(recording, lambda value: orjson.loads(redactor.redact_bytes(dump(value))[0]))
     observer.untouched()
     if verify:
-        invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=lifted, realtime=realtime)
+        invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=outside, realtime=realtime)
     else:
         invoker = StrictInvoker(recording, observer, realtime=realtime)
     setup = Setup()

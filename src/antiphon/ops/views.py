@@ -11,9 +11,8 @@ from antiphon._recording.run import EXIT_TAG
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
-from antiphon.ops.runs import events_of, is_audit
-
-_PAGE = 100
+from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
+from antiphon.ops.runs import all_runs, events_of, is_audit
 
 
 def real_status(manifest: RunManifest) -> str:
@@ -38,15 +37,9 @@ def list_runs(
 
 
 def _fitting(app: Antiphon, prefix: str, name: str, status: str) -> Iterator[RunManifest]:
-    asked = "running" if status == "interrupted" else status  # a killed run never said how it ended
-    kinds = (asked, "interrupted") if status == "interrupted" else (asked,)
-    for kind in kinds:
-        before = ""
-        while page := app.journal.runs(
-            tenant=app.tenant, prefix=prefix, name=name, status=kind, limit=_PAGE, before=before
-        ):
-            yield from page
-            before = page[-1].id
+    # a killed run never said how it ended
+    for said in ("running", "interrupted") if status == "interrupted" else (status,):
+        yield from all_runs(app, prefix=prefix, name=name, status=said)
 
 
 def event_count(app: Antiphon, manifest: RunManifest) -> int:
@@ -116,13 +109,12 @@ def full_name(payload: dict[str, Any]) -> str:
 class Node:
     """One line of the timeline; holds what is shown and no payloads."""
 
-    __slots__ = ("children", "notes", "price", "wire")
+    __slots__ = ("children", "notes", "wire")
 
     def __init__(self, started: Event) -> None:
         payload = started.payload
         self.children: list[Node] = []
         self.notes: list[dict[str, Any]] = []
-        self.price: Any = None
         self.wire: dict[str, Any] = {
             "seq": started.seq,
             "kind": payload.get("kind", started.type),
@@ -133,9 +125,7 @@ class Node:
             "meta": {},
         }
         if payload.get("kind") == "llm":
-            self.wire["model"] = _part(payload, "request").get("model") or _part(payload, "providerRequest").get(
-                "model"
-            )
+            self.wire["model"] = model_of(payload) or None
         what = payload.get("name") if started.type == "prompt" else payload.get("what")
         if what:
             self.wire["what"] = what
@@ -165,11 +155,6 @@ class Node:
         return wire
 
 
-def _part(payload: dict[str, Any], name: str) -> dict[str, Any]:
-    value = payload.get(name)
-    return value if isinstance(value, dict) else {}
-
-
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in meta.items() if name != "sum"}
 
@@ -184,14 +169,9 @@ def _shown_meta(meta: dict[str, Any]) -> dict[str, Any]:
         if name in shown and (isinstance(shown[name], bool) or not isinstance(shown[name], (int, float))):
             del shown[name]
     if "usage" in shown:
-        shown["usage"] = {name: _count_of(shown, name) for name in ("inputTokens", "outputTokens")}
+        given, taken = tokens_of(shown["usage"])
+        shown["usage"] = {"inputTokens": given, "outputTokens": taken}
     return shown
-
-
-def _count_of(meta: dict[str, Any], name: str) -> int:
-    usage = meta.get("usage")
-    value = usage.get(name) if isinstance(usage, dict) else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
@@ -244,8 +224,7 @@ class _Tree:
             found = self._calls.get(event.call or "")
             if found is not None:
                 found.finish(event)
-                _count(event, self.counted, self.tokens)
-                self.cost += _cost(found, event)
+                self._count(found, event)
         elif kind == "decision":
             if event.payload.get("what") == "retry":
                 self.counted["retries"] += 1
@@ -266,7 +245,19 @@ class _Tree:
         (self._place() if parent is None else parent.children).append(node)
         self._calls[event.call or ""] = node
         self.counted["models" if event.payload.get("kind") == "llm" else "calls"] += 1
-        node.price = self._prices.get(str(node.wire.get("model")))
+
+    def _count(self, node: Node, event: Event) -> None:
+        outcome = event.payload.get("outcome")
+        if event.meta.get("fromCache"):
+            self.counted["reused"] += 1
+        if outcome == "denied" or event.meta.get("status") == "circuit_open":
+            self.counted["blocked"] += 1
+        elif outcome == "error":
+            self.counted["errors"] += 1
+        given, taken = tokens_of(event.meta.get("usage"))
+        self.tokens["input"] += given
+        self.tokens["output"] += taken
+        self.cost += cost_of(self._prices.get(str(node.wire.get("model"))), event.meta.get("usage"))
 
     def _workflow(self, event: Event) -> None:
         """An event of a run of the host: its nodes are lines, what else they tell stands beside them."""
@@ -289,23 +280,3 @@ class _Tree:
 
 def _text(event: Event, name: str) -> str:
     return str(event.payload.get(name, ""))
-
-
-def _count(event: Event, counted: dict[str, int], tokens: dict[str, int]) -> None:
-    if event.meta.get("fromCache"):
-        counted["reused"] += 1
-    outcome = event.payload.get("outcome")
-    if outcome == "denied" or event.meta.get("status") == "circuit_open":
-        counted["blocked"] += 1
-    elif outcome == "error":
-        counted["errors"] += 1
-    tokens["input"] += _count_of(event.meta, "inputTokens")
-    tokens["output"] += _count_of(event.meta, "outputTokens")
-
-
-def _cost(node: Node, event: Event) -> float:
-    if node.price is None:
-        return 0.0
-    spent = _count_of(event.meta, "inputTokens") * node.price.input
-    spent += _count_of(event.meta, "outputTokens") * node.price.output
-    return float(spent) / 1_000_000

@@ -21,7 +21,7 @@ def test_a_list_that_nothing_fits_does_not_say_that_there_are_no_runs(antiphon: 
     for words in (("zzz",), ("--name", "nobody"), ("--status", "failed")):
         said = antiphon("runs", *words).out
         assert "No runs yet" not in said
-        assert "No run fits" in said
+        assert "No runs match" in said
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A fence around replayed code: sockets, processes and writes outside a scratch folder are refused (D34).
+"""The sandbox of replayed code: sockets, processes and writes outside a scratch folder are refused (D34).
 
 It is an audit hook: what bypasses Python (libpq, uvloop, gRPC, other native code) bypasses it too. On Linux the
 command line also enters an empty network namespace where the kernel allows it.
@@ -18,15 +18,15 @@ from typing import Any, Literal
 
 from antiphon.errors import ReplayBlocked
 
-Fence = bool | Literal["process"]
-"""No fence, one around this context, or one around the process: threads do not inherit a context."""
+Sandbox = bool | Literal["process"]
+"""No sandbox, one for this context, or one for the process: threads do not inherit a context."""
 
-_state: ContextVar[list[str] | None] = ContextVar("antiphon_fence", default=None)
+_state: ContextVar[list[str] | None] = ContextVar("antiphon_sandbox", default=None)
 _everywhere: list[str] | None = None
-"""What was tried, in a process that is fenced as a whole: threads do not inherit a context."""
+"""What was tried, in a process that is a sandbox as a whole."""
 _installed = False
-_OPEN: list[str] = []
-"""Stands for a gate in the fence."""
+_OUTSIDE: list[str] = []
+"""Stands for code that the sandbox lets through."""
 _SOCKETS = frozenset({"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"})
 _PROCESSES = frozenset(
     {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"}
@@ -67,37 +67,34 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     escapes = _state.get()
     if escapes is None:
         escapes = _everywhere
-    if escapes is None or escapes is _OPEN:
+    if escapes is None or escapes is _OUTSIDE:
         return
-    what = ""
-    if event in _SOCKETS:
-        target = args[1] if event == "socket.connect" and len(args) > 1 else args[:2]
-        if event == "socket.connect" and isinstance(target, (str, bytes)):
-            what = f"a connection to {target!r}"
-        else:
-            what = f"{event} {target!r}"
-    elif event in _PROCESSES:
-        what = f"starting a process ({args[0]!r})" if args else event
-    elif (
-        event == "open"
-        and len(args) > 2
-        and isinstance(args[2], int)
-        and args[2] & _WRITE_FLAGS
-        and not _allowed(args[0])
-    ):
-        what = f"writing {args[0]!r}"
-    elif event in _CHANGES and args:
-        changed = next((name for name, folder in _changed(event, args) if not _allowed(name, folder)), None)
-        what = "" if changed is None else f"{event} {changed!r}"
-    if what:
+    if what := _effect(event, args):
         escapes.append(what)
         raise ReplayBlocked(
             f"A replay may not touch the world: {what} was refused.", hint="See docs: what strict means."
         )
 
 
+def _effect(event: str, args: tuple[Any, ...]) -> str:
+    """What an event would do outside; empty if it may."""
+    if event in _SOCKETS:
+        target = args[1] if event == "socket.connect" and len(args) > 1 else args[:2]
+        local = event == "socket.connect" and isinstance(target, (str, bytes))
+        return f"a connection to {target!r}" if local else f"{event} {target!r}"
+    if event in _PROCESSES:
+        return f"starting a process ({args[0]!r})" if args else event
+    if event == "open":
+        writes = len(args) > 2 and isinstance(args[2], int) and bool(args[2] & _WRITE_FLAGS)
+        return f"writing {args[0]!r}" if writes and not _allowed(args[0]) else ""
+    if event in _CHANGES and args:
+        changed = next((name for name, folder in _changed(event, args) if not _allowed(name, folder)), None)
+        return "" if changed is None else f"{event} {changed!r}"
+    return ""
+
+
 @contextmanager
-def fenced(active: Fence = True) -> Iterator[list[str]]:
+def sandboxed(active: Sandbox = True) -> Iterator[list[str]]:
     """Refuse sockets, processes and writes in this context, or in the whole process; the list says what was tried."""
     escapes: list[str] = []
     if not active:
@@ -105,9 +102,9 @@ def fenced(active: Fence = True) -> Iterator[list[str]]:
         return
     if active == "process":
         try:
-            yield fence_process()
+            yield enter_process()
         finally:
-            open_process()
+            leave_process()
         return
     _install()
     token = _state.set(escapes)
@@ -118,25 +115,25 @@ def fenced(active: Fence = True) -> Iterator[list[str]]:
 
 
 @contextmanager
-def lifted() -> Iterator[None]:
-    """Let this context through the fence: for the store that holds the recording, and for models that are verified."""
-    token = _state.set(_OPEN)
+def outside() -> Iterator[None]:
+    """Let this context out of the sandbox: for the store that holds the recording, and for models that are verified."""
+    token = _state.set(_OUTSIDE)
     try:
         yield
     finally:
         _state.reset(token)
 
 
-def fence_process() -> list[str]:
-    """Refuse the same in every thread of this process until :func:`open_process`."""
+def enter_process() -> list[str]:
+    """Refuse the same in every thread of this process until :func:`leave_process`."""
     global _everywhere
     _install()
     _everywhere = []
     return _everywhere
 
 
-def open_process() -> None:
-    """Take the fence around the process down."""
+def leave_process() -> None:
+    """End the sandbox around the process."""
     global _everywhere
     _everywhere = None
 

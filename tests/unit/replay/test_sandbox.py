@@ -16,7 +16,7 @@ import pytest
 
 import antiphon
 from antiphon.errors import ReplayBlocked
-from antiphon.ops.fence import fence_process, fenced, lifted, open_process
+from antiphon.ops.sandbox import enter_process, leave_process, outside, sandboxed
 from tests.unit.replay.kit import memory_app
 
 OUTSIDE = Path(__file__).parent
@@ -49,14 +49,14 @@ def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_what_would_touch_the_world_is_refused_and_listed(escape: str) -> None:
-    with fenced() as tried, pytest.raises(ReplayBlocked):
+    with sandboxed() as tried, pytest.raises(ReplayBlocked):
         ESCAPES[escape]()
     assert len(tried) == 1
     assert not (OUTSIDE / "never.txt").exists()
 
 
 def test_reading_and_the_temporary_folder_are_open() -> None:
-    with fenced() as tried:
+    with sandboxed() as tried:
         assert Path(__file__).read_text()
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "x").write_text("x")
@@ -70,7 +70,7 @@ def test_another_context_is_not_fenced() -> None:
         socket.getaddrinfo("127.0.0.1", 80)
         done.append("looked up")
 
-    with fenced():
+    with sandboxed():
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
@@ -86,7 +86,7 @@ def test_the_process_fence_holds_threads_too() -> None:
         except ReplayBlocked as error:
             refused.append(type(error))
 
-    with fenced("process") as tried:
+    with sandboxed("process") as tried:
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
@@ -96,14 +96,14 @@ def test_the_process_fence_holds_threads_too() -> None:
 
 
 def test_a_gate_for_the_store_and_for_verified_models() -> None:
-    with fenced(), lifted():
+    with sandboxed(), outside():
         socket.getaddrinfo("127.0.0.1", 80)
-    fence_process()
+    enter_process()
     try:
-        with lifted():
+        with outside():
             socket.getaddrinfo("127.0.0.1", 80)
     finally:
-        open_process()
+        leave_process()
 
 
 def test_a_replay_reports_what_was_tried() -> None:
