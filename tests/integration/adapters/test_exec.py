@@ -97,7 +97,7 @@ def test_a_replay_cannot_reach_the_world(program: Program) -> None:
     )
     found = program.run("--replay", "latest", "--", "hi", "0", code=escape)
     assert "ReplayBlocked" in found.stdout
-    assert "the fence refused" in found.stderr
+    assert "the sandbox refused" in found.stderr
     assert program.world.provider.requests == 2
 
 

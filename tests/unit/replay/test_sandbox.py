@@ -1,4 +1,4 @@
-"""The fence around replayed code (D34)."""
+"""The sandbox of replayed code (D34)."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_reading_and_the_temporary_folder_are_open() -> None:
     assert tried == []
 
 
-def test_another_context_is_not_fenced() -> None:
+def test_another_context_is_not_in_the_sandbox() -> None:
     done: list[str] = []
 
     def elsewhere() -> None:
