@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import antiphon
-from antiphon.ops.runs import load_tape
+from antiphon.ops.runs import load_recording
 from antiphon.ops.strict import execute_strictly
 from antiphon.stores import MemoryStore, SQLiteStore
 
@@ -35,13 +35,13 @@ def _recorded(calls):
 
 
 def tools(calls):
-    """The code on a tape that has been opened: what a peer's resume or playback does."""
+    """The code on a recording that has been opened: what a peer's resume or playback does."""
     app, main, manifest = _recorded(calls)
-    tape = load_tape(app, manifest)
+    recording = load_recording(app, manifest)
 
     def replay(n):
         for _ in range(n // calls):
-            result = execute_strictly(app, tape, main)
+            result = execute_strictly(app, recording, main)
             assert not result.divergences
             assert result.invoker.hits == calls
 
@@ -54,7 +54,7 @@ def whole(calls):
 
     def replay(n):
         for _ in range(n // calls):
-            result = execute_strictly(app, load_tape(app, manifest), main)
+            result = execute_strictly(app, load_recording(app, manifest), main)
             assert not result.divergences
 
     return replay
@@ -71,11 +71,11 @@ def models(calls):
             run.llm({"model": "m", "temperature": 0, "messages": messages}, lambda body: ANSWER)
 
     run = app.record(main, calls)
-    tape = load_tape(app, run.manifest)
+    recording = load_recording(app, run.manifest)
 
     def replay(n):
         for _ in range(n // calls):
-            assert not execute_strictly(app, tape, main).divergences
+            assert not execute_strictly(app, recording, main).divergences
 
     return replay
 

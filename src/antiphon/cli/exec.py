@@ -83,7 +83,7 @@ def exec_(arguments: argparse.Namespace) -> int:
 
 def _note_exit(arguments: argparse.Namespace, run: str, code: int) -> None:
     """A program cannot tell how it ends; whoever started it can."""
-    from antiphon.ops.start import note_exit
+    from antiphon.ops.app import note_exit
 
     try:
         with application(arguments) as app:

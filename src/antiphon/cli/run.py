@@ -29,8 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
       antiphon run examples/support_agent.py:main --input '"My order 1042 is late"'
     """
     from antiphon._recording.run import exit_code
+    from antiphon.ops.app import start
     from antiphon.ops.runs import find_run
-    from antiphon.ops.start import start
     from antiphon.ops.tables import json_value
 
     given = json_value(arguments.input, "--input")

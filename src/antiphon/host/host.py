@@ -41,9 +41,8 @@ from antiphon.host.workflow.source import Comparison, Source
 from antiphon.host.workflow.state import TERMINAL, State, Told, fold
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon, using
-from antiphon.ops.entry import AGENT_MARK, load_entry, load_module
+from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
 from antiphon.ops.gateways import AsyncGateway
-from antiphon.ops.start import arguments_of, is_arguments
 from antiphon.ports import Answer, Invocation, Journal, Row
 
 log = logging.getLogger("antiphon.host")

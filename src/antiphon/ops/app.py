@@ -15,10 +15,12 @@ import msgspec
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
+from antiphon.config.load import load
+from antiphon.config.model import Config
 from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_from
 from antiphon.contract.events import RunManifest
-from antiphon.errors import NotFound
-from antiphon.ops.entry import AGENT_MARK
+from antiphon.errors import ConfigError, NotFound
+from antiphon.ops.entry import AGENT_MARK, arguments_of, call_entry, check_arguments, is_arguments, load_entry, name_of
 from antiphon.ports import Blobs, Clock, Invoker, Store, SyncJournal
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
@@ -218,9 +220,8 @@ class Antiphon:
         """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop."""
         from antiphon._recording.manifest import entry_of
 
-        info = getattr(function, AGENT_MARK, {})
-        name = str(info.get("name") or getattr(function, "__name__", "agent"))
-        run = self.run(name, input=_input_of(args, kwargs), entry=entry_of(function), function=function)
+        given = {"args": list(args), **({"kwargs": kwargs} if kwargs else {})}
+        run = self.run(name_of(function), input=given, entry=entry_of(function), function=function)
         if not inspect.iscoroutinefunction(inspect.unwrap(function)):
             with _noted(run), run, using(self):
                 run.output = function(*args, **kwargs)
@@ -240,13 +241,6 @@ class Antiphon:
         return asyncio.run(recorded())
 
 
-def _input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The input as it is shown and given again: a single argument stands for itself."""
-    if len(args) == 1 and not kwargs:
-        return {"args": [args[0]]}
-    return {"args": list(args), **({"kwargs": dict(kwargs)} if kwargs else {})}
-
-
 @contextmanager
 def _noted(run: Run) -> Iterator[None]:
     """An exception that leaves a run says which run it was."""
@@ -261,6 +255,18 @@ def _noted(run: Run) -> Iterator[None]:
 
 _current: ContextVar[Antiphon | None] = ContextVar("antiphon_app", default=None)
 _default: dict[int, Antiphon] = {}
+_ARTIFACTS = {
+    "storage_backend": "backend",
+    "r2_bucket_name": "bucket",
+    "r2_endpoint_url": "endpoint_url",
+    "r2_region": "region",
+    "storage_path": "folder",
+}
+_CREDENTIALS = {
+    "r2_access_key_id": "R2_ACCESS_KEY_ID",
+    "r2_secret_access_key": "R2_SECRET_ACCESS_KEY",
+    "r2_account_id": "R2_ACCOUNT_ID",
+}
 
 
 def current() -> Antiphon:
@@ -286,12 +292,24 @@ def using(app: Antiphon) -> Iterator[Antiphon]:
 
 def configure(config: ConfigLike = None, **document: Any) -> Antiphon:
     """Replace the process default. Takes a configuration, or the document's keywords (``storage_backend=…``)."""
-    if document:
-        from antiphon.ops.legacy import config_from_keywords
-
-        config = config_from_keywords(config, document)
-    app = _default[os.getpid()] = Antiphon(config)
+    app = _default[os.getpid()] = Antiphon(_with_keywords(config, document) if document else config)
     return app
+
+
+def _with_keywords(base: ConfigLike, given: Mapping[str, Any]) -> Config:
+    """The configuration with the keywords that users of ``.kurral`` files know (K7); credentials go to the
+    environment of this process only.
+    """
+    unknown = sorted(set(given) - set(_ARTIFACTS) - set(_CREDENTIALS))
+    if unknown:
+        known = ", ".join(sorted([*_ARTIFACTS, *_CREDENTIALS]))
+        raise ConfigError(f"configure() does not know {', '.join(unknown)}.", hint=f"It knows: {known}.")
+    said = {name: value for name, value in given.items() if value is not None}
+    os.environ.update({_CREDENTIALS[name]: str(value) for name, value in said.items() if name in _CREDENTIALS})
+    config = resolve(base).config
+    section = {name: value for name, value in msgspec.to_builtins(config.artifacts).items() if value is not None}
+    section |= {_ARTIFACTS[name]: value for name, value in said.items() if name in _ARTIFACTS}
+    return msgspec.structs.replace(config, artifacts=load({"artifacts": section}, {}).config.artifacts)
 
 
 @overload
@@ -339,3 +357,45 @@ def current_run() -> Run:
 def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run *function* as a recorded run with the current object."""
     return current().record(function, *args, **kwargs)
+
+
+def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) -> Run:
+    """Run ``file.py:function`` with *given* as its argument. A failing agent gives a run with ``error`` set."""
+    from antiphon._recording.manifest import entry_of
+    from antiphon._recording.run import exit_code
+
+    with using(app):
+        function = load_entry(target)
+        args, kwargs = arguments_of(given)
+        check_arguments(target, function, args, kwargs)
+        run = app.run(
+            name_of(function),
+            input=given if given is None or is_arguments(given) else {"args": [given]},
+            entry=entry_of(function),
+            function=function,
+            resume=resume,
+        )
+        try:
+            with run:
+                run.output = call_entry(run.scope, function, args, kwargs)
+        except SystemExit as leaving:
+            run.error = leaving if exit_code(leaving) else None
+        except Exception as error:
+            run.error = error
+    return run
+
+
+def note_exit(app: Antiphon, run: str, code: int) -> None:
+    """Note that the program that was *run* ended with *code*, not 0: only who started it knows, after its end."""
+    from antiphon._recording.run import EXIT_TAG, exit_error
+
+    manifest = app.journal.manifest(run)
+    if manifest is None or manifest.status == "interrupted":  # kept in a store that went with the process; a signal
+        return
+    kept = msgspec.structs.replace(manifest, status="failed", tags={**manifest.tags, EXIT_TAG: str(code)})
+    if manifest.status != "failed":  # by an exception, which the run tells
+        recorder = app.recorder(run, manifest.salt)
+        row = recorder.encode("run.finished", None, {"status": "failed", "error": exit_error(code)}, {})
+        last = app.journal.append(run, (row,))
+        kept = msgspec.structs.replace(kept, events=last + 1, finished_at_ms=app.clock.now_ms())
+    app.journal.update_run(kept)

@@ -1,4 +1,4 @@
-"""Finds the function that ``file.py:function`` or ``module:function`` names."""
+"""Finds the function that ``file.py:function`` or ``module:function`` names, and calls it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon._scope import RunScope
 from antiphon.errors import InvalidInput, NotFound
 
 AGENT_MARK = "__antiphon_agent__"
+_LOOK_EVERY_S = 1.0
 
 
 def load_entry(target: str) -> Callable[..., Any]:
@@ -35,6 +37,11 @@ def load_entry(target: str) -> Callable[..., Any]:
     if not callable(found):
         raise InvalidInput(f"{target} is not callable.")
     return found  # type: ignore[no-any-return]
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """What runs of an entry point are called."""
+    return str(getattr(function, AGENT_MARK, {}).get("name") or getattr(function, "__name__", "agent"))
 
 
 def is_agent_code(function: Callable[..., Any]) -> bool:
@@ -95,3 +102,66 @@ def _module(name: str) -> Any:
         raise NotFound(
             f"The module {name} cannot be imported: {type(error).__name__}: {error}.", code="entry_missing"
         ) from error
+
+
+# -- calling ---------------------------------------------------------------------------------------------------------
+
+
+def is_arguments(given: Any) -> bool:
+    """Whether the input says ``args`` and ``kwargs`` itself."""
+    return isinstance(given, dict) and bool(given) and set(given) <= {"args", "kwargs"}
+
+
+def arguments_of(given: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The input as call arguments."""
+    if is_arguments(given):
+        return list(given.get("args", [])), dict(given.get("kwargs", {}))
+    return ([] if given is None else [given]), {}
+
+
+def check_arguments(target: str, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Input that does not fit is a mistake of the caller, not a run of the agent that failed."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # code that does not tell
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidInput(
+            f"{target} does not fit its input: {error}.",
+            hint="Give --input: one value, or an object with args and kwargs for several.",
+        ) from None
+
+
+def call_entry(
+    scope: RunScope,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    stuck: Callable[[], Exception | None] | None = None,
+) -> Any:
+    """Call an entry point, and wait for it if it is asynchronous; its own calls stand in the run's root lane.
+
+    *stuck* is asked every second whether there is any sense in waiting longer.
+    """
+    value = function(*args, **kwargs)
+    if not inspect.isawaitable(value):
+        return value
+    import asyncio
+
+    async def finish() -> Any:
+        scope.adopt()
+        return await value
+
+    async def watch() -> Any:
+        task = asyncio.create_task(finish())
+        while not (await asyncio.wait((task,), timeout=_LOOK_EVERY_S))[0]:
+            error = None if stuck is None else stuck()
+            if error is not None:
+                task.cancel()
+                raise error
+        return task.result()
+
+    return asyncio.run(finish() if stuck is None else watch())

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import orjson
 
-from antiphon._gateway.ids import uuid7
-from antiphon._gateway.owner import owner_token
 from antiphon._recording.run import Run
 from antiphon._replay.explore import ExploreInvoker
 from antiphon._replay.recording import Recording, full_name
 from antiphon._replay.setup import recorded_setup
 from antiphon._scope import Site
-from antiphon.contract.events import RunManifest
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.ops.app import Antiphon, using
+from antiphon.ops.entry import arguments_of, call_entry
 from antiphon.ops.gateways import declared
-from antiphon.ops.runs import load_recording
+from antiphon.ops.runs import load_recording, replay_manifest
 from antiphon.ops.side_effects import Known
-from antiphon.ops.start import arguments_of, call_entry
 from antiphon.ports import Row
 
 
-class Explored:
+class Explored(NamedTuple):
     """What an exploring replay brought: its own run, and how its calls were answered."""
 
-    def __init__(self, run: Run, recording: Recording, invoker: ExploreInvoker) -> None:
-        self.run = run
-        self.recording = recording
-        self.invoker = invoker
+    run: Run
+    recording: Recording
+    invoker: ExploreInvoker
 
 
 def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
@@ -45,20 +40,49 @@ def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
     return found + [Known(name, spec.description, spec) for name, spec in sorted(specs.items()) if name not in names]
 
 
-def rewriter(changes: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+class Wanted(NamedTuple):
+    """What an exploring replay changes."""
+
+    config: dict[str, Any]
+    prompt: str | None
+    llm: Callable[[dict[str, Any]], Any] | None
+    table: BoundaryTable | None
+    from_event: int | None
+    given: Any
+    samples: int
+    baseline: bool
+    exact_only: bool
+    realtime: bool
+
+    @property
+    def explores(self) -> bool:
+        """Whether it can only be meant for an exploring replay."""
+        return bool(self.only_exploring) or self.llm is not None
+
+    @property
+    def only_exploring(self) -> list[str]:
+        """What was asked for that a strict replay cannot do."""
+        asked = {
+            "another input": self.given is not None,
+            "a fork": self.from_event is not None,
+            "boundary rules": self.table is not None,
+            "samples": self.samples > 1,
+            "a baseline": self.baseline,
+        }
+        return [name for name, wanted in asked.items() if wanted]
+
+
+def _rewriter(wanted: Wanted) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
     """Another model, temperature, seed or system prompt in every request the code makes."""
-    wanted = {name: value for name, value in changes.items() if value is not None}
-    if not wanted:
+    names = {"model_name": "model", "temperature": "temperature", "seed": "seed"}
+    settings = {names[name]: value for name, value in wanted.config.items() if name in names}
+    if not settings and wanted.prompt is None:
         return None
 
     def rewrite(request: dict[str, Any]) -> dict[str, Any]:
-        changed = dict(request)
-        for name in ("model", "temperature", "seed"):
-            if name in wanted:
-                changed[name] = wanted[name]
-        prompt = wanted.get("prompt")
-        if prompt is not None:
-            _set_system(changed, str(prompt))
+        changed = {**request, **settings}
+        if wanted.prompt is not None:
+            _set_system(changed, wanted.prompt)
         return changed
 
     return rewrite
@@ -80,53 +104,53 @@ def execute_exploring(
     app: Antiphon,
     recording: Recording,
     function: Callable[..., Any],
+    wanted: Wanted,
     *,
     reviewed: Mapping[str, bool],
-    table: BoundaryTable = MODEL_LIVE,
-    changes: Mapping[str, Any] | None = None,
-    llm: Callable[[dict[str, Any]], Any] | None = None,
-    embedder: Any = None,
-    exact_only: bool = False,
-    threshold: float = 0.85,
-    fork_at: int | None = None,
-    given: Any = None,
-    realtime: bool = False,
-    kind: str = "B",
+    embedder: Any,
+    kind: str,
 ) -> Explored:
-    """Call *function* with the recorded (or the *given*) input under the boundary table."""
+    """Call *function* with the recorded (or the given) input under the boundary table."""
     recording.rewind()
     invoker = ExploreInvoker(
         recording,
-        table,
+        wanted.table or MODEL_LIVE,
         reviewed=reviewed,
         schemas=_schemas(recording),
         embedder=embedder,
-        threshold=threshold,
-        exact_only=exact_only,
-        rewrite=rewriter(changes or {}),
-        llm=llm,
-        fork_at=fork_at,
-        realtime=realtime,
+        threshold=app.config.replay.semantic_threshold,
+        exact_only=wanted.exact_only,
+        rewrite=_rewriter(wanted),
+        llm=wanted.llm,
+        fork_at=wanted.from_event,
+        realtime=wanted.realtime,
     )
-    manifest = _manifest(app, recording.manifest, kind)
+    manifest = replay_manifest(app, recording.manifest, kind, status="running", finished_at_ms=None, events=0)
     recorder = app.recorder(manifest.id, manifest.salt, invoker=invoker)
     asked: dict[str, tuple[str, str]] = {}
 
+    def remember(kind: str, call: str, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """Results of live calls are kept for the next equal call of this replay."""
+        if kind == "call.started":
+            if payload.get("kind") != "llm":
+                asked[call] = (full_name(payload), str(payload.get("digest")))
+        elif call in asked and "answeredBy" not in (meta.get("metadata") or {}):
+            invoker.keep(*asked[call], payload)
+
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         if site is not None and kind in ("call.started", "call.finished"):
-            _remember(kind, site.call, payload, meta, asked, invoker)
+            remember(kind, site.call, payload, meta)
         return recorder.encode(kind, site, payload, meta)
 
     def compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
         if kind in ("call.started", "call.finished"):
-            _remember(kind, site.call, orjson.loads(payload), orjson.loads(meta), asked, invoker)
+            remember(kind, site.call, orjson.loads(payload), orjson.loads(meta))
         return recorder.compose(kind, site, payload, meta)
 
     recorder.scope.encode, recorder.scope.compose = encode, compose
     run = Run(recorder, manifest)
-    recorded_input = given if given is not None else recording.input()
-    run.input = recorded_input
-    args, kwargs = arguments_of(recorded_input)
+    run.input = wanted.given if wanted.given is not None else recording.input()
+    args, kwargs = arguments_of(run.input)
     try:
         with run, using(app):
             run.output = call_entry(run.scope, function, args, kwargs)
@@ -134,22 +158,6 @@ def execute_exploring(
         run.error = error
     fresh = app.journal.manifest(run.id)
     return Explored(run, load_recording(app, fresh if fresh is not None else run.manifest), invoker)
-
-
-def _remember(
-    kind: str,
-    call: str,
-    payload: Mapping[str, Any],
-    meta: Mapping[str, Any],
-    asked: dict[str, tuple[str, str]],
-    invoker: ExploreInvoker,
-) -> None:
-    """Results of live calls are kept for the next equal call of this replay."""
-    if kind == "call.started":
-        if payload.get("kind") != "llm":
-            asked[call] = (full_name(payload), str(payload.get("digest")))
-    elif call in asked and "answeredBy" not in (meta.get("metadata") or {}):
-        invoker.keep(*asked[call], payload)
 
 
 def _schemas(recording: Recording) -> dict[str, Mapping[str, Any]]:
@@ -161,16 +169,3 @@ def _schemas(recording: Recording) -> dict[str, Mapping[str, Any]]:
             if isinstance(inner, Mapping) and isinstance(inner.get(spelling), Mapping):
                 found[name] = inner[spelling]
     return found
-
-
-def _manifest(app: Antiphon, source: RunManifest, kind: str) -> RunManifest:
-    return msgspec.structs.replace(
-        source,
-        id=uuid7(),
-        status="running",
-        started_at_ms=app.clock.now_ms(),
-        finished_at_ms=None,
-        source_run=source.id,
-        events=0,
-        tags={"owner": owner_token(), "replay": kind},
-    )

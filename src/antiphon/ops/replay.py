@@ -4,59 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from antiphon import scoring
 from antiphon._recording.manifest import source_digest
 from antiphon._replay.recording import Recording
 from antiphon._replay.setup import Setup, recorded_setup
-from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
+from antiphon.decide.effects import BoundaryTable
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_recording
 from antiphon.ops.entry import is_agent_code, load_entry
-from antiphon.ops.explore import execute_exploring, known_tools
+from antiphon.ops.explore import Wanted, execute_exploring, known_tools
 from antiphon.ops.reports import LazyEmbedder, Report, explore_report, keep_strict, spread_of, strict_report
 from antiphon.ops.sandbox import Sandbox
 from antiphon.ops.side_effects import gate
 from antiphon.ops.strict import StrictResult, execute_strictly
 from antiphon.ops.tables import check_names
 
-__all__ = ["Mode", "Report", "open_recording", "replay"]
-
 Mode = Literal["strict", "explore"]
-
-
-class _Wanted(NamedTuple):
-    """What an exploring replay changes."""
-
-    config: dict[str, Any]
-    prompt: str | None
-    llm: Callable[[dict[str, Any]], Any] | None
-    table: BoundaryTable | None
-    from_event: int | None
-    given: Any
-    samples: int
-    baseline: bool
-    exact_only: bool
-    realtime: bool
-
-    @property
-    def explores(self) -> bool:
-        """Whether it can only be meant for an exploring replay."""
-        return bool(self.only_exploring) or self.llm is not None
-
-    @property
-    def only_exploring(self) -> list[str]:
-        """What was asked for that a strict replay cannot do."""
-        asked = {
-            "another input": self.given is not None,
-            "a fork": self.from_event is not None,
-            "boundary rules": self.table is not None,
-            "samples": self.samples > 1,
-            "a baseline": self.baseline,
-        }
-        return [name for name, wanted in asked.items() if wanted]
 
 
 def replay(
@@ -101,7 +67,7 @@ def replay(
         for path, value in changes.items():
             recording.edit(seq, path, value)
     flags = {"model_name": model, "provider": provider, "temperature": temperature, "seed": seed}
-    wanted = _Wanted(
+    wanted = Wanted(
         config={name: value for name, value in flags.items() if value is not None},
         prompt=prompt,
         llm=llm,
@@ -180,7 +146,7 @@ def _explore(
     app: Antiphon,
     recording: Recording,
     function: Callable[..., Any] | None,
-    wanted: _Wanted,
+    wanted: Wanted,
     head: dict[str, Any],
     floor: float,
     embedder: Any,
@@ -194,34 +160,17 @@ def _explore(
     reviewed = gate(recording.manifest.entry, known_tools(app, recording))
     texts = embedder if embedder is not None else LazyEmbedder(app)
 
-    def sample(config: Mapping[str, Any], prompt: str | None, kind: str) -> dict[str, Any]:
-        changes = {"model": config.get("model_name"), "prompt": prompt}
-        changes |= {name: config.get(name) for name in ("temperature", "seed")}
-        explored = execute_exploring(
-            app,
-            recording,
-            function,
-            reviewed=reviewed,
-            table=wanted.table or MODEL_LIVE,
-            changes=changes,
-            llm=wanted.llm,
-            embedder=texts,
-            exact_only=wanted.exact_only,
-            threshold=app.config.replay.semantic_threshold,
-            fork_at=wanted.from_event,
-            given=wanted.given,
-            realtime=wanted.realtime,
-            kind=kind,
-        )
+    def sample(wanted: Wanted, kind: str) -> dict[str, Any]:
+        explored = execute_exploring(app, recording, function, wanted, reviewed=reviewed, embedder=texts, kind=kind)
         return explore_report(app, recording, explored, head, floor, texts, reviewed)
 
-    reports = [sample(wanted.config, wanted.prompt, "B") for _ in range(wanted.samples)]
+    reports = [sample(wanted, "B") for _ in range(wanted.samples)]
     data = min(reports, key=lambda report: (report["verdict"] == "pass", report["ars"]["score"]))
     if len(reports) > 1:
         data["spread"] = spread_of(reports)
         data["sampleRuns"] = [report["replayRun"] for report in reports]
     if wanted.baseline:
-        lane = [sample({}, None, "baseline") for _ in range(wanted.samples)]
+        lane = [sample(wanted._replace(config={}, prompt=None), "baseline") for _ in range(wanted.samples)]
         data["baseline"] = {**spread_of(lane), "runs": [report["replayRun"] for report in lane]}
     return data
 

@@ -14,7 +14,8 @@ from antiphon._replay.strict import VerifyInvoker
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
 from antiphon.ops.explore import Explored
-from antiphon.ops.strict import StrictResult, replay_manifest
+from antiphon.ops.runs import replay_manifest
+from antiphon.ops.strict import StrictResult
 from antiphon.ports import Invocation
 
 SHOWN_CALLS = 2_000
@@ -298,7 +299,10 @@ def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, An
 
 def keep_strict(app: Antiphon, recording: Recording, data: dict[str, Any], refusals: Sequence[Any] = ()) -> None:
     """A replay is itself a run, linked to its source (K1): what it was given, where it diverged, how it ended."""
-    manifest = replay_manifest(app, recording, {name: data[name] for name in _KEPT})
+    details = {name: data[name] for name in _KEPT}
+    status = "completed" if data["verdict"] == "pass" else "failed"
+    manifest = replay_manifest(app, recording.manifest, data["replayType"], replay=details, status=status)
+    manifest = msgspec.structs.replace(manifest, finished_at_ms=manifest.started_at_ms)
     data["replayRun"] = manifest.id
     recorder = app.recorder(manifest.id, manifest.salt)
     rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": recording.input()}, {})]
@@ -312,10 +316,9 @@ def keep_strict(app: Antiphon, recording: Recording, data: dict[str, Any], refus
         error = data.get("error") or {"code": "replay_diverged", "message": "; ".join(data["verdictReasons"])}
         last = {"status": "failed", "error": error}
     rows.append(recorder.encode("run.finished", None, last, {}))
-    status = "completed" if data["verdict"] == "pass" else "failed"
     app.journal.open_run(manifest)
     app.journal.append(manifest.id, rows)
-    app.journal.update_run(msgspec.structs.replace(manifest, status=status, events=len(rows)))
+    app.journal.update_run(msgspec.structs.replace(manifest, events=len(rows)))
 
 
 def explore_report(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
+from antiphon._gateway.ids import uuid7
+from antiphon._gateway.owner import owner_token
 from antiphon._recording.recorder import whole
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
@@ -67,6 +69,18 @@ def all_runs(app: Antiphon, **wanted: str) -> Iterator[RunManifest]:
 def is_artifact(wanted: str) -> bool:
     """Whether *wanted* names a file rather than a run."""
     return wanted.endswith((".antiphon", ".kurral", ".json")) or Path(wanted).is_file()
+
+
+def replay_manifest(app: Antiphon, source: RunManifest, kind: str, **more: Any) -> RunManifest:
+    """A replay is itself a run, linked to its source (K1)."""
+    return msgspec.structs.replace(
+        source,
+        id=uuid7(),
+        started_at_ms=app.clock.now_ms(),
+        source_run=source.id,
+        tags={"owner": owner_token(), "replay": kind},
+        **more,
+    )
 
 
 def load_recording(app: Antiphon, manifest: RunManifest) -> Recording:

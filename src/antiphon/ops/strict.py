@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import orjson
 
 from antiphon._differ import diff_values
-from antiphon._gateway.ids import uuid7
-from antiphon._gateway.owner import owner_token
-from antiphon._recording.plain import dump
+from antiphon._recording.recorder import dump
 from antiphon._recording.run import Run, exit_code, run_error
 from antiphon._replay.observe import DivergenceFound, Observer, Seen
 from antiphon._replay.recording import Recording
 from antiphon._replay.setup import Setup
 from antiphon._replay.strict import StrictInvoker, VerifyInvoker
 from antiphon._scope import Site
-from antiphon.contract.events import RunManifest
 from antiphon.errors import Divergence, ReplayMiss
 from antiphon.ops.app import Antiphon, using
+from antiphon.ops.entry import arguments_of, call_entry
 from antiphon.ops.sandbox import Sandbox, outside, sandboxed
-from antiphon.ops.start import arguments_of, call_entry
 
 QUIET_S = 10
 
@@ -177,19 +173,3 @@ def _compare_end(recording: Recording, observer: Observer, payload: dict[str, An
         place = len(recording.lanes.get("0", ()))
         kind = "error" if payload["status"] != recorded.get("status") else "output"
         observer.add(DivergenceFound(kind, "0", place, recording.last.seq, "run.finished", tuple(differences)))
-
-
-def replay_manifest(app: Antiphon, recording: Recording, details: dict[str, Any]) -> RunManifest:
-    """A replay is itself a run, linked to its source (K1)."""
-    now = app.clock.now_ms()
-    source = recording.manifest
-    return msgspec.structs.replace(
-        source,
-        id=uuid7(),
-        status="completed",
-        started_at_ms=now,
-        finished_at_ms=now,
-        source_run=source.id,
-        replay=details,
-        tags={"owner": owner_token(), "replay": str(details.get("replayType", ""))},
-    )

@@ -12,7 +12,7 @@ import pytest
 import antiphon
 from antiphon.decide.effects import BoundaryRule, BoundaryTable
 from antiphon.errors import InvalidInput, ReplayBlocked
-from antiphon.ops.replay import Report
+from antiphon.ops.reports import Report
 from antiphon.ops.side_effects import file_of
 from tests.unit.replay.kit import asks, memory_app, says
 

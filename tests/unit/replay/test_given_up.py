@@ -125,7 +125,7 @@ def test_a_caller_that_no_longer_gives_up_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 def test_code_that_waits_for_a_task_that_failed_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.ops.start._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("antiphon.ops.entry._LOOK_EVERY_S", 0.01)
     app = memory_app()
     question = "x"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon.ops.replay import Report
+from antiphon.ops.reports import Report
 from tests.unit.replay.kit import memory_app, says
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "q"}]}

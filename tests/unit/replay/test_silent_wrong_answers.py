@@ -8,7 +8,7 @@ from typing import Any
 
 import antiphon
 from antiphon._recording.run import Run
-from antiphon.ops.replay import Report
+from antiphon.ops.reports import Report
 from tests.unit.replay.kit import memory_app, says
 
 
