@@ -11,30 +11,22 @@ from typing import Any
 import msgspec
 
 from antiphon.cli import EXIT
+from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
     JSON,
     application,
     argument,
     command,
-    dim,
     flag,
-    green,
     non_negative_int,
     non_negative_number,
     one_of,
-    output,
     positive_int,
-    print_json,
-    red,
-    safe,
-    table,
-    when,
-    yellow,
 )
 from antiphon.errors import InvalidInput
 
-_MARK = {"ok": green("✓"), "warning": yellow("!"), "error": red("✗"), "note": dim("·")}
+_MARK = {"ok": ui.green("✓"), "warning": ui.yellow("!"), "error": ui.red("✗"), "note": ui.dim("·")}
 _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
 
 
@@ -69,11 +61,11 @@ def claims(arguments: argparse.Namespace) -> int:
     with application(arguments) as app:
         result: Any = usage(app) if arguments.what == "usage" else drive(_act(Admin(app), arguments))
     if arguments.what == "list":
-        output(arguments, {"claims": result}, _claims(result))
+        ui.output(arguments, {"claims": result}, _claims(result))
     elif arguments.what == "show":
-        print_json(result)
+        ui.print_json(result)
     else:
-        output(arguments, result, ", ".join(f"{name}: {value}" for name, value in result.items()))
+        ui.output(arguments, result, ", ".join(f"{name}: {value}" for name, value in result.items()))
     return 0
 
 
@@ -104,16 +96,18 @@ def _claims(found: list[dict[str, Any]]) -> Iterator[str]:
     rows = [
         (
             *(claim[name] for name in ("fingerprint", "tool", "state", "session")),
-            when(claim["updatedAtMs"]),
+            ui.when(claim["updatedAtMs"]),
             claim["attempts"],
             (claim["error"] or {}).get("code", ""),
         )
         for claim in found
     ]
-    yield table(head, rows, right=(5,))
+    yield ui.table(head, rows, right=(5,))
     unknown = sum(claim["state"] == "unknown" for claim in found)
     if unknown:
-        yield yellow(f"{unknown} with an unknown outcome: find out what happened, then antiphon claims resolve CLAIM")
+        yield ui.yellow(
+            f"{unknown} with an unknown outcome: find out what happened, then antiphon claims resolve CLAIM"
+        )
 
 
 @command(
@@ -147,9 +141,11 @@ def breakers(arguments: argparse.Namespace) -> int:
             for_ms = None if arguments.seconds is None else int(arguments.seconds * 1000)
             rows = [drive(admin.force_open(key, arguments.reason, for_ms))]
     head = ("BREAKER", "STATE", "BY", "UNTIL", "CHANGED", "REASON")
-    lines = [(r["key"], r["state"], r["by"], when(r["untilMs"]), when(r["updatedAtMs"]), r["reason"]) for r in rows]
-    text = table(head, lines) if rows else "All breakers are closed; none has ever changed its state."
-    output(arguments, {"breakers": rows}, text)
+    lines = [
+        (r["key"], r["state"], r["by"], ui.when(r["untilMs"]), ui.when(r["updatedAtMs"]), r["reason"]) for r in rows
+    ]
+    text = ui.table(head, lines) if rows else "All breakers are closed; none has ever changed its state."
+    ui.output(arguments, {"breakers": rows}, text)
     return 0
 
 
@@ -169,8 +165,8 @@ def doctor(arguments: argparse.Namespace) -> int:
     for finding in findings:
         lines.append(f"{_MARK[finding['level']]} {finding['check']}: {finding['message']}")
         if finding.get("hint"):
-            lines.append(dim(f"    {finding['hint']}"))
-    output(arguments, {"ok": not broken, "findings": findings}, lines)
+            lines.append(ui.dim(f"    {finding['hint']}"))
+    ui.output(arguments, {"ok": not broken, "findings": findings}, lines)
     return 1 if broken else 0
 
 
@@ -200,9 +196,9 @@ def config(arguments: argparse.Namespace) -> int:
             rows.append((name, _masked(value), loaded.sources.get(name, "default")))
     if arguments.changed:
         rows = [row for row in rows if row[2] != "default"]
-    text = table(("SETTING", "VALUE", "FROM"), [(name, _shown(value), source) for name, value, source in rows])
+    text = ui.table(("SETTING", "VALUE", "FROM"), [(name, _shown(value), source) for name, value, source in rows])
     data = {"settings": [{"name": name, "value": value, "source": source} for name, value, source in rows]}
-    output(arguments, data, [text, dim(f"file: {loaded.file or 'none'}")])
+    ui.output(arguments, data, [text, ui.dim(f"file: {loaded.file or 'none'}")])
     return 0
 
 
@@ -248,7 +244,7 @@ def models(arguments: argparse.Namespace) -> int:
     folder = install_model() if arguments.what == "install" else model_folder()
     there = arguments.what == "install" or installed()
     text = f"{'installed in' if there else 'not installed; it would go to'} {folder}"
-    output(arguments, {"installed": there, "folder": str(folder)}, text)
+    ui.output(arguments, {"installed": there, "folder": str(folder)}, text)
     return 0 if there else EXIT["entry"]
 
 
@@ -279,10 +275,10 @@ def gc(arguments: argparse.Namespace) -> int:
             dry_run=arguments.dry_run,
         )
     verb = "would delete" if arguments.dry_run else "deleted"
-    lines = [dim(f"{row['id']}  {safe(row['name'])}  {when(row['startedAtMs'])}") for row in result["runs"]]
+    lines = [ui.dim(f"{row['id']}  {ui.safe(row['name'])}  {ui.when(row['startedAtMs'])}") for row in result["runs"]]
     lines.append(f"{verb} {len(result['runs'])} runs, {result['blobs']} blobs and {result['claims']} expired claims")
     if result["protected"]:
         window = f"the retention window of {result['retentionDays']:g} days"
         lines.append(f"{result['protected']} runs are inside {window} and are kept")
-    output(arguments, result, lines)
+    ui.output(arguments, result, lines)
     return 0

@@ -10,22 +10,8 @@ from typing import Any
 
 import msgspec
 
-from antiphon.cli._base import (
-    CONFIG,
-    JSON,
-    RUN,
-    application,
-    argument,
-    check_run,
-    command,
-    flag,
-    green,
-    output,
-    print_json,
-    progress,
-    red,
-    yellow,
-)
+from antiphon.cli import _ui as ui
+from antiphon.cli._base import CONFIG, JSON, RUN, application, argument, check_run, command, flag
 from antiphon.errors import InvalidInput, NotFound
 
 
@@ -60,7 +46,7 @@ def export(arguments: argparse.Namespace) -> int:
     if arguments.output == "-":
         print(f"{manifest.id}  {size} bytes", file=sys.stderr)
     else:
-        output(arguments, {"run": manifest.id, "file": str(path), "bytes": size}, f"{path}  {size} bytes")
+        ui.output(arguments, {"run": manifest.id, "file": str(path), "bytes": size}, f"{path}  {size} bytes")
     return 0
 
 
@@ -83,7 +69,7 @@ def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path
     from antiphon.ops.storage import local_path
 
     def counted(events: Iterable[Any]) -> Iterable[Any]:
-        return progress(events, manifest.events or None, "exporting, events")
+        return ui.progress(events, manifest.events or None, "exporting, events")
 
     if arguments.output == "-":
         with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +93,7 @@ def _upload(app: Any, manifest: Any, arguments: argparse.Namespace) -> int:
 
     bucket_of(app.config.artifacts)  # says what is missing before anything is written
     kept = keep(app, manifest, arguments.format or "antiphon")
-    output(arguments, {"run": manifest.id, **kept._asdict()}, f"{kept.place}  {kept.bytes} bytes")
+    ui.output(arguments, {"run": manifest.id, **kept._asdict()}, f"{kept.place}  {kept.bytes} bytes")
     return _complain(kept, "artifact", arguments.json)
 
 
@@ -116,7 +102,7 @@ def _waiting(app: Any, arguments: argparse.Namespace) -> int:
 
     kept = send_waiting(app)
     if arguments.json:
-        print_json(kept._asdict())
+        ui.print_json(kept._asdict())
     elif not kept.waiting:
         print(f"nothing waits for {kept.place}")
     return _complain(kept, "object", arguments.json)
@@ -126,8 +112,10 @@ def _complain(kept: Any, what: str, as_json: bool) -> int:
     """The exit code; a person is told what waits for the bucket, and why."""
     if kept.waiting and not as_json:
         files = f"1 {what} waits" if kept.waiting == 1 else f"{kept.waiting} {what}s wait"
-        print(yellow(f"{files} for the bucket: {kept.trouble}"), file=sys.stderr)
-        print(yellow("Kept in the outbox of the state folder; send again: antiphon export --waiting"), file=sys.stderr)
+        print(ui.yellow(f"{files} for the bucket: {kept.trouble}"), file=sys.stderr)
+        print(
+            ui.yellow("Kept in the outbox of the state folder; send again: antiphon export --waiting"), file=sys.stderr
+        )
     return 1 if kept.waiting else 0
 
 
@@ -141,7 +129,7 @@ def import_(arguments: argparse.Namespace) -> int:
     from antiphon.ops.artifacts import import_artifact
 
     def counted(events: Iterable[Any]) -> Iterable[Any]:
-        return progress(events, None, "importing, events")
+        return ui.progress(events, None, "importing, events")
 
     done = []
     with application(arguments) as app:
@@ -149,10 +137,10 @@ def import_(arguments: argparse.Namespace) -> int:
             manifest = import_artifact(app, Path(name), progress=counted)
             done.append({"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true"})
             if not arguments.json:
-                note = yellow("  edited after it was written") if done[-1]["altered"] else ""
+                note = ui.yellow("  edited after it was written") if done[-1]["altered"] else ""
                 print(f"{name}  {manifest.id}{note}")
     if arguments.json:
-        print_json({"imported": done})
+        ui.print_json({"imported": done})
     return 0
 
 
@@ -174,7 +162,7 @@ def scan(arguments: argparse.Namespace) -> int:
                 raise NotFound(f"There is no {name}.")
             found += list(scan_path(Path(name), rules))
     lines = [f"{finding.file}: {finding.where}: {finding.kind} ({finding.fingerprint})" for finding in found]
-    many = red(f"{len(found)} secret{'s' if len(found) > 1 else ''} found")
-    lines.append(many if found else green("no secrets found"))
-    output(arguments, {"findings": [finding._asdict() for finding in found]}, lines)
+    many = ui.red(f"{len(found)} secret{'s' if len(found) > 1 else ''} found")
+    lines.append(many if found else ui.green("no secrets found"))
+    ui.output(arguments, {"findings": [finding._asdict() for finding in found]}, lines)
     return 1 if found else 0

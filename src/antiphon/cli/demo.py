@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphon.cli._base import bold, command, dim, flag, green, red
+from antiphon.cli import _ui as ui
+from antiphon.cli._base import command, flag
 
 if TYPE_CHECKING:
     from antiphon.ops.gateways import Gateway
@@ -35,10 +36,13 @@ class _Stage:
         }
         self.failures: list[str] = []
 
+    def title(self, text: str) -> None:
+        print(ui.bold(text))
+
     def type(self, *words: str, expect: int | None = 0, show: bool = True, **extra: str) -> str:
         """Run ``antiphon WORDS``; an unexpected exit code is remembered."""
         shown = " ".join([*(f"{name}={value}" for name, value in extra.items()), "antiphon", shlex.join(words)])
-        print(dim(f"$ {shown}"))
+        print(ui.dim(f"$ {shown}"))
         done = subprocess.run(
             [sys.executable, "-m", "antiphon.cli", *words],
             cwd=self.folder,
@@ -69,7 +73,7 @@ class _Stage:
 
     def check(self, what: str, holds: bool) -> None:
         """Say whether the world is as promised."""
-        print(f"  {green('✓') if holds else red('✗')} {what}\n")
+        print(f"  {ui.green('✓') if holds else ui.red('✗')} {what}\n")
         if not holds:
             self.failures.append(what)
 
@@ -91,19 +95,19 @@ def demo(arguments: argparse.Namespace) -> int:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     for failure in stage.failures:
-        print(red(f"not as promised: {failure}"), file=sys.stderr)
+        print(ui.red(f"not as promised: {failure}"), file=sys.stderr)
     return 1 if stage.failures else 0
 
 
 def _play(stage: _Stage) -> None:
     import orjson
 
-    print(bold("1. An agent refunds an order and writes an e-mail; the process is killed right after the e-mail left."))
+    stage.title("1. An agent refunds an order and writes an e-mail; the process is killed right after the e-mail left.")
     stage.type("run", _AGENT, "--input", _QUESTION, expect=-9, DEMO_CRASH="1")
     stage.type("show")
     stage.check("one e-mail left, and the run says where it stopped", stage.sent == 1)
 
-    print(bold("2. The run goes on. Finished calls are answered from their records; the e-mail's outcome is unknown."))
+    stage.title("2. The run goes on. Finished calls are answered from their records; the e-mail's outcome is unknown.")
     listed = stage.type("runs", "--json", show=False)
     run_id = str(orjson.loads(listed)["runs"][0]["id"])
     stage.type("run", _AGENT, "--input", _QUESTION, "--resume", run_id)
@@ -115,18 +119,18 @@ def _play(stage: _Stage) -> None:
     stage.type("claims", "resolve", unknown[0]["fingerprint"], "--happened", "--value", '"sent"')
     print()
 
-    print(bold("3. The same call delivered twice, and a dependency that is down."))
+    stage.title("3. The same call delivered twice, and a dependency that is down.")
     for line in (*_redelivery(), *_breaker()):
         print(f"  {line}")
     print()
 
-    print(bold("4. A fresh run, replayed strictly: the current code on recorded answers, no network, no side effect."))
+    stage.title("4. A fresh run, replayed strictly: the current code on recorded answers, no network, no side effect.")
     stage.type("run", _AGENT, "--input", _QUESTION)
     before = stage.sent
     stage.type("replay", "--latest", "--strict")
     stage.check("the replay passed and sent nothing", stage.sent == before)
 
-    print(bold("5. Somebody changes one argument. The replay names it."))
+    stage.title("5. Somebody changes one argument. The replay names it.")
     stage.type("replay", "--latest", "--strict", expect=1, DEMO_TYPO="1")
     stage.check("no refund was made by the replay", stage.refunds == 2)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.cli import EXIT
-from antiphon.cli._base import CONFIG, application, argument, command, dim, flag
+from antiphon.cli import _ui as ui
+from antiphon.cli._base import CONFIG, application, argument, command, flag
 from antiphon.errors import AntiphonError, InvalidInput
 
 _NOTE = "plain functions are not seen by exec: decorate them, or use an adapter"
@@ -77,7 +78,7 @@ def exec_(arguments: argparse.Namespace) -> int:
     if replay is not None:
         return _replayed(found, code, arguments.quiet)
     if not arguments.quiet:
-        print(dim(_summary(found, code)), file=sys.stderr)
+        print(ui.dim(_summary(found, code)), file=sys.stderr)
     return code
 
 
@@ -162,5 +163,5 @@ def _replayed(found: Mapping[str, Any], code: int, quiet: bool) -> int:
     if not quiet:
         verdict = f"{found['divergenceCount']} divergences" if diverged else "no divergence"
         line = f"antiphon: replay of {found['run']} · {found['answered']} calls answered from the recording · {verdict}"
-        print(dim(f"{line} · {_NOTE}"), file=sys.stderr)
+        print(ui.dim(f"{line} · {_NOTE}"), file=sys.stderr)
     return EXIT["diverged"] if diverged else code

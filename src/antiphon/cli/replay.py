@@ -8,28 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
     JSON,
     LATEST,
     application,
     argument,
-    bold,
     check_run,
     command,
-    dim,
     exit_code,
     flag,
-    green,
     group,
     non_negative_int,
     non_negative_number,
     one_of,
-    output,
     positive_int,
-    print_json,
     ratio,
-    red,
     repeated,
 )
 from antiphon.errors import InvalidInput
@@ -154,11 +149,11 @@ def replay(arguments: argparse.Namespace) -> int:
         if arguments.mode == "strict" and not (arguments.verify or arguments.no_fence):
             _leave_network(app)
         report = ops.replay(arguments.run, app=app, **options)
-        lines = [report.text().rstrip("\n"), *map(dim, _more(report.to_wire()))]
+        lines = [report.text().rstrip("\n"), *map(ui.dim, _more(report.to_wire()))]
         if arguments.html:
             Path(arguments.html).write_text(report.html(), encoding="utf-8")
-            lines.append(dim(f"report: {arguments.html}"))
-        output(arguments, report.to_wire(), lines)
+            lines.append(ui.dim(f"report: {arguments.html}"))
+        ui.output(arguments, report.to_wire(), lines)
         if report.replay_type == "A" and report["executed"]:
             _notice(app, report.recording)
     return report.exit_code
@@ -197,7 +192,7 @@ def _notice(app: Any, recording: Any) -> None:
 
     text = notice(recording.manifest.entry, known_tools(app, recording))
     if text:
-        print(dim(text), file=sys.stderr)
+        print(ui.dim(text), file=sys.stderr)
 
 
 def _prompt(text: str | None) -> str | None:
@@ -271,17 +266,17 @@ def test(arguments: argparse.Namespace) -> int:
         arguments.markdown.write_text(golden.markdown(results), encoding="utf-8")
     passed = sum(result.status == "pass" for result in results)
     if arguments.json:
-        print_json({"passed": passed, "total": len(results), "results": [result.to_wire() for result in results]})
+        ui.print_json({"passed": passed, "total": len(results), "results": [result.to_wire() for result in results]})
     else:
-        print(bold(f"{passed} of {len(results)} golden runs pass"))
+        print(ui.bold(f"{passed} of {len(results)} golden runs pass"))
     return golden.exit_code(results)
 
 
 def _tell(result: golden.Result) -> None:
     ars = (result.report.get("ars") or {}).get("score")
     score = "" if ars is None else f"  ARS {ars:.3f}"
-    mark = green("✓") if result.status == "pass" else red("✗")
-    print(f"{mark} {result.path}{score}  {dim(f'{result.seconds:.2f} s')}")
+    mark = ui.green("✓") if result.status == "pass" else ui.red("✗")
+    print(f"{mark} {result.path}{score}  {ui.dim(f'{result.seconds:.2f} s')}")
     for reason in result.reasons:
-        shown = dim(reason) if result.status == "pass" else reason
+        shown = ui.dim(reason) if result.status == "pass" else reason
         print(f"    {shown}")

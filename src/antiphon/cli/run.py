@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import antiphon
-from antiphon.cli._base import CONFIG, JSON, application, argument, command, dim, print_json
+from antiphon.cli import _ui as ui
+from antiphon.cli._base import CONFIG, JSON, application, argument, command
 from antiphon.errors import AntiphonError
 
 
@@ -40,15 +41,15 @@ def run(arguments: argparse.Namespace) -> int:
     code = exit_code(result.error)
     if arguments.json:
         left = {} if code is None else {"exitCode": code}
-        print_json({"run": result.id, "name": result.name, "status": result.status, **left, "output": result.output})
+        ui.print_json({"run": result.id, "name": result.name, "status": result.status, **left, "output": result.output})
     else:
         if isinstance(result.output, str):
             print(result.output)
         elif result.output is not None:
-            print_json(result.output)
+            ui.print_json(result.output)
         status = result.status if code is None else f"{result.status} with exit code {code}"
         note = f"run {result.id} {status} · show it: antiphon show {result.id[:13]}"
-        print(dim(note), file=sys.stderr)
+        print(ui.dim(note), file=sys.stderr)
         if result.error is not None:
             _explain(result.error)
     return code or (0 if result.error is None else 1)

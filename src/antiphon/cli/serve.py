@@ -9,7 +9,8 @@ import sys
 from typing import Any
 
 from antiphon._drive import drive
-from antiphon.cli._base import CONFIG, JSON, application, argument, command, output, table, when
+from antiphon.cli import _ui as ui
+from antiphon.cli._base import CONFIG, JSON, application, argument, command
 from antiphon.errors import ConfigError, InvalidInput, missing_extra
 
 
@@ -114,18 +115,18 @@ def apikeys(arguments: argparse.Namespace) -> int:
             tenant = arguments.tenant or app.tenant
             token, key = drive(ring.create(role=arguments.role, tenant=tenant, name=arguments.name))
             note = f"key {key.id}: role {key.role}, tenant {key.tenant}. It is not shown again."
-            output(arguments, {"token": token, **key.to_wire()}, [token, note])
+            ui.output(arguments, {"token": token, **key.to_wire()}, [token, note])
         elif arguments.act == "revoke":
             if not arguments.id:
                 raise InvalidInput("Say which key to revoke.", hint="List them: antiphon apikeys list")
             revoked = drive(ring.revoke(arguments.id))
-            output(arguments, revoked.to_wire(), f"key {revoked.id} is revoked")
+            ui.output(arguments, revoked.to_wire(), f"key {revoked.id} is revoked")
         else:
             keys = drive(ring.keys())
             rows = [
-                (key.id, key.role, key.tenant, when(key.created_at_ms), "revoked" if key.revoked else "", key.name)
+                (key.id, key.role, key.tenant, ui.when(key.created_at_ms), "revoked" if key.revoked else "", key.name)
                 for key in keys
             ]
-            text = table(("ID", "ROLE", "TENANT", "CREATED", "STATE", "NAME"), rows)
-            output(arguments, [key.to_wire() for key in keys], text)
+            text = ui.table(("ID", "ROLE", "TENANT", "CREATED", "STATE", "NAME"), rows)
+            ui.output(arguments, [key.to_wire() for key in keys], text)
     return 0

@@ -8,32 +8,22 @@ from pathlib import Path
 from typing import Any
 
 from antiphon._differ import mark_words, shorten
+from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
     JSON,
     RUN,
     application,
     argument,
-    bold,
     check_run,
     command,
-    dim,
-    duration,
     flag,
-    green,
     one_of,
-    output,
     positive_int,
-    print_json,
     ratio,
-    red,
-    safe,
-    table,
-    when,
-    yellow,
 )
 
-_COLOUR = {"completed": green, "failed": red}
+_COLOUR = {"completed": ui.green, "failed": ui.red}
 
 
 @command(
@@ -58,7 +48,7 @@ def runs(arguments: argparse.Namespace) -> int:
         rows = list_runs(app, **wanted)
     chosen = arguments.prefix or arguments.name or arguments.status
     nothing = "No runs match." if chosen else "No runs yet. Record one: antiphon run agent.py:main"
-    output(arguments, {"runs": rows}, _runs(rows) if rows else nothing)
+    ui.output(arguments, {"runs": rows}, _runs(rows) if rows else nothing)
     return 0
 
 
@@ -67,19 +57,19 @@ def _runs(rows: list[dict[str, Any]]) -> Iterator[str]:
     lines = [
         (
             row["id"],
-            safe(row["name"]),
+            ui.safe(row["name"]),
             f"{row['status']}, exit {row['exitCode']}" if "exitCode" in row else row["status"],
-            when(row["startedAtMs"]),
-            duration(row["durationMs"]),
+            ui.when(row["startedAtMs"]),
+            ui.duration(row["durationMs"]),
             "" if row["finishedAtMs"] is None else row["events"],  # counted when a run ends
-            safe(row["sourceRun"] or "")[:13],
+            ui.safe(row["sourceRun"] or "")[:13],
         )
         for row in rows
     ]
-    text = table(head, lines, right=(5,)).splitlines()
+    text = ui.table(head, lines, right=(5,)).splitlines()
     yield text[0]
     for line, row in zip(text[1:], rows, strict=True):
-        yield line.replace(row["status"], _COLOUR.get(row["status"], yellow)(row["status"]), 1)
+        yield line.replace(row["status"], _COLOUR.get(row["status"], ui.yellow)(row["status"]), 1)
 
 
 @command(
@@ -108,7 +98,7 @@ def show(arguments: argparse.Namespace) -> int:
     with application(arguments) as app:
         manifest = find_run(app, arguments.run)
         if arguments.event is not None:
-            print_json(views.one_event(app, manifest.id, arguments.event).to_wire())
+            ui.print_json(views.one_event(app, manifest.id, arguments.event).to_wire())
         elif arguments.context is not None:
             _context(views.context_of(app, manifest.id, arguments.context), arguments.json)
         elif arguments.diff is not None:
@@ -116,7 +106,7 @@ def show(arguments: argparse.Namespace) -> int:
             _diff(first.payload, second.payload, arguments)
         else:
             tree = views.timeline(app, manifest)
-            output(arguments, tree, _tree(tree))
+            ui.output(arguments, tree, _tree(tree))
     return 0
 
 
@@ -124,24 +114,24 @@ def _context(context: dict[str, Any], as_json: bool) -> None:
     request = context["request"]
     messages = request.get("messages") if isinstance(request, dict) else None
     if as_json or not isinstance(messages, list):
-        print_json(context)
+        ui.print_json(context)
         return
     rest = {name: value for name, value in request.items() if name != "messages"}
-    print(bold(f"{context['provider']} request at event {context['seq']}"))
+    print(ui.bold(f"{context['provider']} request at event {context['seq']}"))
     for message in (entry for entry in messages if isinstance(entry, dict)):
         role = str(message.get("role", "?"))
         content = message.get("content")
-        print(f"{bold(safe(role) + ':'):<12} {_lines(content) if isinstance(content, str) else ''}".rstrip())
+        print(f"{ui.bold(ui.safe(role) + ':'):<12} {_lines(content) if isinstance(content, str) else ''}".rstrip())
         if not isinstance(content, str):
-            print_json({name: value for name, value in message.items() if name != "role"})
+            ui.print_json({name: value for name, value in message.items() if name != "role"})
     if rest:
-        print(dim("with"))
-        print_json(rest)
+        print(ui.dim("with"))
+        ui.print_json(rest)
 
 
 def _lines(text: str) -> str:
     """A recorded text of several lines, as a terminal may show it."""
-    return "\n".join(safe(line) for line in text.split("\n"))
+    return "\n".join(ui.safe(line) for line in text.split("\n"))
 
 
 def _diff(left: Any, right: Any, arguments: argparse.Namespace) -> None:
@@ -150,30 +140,30 @@ def _diff(left: Any, right: Any, arguments: argparse.Namespace) -> None:
     found = diff_values(left, right)
     lines = [] if found else ["The two events are equal."]
     for diff in found:
-        lines.append(bold(diff.path))
+        lines.append(ui.bold(diff.path))
         if isinstance(diff.left, str) and isinstance(diff.right, str):
             lines.append("  " + mark_words(_lines(diff.left), _lines(diff.right)).replace("\n", "\n  "))
         else:
-            lines.append(f"  {red('- ' + repr(diff.left))}\n  {green('+ ' + repr(diff.right))}")
-    output(arguments, {"differences": [diff.to_wire() for diff in found]}, lines)
+            lines.append(f"  {ui.red('- ' + repr(diff.left))}\n  {ui.green('+ ' + repr(diff.right))}")
+    ui.output(arguments, {"differences": [diff.to_wire() for diff in found]}, lines)
 
 
-_OUTCOME = {"ok": green("ok"), "error": red("error"), "denied": yellow("denied"), "refusal": yellow("refusal")}
+_OUTCOME = {"ok": ui.green, "error": ui.red, "denied": ui.yellow, "refusal": ui.yellow}
 
 
 def _tree(run: dict[str, Any]) -> Iterator[str]:
-    colour = _COLOUR.get(run["status"], yellow)
-    yield f"{bold(safe(run['name']))}  {run['id']}  {colour(run['status'])}"
-    took = duration(run["durationMs"])
-    yield dim(f"started {when(run['startedAtMs'])}" + (f", took {took}" if took else ""))
+    colour = _COLOUR.get(run["status"], ui.yellow)
+    yield f"{ui.bold(ui.safe(run['name']))}  {run['id']}  {colour(run['status'])}"
+    took = ui.duration(run["durationMs"])
+    yield ui.dim(f"started {ui.when(run['startedAtMs'])}" + (f", took {took}" if took else ""))
     if run["sourceRun"]:
-        yield dim(f"replay of {safe(run['sourceRun'])}")
+        yield ui.dim(f"replay of {ui.safe(run['sourceRun'])}")
     yield from _nodes(run["timeline"], "")
     if run["stoppedAt"] is not None:
         why = "it is not finished" if run["status"] == "running" else "its process ended before it was finished"
-        yield yellow(f"the run stops after event {run['stoppedAt']}: {why}")
+        yield ui.yellow(f"the run stops after event {run['stoppedAt']}: {why}")
     if run["error"]:
-        yield red(_error(run["error"], "class"))
+        yield ui.red(_error(run["error"], "class"))
     elif run["output"] is not None:
         yield f"output  {_short(str(run['output']))}"
     counts = run["counts"]
@@ -184,7 +174,7 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
         words.append(f"{run['tokens']['input']} + {run['tokens']['output']} tokens")
     if run["cost"] is not None:
         words.append(f"cost {run['cost']:.4f}")
-    yield dim(" · ".join(words))
+    yield ui.dim(" · ".join(words))
 
 
 def _nodes(nodes: list[dict[str, Any]], indent: str) -> Iterator[str]:
@@ -195,7 +185,7 @@ def _nodes(nodes: list[dict[str, Any]], indent: str) -> Iterator[str]:
         for note in node["notes"]:
             yield below + _note(note)
         if node.get("error"):
-            yield below + red(_error(node["error"], "code"))
+            yield below + ui.red(_error(node["error"], "code"))
         yield from _nodes(node.get("children", []), below)
 
 
@@ -205,33 +195,34 @@ def _error(error: Any, kind: str) -> str:
 
 
 def _short(text: str) -> str:
-    text = safe(text)
+    text = ui.safe(text)
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _line(node: dict[str, Any]) -> str:
     meta = node["meta"]
     name = node["name"] if node["kind"] != "llm" else f"model {node.get('model') or ''}".rstrip()
-    parts = [dim(f"{node['seq']:>4}"), bold(safe(name))]
+    parts = [ui.dim(f"{node['seq']:>4}"), ui.bold(ui.safe(name))]
     if node.get("what"):
-        parts.append(safe(node["what"]))
+        parts.append(ui.safe(node["what"]))
     if node.get("orphan"):
-        parts.append(yellow("orphan"))
+        parts.append(ui.yellow("orphan"))
     if node["outcome"]:
-        parts.append(_OUTCOME.get(str(node["outcome"])) or safe(node["outcome"]))
+        colour = _OUTCOME.get(str(node["outcome"]), ui.plain)
+        parts.append(colour(ui.safe(node["outcome"])))
     elif node["kind"] in ("tool", "llm", "mcp", "node"):
-        parts.append(yellow("no outcome recorded"))
+        parts.append(ui.yellow("no outcome recorded"))
     if meta.get("durationMs") is not None:
-        parts.append(dim(duration(meta["durationMs"])))
+        parts.append(ui.dim(ui.duration(meta["durationMs"])))
     if meta.get("attempts", 1) > 1:
-        parts.append(yellow(f"{meta['attempts']} attempts"))
+        parts.append(ui.yellow(f"{meta['attempts']} attempts"))
     if meta.get("fromCache"):
-        parts.append(yellow("reused"))
+        parts.append(ui.yellow("reused"))
     if meta.get("breakerState"):
-        parts.append(yellow(safe(f"breaker {meta['breakerState']}")))
+        parts.append(ui.yellow(ui.safe(f"breaker {meta['breakerState']}")))
     usage = meta.get("usage") or {}
     if usage.get("inputTokens") or usage.get("outputTokens"):
-        parts.append(dim(f"{usage.get('inputTokens') or 0}+{usage.get('outputTokens') or 0} tokens"))
+        parts.append(ui.dim(f"{usage.get('inputTokens') or 0}+{usage.get('outputTokens') or 0} tokens"))
     return "  ".join(parts)
 
 
@@ -242,7 +233,7 @@ def _note(note: dict[str, Any]) -> str:
         for name, value in note.items()
         if name != "what"
     )
-    return yellow(safe(f"· {what}" + (f" ({details})" if details else "")))
+    return ui.yellow(ui.safe(f"· {what}" + (f" ({details})" if details else "")))
 
 
 @command(
@@ -271,12 +262,12 @@ def diff(arguments: argparse.Namespace) -> int:
         data = score_runs(app, left, right, min_ars=arguments.min_ars)
     data = {"sourceRun": left.manifest.id, "replayRun": right.manifest.id, "title": left.manifest.name, **data}
     data["equal"] = _equal(data)
-    lines = [bold(f"{left.manifest.name} {left.manifest.id}  →  {right.manifest.name} {right.manifest.id}")]
+    lines = [ui.bold(f"{left.manifest.name} {left.manifest.id}  →  {right.manifest.name} {right.manifest.id}")]
     lines += _differences(data)
     if arguments.html:
         Path(arguments.html).write_text(scoring.render_report(data), encoding="utf-8")  # type: ignore[arg-type]
-        lines.append(dim(f"report: {arguments.html}"))
-    output(arguments, data, lines)
+        lines.append(ui.dim(f"report: {arguments.html}"))
+    ui.output(arguments, data, lines)
     return 0 if data["equal"] else 1
 
 
@@ -289,20 +280,20 @@ def _equal(data: dict[str, Any]) -> bool:
 def _differences(data: dict[str, Any]) -> Iterator[str]:
     structure = data["structure"]
     if data["equal"]:
-        yield green(f"equal: {structure['equal']} calls, same outputs")
+        yield ui.green(f"equal: {structure['equal']} calls, same outputs")
         return
     yield f"{structure['equal']} calls equal"
     for call in structure["added"]:
-        yield green(f"  + added    {call['name']} {shorten(call.get('arguments'), 160)}")
+        yield ui.green(f"  + added    {call['name']} {shorten(call.get('arguments'), 160)}")
     for call in structure["dropped"]:
-        yield red(f"  - dropped  {call['name']} {shorten(call.get('arguments'), 160)}")
+        yield ui.red(f"  - dropped  {call['name']} {shorten(call.get('arguments'), 160)}")
     for name, word in (("changed", "changed "), ("resultsChanged", "result  ")):
         for change in structure[name]:
-            yield yellow(f"  ~ {word} {change['name']}")
+            yield ui.yellow(f"  ~ {word} {change['name']}")
             for field in change["fields"]:
                 yield f"      {_field(field)}"
     for call in structure["reordered"]:
-        yield yellow(f"  ⇅ moved    {call}")
+        yield ui.yellow(f"  ⇅ moved    {call}")
     for number, (old, new) in enumerate(zip(data["outputsA"], data["outputsB"], strict=False)):
         if old != new:
             both = isinstance(old, str) and isinstance(new, str)
@@ -311,10 +302,12 @@ def _differences(data: dict[str, Any]) -> Iterator[str]:
     if more:
         yield f"  {abs(more)} output{'s' if abs(more) > 1 else ''} {'more' if more > 0 else 'fewer'}"
     for found in data["contradictions"]:
-        yield red(f"  contradiction: {found.get('kind')}, {found.get('recorded')!r} became {found.get('replayed')!r}")
+        yield ui.red(
+            f"  contradiction: {found.get('kind')}, {found.get('recorded')!r} became {found.get('replayed')!r}"
+        )
     if structure.get("sideEffectsChanged"):
-        yield red(f"  {structure['sideEffectsChanged']} side effects changed")
-    yield dim(f"ARS {data['ars']['score']:.3f} ({data['ars']['band']})")
+        yield ui.red(f"  {structure['sideEffectsChanged']} side effects changed")
+    yield ui.dim(f"ARS {data['ars']['score']:.3f} ({data['ars']['band']})")
 
 
 def _field(field: dict[str, Any]) -> str:

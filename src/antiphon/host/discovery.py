@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
+
+import orjson
 
 from antiphon._version import __version__
 from antiphon.config.model import Config, HostSection, TelemetrySection
@@ -20,37 +23,10 @@ from antiphon.ops.app import Antiphon
 
 log = logging.getLogger("antiphon.host")
 
-PROTOCOL_VERSION = "1.1"
-EXPERIMENTAL_UNTIL = "2027-12-31"
-_REQUEST = {"provider": "anthropic", "model": "claude-x", "messages": [{"role": "user", "content": "hello"}]}
-_VECTORS: Mapping[str, str] = {
-    "semantic-request-v2": "c92498949e9cc0e38bb2887e88e55b6936932e219b8344f0a7059b1de960073d",
-    "rfc0041": "0f17ffb17227e02b40af8d5dd423e270535889d24e84d436b70375e725e05174",
-}
-_MODEL_NODE = {
-    "id": "answer",
-    "typeId": "core.ai.structuredOutput",
-    "config": {
-        "provider": "mock",
-        "model": "mock-mini",
-        "outputSchema": {"type": "object", "required": ["valid"], "properties": {"valid": {"type": "boolean"}}},
-    },
-    "inputs": {"messages": {"type": "static", "value": [{"role": "user", "content": "hello"}]}},
-}
-_WORKFLOW = {
-    "id": "self-test",
-    "nodes": [
-        {"id": "draw", "typeId": "core.noop", "config": {"nondeterministic": True}},
-        {"id": "effect", "typeId": "core.conformance.side-effect"},
-        _MODEL_NODE,
-    ],
-    "edges": [
-        {"id": "1", "sourceNodeId": "draw", "targetNodeId": "effect"},
-        {"id": "2", "sourceNodeId": "effect", "targetNodeId": "answer"},
-    ],
-}
-_REFUSAL = [{"content": "no", "stopReason": "safety", "refusalText": "no"}]
-_VALID = [{"content": '{"valid":true}'}]
+
+def _data(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads((files("antiphon.host") / name).read_bytes())
+    return found
 
 
 async def _nowhere(url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
@@ -59,8 +35,9 @@ async def _nowhere(url: str, body: bytes, headers: Mapping[str, str], seconds: f
 
 async def self_test(recipe: str) -> list[str]:
     """What this installation cannot honour; empty if a known key and a small replay come out right."""
+    known = _data("self_test.json")
     wrong: list[str] = []
-    if llm_cache_key(_REQUEST, recipe=recipe) != _VECTORS[recipe]:  # type: ignore[arg-type]
+    if llm_cache_key(known["request"], recipe=recipe) != known["keys"][recipe]:  # type: ignore[arg-type]
         wrong.append(f"the key recipe {recipe} does not give its known vector")
     from antiphon.stores import MemoryStore
 
@@ -68,9 +45,9 @@ async def self_test(recipe: str) -> list[str]:
     host = Host(Antiphon(config, store=MemoryStore()), _nowhere)
     await host.start(resume=False)
     try:
-        host.add_workflow(parse(_WORKFLOW))
+        host.add_workflow(parse(known["workflow"]))
         async with asyncio.timeout(10):
-            wrong += await _replays(host)
+            wrong += await _replays(host, known)
     except Exception as error:
         log.exception("the self-test failed")
         wrong.append(f"the self-test raised {type(error).__name__}")
@@ -79,7 +56,7 @@ async def self_test(recipe: str) -> list[str]:
     return wrong
 
 
-async def _replays(host: Host) -> list[str]:
+async def _replays(host: Host, known: dict[str, Any]) -> list[str]:
     me = Principal("self-test", host.app.tenant, "admin")
     wrong: list[str] = []
 
@@ -101,13 +78,13 @@ async def _replays(host: Host) -> list[str]:
     original = await finish("self-test-1")
     if observable(original) != observable(await fork("self-test-1", "self-test-2")):
         wrong.append("a replay does not reproduce its source")
-    host.mock.program(me.tenant, "answer", _REFUSAL)
+    host.mock.program(me.tenant, "answer", known["refusal"])
     if not _diverged(await fork("self-test-1", "self-test-3"), "valid", "refusal"):
         wrong.append("a refusal in a replay is not reported")
-    host.mock.program(me.tenant, "answer", _REFUSAL)
+    host.mock.program(me.tenant, "answer", known["refusal"])
     await start_run(host, me, {"workflowId": "self-test"}, "self-test-4")
     await finish("self-test-4")
-    host.mock.program(me.tenant, "answer", _VALID)
+    host.mock.program(me.tenant, "answer", known["valid"])
     if not _diverged(await fork("self-test-4", "self-test-5"), "refusal", "valid"):
         wrong.append("an answer in the replay of a refusal is not reported")
     return wrong
@@ -122,70 +99,20 @@ def _diverged(events: list[dict[str, Any]], before: str, now: str) -> bool:
 
 def discovery(host: Host) -> dict[str, Any]:
     """The document at ``/.well-known/openwop``."""
-    families: dict[str, Any] = {
-        "replay": {
-            "supported": True,
-            "fork": True,
-            "modes": ["replay", "branch"],
-            "sideEffectSuppression": "recorded-outcome",
-            "retention": {"windowSeconds": retention_seconds(host)},
-        },
-        "envelopes": {
-            "reliability": {
-                "supported": True,
-                "events": ["envelope.retry.attempted", "envelope.retry.exhausted", "envelope.refusal"],
-                "maxRetryAttempts": MAX_ATTEMPTS,
-            }
-        },
-        "idempotency": {"supported": True, "layers": [1, 2], "retentionSeconds": 86_400},
-    }
-    if host.webhooks is not None:
-        families["webhooks"] = {"supported": True}
-    honoured = claims_version_4(host)
-    if honoured:
-        families["multiAgent"] = {
-            "executionModel": {
-                "supported": True,
-                "version": 4,
-                "tier": "experimental",
-                "experimentalUntil": EXPERIMENTAL_UNTIL,
-                "replayDeterminism": {
-                    "supported": True,
-                    "llmCacheKeyRecipe": "spec-rfc-0041",
-                    "refusalDivergenceEmission": True,
-                },
-            }
-        }
-    phases = {
-        "honoured": ["phase 4: replay determinism (cache key, refusal divergence, observable sequence)"]
-        if honoured
-        else [],
-        "notHonoured": [
-            "phase 1: handoff state machine",
-            "phase 2: confidence escalation and memory snapshots",
-            "phase 3: cross-host causation",
-        ],
-        "llmKeyRecipe": recipe_name(host.settings.llm_key_recipe),
-        "selfTest": host.claims.get("failed") or "passed",
-    }
-    return {
-        "protocolVersion": PROTOCOL_VERSION,
-        "implementation": {"name": "antiphon", "version": __version__},
-        "supportedEnvelopes": ["structured-output"],
-        "schemaVersions": {"run-event": 1, "run-snapshot": 1, "workflow": 1},
-        "limits": {
-            "clarificationRounds": 0,
-            "schemaRounds": MAX_ATTEMPTS - 1,
-            "envelopesPerTurn": 1,
-            "maxRequestBodyBytes": host.settings.max_body_bytes,
-            "idempotencyAckTimeoutSec": 15,
-        },
-        "fixtures": sorted(host.workflows),
-        "openapi": "/v1/openapi.json",
-        **families,
-        "capabilities": families,
-        "x-host-antiphon-phases": phases,
-    }
+    found = _data("discovery.json")
+    families, phases = found["capabilities"], found["x-host-antiphon-phases"]
+    families["replay"]["retention"] = {"windowSeconds": retention_seconds(host)}
+    families["envelopes"]["reliability"]["maxRetryAttempts"] = MAX_ATTEMPTS
+    if host.webhooks is None:
+        del families["webhooks"]
+    if not claims_version_4(host):
+        del families["multiAgent"]
+        phases["honoured"] = []
+    phases["llmKeyRecipe"] = recipe_name(host.settings.llm_key_recipe)
+    phases["selfTest"] = host.claims.get("failed") or "passed"
+    found["implementation"]["version"] = __version__
+    found["limits"] |= {"schemaRounds": MAX_ATTEMPTS - 1, "maxRequestBodyBytes": host.settings.max_body_bytes}
+    return {**found, "fixtures": sorted(host.workflows), **families}
 
 
 def claims_version_4(host: Host) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from antiphon._drive import drive
@@ -32,128 +32,114 @@ def _found(level: str, check: str, message: str, hint: str = "") -> dict[str, An
 
 def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
     """Every finding; ``error`` means broken, ``warning`` wants a person, ``note`` is a limit to know."""
-    return [*_store(app), *_records(app), *_runs(app), *_uploads(app), *_tools(entry), *_retry_owners(), *_limits()]
-
-
-def _store(app: Antiphon) -> list[dict[str, Any]]:
-    try:
-        facts = app.journal.ping()
-    except AntiphonError as error:
-        return [_found("error", "store", f"{app.store.url}: {error.message}", error.hint)]
-    parts = [facts["claims"], facts["log"]] if facts.get("store") == "composed" else [facts]
-    findings = [finding for part in parts for finding in _server(app.store.url if part is facts else "", part)]
-    if not app.journal.durable:
-        findings.append(
-            _found("warning", "store", "claims do not outlive this process", "Use sqlite:, redis: or postgresql:.")
-        )
-    return findings
-
-
-def _server(url: str, facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What one server says of itself, and what weakens the guarantees there."""
-    shown = {name: value for name, value in facts.items() if name not in ("url", "warnings")}
-    details = ", ".join(f"{name} {value}" for name, value in shown.items())
-    where = url or str(facts.get("url", facts.get("store", "")))
-    findings = [_found("ok", "store", f"{where} answers ({details})")]
-    hint = "See docs/explanation/failover.md for what this can lose."
-    findings += [_found("warning", "store", str(text), hint) for text in facts.get("warnings", ())]
-    if facts.get("readOnly"):
-        findings.append(_found("error", "store", f"{where} is a read-only replica", "Name the primary in [store]."))
-    return findings
-
-
-def _records(app: Antiphon) -> list[dict[str, Any]]:
-    try:
-        counts = app.journal.counts(app.tenant)
-        unknown = drive(Admin(app).claims(state="unknown", limit=20))
-        cost = usage(app)
-    except AntiphonError as error:
-        return [_found("error", "claims", error.message, error.hint)]
+    checks: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
+        "store": lambda: _store(app),
+        "claims": lambda: _claims(app),
+        "runs": lambda: _runs(app),
+        "uploads": lambda: _uploads(app),
+        "tools": lambda: _tools(entry),
+        "retries": _retry_owners,
+        "limits": _limits,
+    }
     findings = []
-    stale = sum(number for (_, state), number in counts.items() if state == "stale")
-    live = sum(number for (_, state), number in counts.items() if state == "inflight")
+    for name, check in checks.items():
+        try:
+            findings += list(check())
+        except AntiphonError as error:
+            where = f"{app.store.url}: " if name == "store" else ""
+            findings.append(_found("error", name, f"{where}{error.message}", error.hint))
+    return findings
+
+
+def _store(app: Antiphon) -> Iterator[dict[str, Any]]:
+    facts = app.journal.ping()
+    parts = [facts["claims"], facts["log"]] if facts.get("store") == "composed" else [facts]
+    for part in parts:
+        yield from _server(app.store.url if part is facts else "", part)
+    if not app.journal.durable:
+        yield _found("warning", "store", "claims do not outlive this process", "Use sqlite:, redis: or postgresql:.")
+
+
+def _server(url: str, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What one server says of itself, and what weakens the guarantees there."""
+    details = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("url", "warnings"))
+    where = url or str(facts.get("url", facts.get("store", "")))
+    yield _found("ok", "store", f"{where} answers ({details})")
+    for text in facts.get("warnings", ()):
+        yield _found("warning", "store", str(text), "See docs/explanation/failover.md for what this can lose.")
+    if facts.get("readOnly"):
+        yield _found("error", "store", f"{where} is a read-only replica", "Name the primary in [store].")
+
+
+def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
+    counts = app.journal.counts(app.tenant)
+    unknown = drive(Admin(app).claims(state="unknown", limit=20))
+    cost = usage(app)
+    stale, live = (sum(n for (_, state), n in counts.items() if state == wanted) for wanted in ("stale", "inflight"))
     if stale:
-        share = stale / max(1, stale + live)
-        findings.append(
-            _found("warning", "claims", f"{stale} in flight past their lease ({share:.0%} of those in flight)")
-        )
+        share = stale / (stale + live)
+        yield _found("warning", "claims", f"{stale} in flight past their lease ({share:.0%} of those in flight)")
     for claim in unknown:
         command = f"antiphon claims resolve {claim['fingerprint']} --happened | --did-not-happen"
         hint = f"Find out what happened, then: {command}"
-        findings.append(_found("warning", "claims", f"{claim['tool']}: outcome unknown ({claim['fingerprint']})", hint))
+        yield _found("warning", "claims", f"{claim['tool']}: outcome unknown ({claim['fingerprint']})", hint)
     if "bytesPerRecord" in cost:
         text = f"about {cost['bytesPerRecord']} bytes each in the server, {cost['bytes'] / 1e6:.1f} MB together"
-        findings.append(_found("ok", "claims", f"{cost['records']} records, {text}"))
-    return findings or [_found("ok", "claims", f"{sum(counts.values())} records, none stale, none unknown")]
+        yield _found("ok", "claims", f"{cost['records']} records, {text}")
+    elif not stale and not unknown:
+        yield _found("ok", "claims", f"{sum(counts.values())} records, none stale, none unknown")
 
 
-def _runs(app: Antiphon) -> list[dict[str, Any]]:
-    try:
-        interrupted = list_runs(app, status="interrupted", limit=5)
-    except AntiphonError as error:
-        return [_found("error", "runs", error.message, error.hint)]
+def _runs(app: Antiphon) -> Iterator[dict[str, Any]]:
+    interrupted = list_runs(app, status="interrupted", limit=5)
+    for row in interrupted:
+        hint = "Go on with one: antiphon run TARGET --resume RUN"
+        yield _found("warning", "runs", f"{row['name']} {row['id']} was interrupted", hint)
     if not interrupted:
-        return [_found("ok", "runs", "no interrupted runs")]
-    hint = "Go on with one: antiphon run TARGET --resume RUN"
-    return [_found("warning", "runs", f"{row['name']} {row['id']} was interrupted", hint) for row in interrupted]
+        yield _found("ok", "runs", "no interrupted runs")
 
 
-def _uploads(app: Antiphon) -> list[dict[str, Any]]:
+def _uploads(app: Antiphon) -> Iterator[dict[str, Any]]:
     """What waits for the bucket, and for how long."""
-    findings = []
-    for waiting in waiting_uploads():
+    found = waiting_uploads()
+    for waiting in found:
         minutes = max(0, app.clock.now_ms() - waiting.oldest_ms) / 60_000
         age = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.0f} h"
         what = f"{waiting.what} wait" if waiting.number > 1 else f"{waiting.what.removesuffix('s')} waits"
         text = f"{waiting.number} {what} for the bucket ({waiting.bytes} bytes), the oldest for {age}"
-        if is_remote(app):
-            hint = "Send them: antiphon export --waiting"
-        else:
+        hint = "Send them: antiphon export --waiting"
+        if not is_remote(app):
             hint = "No bucket is configured here: name it in [artifacts], then: antiphon export --waiting"
-        findings.append(_found("warning", "uploads", text, hint))
-    if is_remote(app) and not findings:
-        findings.append(_found("ok", "uploads", "nothing waits for the bucket"))
-    return findings
+        yield _found("warning", "uploads", text, hint)
+    if is_remote(app) and not found:
+        yield _found("ok", "uploads", "nothing waits for the bucket")
 
 
-def _tools(entry: str | None) -> list[dict[str, Any]]:
+def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
     if entry is None:
-        return [_found("note", "tools", "not looked at; name an entry point with --entry to see its tools")]
-    try:
-        load_entry(entry)
-    except AntiphonError as error:
-        return [_found("error", "tools", error.message, error.hint)]
+        yield _found("note", "tools", "not looked at; name an entry point with --entry to see its tools")
+        return
+    load_entry(entry)
     specs = declared()
+    unsaid = [name for name, spec in sorted(specs.items()) if spec.effect is None]
+    for name in unsaid:
+        hint = 'Declare effect="read" or effect="write": replays treat it as a side effect until then.'
+        yield _found("warning", "tools", f"{name} does not declare its effect", hint)
     if not specs:
-        hint = "Decorate them: @gateway.tool(idempotent=...)"
-        return [
-            _found(
-                "warning", "tools", f"{entry} registers no tools: its functions are neither guarded nor recorded", hint
-            )
-        ]
-    findings = []
-    for name, spec in sorted(specs.items()):
-        if spec.effect is None:
-            hint = 'Declare effect="read" or effect="write": replays treat it as a side effect until then.'
-            findings.append(_found("warning", "tools", f"{name} does not declare its effect", hint))
-    return findings or [_found("ok", "tools", f"{len(specs)} tools, all with a declared effect")]
+        text = f"{entry} registers no tools: its functions are neither guarded nor recorded"
+        yield _found("warning", "tools", text, "Decorate them: @gateway.tool(idempotent=...)")
+    elif not unsaid:
+        yield _found("ok", "tools", f"{len(specs)} tools, all with a declared effect")
 
 
-def _retry_owners() -> list[dict[str, Any]]:
-    findings = []
+def _retry_owners() -> Iterator[dict[str, Any]]:
     for package, rule in _RETRYING.items():
         if importlib.util.find_spec(package) is not None:
-            findings.append(
-                _found("note", "retries", f"{package} is installed and retries by itself", f"One owner: {rule}.")
-            )
-    return findings
+            yield _found("note", "retries", f"{package} is installed and retries by itself", f"One owner: {rule}.")
 
 
-def _limits() -> list[dict[str, Any]]:
-    findings = [
-        _found("note", "limits", "functions that were never wrapped are not seen, neither live nor in a replay"),
-        _found("note", "limits", "outside a run, a decorated call without a call id is always a new call"),
-    ]
+def _limits() -> Iterator[dict[str, Any]]:
+    yield _found("note", "limits", "functions that were never wrapped are not seen, neither live nor in a replay")
+    yield _found("note", "limits", "outside a run, a decorated call without a call id is always a new call")
     if os.environ.get("TOOL_RELIABILITY_ENABLED", "").lower() in ("0", "false", "off", "no"):
-        findings.append(_found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded"))
-    return findings
+        yield _found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded")

@@ -17,7 +17,25 @@ def declared() -> dict[str, ToolSpec]:
     return {name: spec for gateway in list(_alive) for name, spec in gateway.tools.items()}
 
 
-class Gateway(engine.Gateway):
+class _Wired:
+    """A gateway that is made from a store and a configuration."""
+
+    def __init__(
+        self,
+        store: Store | str | None = None,
+        config: ConfigLike = None,
+        *,
+        tenant: str | None = None,
+        workspace: str | None = None,
+        clock: Clock | None = None,
+        listeners: tuple[Listener, ...] = (),
+    ) -> None:
+        parts = wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners)
+        super().__init__(parts)  # type: ignore[call-arg]
+        _alive.add(self)  # type: ignore[arg-type]
+
+
+class Gateway(_Wired, engine.Gateway):
     """Makes tool calls safe for synchronous code.
 
     A store is an object or its URL (``"redis://…"``). Without one it is the configured one: a SQLite file under
@@ -32,32 +50,6 @@ class Gateway(engine.Gateway):
     'sent to ada@example.com'
     """
 
-    def __init__(
-        self,
-        store: Store | str | None = None,
-        config: ConfigLike = None,
-        *,
-        tenant: str | None = None,
-        workspace: str | None = None,
-        clock: Clock | None = None,
-        listeners: tuple[Listener, ...] = (),
-    ) -> None:
-        super().__init__(wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners))
-        _alive.add(self)
 
-
-class AsyncGateway(engine.AsyncGateway):
+class AsyncGateway(_Wired, engine.AsyncGateway):
     """Makes tool calls safe for asyncio code; synchronous tools run on worker threads."""
-
-    def __init__(
-        self,
-        store: Store | str | None = None,
-        config: ConfigLike = None,
-        *,
-        tenant: str | None = None,
-        workspace: str | None = None,
-        clock: Clock | None = None,
-        listeners: tuple[Listener, ...] = (),
-    ) -> None:
-        super().__init__(wire(store, config, tenant=tenant, workspace=workspace, clock=clock, listeners=listeners))
-        _alive.add(self)

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree.ElementTree import Element, SubElement, tostring
+from xml.sax.saxutils import escape
 
 from antiphon.errors import AntiphonError, NotFound
 from antiphon.ops.app import Antiphon, using
@@ -131,26 +132,22 @@ def exit_code(results: Iterable[Result]) -> int:
 
 def junit(results: Sequence[Result]) -> str:
     """The results as JUnit XML."""
-    failed = sum(result.status == "fail" for result in results)
-    errors = sum(result.status == "error" for result in results)
-    total = sum(result.seconds for result in results)
-    counts = f'tests="{len(results)}" failures="{failed}" errors="{errors}" time="{total:.3f}"'
-    lines = [
-        '<?xml version="1.0" encoding="utf-8"?>',
-        f"<testsuites {counts}>",
-        f'<testsuite name="antiphon" {counts}>',
-    ]
+    counts = {
+        "tests": str(len(results)),
+        "failures": str(sum(result.status == "fail" for result in results)),
+        "errors": str(sum(result.status == "error" for result in results)),
+        "time": f"{sum(result.seconds for result in results):.3f}",
+    }
+    suites = Element("testsuites", counts)
+    suite = SubElement(suites, "testsuite", {"name": "antiphon", **counts})
     for result in results:
-        where = quoteattr(str(Path(result.path).parent))
-        head = f'<testcase classname={where} name={quoteattr(result.name)} time="{result.seconds:.3f}"'
-        if result.status == "pass":
-            lines.append(f"{head}/>")
-            continue
-        kind = "failure" if result.status == "fail" else "error"
-        message = quoteattr(_printable(result.reasons[0] if result.reasons else result.status))
-        text = escape(_printable("\n".join(result.reasons)))
-        lines.append(f"{head}><{kind} message={message}>{text}</{kind}></testcase>")
-    return "\n".join([*lines, "</testsuite>", "</testsuites>"]) + "\n"
+        facts = {"classname": str(Path(result.path).parent), "name": result.name, "time": f"{result.seconds:.3f}"}
+        case = SubElement(suite, "testcase", facts)
+        if result.status != "pass":
+            reasons = [_printable(reason) for reason in result.reasons]
+            kind = "failure" if result.status == "fail" else "error"
+            SubElement(case, kind, message=reasons[0] if reasons else result.status).text = "\n".join(reasons)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + tostring(suites, encoding="unicode") + "\n"
 
 
 def _printable(text: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from textwrap import indent
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,8 +17,6 @@ from antiphon.errors import ConfigError, ReplayBlocked
 if TYPE_CHECKING:
     import yaml
 
-_LINE = "=" * 60
-_RULE = "-" * 60
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -127,28 +127,13 @@ def _entry(name: str, safe: bool) -> str:
 
 def blocked_text(path: Path, found: dict[str, Suggestion], *, generated: bool) -> str:
     """The document's notice."""
-    lines = [_LINE, "REPLAY BLOCKED: Side Effect Configuration Required", _LINE]
-    if generated:
-        lines.append("The side effect configuration file has been auto-generated.")
-    else:
-        lines.append("The side effect configuration file has not been reviewed yet.")
-    lines += ["Please manually review and configure the side effects before replay:", "", f"Config file: {path}", ""]
-    lines += ["Tool Analysis & Suggestions:", _RULE]
-    for name, hint in found.items():
-        lines.append(f"{_entry(name, hint.safe)}  [{'SAFE' if hint.safe else 'SIDE EFFECT'}]")
-        lines.append(f"    → {hint.reason}")
-    lines += [
-        _RULE,
-        "",
-        "Instructions:",
-        "1. Review each tool above",
-        "2. Manually edit the YAML file to adjust any values if needed",
-        "3. Set 'done: true' when you have finished configuring",
-        "",
-        "Once you have set 'done: true', run the replay again.",
-        _LINE,
-    ]
-    return "\n".join(lines)
+    tools = "".join(
+        f"{_entry(name, hint.safe)}  [{'SAFE' if hint.safe else 'SIDE EFFECT'}]\n    → {hint.reason}\n"
+        for name, hint in found.items()
+    )
+    state = "been auto-generated" if generated else "not been reviewed yet"
+    text = (files("antiphon.ops") / "side_effects.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(state=state, path=path, tools=tools).rstrip("\n")
 
 
 def reviewed(entry: str | None) -> dict[str, bool]:

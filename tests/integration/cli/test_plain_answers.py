@@ -115,10 +115,10 @@ def test_an_output_that_is_closed_or_full_is_no_crash(greeted: Path) -> None:
 
 
 def test_a_terminal_without_a_width_is_not_cut_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from antiphon.cli import _base
+    from antiphon.cli import _ui
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((0, 0)))
-    assert _base.cut("a line of a table") == "a line of a table"
+    assert _ui.cut("a line of a table") == "a line of a table"
     monkeypatch.setattr(os, "get_terminal_size", lambda *_: os.terminal_size((8, 0)))
-    assert _base.cut("a line of a table") == "a line …"
+    assert _ui.cut("a line of a table") == "a line …"
