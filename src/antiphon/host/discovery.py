@@ -78,13 +78,13 @@ async def _replays(host: Host, known: dict[str, Any]) -> list[str]:
     original = await finish("self-test-1")
     if observable(original) != observable(await fork("self-test-1", "self-test-2")):
         wrong.append("a replay does not reproduce its source")
-    host.mock.program(me.tenant, "answer", known["refusal"])
+    host.mock.program(me.tenant, {"nodeId": "answer", "program": known["refusal"]})
     if not _diverged(await fork("self-test-1", "self-test-3"), "valid", "refusal"):
         wrong.append("a refusal in a replay is not reported")
-    host.mock.program(me.tenant, "answer", known["refusal"])
+    host.mock.program(me.tenant, {"nodeId": "answer", "program": known["refusal"]})
     await start_run(host, me, {"workflowId": "self-test"}, "self-test-4")
     await finish("self-test-4")
-    host.mock.program(me.tenant, "answer", known["valid"])
+    host.mock.program(me.tenant, {"nodeId": "answer", "program": known["valid"]})
     if not _diverged(await fork("self-test-4", "self-test-5"), "refusal", "valid"):
         wrong.append("an answer in the replay of a refusal is not reported")
     return wrong

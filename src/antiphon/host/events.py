@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from antiphon.ports import Blobs, Journal, Row
 PLACE = "sequence"
 """Where the metadata of a row says its number among the workflow events of the run."""
 _BATCH = 1000
+_LOOK_S = 0.25
 _FEEDS_STATE = frozenset({"run.started", "node.completed"})
 
 
@@ -128,11 +129,11 @@ class Signals:
 
 
 async def follow(
-    reader: Reader, signals: Signals, run: str, *, is_local: Any, look_s: float, idle_s: float
-) -> AsyncIterator[list[Numbered]]:
+    reader: Reader, signals: Signals, run: str, *, is_local: Callable[[], bool], idle_s: float
+) -> AsyncGenerator[list[Numbered]]:
     """New events as they come, an empty list after *idle_s* of silence; ends after the last event of the run.
 
-    A run of this process wakes its followers; one of another process is looked at every *look_s*.
+    A run of this process wakes its followers; one of another process is looked at four times a second.
     """
     waiter = signals.listen(run)
     silent = 0.0
@@ -145,7 +146,7 @@ async def follow(
                 if found[-1].told.type in TERMINAL:
                     return
                 continue
-            pause = idle_s - silent if is_local() else min(look_s, idle_s - silent)
+            pause = idle_s - silent if is_local() else min(_LOOK_S, idle_s - silent)
             await signals.wait(run, waiter, pause)
             silent += pause
             if silent >= idle_s:

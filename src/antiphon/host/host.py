@@ -7,12 +7,11 @@ and resumed, and who may look at what. Calls go through the gateway, events into
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
 import random
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from antiphon.contract.events import Event, RunManifest
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, ConfigError, Divergence, InvalidInput, StoreError
 from antiphon.host.api_keys import KeyRing, Principal
-from antiphon.host.events import Numbered, Reader, Signals, row_of
+from antiphon.host.events import Numbered, Reader, Signals, follow, row_of
 from antiphon.host.llm import MockProvider, ModelBoundary, Post
 from antiphon.host.webhooks import Webhooks
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
@@ -42,7 +41,6 @@ from antiphon.host.workflow.state import TERMINAL, State, Told, fold
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
-from antiphon.ops.gateways import AsyncGateway
 from antiphon.ports import Answer, Invocation, Journal, Row
 
 log = logging.getLogger("antiphon.host")
@@ -72,28 +70,11 @@ def not_found(run_id: str) -> Rejected:
     return Rejected(404, "run_not_found", f"There is no run {run_id[:64]!r}.")
 
 
-class Tenant:
-    """One tenant's view: its gateway with all tools, its runs, its audit log."""
-
-    def __init__(self, base: Antiphon, name: str, tools: Sequence[tuple[Any, ToolSpec]]) -> None:
-        self.name = name
-        self.app = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
-        self._tools = tools
-
-    @functools.cached_property
-    def gateway(self) -> AsyncGateway:
-        """The gateway, made in the host's event loop."""
-        gateway = self.app.async_gateway
-        for function, spec in self._tools:
-            gateway.register(function, spec)
-        namespace, _, name = SIDE_EFFECT_TOOL.partition("/")
-        gateway.register(performed_effect, ToolSpec(name=name, namespace=namespace, idempotent=False, effect="write"))
-        return gateway
-
-
 def tools_of(places: Sequence[str]) -> list[tuple[Callable[..., Any], ToolSpec]]:
-    """The functions decorated as tools in *places* (``file.py`` or a module), undecorated, with what they declare."""
-    found: list[tuple[Callable[..., Any], ToolSpec]] = []
+    """The reserved tool, and those of *places* (``file.py`` or a module), undecorated, with what they declare."""
+    namespace, _, name = SIDE_EFFECT_TOOL.partition("/")
+    reserved = ToolSpec(name=name, namespace=namespace, idempotent=False, effect="write")
+    found: list[tuple[Callable[..., Any], ToolSpec]] = [(performed_effect, reserved)]
     for place in places:
         module = load_module(place)
         tools = [value.tool for value in vars(module).values() if hasattr(value, "tool") and callable(value)]
@@ -128,7 +109,7 @@ class Host:
         self.claims: dict[str, Any] = {}
         """What the self-test found, for the discovery document."""
         self._tools = tools_of(self.settings.tools)
-        self._tenants: dict[str, Tenant] = {}
+        self._tenants: dict[str, Antiphon] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.journal: Journal
         self.keys: KeyRing
@@ -166,7 +147,7 @@ class Host:
             await self.webhooks.stop()
         await self.lease.stop()
         for tenant in self._tenants.values():
-            await tenant.gateway.close()
+            await tenant.async_gateway.close()
         await self.journal.close()
 
     def _webhooks(self) -> Webhooks | None:
@@ -207,18 +188,26 @@ class Host:
 
     def add_workflow(self, workflow: Workflow) -> None:
         """Offer a workflow, if every node of it can be run here."""
-        check_nodes(workflow, self.tenant(self.app.tenant).gateway.tools, self.agents)
+        check_nodes(workflow, self.tenant(self.app.tenant).async_gateway.tools, self.agents)
         self.digests[workflow.id] = workflow.digest
         self.workflows[workflow.id] = workflow
 
     # -- tenants -----------------------------------------------------------------------------------------------------
 
-    def tenant(self, name: str) -> Tenant:
-        """The tenant of a credential."""
+    def tenant(self, name: str) -> Antiphon:
+        """The tenant of a credential: its runs, its audit log, its gateway with all tools, on the host's event loop."""
         found = self._tenants.get(name)
         if found is None:
-            found = self._tenants[name] = Tenant(self.app, name, self._tools)
+            base = self.app
+            found = self._tenants[name] = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
+            for function, spec in self._tools:
+                found.async_gateway.register(function, spec)
         return found
+
+    def follow(self, manifest: RunManifest, *, idle_s: float) -> AsyncGenerator[list[Numbered]]:
+        """New events of a run as they come, an empty list after *idle_s* of silence."""
+        reader = HostRun.reader(self, manifest.id, manifest.tenant)
+        return follow(reader, self.signals, manifest.id, is_local=lambda: manifest.id in self.running, idle_s=idle_s)
 
     async def visible(self, principal: Principal, run: str) -> RunManifest:
         """The manifest of a run of the principal's; any other is not found."""
@@ -229,18 +218,18 @@ class Host:
 
     def admin(self, principal: Principal) -> Admin:
         """The acts of an operator, on this loop's journal."""
-        return Admin(self.tenant(principal.tenant).app, self.journal, actor=principal.key_id)
+        return Admin(self.tenant(principal.tenant), self.journal, actor=principal.key_id)
 
     async def refresh_breakers(self, tenant: str) -> None:
         """Let an operator's act count at once in this process; others look within a second."""
-        self.tenant(tenant).gateway.adopt_breakers(await self.journal.load_breakers(tenant))
+        self.tenant(tenant).async_gateway.adopt_breakers(await self.journal.load_breakers(tenant))
 
     def metrics(self) -> str:
         """The gateway's metrics of every tenant that this process has served, and the runs it executes."""
         prefix = self.config.telemetry.prefix
         name = f"{prefix}_host_runs_executing"
         lines = [f"# HELP {name} Runs this process executes.", f"# TYPE {name} gauge", f"{name} {len(self.running)}"]
-        own = self.tenant(self.app.tenant).gateway.metrics()
+        own = self.tenant(self.app.tenant).async_gateway.metrics()
         return "\n".join(lines) + "\n" + own
 
     # -- executing ---------------------------------------------------------------------------------------------------
@@ -341,15 +330,11 @@ class HostRun:
         self.host = host
         self.manifest = manifest
         self.task: asyncio.Task[None] | None = None
-        self.tenant = tenant = host.tenant(manifest.tenant)
+        self.app = host.tenant(manifest.tenant)
         self._later: list[Row] = []
         """To be written with the next events."""
-        self._rows: int | None = len(events)
-        """Rows of the log, as long as all of them are written here; calls of tools write their own."""
         self._replaying = ReplayInvoker() if self.is_replay else None
-        self.recorder = tenant.app.recorder(
-            manifest.id, manifest.salt, invoker=self._replaying, write=self._record, write_async=self._record_async
-        )
+        self.recorder = self.app.recorder(manifest.id, manifest.salt, invoker=self._replaying)
         self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
         self.runner = Runner(
             workflow,
@@ -393,52 +378,29 @@ class HostRun:
     @staticmethod
     def reader(host: Host, run: str, tenant: str) -> Reader:
         """Reads the workflow events of a run."""
-        return Reader(host.journal, run, host.tenant(tenant).app.blobs, tenant)
+        return Reader(host.journal, run, host.tenant(tenant).blobs, tenant)
 
     # -- writing -----------------------------------------------------------------------------------------------------
-
-    def _record(self, rows: Sequence[Row]) -> None:
-        if self._rows is not None:
-            self._rows += len(rows)
-        self.tenant.app.journal.append(self.id, rows)
-
-    async def _record_async(self, rows: Sequence[Row]) -> None:
-        if self._rows is not None:
-            self._rows += len(rows)
-        await self.host.journal.append(self.id, rows)
 
     async def _write(self, events: Sequence[tuple[Told, int]], over: bool) -> None:
         if not self.host.lease.holds():
             raise Stopped(f"this process lost its lease; run {self.id} is left to another one")
         later, self._later[:] = tuple(self._later), ()
         rows = (*later, *(row_of(self.recorder, told, number) for told, number in events))
-        journal = self.host.journal
-        if self._rows is not None:
-            self._rows += len(rows)
-        if not over:
-            await journal.append(self.id, rows)
-        elif self._rows is not None:
-            await asyncio.gather(journal.append(self.id, rows), journal.update_run(self._finished(self._rows)))
-        else:
-            first = await journal.append(self.id, rows)
-            await journal.update_run(self._finished(first + len(rows)))
+        first = await self.host.journal.append(self.id, rows)
+        if over:
+            end = {"status": self.state.status, "finished_at_ms": self.app.clock.now_ms(), "events": first + len(rows)}
+            self.manifest = msgspec.structs.replace(self.manifest, **end)
+            await self.host.journal.update_run(self.manifest)
         self.host.signals.wake(self.id)
         if not self.is_replay:
             self.host.deliver(self.manifest, events)
 
-    def _finished(self, rows: int) -> RunManifest:
-        now = self.host.app.clock.now_ms()
-        self.manifest = msgspec.structs.replace(
-            self.manifest, status=self.state.status, finished_at_ms=now, events=rows
-        )
-        return self.manifest
-
     # -- what its nodes reach ----------------------------------------------------------------------------------------
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
-        self._rows = None  # what is called writes to the log, too
         envelope = tool_request(name, arguments, self.id, key, attempts=1000, elapsed_ms=2**53 - 1)
-        result = await self.tenant.gateway.execute(envelope)
+        result = await self.app.async_gateway.execute(envelope)
         if result.status == "success" and result.output is not UNSET:
             return result.output.content
         if result.error is UNSET:
@@ -457,10 +419,9 @@ class HostRun:
 
     async def run_agent(self, name: str, inputs: Mapping[str, Any]) -> Any:
         """Call an entry point; its own calls stand in this run, and a replay answers them from the recording."""
-        self._rows = None  # what is called writes to the log, too
         function = load_entry(self.host.agents[name])
         args, kwargs = arguments_of(dict(inputs)) if is_arguments(dict(inputs)) else ([], dict(inputs))
-        scope, app = self.recorder.scope, self.tenant.app
+        scope, app = self.recorder.scope, self.app
         run = Run(self.recorder, self.manifest, app._caller(self.manifest))
         if self._replaying is not None:
             self._replaying.inner = await self._recording_invoker()
@@ -492,7 +453,7 @@ class HostRun:
         from antiphon.ops.runs import find_run, load_recording
 
         def load() -> Any:
-            app = self.tenant.app
+            app = self.app
             source = find_run(app, self.manifest.source_run)
             recording = load_recording(app, source)
             redactor = app._redactor.with_salt(source.salt)
@@ -549,7 +510,6 @@ class HostRun:
         if not events:
             return None
         run = cls(host, manifest, workflow, [event.told for event in events])
-        run._rows = None
         if run.state.status in TERMINAL.values():
             finished = msgspec.structs.replace(manifest, status=run.state.status, finished_at_ms=events[-1].at_ms)
             await host.journal.update_run(finished)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
+from msgspec import Meta
 
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._scope import RunScope
 from antiphon.config.model import HostSection, ProviderSection
+from antiphon.contract._base import decode
 from antiphon.errors import AntiphonError, ConfigError, InvalidInput
 from antiphon.host.workflow.nodes import NodeFailed, Visit
 from antiphon.host.workflow.schema import minimal, violation
@@ -249,20 +251,24 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     error_code: str | None = None
 
 
+class Program(msgspec.Struct, frozen=True, rename="camel"):
+    """What the mock provider answers for a node, one entry per call."""
+
+    node_id: Annotated[str, Meta(min_length=1)]
+    program: list[Entry]
+
+
 class MockProvider:
     """Programs by tenant and node; one entry per call of the provider."""
 
     def __init__(self) -> None:
         self._programs: dict[tuple[str, str], list[Entry]] = {}
 
-    def program(self, tenant: str, node: str, entries: Any) -> int:
+    def program(self, tenant: str, body: Any) -> Program:
         """Replace the program of a node."""
-        try:
-            parsed = msgspec.convert(entries, list[Entry])
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"This is not a program: {error}.", path="$.program") from None
-        self._programs[(tenant, node)] = parsed
-        return len(parsed)
+        asked = decode(body, Program)
+        self._programs[(tenant, asked.node_id)] = list(asked.program)
+        return asked
 
     def reset(self, tenant: str) -> int:
         """Forget the programs of a tenant."""

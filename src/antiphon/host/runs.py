@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.manifest import package_versions
 from antiphon._recording.recorder import is_spilled
+from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import Principal
@@ -22,8 +26,53 @@ from antiphon.host.workflow.state import TERMINAL, Told, fold
 from antiphon.llm.key import V2_STAMP
 
 _CANCEL_WAIT_S = 2.0
-_LOOK_S = 0.2
-_OPTIONS = ("inputs", "tags", "metadata", "configurable")
+
+
+class Options(msgspec.Struct, kw_only=True):
+    """What a run is given, beside the workflow itself."""
+
+    inputs: dict[str, Any] | None = None
+    tags: list[str] | None = None
+    metadata: dict[str, Any] | None = None
+    configurable: dict[str, Any] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        names = ("inputs", "tags", "metadata", "configurable")
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in found.items():
+            if is_spilled(value):
+                raise InvalidInput(f"'{name}' is a reference to a stored part.", path=f"$.{name}")
+        return found
+
+
+class Start(Options, rename="camel"):
+    """The body of a request to start a run."""
+
+    workflow_id: Annotated[str, Meta(min_length=1)]
+
+
+class Overlay(Options, forbid_unknown_fields=True):
+    """What a branch changes."""
+
+
+class Fork(msgspec.Struct, kw_only=True, rename="camel"):
+    """The body of a request to fork a run."""
+
+    mode: Literal["replay", "branch"]
+    from_seq: Annotated[int, Meta(ge=0, lt=2**31)] | None = None
+    run_options_overlay: Overlay | None = None
+
+    def overlay(self) -> dict[str, Any]:
+        """What a branch changes; a replay changes nothing."""
+        found = {} if self.run_options_overlay is None else self.run_options_overlay.given()
+        if self.mode == "branch" and self.from_seq is None:
+            text = "A branch needs 'fromSeq': the number of the first event to execute again."
+            raise InvalidInput(text, path="$.fromSeq")
+        if found and self.mode == "replay":
+            text = "A replay changes nothing: 'runOptionsOverlay' must be empty."
+            raise InvalidInput(text, path="$.runOptionsOverlay")
+        return found
 
 
 # -- starting ------------------------------------------------------------------------------------------------------
@@ -33,11 +82,8 @@ async def start_run(
     host: Host, principal: Principal, body: Mapping[str, Any], run_id: str, again: bool = False
 ) -> dict[str, Any]:
     """Create a run, on disk, and begin to execute it. *again* says that it may have been created before."""
-    workflow_id = body.get("workflowId")
-    if not isinstance(workflow_id, str) or not workflow_id:
-        raise InvalidInput("'workflowId' is required: a non-empty string.", path="$.workflowId")
-    started = {name: body[name] for name in _OPTIONS if body.get(name) is not None}
-    _check_options(started)
+    asked = decode(body, Start)
+    workflow_id, started = asked.workflow_id, asked.given()
     workflow = host.workflows.get(workflow_id)
     if workflow is None:
         known = sorted(host.workflows)
@@ -49,16 +95,6 @@ async def start_run(
     manifest = _manifest(host, principal.tenant, workflow, run_id)
     await _create(host, manifest, workflow, [told], again)
     return _created(manifest)
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name in ("inputs", "metadata", "configurable"):
-        value = options.get(name, {})
-        if not isinstance(value, dict) or is_spilled(value):
-            raise InvalidInput(f"'{name}' is an object, and not a reference to a stored part.", path=f"$.{name}")
-    tags = options.get("tags", [])
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise InvalidInput("'tags' is a list of strings.", path="$.tags")
 
 
 def _manifest(host: Host, tenant: str, workflow: Workflow, run_id: str, **more: Any) -> RunManifest:
@@ -109,7 +145,8 @@ async def fork_run(
     host: Host, principal: Principal, source_id: str, body: Mapping[str, Any], run_id: str, again: bool = False
 ) -> dict[str, Any]:
     """A new run that begins with the events ``[0, fromSeq)`` of another and goes on from there."""
-    mode, start, overlay = _fork_options(body)
+    asked = decode(body, Fork)
+    mode, start, overlay = asked.mode, asked.from_seq or 0, asked.overlay()
     source = await host.visible(principal, source_id)
     _check_retention(host, source, start)
     workflow = host.workflows.get(source.name)
@@ -142,29 +179,6 @@ async def fork_run(
     )
     await _create(host, manifest, workflow, events, again)
     return {**_created(manifest), "sourceRunId": source.id, "fromSeq": start, "mode": mode}
-
-
-def _fork_options(body: Mapping[str, Any]) -> tuple[str, int, dict[str, Any]]:
-    mode = body.get("mode")
-    if mode not in ("replay", "branch"):
-        raise InvalidInput("'mode' is 'replay' or 'branch'.", path="$.mode")
-    start = body.get("fromSeq")
-    if start is None and mode == "branch":
-        raise InvalidInput(
-            "A branch needs 'fromSeq': the number of the first event to execute again.", path="$.fromSeq"
-        )
-    if isinstance(start, bool) or not (start is None or (isinstance(start, int) and 0 <= start < 2**31)):
-        raise InvalidInput("'fromSeq' is an event number from 0.", path="$.fromSeq")
-    overlay = body.get("runOptionsOverlay")
-    if overlay is not None and not isinstance(overlay, dict):
-        raise InvalidInput("'runOptionsOverlay' is an object.", path="$.runOptionsOverlay")
-    if overlay and mode == "replay":
-        raise InvalidInput("A replay changes nothing: 'runOptionsOverlay' must be empty.", path="$.runOptionsOverlay")
-    unknown = set(overlay or ()) - set(_OPTIONS)
-    if unknown:
-        raise InvalidInput(f"The overlay cannot change {', '.join(sorted(unknown))}.", path="$.runOptionsOverlay")
-    _check_options(overlay or {})
-    return str(mode), start or 0, dict(overlay or {})
 
 
 def _merged(payload: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -275,18 +289,14 @@ async def events_after(host: Host, principal: Principal, run_id: str, last: int)
 
 async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout_s: float) -> dict[str, Any]:
     """New events as soon as there are some, or none after *timeout_s*."""
-    until = time.monotonic() + timeout_s
-    waiter = host.signals.listen(run_id)
-    try:
-        while True:
-            found = await events_after(host, principal, run_id, last)
-            left = until - time.monotonic()
-            if found["events"] or found["isComplete"] or left <= 0 or host.closing:
-                return found
-            pause = left if run_id in host.running else min(left, _LOOK_S)
-            await host.signals.wait(run_id, waiter, pause)
-    finally:
-        host.signals.leave(run_id, waiter)
+    manifest = await host.visible(principal, run_id)
+    async with contextlib.aclosing(host.follow(manifest, idle_s=timeout_s)) as following:
+        async for found in following:
+            over = bool(found) and found[-1].told.type in TERMINAL
+            new = [document(run_id, event) for event in found if event.sequence > last]
+            if new or over or not found or host.closing:
+                return {"events": new, "isComplete": over}
+    return {"events": [], "isComplete": True}
 
 
 # -- cancelling ----------------------------------------------------------------------------------------------------

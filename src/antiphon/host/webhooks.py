@@ -11,12 +11,15 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
 import orjson
+from msgspec import Meta
 
 from antiphon._gateway.ids import uuid7
+from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import host_log
@@ -46,6 +49,15 @@ class Hook(NamedTuple):
 
     def to_wire(self) -> dict[str, Any]:
         return {"webhookId": self.id, "url": self.url, "events": self.events}
+
+
+class Subscription(msgspec.Struct, rename="camel"):
+    """The body of a request to subscribe."""
+
+    url: Any = None
+    events: list[str] | None = None
+    event_types: list[str] = []
+    secret: Annotated[str, Meta(min_length=16, max_length=256)] | None = None
 
 
 class AddressRefused(InvalidInput):
@@ -116,14 +128,10 @@ class Webhooks:
 
     async def create(self, tenant: str, body: dict[str, Any]) -> dict[str, Any]:
         """Subscribe; the secret that signs deliveries is shown once."""
-        events = body.get("events", body.get("eventTypes", []))
-        if not isinstance(events, list) or not all(isinstance(one, str) for one in events):
-            raise InvalidInput("'events' is a list of event types.", path="$.events")
-        url = await asyncio.to_thread(check_url, body.get("url"), loopback=self._loopback)
-        given = body.get("secret")
-        if given is not None and (not isinstance(given, str) or not 16 <= len(given) <= 256):
-            raise InvalidInput("'secret' is a string of 16 to 256 characters.", path="$.secret")
-        secret = given or secrets.token_urlsafe(32)
+        asked = decode(body, Subscription)
+        events = asked.events if asked.events is not None else asked.event_types
+        url = await asyncio.to_thread(check_url, asked.url, loopback=self._loopback)
+        secret = asked.secret or secrets.token_urlsafe(32)
         name = uuid7()
         kept = secret if self._sealer is None else self._sealer.seal(secret.encode(), context=name.encode())
         hook = Hook(name, tenant, url, events, kept, self._clock.now_ms())

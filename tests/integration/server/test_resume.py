@@ -156,7 +156,7 @@ async def test_an_effect_in_flight_is_not_dispatched_again(
         await leave.wait()
         return {"nodeId": nodeId}
 
-    gateway = client.host.tenant("default").gateway
+    gateway = client.host.tenant("default").async_gateway
     tool = gateway._plans.tools[SIDE_EFFECT_TOOL]
     gateway.register(effect, tool.spec)
     run = await client.start("conformance-replay-side-effect", {"delayMs": 1})

@@ -84,24 +84,28 @@ def test_the_logical_invocation_id_is_the_published_formula() -> None:
 
 def test_the_mock_answers_as_programmed_then_minimally() -> None:
     mock = MockProvider()
+
+    def program(entries: Any) -> None:
+        mock.program("t", {"nodeId": "n", "program": entries})
+
     schema = {"type": "object", "required": ["ok"], "properties": {"ok": {"type": "boolean"}}}
-    mock.program("t", "n", [{"content": "one"}, {"errorCode": "overloaded"}, {"refusalText": "no"}])
+    program([{"content": "one"}, {"errorCode": "overloaded"}, {"refusalText": "no"}])
     assert mock.answer("t", "n", schema)["content"] == "one"
     with pytest.raises(ProviderError, match="overloaded"):
         mock.answer("t", "n", schema)
     assert mock.answer("t", "n", schema)["kind"] == "refusal"
     assert not mock.staged("t", "n")
     assert mock.answer("t", "n", schema)["content"] == '{"ok":true}'
-    mock.program("t", "n", [{}])
-    mock.program("t", "n", [{"content": "new"}])
+    program([{}])
+    program([{"content": "new"}])
     assert mock.answer("t", "n", schema)["content"] == "new"
-    mock.program("t", "n", [{}])
+    program([{}])
     assert not mock.staged("other", "n")
     assert (mock.reset("t"), mock.staged("t", "n")) == (1, False)
     wrong: list[Any] = [None, {}, [7], [{"stopReason": "tired"}], [{"content": 3}]]
     for entries in wrong:
         with pytest.raises(InvalidInput):
-            mock.program("t", "n", entries)
+            program(entries)
 
 
 def test_provider_requests() -> None:

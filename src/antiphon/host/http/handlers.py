@@ -7,22 +7,25 @@ import functools
 import hashlib
 from collections.abc import AsyncIterator
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import orjson
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from antiphon._gateway.ids import uuid7
 from antiphon._version import __version__
 from antiphon.canonical import parse_json
+from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host import runs
 from antiphon.host.api_keys import Principal
 from antiphon.host.discovery import discovery
-from antiphon.host.events import document, follow
-from antiphon.host.host import Host, HostRun, Rejected, tool_request
+from antiphon.host.events import document
+from antiphon.host.host import Host, Rejected, tool_request
 from antiphon.host.http.endpoint import (
     Json,
     authenticate,
@@ -46,11 +49,7 @@ from antiphon.ops.admin import Admin, as_breaker_key
 SEAMS = "/v1/host/sample/test"
 KEEPALIVE_S = 15.0
 _STATUSES = ("running", "completed", "failed", "cancelled")
-_ACTIONS = ("status", "force_open", "reset", "flush", "clear", "resolve")
-_TEXTS = ("tool", "context", "session", "prefix", "key", "reason", "verdict")
-_LOOK_S = 0.25
 _LAST = 2**31
-_EXECUTORS = 64
 
 
 # -- without a key ---------------------------------------------------------------------------------------------------
@@ -171,18 +170,13 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
 
 
 async def _stream(host: Host, manifest: RunManifest, last: int) -> AsyncIterator[bytes]:
-    run = manifest.id
-    reader = HostRun.reader(host, run, manifest.tenant)
-    following = follow(
-        reader, host.signals, run, is_local=lambda: run in host.running, look_s=_LOOK_S, idle_s=KEEPALIVE_S
-    )
     yield b":connected\n\n"
-    async for found in following:
+    async for found in host.follow(manifest, idle_s=KEEPALIVE_S):
         if not found:
             yield b":keepalive\n\n"
         for event in found:
             if event.sequence > last:
-                data = orjson.dumps(document(run, event))
+                data = orjson.dumps(document(manifest.id, event))
                 yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.told.type.encode(), data)
         if host.closing:
             return
@@ -226,43 +220,48 @@ async def delete_webhook(request: Request, host: Host, principal: Principal, bod
 # -- admin -----------------------------------------------------------------------------------------------------------
 
 
+class Act(msgspec.Struct, kw_only=True, rename="camel"):
+    """The body of an operator's request."""
+
+    action: Literal["status", "force_open", "reset", "flush", "clear", "resolve"]
+    tool: str = ""
+    context: str = ""
+    session: str = ""
+    prefix: str = ""
+    key: str = ""
+    reason: str = ""
+    verdict: str = ""
+    value: Any = None
+    for_ms: Annotated[int, Meta(lt=2**53)] | None = None
+
+    async def make(self, admin: Admin) -> Any:
+        if self.action == "force_open":
+            return await admin.force_open(as_breaker_key(self.tool, self.context), self.reason, self.for_ms)
+        if self.action == "reset":
+            return await admin.reset(as_breaker_key(self.tool, self.context), self.reason)
+        if self.action == "flush":
+            return await admin.flush(tool=self.tool, session=self.session, prefix=self.prefix, reason=self.reason)
+        if self.action == "clear":
+            return await admin.clear(self.key, self.reason)
+        if self.action == "resolve":
+            return await admin.resolve(self.key, self.verdict, value=self.value, reason=self.reason)
+        return None
+
+
 async def tool_reliability(request: Request, host: Host, principal: Principal) -> Response:
     """``POST /v1/admin/tool-reliability``, also at ``/debug``: each answer shows the state before and after (R13)."""
     body = await body_of(request, host)
-    action = body.get("action")
-    if action not in _ACTIONS:
-        raise InvalidInput(f"'action' is one of {', '.join(_ACTIONS)}.", path="$.action")
-    for name in _TEXTS:
-        if not isinstance(body.get(name, ""), str):
-            raise InvalidInput(f"'{name}' is a string.", path=f"$.{name}")
+    asked = decode(body, Act)
 
     async def act(_: str, again: bool) -> Reply:
         admin = host.admin(principal)
         before = await admin.status()
-        result = await _act(admin, str(action), body)
+        result = await asked.make(admin)
         await host.refresh_breakers(principal.tenant)
-        after = before if action == "status" else await admin.status()
-        return Reply(200, {"action": action, "result": result, "before": before, "after": after})
+        after = before if asked.action == "status" else await admin.status()
+        return Reply(200, {"action": asked.action, "result": result, "before": before, "after": after})
 
-    return await idempotent(request, host, principal, f"POST admin {action}", body, act)
-
-
-async def _act(admin: Admin, action: str, body: dict[str, Any]) -> Any:
-    tool, context, session, prefix, key, reason, verdict = (str(body.get(name, "")) for name in _TEXTS)
-    if action == "force_open":
-        for_ms = body.get("forMs")
-        if for_ms is not None and (isinstance(for_ms, bool) or not isinstance(for_ms, int) or for_ms >= 2**53):
-            raise InvalidInput("'forMs' is a number of milliseconds.", path="$.forMs")
-        return await admin.force_open(as_breaker_key(tool, context), reason, for_ms)
-    if action == "reset":
-        return await admin.reset(as_breaker_key(tool, context), reason)
-    if action == "flush":
-        return await admin.flush(tool=tool, session=session, prefix=prefix, reason=reason)
-    if action == "clear":
-        return await admin.clear(key, reason)
-    if action == "resolve":
-        return await admin.resolve(key, verdict, value=body.get("value"), reason=reason)
-    return None
+    return await idempotent(request, host, principal, f"POST admin {asked.action}", body, act)
 
 
 async def audit(request: Request, host: Host, principal: Principal) -> Response:
@@ -294,14 +293,16 @@ async def cache_key(request: Request, host: Host, principal: Principal) -> Respo
     return Json({"cacheKey": key})
 
 
+class Executors(msgspec.Struct):
+    """The body of a request for many executors of one effect."""
+
+    executors: Annotated[int, Meta(ge=1, le=64)] = 2
+
+
 async def program(request: Request, host: Host, principal: Principal) -> Response:
     """``…/mock-ai/program``: what the mock provider answers next for a node; replaces what was programmed."""
-    body = await body_of(request, host)
-    node = body.get("nodeId")
-    if not isinstance(node, str) or not node:
-        raise InvalidInput("'nodeId' is a non-empty string.", path="$.nodeId")
-    entries = host.mock.program(principal.tenant, node, body.get("program"))
-    return Json({"nodeId": node, "entries": entries})
+    asked = host.mock.program(principal.tenant, await body_of(request, host))
+    return Json({"nodeId": asked.node_id, "entries": len(asked.program)})
 
 
 async def reset(request: Request, host: Host, principal: Principal) -> Response:
@@ -312,16 +313,13 @@ async def reset(request: Request, host: Host, principal: Principal) -> Response:
 
 async def concurrent_claim(request: Request, host: Host, principal: Principal) -> Response:
     """``…/idempotency/concurrent-claim``: many executors of one logical effect; one delivers it."""
-    body = await body_of(request, host)
-    executors = body.get("executors", 2)
-    if isinstance(executors, bool) or not isinstance(executors, int) or not 1 <= executors <= _EXECUTORS:
-        raise InvalidInput(f"'executors' is a number from 1 to {_EXECUTORS}.", path="$.executors")
+    executors = decode(await body_of(request, host), Executors).executors
     run = uuid7()
 
     async def execute() -> tuple[str, bool]:
         minted = logical_invocation_id(principal.tenant, run, "effect", 0, SIDE_EFFECT_TOOL)
         envelope = tool_request(SIDE_EFFECT_TOOL, {"nodeId": "effect"}, run, minted, attempts=1, elapsed_ms=10_000)
-        result = await host.tenant(principal.tenant).gateway.execute(envelope)
+        result = await host.tenant(principal.tenant).async_gateway.execute(envelope)
         return minted, result.status == "success" and not result.from_cache
 
     outcomes = await asyncio.gather(*(execute() for _ in range(executors)))
