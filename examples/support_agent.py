@@ -4,9 +4,9 @@
     antiphon show
     antiphon replay --strict
 
-Its source, with tools, scripted model and comments, is ``src/antiphon/_demo/support_agent.py``.
+Its source, with tools, scripted model and comments, is ``src/antiphon/_demo.py``.
 """
 
-from antiphon._demo.support_agent import main
+from antiphon._demo import main
 
 __all__ = ["main"]

@@ -19,7 +19,7 @@ from antiphon.cli._base import command, flag
 if TYPE_CHECKING:
     from antiphon.ops.gateways import Gateway
 
-_AGENT = "antiphon._demo.support_agent:main"
+_AGENT = "antiphon._demo:main"
 _QUESTION = '"My order 1042 never arrived"'
 
 

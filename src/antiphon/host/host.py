@@ -568,5 +568,7 @@ def _cancel_key(run: str) -> str:
 async def request_cancel(host: Host, manifest: RunManifest) -> None:
     """Leave a note for the process that executes the run."""
     key = _cancel_key(manifest.id)
-    tenancy = {"tenant": manifest.tenant, "workspace": manifest.workspace}
-    await host.journal.begin(claim_request("host/cancel", key, manifest.id, lease_ms=1, **tenancy))
+    request = claim_request(
+        "host/cancel", key, manifest.id, lease_ms=1, tenant=manifest.tenant, workspace=manifest.workspace
+    )
+    await host.journal.begin(request)

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import orjson
 
 from antiphon._gateway.ids import uuid7
-from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._gateway.owner import certainly_dead
 from antiphon.canonical import canonical_digest
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import AntiphonError, StoreError
-from antiphon.ports import Claimed, ClaimTemplate, Existing, Journal, Settlement, StaticClaimRequest
+from antiphon.host.worker_lease import claim_request, lease_is_over
+from antiphon.ports import Claimed, Existing, Journal, Settlement, StaticClaimRequest
 
 KEEP_MS = 26 * 3_600_000
 """A little more than the 24 hours the protocol asks for."""
@@ -60,19 +61,18 @@ async def once(
     """The answer of *action*, or the one it gave the first time."""
     claim = canonical_digest(["openwop-layer-1", tenant, endpoint, key])
 
-    template = ClaimTemplate(
-        tool=f"http/{endpoint}",
-        session="http",
-        actor="http",
-        ttl_ms=KEEP_MS,
-        lease_ms=_LEASE_MS,
-        owner=owner_token(),
-        tenant=tenant,
-        workspace=workspace,
-    )
-
     def request(identifier: str) -> StaticClaimRequest:
-        return StaticClaimRequest(claim, claim, template, claim, (digest, digest), identifier, token=uuid7())
+        return claim_request(
+            f"http/{endpoint}",
+            claim,
+            identifier,
+            session="http",
+            ttl_ms=KEEP_MS,
+            lease_ms=_LEASE_MS,
+            tenant=tenant,
+            workspace=workspace,
+            digest=digest,
+        )
 
     identifier, again = uuid7(), False
     got: Claimed | Existing = await journal.begin(request(identifier))
@@ -83,7 +83,7 @@ async def once(
             raise KeyMismatch
         if record.state == "done":
             return _again(record)
-        lost = record.state != "inflight" or _lease_over(record, got.now_ms) or certainly_dead(record.owner)
+        lost = record.state != "inflight" or lease_is_over(record, got.now_ms) or certainly_dead(record.owner)
         if lost:
             if record.request.params_digest == digest:  # it may have created something: ours has the same id
                 identifier, again = record.request.request_id, True
@@ -97,14 +97,11 @@ async def once(
         got = await journal.begin(request(identifier))
     try:
         reply = await action(identifier, again)
-    except AntiphonError as error:
-        if isinstance(error, StoreError):
+    except BaseException as error:
+        if isinstance(error, AntiphonError) and not isinstance(error, StoreError):
+            await journal.clear(claim)  # refused before anything was made: the key is free again
+        else:
             await journal.settle(claim, got.version, Settlement("cancelled", KEEP_MS, dispatched=False))
-        else:  # refused before anything was made: the key is free again
-            await journal.clear(claim)
-        raise
-    except BaseException:
-        await journal.settle(claim, got.version, Settlement("cancelled", KEEP_MS, dispatched=False))
         raise
     if _keeps(reply.status):
         body = reply.body
@@ -115,10 +112,6 @@ async def once(
     else:
         await journal.clear(claim)
     return reply
-
-
-def _lease_over(record: DedupeRecord, now_ms: int) -> bool:
-    return record.lock_until_ms is UNSET or record.lock_until_ms <= now_ms
 
 
 def _again(record: DedupeRecord) -> Reply:

@@ -15,6 +15,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon.canonical import canonical_digest
 from antiphon.contract._base import UNSET
+from antiphon.contract.record import DedupeRecord
 from antiphon.errors import StoreError
 from antiphon.host.api_keys import HOST_TENANT
 from antiphon.ports import Claimed, ClaimTemplate, Journal, Settlement, StaticClaimRequest
@@ -23,7 +24,6 @@ log = logging.getLogger("antiphon.host")
 
 LEASE_MS = 30_000
 RENEW_S = 8.0
-_DAY_MS = 86_400_000
 
 
 def claim_request(
@@ -32,22 +32,31 @@ def claim_request(
     request_id: str,
     *,
     identity: str = "",
+    session: str = "host",
+    ttl_ms: int = 86_400_000,
     lease_ms: int = LEASE_MS,
     tenant: str = HOST_TENANT,
     workspace: str = "default",
+    digest: str = "",
 ) -> StaticClaimRequest:
-    """A request for a claim of the host itself."""
+    """A request for a claim of the host itself; *digest* is that of what is asked for."""
     template = ClaimTemplate(
         tool=tool,
-        session="host",
-        actor="host",
-        ttl_ms=_DAY_MS,
+        session=session,
+        actor=session,
+        ttl_ms=ttl_ms,
         lease_ms=lease_ms,
         owner=owner_token(),
         tenant=tenant,
         workspace=workspace,
     )
-    return StaticClaimRequest(key, identity or key, template, key, (key, key), request_id, token=uuid7())
+    params = (digest or key, digest or key)
+    return StaticClaimRequest(key, identity or key, template, key, params, request_id, token=uuid7())
+
+
+def lease_is_over(record: DedupeRecord, now_ms: int) -> bool:
+    """Whether nobody holds a claim any more."""
+    return record.lock_until_ms is UNSET or record.lock_until_ms <= now_ms
 
 
 def _worker_key(owner: str) -> str:
@@ -111,10 +120,7 @@ async def is_gone(journal: Journal, owner: str) -> bool:
     if certainly_dead(owner.partition("/")[0]):
         return True
     found = await journal.read(_worker_key(owner))
-    if found is None:
-        return True
-    lock = found.current.lock_until_ms
-    return lock is UNSET or lock <= found.now_ms
+    return found is None or lease_is_over(found.current, found.now_ms)
 
 
 async def take_over(journal: Journal, run: str, owner: str, successor: str) -> bool:

@@ -136,12 +136,6 @@ def blocked_text(path: Path, found: dict[str, Suggestion], *, generated: bool) -
     return Template(text).substitute(state=state, path=path, tools=tools).rstrip("\n")
 
 
-def reviewed(entry: str | None) -> dict[str, bool]:
-    """The decisions of a file that a person has reviewed; none where there is no such file."""
-    known = read(file_of(entry))
-    return known.tools if known is not None and known.done else {}
-
-
 def notice(entry: str | None, tools: Iterable[Known]) -> str:
     """What a strict replay says of tools that nobody has reviewed; the file is written for the review to come (K6)."""
     found = suggestions(tools)

@@ -1,1 +1,0 @@
-"""What ``antiphon demo`` shows: a support agent with a scripted offline model and a flaky dependency."""
