@@ -76,7 +76,7 @@ def _add(parser: Any, arguments: Iterable[Argument]) -> None:
 CONFIG = argument("--config", metavar="FILE", help="configuration file (default: antiphon.toml)")
 JSON = flag("--json", "print JSON for machines")
 LATEST = flag("--latest", "the latest run")
-RUN = (argument("run", nargs="?", help="run id or the beginning of one (default: the latest run)"), LATEST)
+RUN = (argument("run", nargs="?", help="run id or a unique prefix (default: the latest run)"), LATEST)
 
 
 class Command(NamedTuple):

@@ -83,7 +83,7 @@ def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"The folder {path.parent} cannot be made: {error.strerror}.") from None
+        raise InvalidInput(f"The folder {path.parent} cannot be created: {error.strerror}.") from None
     return path, export_run(app, manifest, path, arguments.format, progress=counted)
 
 

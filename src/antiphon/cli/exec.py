@@ -24,10 +24,8 @@ _NOTE = "plain functions are not seen by exec: decorate them, or use an adapter"
 
 @command(
     argument("--name", help="name of the run (default: the program's file name)"),
-    argument(
-        "--replay", metavar="RUN", help="answer from this recording (id, beginning of one, latest, or an artifact)"
-    ),
-    flag("--no-fence", "let a replay touch files, sockets and processes"),
+    argument("--replay", metavar="RUN", help="answer from this recording (id, prefix, latest, or an artifact)"),
+    flag("--no-fence", "no sandbox: a replay may use files, sockets and processes"),
     flag("--quiet", "no summary"),
     CONFIG,
     argument("command", nargs=argparse.REMAINDER, help="-- python agent.py …"),

@@ -40,7 +40,7 @@ _OPTIONS = (
 
 
 @command(
-    argument("run", nargs="?", help="run id, the beginning of one, or an artifact (default: the latest run)"),
+    argument("run", nargs="?", help="run id, a unique prefix, or an artifact (default: the latest run)"),
     LATEST,
     one_of(
         argument("--strict", action="store_const", const="strict", dest="mode", help="A: only recorded answers"),
@@ -52,10 +52,10 @@ _OPTIONS = (
     argument("--html", metavar="FILE", help="write the report as one page"),
     group(
         "strict replay",
-        flag("--no-execute", "do not run the agent's code (plain A)"),
-        flag("--verify", "ask the model beside it, to find refusals that came or went"),
-        flag("--realtime", "streams keep their recorded pauses"),
-        flag("--no-fence", "let the code reach the world past Antiphon"),
+        flag("--no-execute", "do not run the agent's code; only check the recording"),
+        flag("--verify", "also ask the model, to find refusals that appeared or disappeared"),
+        flag("--realtime", "replay streams with their recorded timing"),
+        flag("--no-fence", "no sandbox: the code may use files, sockets and processes"),
     ),
     group(
         "explore replay",
@@ -76,7 +76,7 @@ _OPTIONS = (
             "--edit", action="append", default=[], metavar="N.PATH=JSON", help="change a part of recorded event N"
         ),
         argument("--samples", type=positive_int, default=1, metavar="N", help="replay N times and report the spread"),
-        flag("--baseline", "replay the recorded model beside it"),
+        flag("--baseline", "also replay with the recorded model, for comparison"),
         flag("--exact-only", "no semantic matches"),
     ),
     group(
@@ -227,7 +227,7 @@ def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:
     argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry points"),
     argument("--junit", metavar="FILE", type=Path, help="write JUnit XML"),
     argument("--markdown", metavar="FILE", type=Path, help="write a summary for a pull request"),
-    flag("--no-fence", "let the code reach the world past Antiphon"),
+    flag("--no-fence", "no sandbox: the code may use files, sockets and processes"),
     CONFIG,
     JSON,
 )
@@ -246,7 +246,7 @@ def test(arguments: argparse.Namespace) -> int:
     """
     from antiphon.ops import golden
 
-    wanted = golden.Wanted(
+    options = golden.Options(
         mode="explore" if arguments.explore else "strict",
         min_ars=arguments.min_ars,
         config=arguments.config,
@@ -256,7 +256,7 @@ def test(arguments: argparse.Namespace) -> int:
         entry=arguments.entry,
     )
     results = []
-    for result in golden.check_all(golden.collect(arguments.places), wanted, jobs=arguments.jobs, code_of=exit_code):
+    for result in golden.check_all(golden.collect(arguments.places), options, jobs=arguments.jobs, code_of=exit_code):
         results.append(result)
         if not arguments.json:
             _tell(result)

@@ -18,7 +18,7 @@ from antiphon.errors import AntiphonError
     argument(
         "--resume",
         metavar="RUN",
-        help="go on with an interrupted run (id or beginning): finished calls are not made again",
+        help="resume an interrupted run (id or prefix): finished calls are not repeated",
     ),
     CONFIG,
     JSON,

@@ -99,7 +99,7 @@ def _key_ring(app: Any) -> Any:
     argument("id", nargs="?", help="which key to revoke"),
     argument("--role", choices=("read", "run", "admin"), default="run", help="what it allows (default: run)"),
     argument("--tenant", help="whose data it opens (default: the configured tenant)"),
-    argument("--name", default="", help="a note for people"),
+    argument("--name", default="", help="a label for people"),
     CONFIG,
     JSON,
 )

@@ -27,7 +27,7 @@ _COLOUR = {"completed": ui.green, "failed": ui.red}
 
 
 @command(
-    argument("prefix", nargs="?", default="", help="beginning of the run ids to list"),
+    argument("prefix", nargs="?", default="", help="prefix of the run ids to list"),
     argument("--name", default="", help="only runs of this name"),
     argument("--status", default="", choices=["running", "completed", "failed", "interrupted"]),
     flag("--replays", "list replays too"),
@@ -237,7 +237,7 @@ def _note(note: dict[str, Any]) -> str:
 
 
 @command(
-    argument("a", help="run id, the beginning of one, latest, or an artifact"),
+    argument("a", help="run id, a unique prefix, latest, or an artifact"),
     argument("b", help="the run to compare it with"),
     argument("--html", metavar="FILE", help="write the comparison as one page"),
     argument("--min-ars", type=ratio, default=0.0, metavar="X", help="the score the verdict asks for"),

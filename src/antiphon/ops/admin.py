@@ -204,7 +204,7 @@ class Admin:
         if not matches:
             raise NotFound(f"There is no claim {key!r}.", hint="List them: antiphon claims list")
         if len(matches) > 1:
-            raise NotFound(f"{key!r} names several claims.", hint="Give more of the key.", code="ambiguous")
+            raise NotFound(f"{key!r} matches several claims.", hint="Give more of the key.", code="ambiguous")
         return matches[0]
 
     # -- audit -------------------------------------------------------------------------------------------------------

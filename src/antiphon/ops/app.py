@@ -138,10 +138,11 @@ class Antiphon:
         from antiphon._recording.manifest import code_version, package_versions
         from antiphon._recording.run import Run
 
-        manifest = self._resumed(resume) if resume is not None else None
-        if manifest is None:
+        if resume is not None:
+            manifest = self._resumed(resume)
+        else:
             manifest = RunManifest(
-                id=resume or uuid7(),
+                id=uuid7(),
                 name=name,
                 status="running",
                 started_at_ms=self.clock.now_ms(),
@@ -205,14 +206,11 @@ class Antiphon:
     def _caller(self, manifest: RunManifest) -> Callable[[str, Mapping[str, Any], str | None], Any]:
         from antiphon._gateway.turns import SessionState, TurnState
 
-        state = TurnState(SessionState(manifest.session or "default", "default"))
+        session = SessionState(manifest.session or "default", "default")
 
         def call(tool: str, arguments: Mapping[str, Any], call_id: str | None) -> Any:
-            gateway = self.gateway
-            if gateway.has(tool):
-                turn = TurnState(state.session)
-                return gateway.turn_call(turn, tool, arguments, call_id)
-            return self.async_gateway.turn_call(TurnState(state.session), tool, arguments, call_id)
+            gateway = self.gateway if self.gateway.has(tool) else self.async_gateway
+            return gateway.turn_call(TurnState(session), tool, arguments, call_id)
 
         return call
 

@@ -40,7 +40,7 @@ def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
     return found + [Known(name, spec.description, spec) for name, spec in sorted(specs.items()) if name not in names]
 
 
-class Wanted(NamedTuple):
+class Exploration(NamedTuple):
     """What an exploring replay changes."""
 
     config: dict[str, Any]
@@ -72,7 +72,7 @@ class Wanted(NamedTuple):
         return [name for name, wanted in asked.items() if wanted]
 
 
-def _rewriter(wanted: Wanted) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+def _rewriter(wanted: Exploration) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
     """Another model, temperature, seed or system prompt in every request the code makes."""
     names = {"model_name": "model", "temperature": "temperature", "seed": "seed"}
     settings = {names[name]: value for name, value in wanted.config.items() if name in names}
@@ -104,7 +104,7 @@ def execute_exploring(
     app: Antiphon,
     recording: Recording,
     function: Callable[..., Any],
-    wanted: Wanted,
+    wanted: Exploration,
     *,
     reviewed: Mapping[str, bool],
     embedder: Any,

@@ -17,7 +17,7 @@ SUFFIXES = (".antiphon", ".kurral")
 MIN_ARS = 0.9
 
 
-class Wanted(NamedTuple):
+class Options(NamedTuple):
     """How golden runs are replayed."""
 
     mode: Mode | None = "strict"
@@ -77,24 +77,24 @@ def _one(error: AntiphonError) -> int:
     return 1
 
 
-def check(path: Path, wanted: Wanted, code_of: Callable[[AntiphonError], int] = _one) -> Result:
+def check(path: Path, options: Options, code_of: Callable[[AntiphonError], int] = _one) -> Result:
     """Replay one golden run against the current code; its store is gone afterwards. *code_of* tells exit codes."""
     from antiphon.ops.entry import load_entry
     from antiphon.stores import MemoryStore
 
     began = time.perf_counter()
     try:
-        app = Antiphon(wanted.config, store=MemoryStore())
+        app = Antiphon(options.config, store=MemoryStore())
         with using(app):
             report = replay(
                 path,
                 app=app,
-                mode=wanted.mode,
-                min_ars=wanted.min_ars,
-                function=load_entry(wanted.entry) if wanted.entry else None,
-                llm=load_entry(wanted.llm) if wanted.llm else None,
-                model=wanted.model,
-                fence="process" if wanted.sandbox else False,
+                mode=options.mode,
+                min_ars=options.min_ars,
+                function=load_entry(options.entry) if options.entry else None,
+                llm=load_entry(options.llm) if options.llm else None,
+                model=options.model,
+                fence="process" if options.sandbox else False,
                 keep=False,
             )
     except AntiphonError as error:
@@ -109,19 +109,19 @@ def check(path: Path, wanted: Wanted, code_of: Callable[[AntiphonError], int] = 
 
 
 def check_all(
-    paths: Sequence[Path], wanted: Wanted, *, jobs: int = 1, code_of: Callable[[AntiphonError], int] = _one
+    paths: Sequence[Path], options: Options, *, jobs: int = 1, code_of: Callable[[AntiphonError], int] = _one
 ) -> Iterator[Result]:
     """Replay all of them in order, in processes of their own if there is more than one job."""
     if jobs <= 1 or len(paths) == 1:
         for path in paths:
-            yield check(path, wanted, code_of)
+            yield check(path, options, code_of)
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, len(paths)), mp_context=context) as pool:
-        yield from pool.map(check, paths, [wanted] * len(paths), [code_of] * len(paths))
+        yield from pool.map(check, paths, [options] * len(paths), [code_of] * len(paths))
 
 
 def exit_code(results: Iterable[Result]) -> int:

@@ -15,7 +15,7 @@ from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_recording
 from antiphon.ops.entry import is_agent_code, load_entry
-from antiphon.ops.explore import Wanted, execute_exploring, known_tools
+from antiphon.ops.explore import Exploration, execute_exploring, known_tools
 from antiphon.ops.reports import LazyEmbedder, Report, explore_report, keep_strict, spread_of, strict_report
 from antiphon.ops.sandbox import Sandbox
 from antiphon.ops.side_effects import gate
@@ -67,7 +67,7 @@ def replay(
         for path, value in changes.items():
             recording.edit(seq, path, value)
     flags = {"model_name": model, "provider": provider, "temperature": temperature, "seed": seed}
-    wanted = Wanted(
+    wanted = Exploration(
         config={name: value for name, value in flags.items() if value is not None},
         prompt=prompt,
         llm=llm,
@@ -146,7 +146,7 @@ def _explore(
     app: Antiphon,
     recording: Recording,
     function: Callable[..., Any] | None,
-    wanted: Wanted,
+    wanted: Exploration,
     head: dict[str, Any],
     floor: float,
     embedder: Any,
@@ -160,7 +160,7 @@ def _explore(
     reviewed = gate(recording.manifest.entry, known_tools(app, recording))
     texts = embedder if embedder is not None else LazyEmbedder(app)
 
-    def sample(wanted: Wanted, kind: str) -> dict[str, Any]:
+    def sample(wanted: Exploration, kind: str) -> dict[str, Any]:
         explored = execute_exploring(app, recording, function, wanted, reviewed=reviewed, embedder=texts, kind=kind)
         return explore_report(app, recording, explored, head, floor, texts, reviewed)
 

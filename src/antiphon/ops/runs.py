@@ -50,7 +50,7 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
         hint = f"The latest: {last}. List them: antiphon runs" if last else "Nothing has been recorded yet."
         raise NotFound(f"There is no run {wanted!r}.", hint=hint)
     listed = ", ".join(f"{m.id} ({m.name})" for m in matches)
-    raise NotFound(f"{wanted!r} is the beginning of several runs.", hint=f"Candidates: {listed}", code="ambiguous")
+    raise NotFound(f"{wanted!r} matches several runs.", hint=f"Candidates: {listed}", code="ambiguous")
 
 
 def is_audit(manifest: RunManifest) -> bool:

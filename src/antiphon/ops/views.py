@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,16 +51,10 @@ def event_count(app: Antiphon, manifest: RunManifest) -> int:
     def there(seq: int) -> bool:
         return bool(app.journal.events(manifest.id, start=seq, stop=seq + 1, limit=1))
 
-    low, high = 0, 1
-    while there(high - 1):
-        low, high = high, high * 2
-    while low < high:  # events below low are there, the one at high - 1 is not
-        middle = (low + high) // 2
-        if there(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    beyond = 1
+    while there(beyond - 1):
+        beyond *= 2
+    return bisect.bisect_left(range(beyond), True, key=lambda seq: not there(seq))
 
 
 def summary(manifest: RunManifest) -> dict[str, Any]:

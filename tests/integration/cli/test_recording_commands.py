@@ -257,7 +257,7 @@ def test_runs_are_found_by_the_beginning_of_their_ids(antiphon: Command) -> None
     common = first[: next(at for at, pair in enumerate(zip(first, second, strict=True)) if len(set(pair)) > 1)]
     done = antiphon("show", common)
     assert done.code == 4
-    assert "beginning of several runs" in done.err
+    assert "matches several runs" in done.err
     assert first in done.err
     assert second in done.err
     assert antiphon("show", common, "--json").json["error"] == "ambiguous"
