@@ -7,7 +7,7 @@ from pathlib import Path
 
 import antiphon
 from antiphon.ops.runs import load_recording
-from antiphon.ops.strict import execute_strictly
+from antiphon.ops.execution import execute_strictly
 from antiphon.stores import MemoryStore, SQLiteStore
 
 QUIET = {"telemetry": {"logs": False}, "loop": {"enabled": False}}

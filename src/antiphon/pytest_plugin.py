@@ -154,8 +154,8 @@ def _replayed(app: Antiphon, path: Path, sandbox: bool) -> Iterator[Run]:
     """The recording answers; a difference fails the test, even if its own assertions hold."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
+    from antiphon.ops.execution import watched
     from antiphon.ops.sandbox import sandboxed
-    from antiphon.ops.strict import watched
 
     result, run = watched(app, open_recording(app, path))
     try:

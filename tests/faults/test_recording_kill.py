@@ -16,8 +16,7 @@ import pytest
 from antiphon import Antiphon
 from antiphon._recording.recorder import Recorder
 from antiphon.contract.events import Event
-from antiphon.ops.runs import find_run
-from antiphon.ops.views import list_runs, timeline
+from antiphon.ops.runs import find_run, list_runs, timeline
 from antiphon.ports import Row
 from tests.integration.recording.kit import application, stored
 

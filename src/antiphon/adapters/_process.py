@@ -124,8 +124,8 @@ def _tokens(meta: dict[str, Any]) -> int:
 def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | None], dict[str, Any]]:
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
+    from antiphon.ops.execution import watched
     from antiphon.ops.sandbox import enter_process, leave_network, leave_process
-    from antiphon.ops.strict import watched
 
     recording = open_recording(app, wanted)
     result, run = watched(app, recording)

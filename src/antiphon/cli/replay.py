@@ -187,7 +187,7 @@ def _leave_network(app: Any) -> None:
 
 
 def _notice(app: Any, recording: Any) -> None:
-    from antiphon.ops.explore import known_tools
+    from antiphon.ops.execution import known_tools
     from antiphon.ops.side_effects import notice
 
     text = notice(recording.manifest.entry, known_tools(app, recording))

@@ -41,7 +41,7 @@ def runs(arguments: argparse.Namespace) -> int:
     example:
       antiphon runs --status failed --limit 5
     """
-    from antiphon.ops.views import list_runs
+    from antiphon.ops.runs import list_runs
 
     wanted = {name: getattr(arguments, name) for name in ("prefix", "name", "status", "limit", "replays")}
     with application(arguments) as app:
@@ -91,21 +91,20 @@ def show(arguments: argparse.Namespace) -> int:
       antiphon show 01a1dd44 --context 6
       antiphon show 01a1dd44 --diff 6 10
     """
-    from antiphon.ops import views
-    from antiphon.ops.runs import find_run
+    from antiphon.ops.runs import context_of, find_run, one_event, timeline
 
     check_run(arguments)
     with application(arguments) as app:
         manifest = find_run(app, arguments.run)
         if arguments.event is not None:
-            ui.print_json(views.one_event(app, manifest.id, arguments.event).to_wire())
+            ui.print_json(one_event(app, manifest.id, arguments.event).to_wire())
         elif arguments.context is not None:
-            _context(views.context_of(app, manifest.id, arguments.context), arguments.json)
+            _context(context_of(app, manifest.id, arguments.context), arguments.json)
         elif arguments.diff is not None:
-            first, second = (views.one_event(app, manifest.id, seq) for seq in arguments.diff)
+            first, second = (one_event(app, manifest.id, seq) for seq in arguments.diff)
             _diff(first.payload, second.payload, arguments)
         else:
-            tree = views.timeline(app, manifest)
+            tree = timeline(app, manifest)
             ui.output(arguments, tree, _tree(tree))
     return 0
 

@@ -22,8 +22,7 @@ from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ops.app import Antiphon
-from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording
-from antiphon.ops.views import real_status
+from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording, real_status
 from antiphon.ports import Row
 
 if TYPE_CHECKING:

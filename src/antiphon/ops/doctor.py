@@ -13,8 +13,8 @@ from antiphon.ops.admin import Admin, usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import declared
+from antiphon.ops.runs import list_runs
 from antiphon.ops.storage import is_remote, waiting_uploads
-from antiphon.ops.views import list_runs
 
 _RETRYING = {
     "openai": "max_retries=0 (antiphon.wrap sets it)",

@@ -15,11 +15,10 @@ from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_recording
 from antiphon.ops.entry import is_agent_code, load_entry
-from antiphon.ops.explore import Exploration, execute_exploring, known_tools
+from antiphon.ops.execution import Exploration, StrictResult, execute_exploring, execute_strictly, known_tools
 from antiphon.ops.reports import LazyEmbedder, Report, explore_report, keep_strict, spread_of, strict_report
 from antiphon.ops.sandbox import Sandbox
 from antiphon.ops.side_effects import gate
-from antiphon.ops.strict import StrictResult, execute_strictly
 from antiphon.ops.tables import check_names
 
 Mode = Literal["strict", "explore"]

@@ -13,9 +13,8 @@ from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall
 from antiphon._replay.strict import VerifyInvoker
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
-from antiphon.ops.explore import Explored
+from antiphon.ops.execution import Explored, StrictResult
 from antiphon.ops.runs import replay_manifest
-from antiphon.ops.strict import StrictResult
 from antiphon.ports import Invocation
 
 SHOWN_CALLS = 2_000

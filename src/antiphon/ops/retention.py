@@ -10,8 +10,7 @@ from antiphon._gateway.owner import certainly_dead
 from antiphon._recording.recorder import is_spilled
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
-from antiphon.ops.runs import all_runs, events_of, is_audit
-from antiphon.ops.views import real_status, summary
+from antiphon.ops.runs import all_runs, events_of, is_audit, real_status, summary
 
 _DAY_MS = 86_400_000
 

@@ -1,9 +1,10 @@
-"""Finding and reading runs: by id, unique prefix, ``latest`` or path (K8)."""
+"""Runs: found by id, unique prefix or ``latest``, read, listed, and shown as a tree (K8)."""
 
 from __future__ import annotations
 
+import bisect
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ import msgspec
 import orjson
 
 from antiphon._gateway.ids import uuid7
-from antiphon._gateway.owner import owner_token
+from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._recording.run import EXIT_TAG
 from antiphon._recording.recorder import whole
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
+from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
 from antiphon.ops.sandbox import outside
 from antiphon.ports import Clock, Journal, Row, SyncJournal
 
@@ -143,3 +146,264 @@ class ReservedRun:
         if redactor is not None:
             body, _ = redactor.redact_bytes(body)
         await self._journal.append(self._run, (Row(self._run, kind, now, body),))
+
+
+def real_status(manifest: RunManifest) -> str:
+    """The status; a run whose process is gone was interrupted, whatever it says."""
+    if manifest.status == "running" and certainly_dead(manifest.tags.get("owner", "")):
+        return "interrupted"
+    return manifest.status
+
+
+def list_runs(
+    app: Antiphon, *, prefix: str = "", name: str = "", status: str = "", limit: int = 20, replays: bool = False
+) -> list[dict[str, Any]]:
+    """The newest runs as plain data."""
+    rows: list[dict[str, Any]] = []
+    for manifest in _fitting(app, prefix, name, status):
+        if len(rows) >= limit:
+            break
+        hidden = is_audit(manifest) or (manifest.source_run is not None and not replays)
+        if not hidden and (not status or real_status(manifest) == status):
+            rows.append({**summary(manifest), "events": event_count(app, manifest)})
+    return rows
+
+
+def _fitting(app: Antiphon, prefix: str, name: str, status: str) -> Iterator[RunManifest]:
+    # a killed run never said how it ended
+    for said in ("running", "interrupted") if status == "interrupted" else (status,):
+        yield from all_runs(app, prefix=prefix, name=name, status=said)
+
+
+def event_count(app: Antiphon, manifest: RunManifest) -> int:
+    """How many events a run has; of one that did not end, the log itself is asked."""
+    if manifest.events or manifest.status not in ("running", "interrupted"):
+        return manifest.events
+
+    def there(seq: int) -> bool:
+        return bool(app.journal.events(manifest.id, start=seq, stop=seq + 1, limit=1))
+
+    beyond = 1
+    while there(beyond - 1):
+        beyond *= 2
+    return bisect.bisect_left(range(beyond), True, key=lambda seq: not there(seq))
+
+
+def summary(manifest: RunManifest) -> dict[str, Any]:
+    """A run in one line."""
+    end = manifest.finished_at_ms
+    left = manifest.tags.get(EXIT_TAG, "")
+    return {
+        "id": manifest.id,
+        "name": manifest.name,
+        "status": real_status(manifest),
+        **({"exitCode": int(left)} if left.isdecimal() else {}),
+        "startedAtMs": manifest.started_at_ms,
+        "finishedAtMs": end,
+        "durationMs": None if end is None else end - manifest.started_at_ms,
+        "entry": manifest.entry,
+        "sourceRun": manifest.source_run,
+        "events": manifest.events,
+        "tenant": manifest.tenant,
+    }
+
+
+def one_event(app: Antiphon, run: str, seq: int) -> Event:
+    """A single event, spilled parts brought back; nothing else of the run is read."""
+    found = app.journal.events(run, start=seq, stop=seq + 1, limit=1) if seq >= 0 else []
+    if not found:
+        manifest = app.journal.manifest(run)
+        count = 0 if manifest is None else event_count(app, manifest)
+        raise NotFound(f"Run {run} has no event {seq}.", hint=f"It has 0 to {count - 1}." if count else "It has none.")
+    return whole(found[0], app.blobs, app.tenant)
+
+
+def context_of(app: Antiphon, run: str, seq: int) -> dict[str, Any]:
+    """Exactly what the model saw at event *seq* (the start of a model call)."""
+    event = one_event(app, run, seq)
+    if event.payload.get("kind") != "llm":
+        raise InvalidInput(f"Event {seq} is {event.type}, not a model call.", hint="Find one: antiphon show RUN --json")
+    request = event.payload.get("providerRequest") or event.payload.get("request")
+    return {"run": run, "seq": seq, "provider": event.payload.get("provider"), "request": request}
+
+
+def full_name(payload: dict[str, Any]) -> str:
+    """``namespace/name`` of a tool, the name of anything else."""
+    name, namespace = str(payload.get("name", "")), payload.get("namespace")
+    return f"{namespace}/{name}" if namespace else name
+
+
+class Node:
+    """One line of the timeline; holds what is shown and no payloads."""
+
+    __slots__ = ("children", "notes", "wire")
+
+    def __init__(self, started: Event) -> None:
+        payload = started.payload
+        self.children: list[Node] = []
+        self.notes: list[dict[str, Any]] = []
+        self.wire: dict[str, Any] = {
+            "seq": started.seq,
+            "kind": payload.get("kind", started.type),
+            "name": full_name(payload) if payload.get("kind") else started.type,
+            "lane": started.lane,
+            "startedAtMs": started.at_ms,
+            "outcome": None,
+            "meta": {},
+        }
+        if payload.get("kind") == "llm":
+            self.wire["model"] = model_of(payload) or None
+        what = payload.get("name") if started.type == "prompt" else payload.get("what")
+        if what:
+            self.wire["what"] = what
+        if started.meta.get("orphan"):
+            self.wire["orphan"] = True
+
+    def finish(self, event: Event) -> None:
+        self.wire["outcome"] = event.payload.get("outcome")
+        self.wire["meta"] = _shown_meta(event.meta)
+        if isinstance(event.payload.get("error"), dict):
+            self.wire["error"] = event.payload["error"]
+
+    def end(self, event: Event, outcome: str) -> None:
+        """Of a node of a workflow, which has no call of its own."""
+        self.wire["outcome"] = outcome
+        self.wire["meta"] = {"durationMs": event.at_ms - self.wire["startedAtMs"]}
+        if isinstance(event.payload.get("error"), dict):
+            self.wire["error"] = event.payload["error"]
+
+    def note(self, event: Event) -> None:
+        self.notes.append({"what": event.payload.get("what"), **_plain(event.meta)})
+
+    def to_wire(self) -> dict[str, Any]:
+        wire = {**self.wire, "notes": self.notes}
+        if self.children:
+            wire["children"] = [child.to_wire() for child in self.children]
+        return wire
+
+
+def _plain(meta: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in meta.items() if name != "sum"}
+
+
+_NUMBERS = ("durationMs", "attempts", "gapMs", "ageMs")
+
+
+def _shown_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """What a recording from elsewhere says where a number belongs is a number, or left out."""
+    shown = _plain(meta)
+    for name in _NUMBERS:
+        if name in shown and (isinstance(shown[name], bool) or not isinstance(shown[name], (int, float))):
+            del shown[name]
+    if "usage" in shown:
+        given, taken = tokens_of(shown["usage"])
+        shown["usage"] = {"inputTokens": given, "outputTokens": taken}
+    return shown
+
+
+def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
+    """The run as a tree of calls, with what happened to each."""
+    tree = _Tree(app.config.prices)
+    last: Event | None = None
+    for event in events_of(app, manifest.id):
+        last = event
+        tree.add(event)
+    status = real_status(manifest)
+    end = {} if last is None else last.payload
+    return {
+        **summary(manifest),
+        "status": status,
+        "events": 0 if last is None else last.seq + 1,
+        "stoppedAt": None if status not in ("interrupted", "running") or last is None else last.seq,
+        "timeline": [node.to_wire() for node in tree.roots],
+        "counts": tree.counted,
+        "tokens": tree.tokens,
+        "cost": round(tree.cost, 6) if app.config.prices else None,
+        "output": end.get("output", end.get("outputs") if last is not None and last.type == "run.completed" else None),
+        "error": end.get("error"),
+    }
+
+
+_NODE_ENDS = {"node.completed": "ok", "node.failed": "error", "node.cancelled": "cancelled"}
+_OF_THE_RUN = ("run.started", "run.completed", "run.failed", "run.cancelled")
+
+
+class _Tree:
+    """Puts the events of a run in their places, one by one."""
+
+    def __init__(self, prices: Mapping[str, Any]) -> None:
+        self._prices = prices
+        self.roots: list[Node] = []
+        self.counted = {"calls": 0, "models": 0, "nodes": 0, "retries": 0, "reused": 0, "blocked": 0, "errors": 0}
+        self.tokens = {"input": 0, "output": 0}
+        self.cost = 0.0
+        self._calls: dict[str, Node] = {}
+        self._open: Node | None = None
+        """The node of the workflow that is being executed; what happens meanwhile is below it."""
+
+    def add(self, event: Event) -> None:
+        kind = event.type
+        if event.meta.get("workflow"):
+            self._workflow(event)
+        elif kind == "call.started":
+            self._started(event)
+        elif kind == "call.finished":
+            found = self._calls.get(event.call or "")
+            if found is not None:
+                found.finish(event)
+                self._count(found, event)
+        elif kind == "decision":
+            if event.payload.get("what") == "retry":
+                self.counted["retries"] += 1
+            found = self._calls.get(event.call or "")
+            if found is not None:
+                found.note(event)
+            else:
+                self._place().append(Node(event))
+        elif kind in ("draw", "prompt", "interaction.started", "interaction.finished"):
+            self._place().append(Node(event))
+
+    def _place(self) -> list[Node]:
+        return self.roots if self._open is None else self._open.children
+
+    def _started(self, event: Event) -> None:
+        node = Node(event)
+        parent = self._calls.get(event.parent or "")
+        (self._place() if parent is None else parent.children).append(node)
+        self._calls[event.call or ""] = node
+        self.counted["models" if event.payload.get("kind") == "llm" else "calls"] += 1
+
+    def _count(self, node: Node, event: Event) -> None:
+        outcome = event.payload.get("outcome")
+        if event.meta.get("fromCache"):
+            self.counted["reused"] += 1
+        if outcome == "denied" or event.meta.get("status") == "circuit_open":
+            self.counted["blocked"] += 1
+        elif outcome == "error":
+            self.counted["errors"] += 1
+        given, taken = tokens_of(event.meta.get("usage"))
+        self.tokens["input"] += given
+        self.tokens["output"] += taken
+        self.cost += cost_of(self._prices.get(str(node.wire.get("model"))), event.meta.get("usage"))
+
+    def _workflow(self, event: Event) -> None:
+        """An event of a run of the host: its nodes are lines, what else they tell stands beside them."""
+        if event.type == "node.started":
+            self._open = Node(event)
+            self._open.wire |= {"kind": "node", "name": _text(event, "nodeId"), "what": _text(event, "typeId")}
+            self.roots.append(self._open)
+            self.counted["nodes"] += 1
+        elif event.type in _NODE_ENDS and self._open is not None and self._open.wire["name"] == _text(event, "nodeId"):
+            self._open.end(event, _NODE_ENDS[event.type])
+            self._open = None
+        elif self._open is not None:
+            shown = {name: value for name, value in event.payload.items() if isinstance(value, (str, int, float))}
+            shown.pop("nodeId", None)
+            self._open.notes.append({**shown, "what": event.type})
+        elif event.type not in _OF_THE_RUN:
+            self.roots.append(Node(event))
+            self.roots[-1].wire["what"] = _text(event, "nodeId")
+
+
+def _text(event: Event, name: str) -> str:
+    return str(event.payload.get(name, ""))

@@ -16,8 +16,7 @@ import pytest
 
 import antiphon
 from antiphon import Antiphon
-from antiphon.ops.runs import find_run
-from antiphon.ops.views import list_runs, timeline
+from antiphon.ops.runs import find_run, list_runs, timeline
 from tests.integration.recording.kit import application, calls, stored
 
 PROCESSES, RUNS = 4, 50

@@ -19,8 +19,7 @@ from antiphon._recording import artifact
 from antiphon.cli import main
 from antiphon.errors import ArtifactError
 from antiphon.ops.artifacts import export_run, import_artifact
-from antiphon.ops.runs import find_run
-from antiphon.ops.views import list_runs, timeline
+from antiphon.ops.runs import find_run, list_runs, timeline
 from antiphon.stores import MemoryStore
 from tests.integration.recording.kit import application, small_run
 

@@ -26,8 +26,7 @@ from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ops import storage
 from antiphon.ops.artifacts import import_artifact
 from antiphon.ops.doctor import examine
-from antiphon.ops.runs import find_run
-from antiphon.ops.views import one_event
+from antiphon.ops.runs import find_run, one_event
 from tests.conftest import S3Access
 from tests.faultproxy import FaultProxy
 from tests.integration.recording.kit import QUIET, application, small_run, stored

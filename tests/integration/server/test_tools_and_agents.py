@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli import main
-from antiphon.ops.views import timeline
+from antiphon.ops.runs import timeline
 from tests.integration.server import workflows
 from tests.integration.server.harness import Client, application, in_process, observable
 
