@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from antiphon._recording.recorder import Recorder, is_spilled, resolve
 from antiphon.contract.events import Event
 from antiphon.host.workflow.source import event_id
-from antiphon.host.workflow.state import TERMINAL, Told
+from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 from antiphon.ports import Blobs, Journal, Row
 
 PLACE = "sequence"
@@ -20,7 +20,7 @@ _LOOK_S = 0.25
 _FEEDS_STATE = frozenset({"run.started", "node.completed"})
 
 
-def row_of(recorder: Recorder, told: Told, sequence: int) -> Row:
+def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
     """A workflow event as a row that says whether a later resumption can rely on it."""
     meta: dict[str, Any] = {PLACE: sequence, "workflow": True}
     if told.type in _FEEDS_STATE and recorder.present(dict(told.payload), "")[2]:
@@ -32,7 +32,7 @@ class Numbered(NamedTuple):
     """A workflow event with its place."""
 
     sequence: int
-    told: Told
+    told: WorkflowEvent
     at_ms: int
     redacted: bool
     """Whether what the log holds is not what was given."""
@@ -91,7 +91,7 @@ class Reader:
         payload = event.payload
         if any(is_spilled(value) for value in payload.values()):
             payload = await asyncio.to_thread(resolve, payload, self._blobs, self._tenant)
-        told = Told(event.type, payload)
+        told = WorkflowEvent(event.type, payload)
         return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
 
 

@@ -37,7 +37,7 @@ from antiphon.host.workflow.model import Node, Workflow, parse
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeFailed, Outputs, Visit, check_nodes
 from antiphon.host.workflow.runner import Replay, Runner, Stopped
 from antiphon.host.workflow.source import Comparison, Source
-from antiphon.host.workflow.state import TERMINAL, State, Told, fold
+from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent, fold
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
@@ -239,7 +239,7 @@ class Host:
         self.running[run.id] = run
         run.start(lambda: self.running.pop(run.id, None))
 
-    def deliver(self, manifest: RunManifest, events: Sequence[tuple[Told, int]]) -> None:
+    def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
         """Hand new events of a live run to whoever subscribed."""
         if self.webhooks is not None:
             self.webhooks.deliver(manifest, events)
@@ -326,7 +326,7 @@ class ReplayInvoker:
 class HostRun:
     """One run that this process executes."""
 
-    def __init__(self, host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[Told]) -> None:
+    def __init__(self, host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[WorkflowEvent]) -> None:
         self.host = host
         self.manifest = manifest
         self.task: asyncio.Task[None] | None = None
@@ -360,10 +360,10 @@ class HostRun:
     def state(self) -> State:
         return self.runner.state
 
-    def _replay(self, events: Sequence[Told]) -> Replay | None:
+    def _replay(self, events: Sequence[WorkflowEvent]) -> Replay | None:
         if not self.is_replay or self.manifest.source_run is None:
             return None
-        told: list[Told] = []
+        told: list[WorkflowEvent] = []
         source = Source(self.manifest.source_run, told)
         reader = self.reader(self.host, source.run, self.manifest.tenant)
 
@@ -382,7 +382,7 @@ class HostRun:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    async def _write(self, events: Sequence[tuple[Told, int]], over: bool) -> None:
+    async def _write(self, events: Sequence[tuple[WorkflowEvent, int]], over: bool) -> None:
         if not self.host.lease.holds():
             raise Stopped(f"this process lost its lease; run {self.id} is left to another one")
         later, self._later[:] = tuple(self._later), ()

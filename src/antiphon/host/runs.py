@@ -22,7 +22,7 @@ from antiphon.host.events import Numbered, document, iso, row_of
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
 from antiphon.host.workflow.model import Workflow, initial_variables
 from antiphon.host.workflow.nodes import ACTIVITY_RECIPE
-from antiphon.host.workflow.state import TERMINAL, Told, fold
+from antiphon.host.workflow.state import TERMINAL, WorkflowEvent, fold
 from antiphon.llm.key import V2_STAMP
 
 _CANCEL_WAIT_S = 2.0
@@ -91,7 +91,7 @@ async def start_run(
             404, "workflow_not_found", f"This host has no workflow {workflow_id!r}.", {"available": known[:50]}
         )
     initial_variables(workflow, started.get("inputs", {}))
-    told = Told("run.started", {"workflowId": workflow.id, "inputs": {}, **started})
+    told = WorkflowEvent("run.started", {"workflowId": workflow.id, "inputs": {}, **started})
     manifest = _manifest(host, principal.tenant, workflow, run_id)
     await _create(host, manifest, workflow, [told], again)
     return _created(manifest)
@@ -118,7 +118,9 @@ def _manifest(host: Host, tenant: str, workflow: Workflow, run_id: str, **more: 
     )
 
 
-async def _create(host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[Told], again: bool) -> None:
+async def _create(
+    host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[WorkflowEvent], again: bool
+) -> None:
     """Write the first events, then the manifest that makes them a run, then execute."""
     if host.closing:
         raise Rejected(503, "shutting_down", "The host is shutting down. Try again in a few seconds.")
@@ -166,7 +168,7 @@ async def fork_run(
     if mode == "branch":
         _check_branch(recorded[: max(start, 1)], overlay)
         if overlay:
-            events[0] = Told("run.started", {**events[0].payload, **_merged(events[0].payload, overlay)})
+            events[0] = WorkflowEvent("run.started", {**events[0].payload, **_merged(events[0].payload, overlay)})
             initial_variables(workflow, events[0].payload.get("inputs", {}))
     manifest = _manifest(
         host,

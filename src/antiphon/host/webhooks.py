@@ -25,7 +25,7 @@ from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import host_log
 from antiphon.host.events import Numbered, document
 from antiphon.host.llm import Post
-from antiphon.host.workflow.state import Told
+from antiphon.host.workflow.state import WorkflowEvent
 from antiphon.ports import Clock, Journal
 
 log = logging.getLogger("antiphon.host")
@@ -153,7 +153,7 @@ class Webhooks:
 
     # -- delivering --------------------------------------------------------------------------------------------------
 
-    def deliver(self, manifest: RunManifest, events: Sequence[tuple[Told, int]]) -> None:
+    def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
         """Put new events on their way; a subscriber that is too slow loses events, the run does not wait."""
         now = self._clock.now_ms()
         for hook in self._hooks.values():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from antiphon.errors import InvalidInput
 from antiphon.host.workflow.model import Workflow, initial_variables, parse
 from antiphon.host.workflow.source import Comparison, Source
-from antiphon.host.workflow.state import State, Told, fold
+from antiphon.host.workflow.state import State, WorkflowEvent, fold
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -25,13 +25,13 @@ def flow(edges: list[tuple[str, str, str]], names: list[str] | None = None, **mo
     return parse({"id": "flow", "nodes": nodes, "edges": found, **more})
 
 
-def play(workflow: Workflow, told: list[Told] | None = None, limit: int = 500) -> list[Told]:
+def play(workflow: Workflow, told: list[WorkflowEvent] | None = None, limit: int = 500) -> list[WorkflowEvent]:
     """Run every node to completion, from wherever the events end."""
-    events = list(told or [Told("run.started", {"workflowId": workflow.id, "inputs": {}})])
+    events = list(told or [WorkflowEvent("run.started", {"workflowId": workflow.id, "inputs": {}})])
     state = fold(workflow, events)
 
     def tell(kind: str, **payload: Any) -> None:
-        events.append(Told(kind, payload))
+        events.append(WorkflowEvent(kind, payload))
         state.apply(events[-1])
 
     while not state.is_done and len(events) < limit:
@@ -119,9 +119,9 @@ def test_outputs_become_variables_and_inputs_are_bound() -> None:
     )
     state = State(workflow)
     for told in (
-        Told("run.started", {"inputs": {}}),
-        Told("node.started", {"nodeId": "a"}),
-        Told("node.completed", {"nodeId": "a", "outputs": {"n": 7}}),
+        WorkflowEvent("run.started", {"inputs": {}}),
+        WorkflowEvent("node.started", {"nodeId": "a"}),
+        WorkflowEvent("node.completed", {"nodeId": "a", "outputs": {"n": 7}}),
     ):
         state.apply(told)
     assert state.variables == {"x": 7}
@@ -170,36 +170,36 @@ def test_inputs_are_checked() -> None:
             initial_variables(workflow, bad)
 
 
-def _log(*kinds: tuple[str, str]) -> list[Told]:
-    return [Told(kind, {"nodeId": node} if node else {}) for kind, node in kinds]
+def _log(*kinds: tuple[str, str]) -> list[WorkflowEvent]:
+    return [WorkflowEvent(kind, {"nodeId": node} if node else {}) for kind, node in kinds]
 
 
 def test_a_comparison_names_the_first_difference_only() -> None:
     log = _log(("run.started", ""), ("node.started", "a"), ("node.completed", "a"), ("run.completed", ""))
     same = Comparison(Source("s", log))
     assert [same.see(told) for told in log] == [None] * 4
-    extra = same.see(Told("node.started", {"nodeId": "b"}))
+    extra = same.see(WorkflowEvent("node.started", {"nodeId": "b"}))
     assert extra is not None
     assert (extra["divergenceKind"], extra["atSequence"]) == ("extra", 4)
-    assert same.see(Told("node.started", {"nodeId": "c"})) is None
+    assert same.see(WorkflowEvent("node.started", {"nodeId": "c"})) is None
     early = Comparison(Source("s", log))
     early.see(log[0])
     missing = early.see(log[3])
     assert missing is not None
     assert (missing["divergenceKind"], missing["originalEventId"]) == ("missing", "s.1")
-    output = Comparison(Source("s", [Told("node.completed", {"nodeId": "a", "outputs": {"x": 1}})]))
-    found = output.see(Told("node.completed", {"nodeId": "a", "outputs": {"x": 1.5}}))
+    output = Comparison(Source("s", [WorkflowEvent("node.completed", {"nodeId": "a", "outputs": {"x": 1}})]))
+    found = output.see(WorkflowEvent("node.completed", {"nodeId": "a", "outputs": {"x": 1.5}}))
     assert found is not None
     assert found["divergenceKind"] == "output"
     stopped = Comparison(Source("s", _log(("run.cancelled", ""))))
-    assert stopped.see(Told("node.completed", {"nodeId": "a"})) is None
+    assert stopped.see(WorkflowEvent("node.completed", {"nodeId": "a"})) is None
 
 
 def test_outcomes_are_found_by_ordinal_with_what_was_emitted() -> None:
     log = [
         *_log(("node.started", "a"), ("envelope.retry.attempted", "a"), ("node.completed", "a")),
         *_log(("node.started", "b"), ("node.completed", "b"), ("node.started", "a"), ("envelope.refusal", "a")),
-        Told("node.failed", {"nodeId": "a", "error": {"code": "x", "message": "y"}}),
+        WorkflowEvent("node.failed", {"nodeId": "a", "error": {"code": "x", "message": "y"}}),
         *_log(("node.started", "a")),
     ]
     source = Source("s", log)

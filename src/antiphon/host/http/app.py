@@ -99,8 +99,8 @@ class Counters:
         return "\n".join(lines) + "\n"
 
 
-class Careful:
-    """Adds the headers and counts."""
+class SecurityHeaders:
+    """Adds the headers, and counts requests."""
 
     def __init__(self, app: ASGIApp, counters: Counters) -> None:
         self.app = app
@@ -194,5 +194,5 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
     )
     application.state.bind = bind or settings.host
     application.state.counters = counters = Counters(base.config.telemetry.prefix)
-    application.add_middleware(Careful, counters=counters)
+    application.add_middleware(SecurityHeaders, counters=counters)
     return application

@@ -16,11 +16,11 @@ from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
 from antiphon.host.workflow.nodes import NodeFailed, Outputs, Services, Visit, implementation
 from antiphon.host.workflow.source import Comparison, Recorded, Source
-from antiphon.host.workflow.state import State, Told
+from antiphon.host.workflow.state import State, WorkflowEvent
 
 log = logging.getLogger("antiphon.host")
 
-Write = Callable[[Sequence[tuple[Told, int]], bool], Awaitable[None]]
+Write = Callable[[Sequence[tuple[WorkflowEvent, int]], bool], Awaitable[None]]
 """(events with their numbers, whether the run is over) -> written."""
 
 LoadSource = Callable[[], Awaitable[Source]]
@@ -63,20 +63,20 @@ class Runner:
         self._services = services
         self._write = write
         self._staged = staged
-        self._pending: list[tuple[Told, int]] = []
+        self._pending: list[tuple[WorkflowEvent, int]] = []
         self.cancel_reason: str | None = None
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     async def emit(self, kind: str, payload: dict[str, Any]) -> None:
         """Note an event; :meth:`flush` writes it."""
-        self._note(Told(kind, payload))
+        self._note(WorkflowEvent(kind, payload))
         if self.replay is not None:
-            diverged = self.replay.comparison.see(Told(kind, payload))
+            diverged = self.replay.comparison.see(WorkflowEvent(kind, payload))
             if diverged is not None:
-                self._note(Told("replay.diverged", diverged))
+                self._note(WorkflowEvent("replay.diverged", diverged))
 
-    def _note(self, told: Told) -> None:
+    def _note(self, told: WorkflowEvent) -> None:
         number = self.state.sequence
         self.state.apply(told)
         self._pending.append((told, number))
@@ -154,7 +154,7 @@ class Runner:
 
         async def emit(kind: str, payload: dict[str, Any]) -> None:
             """What an interrupted execution has told already is not told again."""
-            if told_before and told_before[0] == Told(kind, payload):
+            if told_before and told_before[0] == WorkflowEvent(kind, payload):
                 del told_before[0]
             else:
                 await self.emit(kind, payload)
@@ -218,10 +218,10 @@ class Runner:
         self, source: Source, recorded: Recorded | None, visit: Visit, function: Callable[[Visit], Awaitable[Outputs]]
     ) -> None:
         """Ask the model and compare the kind of its answer with the recorded one (L4)."""
-        told: list[Told] = []
+        told: list[WorkflowEvent] = []
 
         async def overhear(kind: str, payload: dict[str, Any]) -> None:
-            told.append(Told(kind, payload))
+            told.append(WorkflowEvent(kind, payload))
 
         live, visit.emit = visit.emit, overhear
         try:
@@ -256,7 +256,7 @@ class Runner:
         )
 
 
-def _refusal_reason(told: Sequence[Told]) -> str:
+def _refusal_reason(told: Sequence[WorkflowEvent]) -> str:
     for one in told:
         if one.type == "envelope.refusal":
             return str(one.payload.get("refusalText") or one.payload.get("safetyCategory") or "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from antiphon._differ import diff_values
-from antiphon.host.workflow.state import TERMINAL, Told
+from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 
 EnvelopeKind = Literal["valid", "refusal", "unknown"]
 
@@ -15,8 +15,8 @@ class Recorded(NamedTuple):
     """How one execution of a node ended in the source, and what it emitted on the way."""
 
     node: str
-    emitted: tuple[Told, ...]
-    terminal: Told
+    emitted: tuple[WorkflowEvent, ...]
+    terminal: WorkflowEvent
     sequence: int
     """Number of the event that shows the kind of the answer: the refusal, else the terminal event."""
 
@@ -31,14 +31,14 @@ class Recorded(NamedTuple):
 class Source:
     """The log of the run that is replayed."""
 
-    def __init__(self, run: str, events: Sequence[Told]) -> None:
+    def __init__(self, run: str, events: Sequence[WorkflowEvent]) -> None:
         self.run = run
         self.events = events
 
     def outcome(self, node: str, nth: int) -> Recorded | None:
         """The *nth* (from 0) outcome of a node: key (source run, node, n)."""
         seen, open_here = 0, False
-        emitted: list[Told] = []
+        emitted: list[WorkflowEvent] = []
         shown = 0
         for sequence, told in enumerate(self.events):
             mine = told.payload.get("nodeId") == node
@@ -68,13 +68,13 @@ class Comparison:
 
     def __init__(self, source: Source, seen: int = 0) -> None:
         self.source = source
-        self._recorded: list[tuple[int, Told]] = []
+        self._recorded: list[tuple[int, WorkflowEvent]] = []
         self._read = 0
         self._place = seen
         self._lost = False
         """After an extra or missing event the rest cannot be compared by position."""
 
-    def see(self, told: Told) -> dict[str, Any] | None:
+    def see(self, told: WorkflowEvent) -> dict[str, Any] | None:
         """The payload of ``replay.diverged`` if *told* is not what the source has at this place."""
         if told.type == "replay.divergedAtRefusal":
             self._lost = True  # what follows is the failure, which the source did not have
@@ -104,7 +104,7 @@ class Comparison:
     def _ended(self) -> bool:
         return bool(self.source.events) and self.source.events[-1].type in TERMINAL
 
-    def _diverged(self, place: int, kind: str, told: Told) -> dict[str, Any]:
+    def _diverged(self, place: int, kind: str, told: WorkflowEvent) -> dict[str, Any]:
         payload: dict[str, Any] = {
             "sourceRunId": self.source.run,
             "atSequence": place,

@@ -10,7 +10,7 @@ from antiphon.host.workflow.model import DEFAULT_LOOPBACKS, Edge, Workflow, init
 TERMINAL = {"run.completed": "completed", "run.failed": "failed", "run.cancelled": "cancelled"}
 
 
-class Told(NamedTuple):
+class WorkflowEvent(NamedTuple):
     """One event of the workflow protocol: what was observable, without times and ids."""
 
     type: str
@@ -30,7 +30,7 @@ class State:
         self.queue: list[str] = []
         self.open: str | None = None
         """The node that has been started and not ended."""
-        self.emitted: list[Told] = []
+        self.emitted: list[WorkflowEvent] = []
         """What the open node has emitted since it was started."""
         self.status = "pending"
         self.error: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ class State:
         self._tokens: dict[str, int] = {}
         self._limit = workflow.settings.max_loopback_iterations or DEFAULT_LOOPBACKS
 
-    def apply(self, told: Told) -> None:
+    def apply(self, told: WorkflowEvent) -> None:
         """Take one event into account."""
         kind, payload = told
         self.sequence += 1
@@ -141,7 +141,7 @@ class State:
         return {node: self.outputs[node] for node in last if self.outputs.get(node)}
 
 
-def fold(workflow: Workflow, events: Iterable[Told]) -> State:
+def fold(workflow: Workflow, events: Iterable[WorkflowEvent]) -> State:
     """The state after *events*."""
     state = State(workflow)
     for told in events:
