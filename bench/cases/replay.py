@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 import antiphon
-from antiphon.ops.runs import load_recording
 from antiphon.ops.execution import execute_strictly
+from antiphon.ops.runs import load_recording
 from antiphon.stores import MemoryStore, SQLiteStore
 
 QUIET = {"telemetry": {"logs": False}, "loop": {"enabled": False}}

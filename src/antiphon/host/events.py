@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -99,33 +101,19 @@ class Signals:
     """Wakes those who wait for news of a run that is executed in this process."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._news: weakref.WeakValueDictionary[str, asyncio.Event] = weakref.WeakValueDictionary()
+
+    def news_of(self, run: str) -> asyncio.Event:
+        """What the next news of a run sets; take it before looking, so that nothing is missed."""
+        found = self._news.get(run)
+        if found is None or found.is_set():
+            found = self._news[run] = asyncio.Event()
+        return found
 
     def wake(self, run: str) -> None:
-        for waiter in self._waiting.get(run, ()):
-            waiter.set()
-
-    async def wait(self, run: str, waiter: asyncio.Event, timeout_s: float) -> None:
-        """Return when there is news, or after *timeout_s*."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter.wait()
-        except TimeoutError:
-            return
-        finally:
-            waiter.clear()
-
-    def listen(self, run: str) -> asyncio.Event:
-        waiter = asyncio.Event()
-        self._waiting.setdefault(run, set()).add(waiter)
-        return waiter
-
-    def leave(self, run: str, waiter: asyncio.Event) -> None:
-        waiting = self._waiting.get(run)
+        waiting = self._news.get(run)
         if waiting is not None:
-            waiting.discard(waiter)
-            if not waiting:
-                del self._waiting[run]
+            waiting.set()
 
 
 async def follow(
@@ -135,22 +123,21 @@ async def follow(
 
     A run of this process wakes its followers; one of another process is looked at four times a second.
     """
-    waiter = signals.listen(run)
     silent = 0.0
-    try:
-        while True:
-            found = await reader.more()
-            if found:
-                silent = 0.0
-                yield found
-                if found[-1].told.type in TERMINAL:
-                    return
-                continue
-            pause = idle_s - silent if is_local() else min(_LOOK_S, idle_s - silent)
-            await signals.wait(run, waiter, pause)
-            silent += pause
-            if silent >= idle_s:
-                silent = 0.0
-                yield []
-    finally:
-        signals.leave(run, waiter)
+    while True:
+        news = signals.news_of(run)
+        found = await reader.more()
+        if found:
+            silent = 0.0
+            yield found
+            if found[-1].told.type in TERMINAL:
+                return
+            continue
+        pause = idle_s - silent if is_local() else min(_LOOK_S, idle_s - silent)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await news.wait()
+        silent += pause
+        if silent >= idle_s:
+            silent = 0.0
+            yield []
