@@ -9,7 +9,10 @@ from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from antiphon._recording.recorder import Recorder, is_spilled, resolve
+import msgspec
+
+from antiphon._recording.recorder import Recorder
+from antiphon._recording.recorder import is_spilled, resolve
 from antiphon.contract.events import Event
 from antiphon.host.workflow.source import event_id
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
@@ -63,23 +66,23 @@ def iso(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Reader:
+class Reader(msgspec.Struct, eq=False):
     """Reads the workflow events of one run, going on where it stopped."""
 
-    def __init__(self, journal: Journal, run: str, blobs: Blobs | None, tenant: str) -> None:
-        self._journal = journal
-        self._run = run
-        self._blobs = blobs
-        self._tenant = tenant
-        self._row = 0
-        self.rows: list[Event] = []
-        """The other rows that were passed on the way: calls and their outcomes."""
+    journal: Journal
+    run: str
+    blobs: Blobs | None
+    tenant: str
+    next: int = 0
+    """The row to read next."""
+    rows: list[Event] = []
+    """The other rows that were passed on the way: calls and their outcomes."""
 
     async def more(self, *, keep_rows: bool = False) -> list[Numbered]:
         """The events that came since the last time."""
         found: list[Numbered] = []
-        while batch := await self._journal.events(self._run, start=self._row, limit=_BATCH):
-            self._row = batch[-1].seq + 1
+        while batch := await self.journal.events(self.run, start=self.next, limit=_BATCH):
+            self.next = batch[-1].seq + 1
             for event in batch:
                 if event.meta.get("workflow"):
                     found.append(await self._numbered(event))
@@ -92,7 +95,7 @@ class Reader:
     async def _numbered(self, event: Event) -> Numbered:
         payload = event.payload
         if any(is_spilled(value) for value in payload.values()):
-            payload = await asyncio.to_thread(resolve, payload, self._blobs, self._tenant)
+            payload = await asyncio.to_thread(resolve, payload, self.blobs, self.tenant)
         told = WorkflowEvent(event.type, payload)
         return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
 

@@ -337,8 +337,8 @@ class HostRun:
         self.recorder = self.app.recorder(manifest.id, manifest.salt, invoker=self._replaying)
         self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
         self.runner = Runner(
-            workflow,
-            fold(workflow, events),
+            workflow=workflow,
+            state=fold(workflow, events),
             run=manifest.id,
             tenant=manifest.tenant,
             services=self,

@@ -58,17 +58,16 @@ def request_of(visit: Visit) -> dict[str, Any]:
     return request
 
 
-class ModelBoundary:
+class ModelBoundary(msgspec.Struct, eq=False):
     """Asks models for the nodes of one run."""
 
-    def __init__(self, scope: RunScope, settings: HostSection, mock: MockProvider, tenant: str, post: Post) -> None:
-        self._scope = scope
-        self._settings = settings
-        self._mock = mock
-        self._tenant = tenant
-        self._post = post
-        self.known: dict[str, list[Any]] = {}
-        """Answers an interrupted run already has, by key: they are not asked for again."""
+    scope: RunScope
+    settings: HostSection
+    mock: MockProvider
+    tenant: str
+    post: Post
+    known: dict[str, list[Any]] = {}
+    """Answers an interrupted run already has, by key: they are not asked for again."""
 
     async def ask(self, visit: Visit) -> dict[str, Any]:
         """The checked answer of a model node; refusals and answers that never fit fail it."""
@@ -96,7 +95,7 @@ class ModelBoundary:
         raise NodeFailed("envelope_payload_invalid", f"No answer fitted the schema in {attempts} attempts.")
 
     async def _once(self, visit: Visit, request: Mapping[str, Any]) -> Any:
-        recipe = self._settings.llm_key_recipe
+        recipe = self.settings.llm_key_recipe
         try:
             key = llm_cache_key(request, recipe=recipe)
         except InvalidInput as error:
@@ -108,7 +107,7 @@ class ModelBoundary:
             "variant": variant_digest(request),
             "nodeId": visit.node.id,
         }
-        boundary = Boundary(self._scope, "llm", "llm", dict(request), payload=payload, digest=key, asynchronous=True)
+        boundary = Boundary(self.scope, "llm", "llm", dict(request), payload=payload, digest=key, asynchronous=True)
         boundary.payload["key"] = boundary.digest
         earlier = self.known.get(boundary.digest)
         if earlier:
@@ -131,12 +130,12 @@ class ModelBoundary:
     async def _send(self, visit: Visit, request: Mapping[str, Any]) -> Any:
         name = str(request["provider"])
         if name == MOCK:
-            return self._mock.answer(self._tenant, visit.node.id, visit.node.config.get("outputSchema"))
-        provider = self._settings.providers.get(name)
+            return self.mock.answer(self.tenant, visit.node.id, visit.node.config.get("outputSchema"))
+        provider = self.settings.providers.get(name)
         if provider is None:
-            known = ", ".join((MOCK, *self._settings.providers))
+            known = ", ".join((MOCK, *self.settings.providers))
             raise NodeFailed("provider_unknown", f"The provider {name!r} is not configured. Known: {known}.")
-        return await send(self._post, name, provider, request, key=visit.key(name))
+        return await send(self.post, name, provider, request, key=visit.key(name))
 
 
 def _account(response: Any, provider: str) -> dict[str, Any]:

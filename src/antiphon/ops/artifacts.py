@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -140,13 +140,12 @@ def _kurral_document(path: Path) -> dict[str, Any] | None:
     return dict(document)
 
 
-class _Import:
+class _Import(NamedTuple):
     """Brings a checked document into the store: all of it, or nothing."""
 
-    def __init__(self, app: Antiphon, document: artifact.Document, progress: Progress) -> None:
-        self.app = app
-        self.document = document
-        self.progress = progress
+    app: Antiphon
+    document: artifact.Document
+    progress: Progress
 
     def store(self) -> RunManifest:
         run_id = self.document.manifest.id

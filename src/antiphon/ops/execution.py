@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import orjson
 
 from antiphon._differ import diff_values
@@ -29,16 +30,15 @@ from antiphon.ports import Row
 QUIET_S = 10
 
 
-class StrictResult:
+class StrictResult(msgspec.Struct, eq=False):
     """What a strict re-execution found."""
 
-    def __init__(self, observer: Observer, invoker: StrictInvoker, setup: Setup) -> None:
-        self.observer = observer
-        self.invoker = invoker
-        self.setup = setup
-        self.output: Any = None
-        self.error: BaseException | None = None
-        self.escapes: list[str] = []
+    observer: Observer
+    invoker: StrictInvoker
+    setup: Setup
+    output: Any = None
+    error: BaseException | None = None
+    escapes: list[str] = []
 
     @property
     def divergences(self) -> list[DivergenceFound]:

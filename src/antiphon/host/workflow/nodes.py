@@ -12,6 +12,8 @@ import hashlib
 from collections.abc import Awaitable, Callable, Container, Mapping
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from antiphon.errors import InvalidInput
 from antiphon.host.workflow.model import Node, Workflow
 
@@ -72,28 +74,17 @@ class Services(Protocol):
         ...
 
 
-class Visit:
+class Visit(msgspec.Struct, eq=False, kw_only=True):
     """One execution of one node."""
 
-    def __init__(
-        self,
-        node: Node,
-        inputs: Mapping[str, Any],
-        *,
-        tenant: str,
-        run: str,
-        execution: int,
-        services: Services,
-        emit: Callable[[str, dict[str, Any]], Awaitable[None]],
-    ) -> None:
-        self.node = node
-        self.inputs = inputs
-        self.tenant = tenant
-        self.run = run
-        self.execution = execution
-        """How often the node has ended before."""
-        self.services = services
-        self.emit = emit
+    node: Node
+    inputs: Mapping[str, Any]
+    tenant: str
+    run: str
+    execution: int
+    """How often the node has ended before."""
+    services: Services
+    emit: Callable[[str, dict[str, Any]], Awaitable[None]]
 
     def key(self, provider: str, call: int = 0) -> str:
         """The identity of a logical effect of this execution."""

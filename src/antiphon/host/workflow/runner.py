@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
@@ -30,41 +32,30 @@ class Stopped(Exception):
     """This process may not go on with the run: somebody else has it."""
 
 
-class Replay:
+class Replay(NamedTuple):
     """That a run is a replay fork: where its observations come from."""
 
-    def __init__(self, load: LoadSource, comparison: Comparison, verify: bool = False) -> None:
-        self.load = load
-        self.comparison = comparison
-        self.verify = verify
-        """Ask the model although the answer is recorded, and compare the kinds (D28)."""
+    load: LoadSource
+    comparison: Comparison
+    verify: bool = False
+    """Ask the model although the answer is recorded, and compare the kinds (D28)."""
 
 
-class Runner:
+class Runner(msgspec.Struct, eq=False, kw_only=True):
     """One run on its way."""
 
-    def __init__(
-        self,
-        workflow: Workflow,
-        state: State,
-        *,
-        run: str,
-        tenant: str,
-        services: Services,
-        write: Write,
-        replay: Replay | None = None,
-        staged: Callable[[str], bool] = lambda node: False,
-    ) -> None:
-        self.workflow = workflow
-        self.state = state
-        self.run = run
-        self.tenant = tenant
-        self.replay = replay
-        self._services = services
-        self._write = write
-        self._staged = staged
-        self._pending: list[tuple[WorkflowEvent, int]] = []
-        self.cancel_reason: str | None = None
+    workflow: Workflow
+    state: State
+    run: str
+    tenant: str
+    services: Services
+    write: Write
+    replay: Replay | None = None
+    staged: Callable[[str], bool] = lambda node: False
+    """Whether the mock provider has an answer for the next call of a node."""
+    cancel_reason: str | None = None
+    pending: list[tuple[WorkflowEvent, int]] = []
+    """Noted, and to be written."""
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -79,13 +70,13 @@ class Runner:
     def _note(self, told: WorkflowEvent) -> None:
         number = self.state.sequence
         self.state.apply(told)
-        self._pending.append((told, number))
+        self.pending.append((told, number))
 
     async def flush(self, *, over: bool = False) -> None:
         """Write what has been noted."""
-        pending, self._pending = self._pending, []
+        pending, self.pending = self.pending, []
         if pending or over:
-            await self._write(pending, over)
+            await self.write(pending, over)
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -164,12 +155,12 @@ class Runner:
                 raise NodeFailed("unknown_node_type", f"This host does not know the node type {node.type_id}.")
             kind, function = found
             visit = Visit(
-                node,
-                state.bind(node_id),
+                node=node,
+                inputs=state.bind(node_id),
                 tenant=self.tenant,
                 run=self.run,
                 execution=state.ended.get(node_id, 0),
-                services=self._services,
+                services=self.services,
                 emit=emit,
             )
             if self.replay is not None and kind != "pure":
@@ -197,7 +188,7 @@ class Runner:
         await self.flush()
         source = await replay.load()
         recorded = source.outcome(visit.node.id, visit.execution)
-        if is_model and (replay.verify or self._staged(visit.node.id)):
+        if is_model and (replay.verify or self.staged(visit.node.id)):
             await self._verify(source, recorded, visit, function)
         if recorded is None:
             raise NodeFailed(
