@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from antiphon._recording.recorder import Recorder
-from antiphon._recording.recorder import is_spilled, resolve
+from antiphon._recording.recorder import Recorder, is_spilled, resolve
 from antiphon.contract.events import Event
 from antiphon.host.workflow.source import event_id
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent

@@ -16,9 +16,9 @@ import orjson
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording import artifact, kurral
-from antiphon._recording.run import Run
-from antiphon._recording.recorder import whole
 from antiphon._recording.artifact import BadJson, strict_loads
+from antiphon._recording.recorder import whole
+from antiphon._recording.run import Run
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError, InvalidInput
 from antiphon.ops.app import Antiphon

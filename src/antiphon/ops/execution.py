@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from antiphon._differ import diff_values
-from antiphon._recording.recorder import dump
+from antiphon._recording.plain import dump
 from antiphon._recording.run import Run, exit_code, run_error
 from antiphon._replay.explore import ExploreInvoker
 from antiphon._replay.observe import DivergenceFound, Observer, Seen

@@ -13,8 +13,8 @@ import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
-from antiphon._recording.run import EXIT_TAG
 from antiphon._recording.recorder import whole
+from antiphon._recording.run import EXIT_TAG
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
