@@ -86,7 +86,7 @@ class Facts:
         self.llm_config: dict[str, Any] = dict(manifest.llm_config)
         self.tools: dict[str, Any] = dict(manifest.tool_schemas)
         self.error: Any = None
-        self._interactions = False
+        self.interactions = False
 
     def see(self, event: Event) -> None:
         """Take note of the next event."""
@@ -95,9 +95,9 @@ class Facts:
             case "run.started" if "input" in payload and not self.inputs:
                 self.inputs.append({"input": payload["input"]})
             case "interaction.started":
-                if not self._interactions:  # they are the inputs, then; what started the run is not one more
+                if not self.interactions:  # they are the inputs, then; what started the run is not one more
                     self.inputs.clear()
-                    self._interactions = True
+                    self.interactions = True
                 self.inputs.append({"input": payload.get("input")})
             case "interaction.finished":
                 self.outputs.append({"input": self._asked(), "output": payload.get("output")})
@@ -106,8 +106,9 @@ class Facts:
                 self.templates.add(digest([payload.get("name"), payload.get("template")]))
             case "run.finished":
                 self.error = payload.get("error")
-                if not self._interactions and "output" in payload:
-                    self.outputs = [{"input": self.inputs[0]["input"] if self.inputs else None, **_output(payload)}]
+                if not self.interactions and "output" in payload:
+                    given = self.inputs[0]["input"] if self.inputs else None
+                    self.outputs = [{"input": given, "output": payload["output"]}]
             case "call.started" if payload.get("kind") == "llm":
                 self._request(payload.get("request"))
             case "call.finished":
@@ -160,10 +161,6 @@ class Facts:
             "graph_hash": manifest.graph_digest or digest([sorted(self.tools), sorted(self.templates)]),
             "tool_schemas_hash": digest(self.tools),
         }
-
-
-def _output(payload: dict[str, Any]) -> dict[str, Any]:
-    return {"output": payload["output"]}
 
 
 def _count(value: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from antiphon._recording.artifact import LAST_MS, USABLE_ID
+from antiphon._recording.artifact import LAST_MS, USABLE_ID, Facts
 from antiphon.canonical import canonical_json
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ArtifactError, CanonicalError
@@ -151,53 +151,33 @@ def _call_events(call: dict[str, Any], event: Any, index: int, seen: dict[tuple[
 
 def to_kurral(manifest: RunManifest, events: Iterable[Event]) -> dict[str, Any]:
     """The run as a ``.kurral`` document: the very one it was imported from, or one made from its events."""
-    inputs: list[dict[str, Any]] = []
-    outputs: list[dict[str, Any]] = []
+    facts = Facts(manifest)
     calls: list[dict[str, Any]] = []
     waiting: dict[str, Event] = {}
-    prompt: dict[str, Any] | None = None
-    first: Any = None
-    last: Any = None
     for event in events:
-        payload = event.payload
-        if event.type == "import" and payload.get("format") == "kurral":
-            return dict(payload["document"])
-        if event.type == "run.started":
-            first = payload.get("input")
-        elif event.type == "run.finished":
-            last = payload
-        elif event.type == "interaction.started":
-            inputs.append({"input": payload.get("input")})
-        elif event.type == "interaction.finished":
-            outputs.append({**(inputs[-1] if inputs else {"input": None}), "output": payload.get("output")})
-        elif event.type == "prompt" and prompt is None:
-            prompt = payload
-        elif event.type == "call.started" and payload.get("kind") != "llm":
+        if event.type == "import" and event.payload.get("format") == "kurral":
+            return dict(event.payload["document"])
+        facts.see(event)
+        if event.type == "call.started" and event.payload.get("kind") != "llm":
             waiting[event.call or ""] = event
         elif event.type == "call.finished" and event.call in waiting:
             calls.append(_kurral_call(waiting.pop(event.call), event))
-    if not inputs:
-        inputs = [{"input": first}]
-        outputs = [{"input": first, "output": (last or {}).get("output")}]
-    return _document(manifest, inputs, outputs, calls, prompt, last)
+    if not facts.interactions:
+        facts.inputs = facts.inputs or [{"input": None}]
+        facts.outputs = facts.outputs or [{**facts.inputs[0], "output": None}]
+    return _document(manifest, facts, calls)
 
 
 def _iso(ms: int | None) -> str:
     return datetime.fromtimestamp((ms or 0) / 1000, UTC).replace(tzinfo=None).isoformat()
 
 
-def _document(
-    manifest: RunManifest,
-    inputs: list[dict[str, Any]],
-    outputs: list[dict[str, Any]],
-    calls: list[dict[str, Any]],
-    prompt: dict[str, Any] | None,
-    last: Any,
-) -> dict[str, Any]:
+def _document(manifest: RunManifest, facts: Facts, calls: list[dict[str, Any]]) -> dict[str, Any]:
     config = dict(manifest.llm_config)
     scored = {name: config.pop(name) for name in ("temperature", "seed") if name in config}
-    template = str((prompt or {}).get("template") or "")
-    text = str((prompt or {}).get("text") or "")
+    prompt = facts.prompt or {}
+    template, text = str(prompt.get("template") or ""), str(prompt.get("text") or "")
+    variables = prompt.get("variables") or {}
     end = manifest.finished_at_ms
     return {
         "kurral_id": manifest.id,
@@ -208,8 +188,8 @@ def _document(
         "schema_version": "1.0.0",
         "created_at": _iso(manifest.started_at_ms),
         "deterministic": False,
-        "inputs": {"interactions": inputs},
-        "outputs": {"interactions": outputs},
+        "inputs": {"interactions": facts.inputs},
+        "outputs": {"interactions": facts.outputs},
         "llm_config": {
             "model_name": config.get("model_name") or "unknown",
             "provider": config.get("provider") or "unknown",
@@ -218,8 +198,8 @@ def _document(
         "resolved_prompt": {
             "template": template,
             "template_hash": hashlib.sha256(template.encode()).hexdigest(),
-            "variables": (prompt or {}).get("variables") or {},
-            "variables_hash": hashlib.sha256(orjson.dumps((prompt or {}).get("variables") or {})).hexdigest(),
+            "variables": variables,
+            "variables_hash": hashlib.sha256(orjson.dumps(variables)).hexdigest(),
             "final_text": text,
             "final_text_hash": hashlib.sha256(text.encode()).hexdigest(),
         },
@@ -231,7 +211,7 @@ def _document(
             "wall_clock_time": _iso(manifest.started_at_ms),
         },
         "duration_ms": 0 if end is None else end - manifest.started_at_ms,
-        "error": ((last or {}).get("error") or {}).get("message"),
+        "error": (facts.error or {}).get("message"),
     }
 
 
