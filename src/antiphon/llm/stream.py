@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from antiphon.llm.response import count, dig, objects, summarise, text_of
 
@@ -70,12 +70,25 @@ def _objects(events: Iterable[Any]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-class _Assembler(Protocol):
-    complete: bool
+class _Assembler:
+    """Puts the events of one stream together; ``complete`` is known after :meth:`response`."""
 
-    def feed(self, event: dict[str, Any]) -> None: ...
+    def __init__(self) -> None:
+        self.complete = False
+        self.head: dict[str, Any] = {}
+        self.parts: dict[int, dict[str, Any]] = {}
 
-    def response(self) -> dict[str, Any]: ...
+    def feed(self, event: dict[str, Any]) -> None:
+        """Take the next event."""
+        raise NotImplementedError
+
+    def response(self) -> dict[str, Any]:
+        """The answer, as far as the events tell."""
+        raise NotImplementedError
+
+    def in_order(self) -> list[dict[str, Any]]:
+        """The parts by their index."""
+        return [self.parts[index] for index in sorted(self.parts)]
 
 
 def _assemble(events: Iterable[Any], provider: str) -> tuple[dict[str, Any], bool, list[Any]]:
@@ -89,125 +102,112 @@ def _assemble(events: Iterable[Any], provider: str) -> tuple[dict[str, Any], boo
     return assembler.response(), assembler.complete, seen
 
 
-class _OpenAIChat:
-    def __init__(self) -> None:
-        self.complete = False
-        self._head: dict[str, Any] = {}
-        self._choices: dict[int, dict[str, Any]] = {}
-        self._calls: dict[int, dict[int, dict[str, Any]]] = {}
-
+class _OpenAIChat(_Assembler):
     def feed(self, event: dict[str, Any]) -> None:
-        self._head.update((name, value) for name, value in event.items() if name != "choices" and value is not None)
+        self.head.update((name, value) for name, value in event.items() if name != "choices" and value is not None)
         for part in objects(event.get("choices")):
             index = count(part.get("index")) or 0
-            choice = self._choices.setdefault(index, {"index": index, "message": {}, "finish_reason": None})
-            message = choice["message"]
-            for name, value in (objects([part.get("delta")]) or [{}])[0].items():
-                if name == "tool_calls":
-                    self._feed_calls(index, objects(value))
-                elif name == "role":
-                    message["role"] = value
-                elif isinstance(value, str):
-                    message[name] = text_of(message.get(name)) + value
-                elif value is not None:
-                    message[name] = value
+            choice = self.parts.setdefault(index, {"index": index, "message": {}, "finish_reason": None})
+            for delta in objects([part.get("delta")]):
+                _grow_message(choice["message"], delta)
             if part.get("finish_reason") is not None:
                 choice["finish_reason"] = part["finish_reason"]
 
-    def _feed_calls(self, choice: int, deltas: list[dict[str, Any]]) -> None:
-        calls = self._calls.setdefault(choice, {})
-        for delta in deltas:
-            call = calls.setdefault(count(delta.get("index")) or 0, {"function": {"name": "", "arguments": ""}})
-            for name in ("id", "type"):
-                if isinstance(delta.get(name), str):
-                    call[name] = delta[name]
-            for name in ("name", "arguments"):
-                call["function"][name] += text_of(dig(delta, "function", name))
-
     def response(self) -> dict[str, Any]:
-        for index, calls in self._calls.items():
-            self._choices[index]["message"]["tool_calls"] = [calls[place] for place in sorted(calls)]
-        choices = [self._choices[index] for index in sorted(self._choices)]
+        choices = self.in_order()
+        for choice in choices:
+            calls = choice["message"].get("tool_calls")
+            if calls is not None:
+                choice["message"]["tool_calls"] = [calls[place] for place in sorted(calls)]
         self.complete = bool(choices) and all(choice["finish_reason"] is not None for choice in choices)
-        return {**self._head, "choices": choices} if choices or self._head else {}
+        return {**self.head, "choices": choices} if choices or self.head else {}
 
 
-class _OpenAIResponses:
-    def __init__(self) -> None:
-        self.complete = False
-        self._final: dict[str, Any] | None = None
-        self._start: dict[str, Any] = {}
-        self._items: dict[int, dict[str, Any]] = {}
+def _grow_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for name, value in delta.items():
+        if name == "tool_calls":
+            calls = message.setdefault(name, {})
+            for part in objects(value):
+                call = calls.setdefault(count(part.get("index")) or 0, {"function": {"name": "", "arguments": ""}})
+                call.update((field, part[field]) for field in ("id", "type") if isinstance(part.get(field), str))
+                for field in ("name", "arguments"):
+                    call["function"][field] += text_of(dig(part, "function", field))
+        elif isinstance(value, str) and name != "role":
+            message[name] = text_of(message.get(name)) + value
+        elif value is not None or name == "role":
+            message[name] = value
+
+
+class _OpenAIResponses(_Assembler):
+    final: dict[str, Any] | None = None
 
     def feed(self, event: dict[str, Any]) -> None:
         kind = text_of(event.get("type"))
         response = event.get("response")
         if kind in ("response.completed", "response.incomplete", "response.failed") and isinstance(response, dict):
-            self._final = response
+            self.final = response
             self.complete = kind != "response.failed"
         elif isinstance(response, dict):
-            self._start = response
+            self.head = response
         index = count(event.get("output_index"))
         if index is None:
             return
         item = event.get("item")
         if isinstance(item, dict):
-            self._items[index] = {**item, "content": list(objects(item.get("content")))}
+            self.parts[index] = {**item, "content": list(objects(item.get("content")))}
             return
-        entry = self._items.setdefault(index, {"type": "message", "content": []})
+        entry = self.parts.setdefault(index, {"type": "message", "content": []})
         delta = text_of(event.get("delta"))
+        place = count(event.get("content_index")) or 0
         if kind == "response.output_text.delta":
-            _grow(entry["content"], count(event.get("content_index")) or 0, "output_text", "text", delta)
+            _grow(entry["content"], place, "output_text", "text", delta)
         elif kind == "response.refusal.delta":
-            _grow(entry["content"], count(event.get("content_index")) or 0, "refusal", "refusal", delta)
+            _grow(entry["content"], place, "refusal", "refusal", delta)
         elif kind == "response.function_call_arguments.delta":
             entry["arguments"] = text_of(entry.get("arguments")) + delta
 
     def response(self) -> dict[str, Any]:
-        if self._final is not None:
-            return self._final
-        if not self._start and not self._items:
-            return {}
-        return {**self._start, "output": [self._items[index] for index in sorted(self._items)]}
+        if self.final is not None:
+            return self.final
+        return {**self.head, "output": self.in_order()} if self.head or self.parts else {}
 
 
 def _grow(parts: list[dict[str, Any]], index: int, kind: str, field: str, delta: str) -> None:
-    while len(parts) <= min(index, 10_000):
+    index = min(index, 10_000)
+    while len(parts) <= index:
         parts.append({"type": kind, field: ""})
-    part = parts[min(index, 10_000)]
-    part[field] = text_of(part.get(field)) + delta
+    parts[index][field] = text_of(parts[index].get(field)) + delta
 
 
-class _Anthropic:
+class _Anthropic(_Assembler):
     _TEXT: Final = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
     def __init__(self) -> None:
-        self.complete = False
-        self._message: dict[str, Any] = {}
-        self._blocks: dict[int, dict[str, Any]] = {}
+        super().__init__()
         self._json: dict[int, str] = {}
 
     def feed(self, event: dict[str, Any]) -> None:
         kind = event.get("type")
         index = count(event.get("index")) or 0
+        delta, usage = event.get("delta"), event.get("usage")
         if kind == "message_start" and isinstance(event.get("message"), dict):
-            self._message = dict(event["message"])
+            self.head = dict(event["message"])
         elif kind == "content_block_start" and isinstance(event.get("content_block"), dict):
-            self._blocks[index] = dict(event["content_block"])
+            self.parts[index] = dict(event["content_block"])
         elif kind == "content_block_delta":
-            self._delta(index, event.get("delta"))
+            self._delta(index, delta)
         elif kind == "message_delta":
-            if isinstance(event.get("delta"), dict):
-                self._message.update(event["delta"])
-            if isinstance(event.get("usage"), dict):
-                before = self._message.get("usage")
-                self._message["usage"] = {**(before if isinstance(before, dict) else {}), **event["usage"]}
+            if isinstance(delta, dict):
+                self.head.update(delta)
+            if isinstance(usage, dict):
+                before = self.head.get("usage")
+                self.head["usage"] = {**(before if isinstance(before, dict) else {}), **usage}
         elif kind == "message_stop":
             self.complete = True
 
     def _delta(self, index: int, delta: Any) -> None:
         kind = text_of(dig(delta, "type"))
-        block = self._blocks.setdefault(index, {"type": "tool_use" if kind == "input_json_delta" else "text"})
+        block = self.parts.setdefault(index, {"type": "tool_use" if kind == "input_json_delta" else "text"})
         if kind == "input_json_delta":
             self._json[index] = self._json.get(index, "") + text_of(dig(delta, "partial_json"))
         elif kind in self._TEXT:
@@ -215,35 +215,29 @@ class _Anthropic:
             block[field] = text_of(block.get(field)) + text_of(dig(delta, field))
 
     def response(self) -> dict[str, Any]:
-        if not self._message and not self._blocks:
+        if not self.head and not self.parts:
             return {}
         for index, text in self._json.items():
             try:
-                self._blocks[index]["input"] = json.loads(text or "{}")
+                self.parts[index]["input"] = json.loads(text or "{}")
             except (ValueError, RecursionError):
-                self._blocks[index]["input"] = text  # broken off inside: what there was of it
-        return {**self._message, "content": [self._blocks[index] for index in sorted(self._blocks)]}
+                self.parts[index]["input"] = text  # broken off inside: what there was of it
+        return {**self.head, "content": self.in_order()}
 
 
-class _Gemini:
-    def __init__(self) -> None:
-        self.complete = False
-        self._head: dict[str, Any] = {}
-        self._candidates: dict[int, dict[str, Any]] = {}
-
+class _Gemini(_Assembler):
     def feed(self, event: dict[str, Any]) -> None:
-        self._head.update((name, value) for name, value in event.items() if name != "candidates")
+        self.head.update((name, value) for name, value in event.items() if name != "candidates")
         for part in objects(event.get("candidates")):
-            index = count(part.get("index")) or 0
-            candidate = self._candidates.setdefault(index, {"content": {"parts": []}})
+            candidate = self.parts.setdefault(count(part.get("index")) or 0, {"content": {"parts": []}})
             candidate["content"]["parts"] += objects(dig(part, "content", "parts"))
             candidate.update((name, value) for name, value in part.items() if name != "content")
 
     def response(self) -> dict[str, Any]:
-        candidates = [self._candidates[index] for index in sorted(self._candidates)]
+        candidates = self.in_order()
         ended = bool(candidates) and all(dig(candidate, "finishReason") for candidate in candidates)
-        self.complete = ended or dig(self._head, "promptFeedback", "blockReason") is not None
-        return {**self._head, "candidates": candidates} if candidates or self._head else {}
+        self.complete = ended or dig(self.head, "promptFeedback", "blockReason") is not None
+        return {**self.head, "candidates": candidates} if candidates or self.head else {}
 
 
 _ASSEMBLERS: Final[dict[str, type[_Assembler]]] = {
