@@ -49,11 +49,9 @@ def _requests(ctx: Context) -> list[Row]:
         {
             "whole": Case("canonical", "llm_key", chat),
             "mapping": Case("canonical", "llm_mapping", chat),
-            "longer": Case("canonical", "llm_key_of_a_longer_talk", chat),
         }
     )
     return [
         race.row("LLM key of a 100 KB request", "whole"),
         race.row("provider body to canonical request, 100 KB", "mapping"),
-        race.row("LLM key after one more message", "longer", "whole", note="the earlier messages are hashed once"),
     ]

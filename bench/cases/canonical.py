@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
-from antiphon.keys import Conversation, KeyMaker, llm_cache_key
+from antiphon.keys import KeyMaker, llm_cache_key
 from antiphon.llm.request import canonical_request
 
 
@@ -44,21 +44,3 @@ def llm_mapping(file):
     """A provider's request to the canonical request."""
     body = _value(file)
     return lambda: canonical_request(body, provider="openai-chat")
-
-
-def llm_key_of_a_longer_talk(file):
-    """The key after one more message of a conversation that is already hashed."""
-    request = canonical_request(_value(file), provider="openai-chat")
-    start = Conversation(request["messages"])
-    start.key(request)
-
-    def run(n):
-        talk = Conversation()
-        talk._messages = list(start._pieces)
-        talk._hashed = {head: (state.copy(), count) for head, (state, count) in start._hashed.items()}
-        message = {"role": "user", "content": "And the next step?"}
-        for _ in range(n):
-            talk.add(message)
-            talk.key(request)
-
-    return run

@@ -241,7 +241,7 @@ def settled(call: GuardedCall, version: int | None) -> Step:
             turn.succeeded.setdefault(call.pair, call.call_id or call.request_id)
     if guard is not None:
         if outcome is None and plan.bound_loop and call.payload is not None:
-            guard.loop.succeeded(call.pair, call.payload)
+            guard.loop.record(*call.pair, call.payload)
         else:
             guard.after(call.pair, call.result(), plan.tool.spec.poll)
     if run is not None and run.entered and not run.finished:

@@ -113,8 +113,8 @@ def with_sum(kind: str, body: bytes) -> bytes:
     """The bytes of an event with their check sum as the last entry of ``meta``; *body* ends with its ``meta``."""
     if body[-2:] != b"}}":
         return body
-    total = _sha256(kind.encode() + body).hexdigest()[:16]
-    return b'%b%b"sum":"%b"}}' % (body[:-2], b"" if body[-3:-2] == b"{" else b",", total.encode())
+    total = _sum(kind, body).encode()
+    return b'%b%b"sum":"%b"}}' % (body[:-2], b"" if body[-3:-2] == b"{" else b",", total)
 
 
 def sum_holds(event: Event) -> bool | None:

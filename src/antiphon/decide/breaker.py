@@ -30,6 +30,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from antiphon.contract.result import BreakerStateName
@@ -75,29 +76,18 @@ class Snapshot(NamedTuple):
 Failed = tuple[float]
 
 
+@dataclass(slots=True, eq=False)
 class Permit:
     """Leave for one attempt; hand it back with its result. All permits of a closed period are one object."""
 
-    __slots__ = ("epoch", "fails", "lease_until", "probe", "ring", "transitions")
-
-    def __init__(
-        self,
-        epoch: int,
-        ring: deque[float | Failed],
-        fails: deque[float],
-        *,
-        probe: bool = False,
-        lease_until: float = math.inf,
-        transitions: tuple[Transition, ...] = (),
-    ) -> None:
-        self.epoch = epoch
-        self.ring = ring
-        """When the last attempts ended; a failed one is wrapped in a tuple."""
-        self.fails = fails
-        """When the current row of failures came in."""
-        self.probe = probe
-        self.lease_until = lease_until
-        self.transitions = transitions
+    epoch: int
+    ring: deque[float | Failed]
+    """When the last attempts ended; a failed one is wrapped in a tuple."""
+    fails: deque[float]
+    """When the current row of failures came in."""
+    probe: bool = False
+    lease_until: float = math.inf
+    transitions: tuple[Transition, ...] = ()
 
 
 class Breaker:

@@ -136,11 +136,6 @@ class BoundaryTable(Value, frozen=True):
         """The rule for a call of *kind* (``llm``, ``tool``, ``mcp``) to *name*, which may have its namespace."""
         return next((rule for rule in self.rules if rule.fits(kind, name)), _FROZEN)
 
-    @property
-    def has_live(self) -> bool:
-        """Whether a replay with this table can touch the world, and so needs the reviewed file (K6)."""
-        return any(rule.mode == "live" for rule in self.rules)
-
 
 _FROZEN = BoundaryRule(match="*", mode="frozen")
 ALL_FROZEN = BoundaryTable()

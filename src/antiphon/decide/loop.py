@@ -213,13 +213,6 @@ class LoopGuard:
         self.calls = next(self._count)
         return True
 
-    def succeeded(self, call: tuple[str, str], outcome: bytes) -> None:
-        """:meth:`record` at its cheapest, for a call that succeeded and is no poll."""
-        if call in self._recent or call in self._older or not self._simple:
-            self.record(call[0], call[1], outcome)
-        else:
-            self._first(call, outcome, True)
-
     def record(self, tool: str, digest: str, outcome: bytes | str, *, ok: bool = True, poll: bool = False) -> None:
         """After a call that ran or was answered: what came of it (of a failure: its code and message)."""
         if not self._policy.enabled:

@@ -351,20 +351,21 @@ def text_block(text: str, extra: Mapping[str, Any] | None = None) -> Block:
     return with_vendor_fields(block, extra) if extra else block
 
 
-def media_block(kind: str, *, url: str | None = None, path: str = "", **fields: Any) -> Block:
-    """A block of *kind* without the fields that are ``None``; content inside a ``data:`` *url* becomes its digest."""
-    if url is not None and url.startswith("data:"):
-        head, comma, data = url[len("data:") :].partition(",")
-        if not comma:
-            raise wrong(path, "a data: URL with a comma")
-        media_type, *options = head.split(";")
-        fields["mediaType"] = media_type or None
-        if "base64" in options:
-            fields["digest"] = digest_of_base64(data, path)
-        else:
-            fields["digest"] = _digest(urllib.parse.unquote_to_bytes(data))
-        url = None
-    return {"type": kind, **{key: value for key, value in {"url": url, **fields}.items() if value is not None}}
+def media_block(kind: str, **fields: Any) -> Block:
+    """A block of *kind* without the fields that are ``None``."""
+    return {"type": kind, **{key: value for key, value in fields.items() if value is not None}}
+
+
+def located(kind: str, url: str, path: str, **fields: Any) -> Block:
+    """A block for a URL; content inside a ``data:`` URL is replaced by its digest."""
+    if not url.startswith("data:"):
+        return media_block(kind, url=url, **fields)
+    head, comma, data = url[len("data:") :].partition(",")
+    if not comma:
+        raise wrong(path, "a data: URL with a comma")
+    media_type, *options = head.split(";")
+    digest = digest_of_base64(data, path) if "base64" in options else _digest(urllib.parse.unquote_to_bytes(data))
+    return media_block(kind, mediaType=media_type or None, digest=digest, **fields)
 
 
 def digest_of_base64(data: Any, path: str) -> str:

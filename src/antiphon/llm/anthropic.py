@@ -128,8 +128,7 @@ def _media(block: Fields, kind: str) -> Block:
     else:
         unknown = {"source": {"type": form, **source.rest()}}
         return with_vendor_fields(media_block(kind, name=name), block.rest(), unknown)
-    found = {"type": kind, "mediaType": media_type, **content, "name": name}
-    found = {key: value for key, value in found.items() if value is not None}
+    found = media_block(kind, mediaType=media_type, name=name, **content)
     return with_vendor_fields(found, source.rest(), block.rest())
 
 

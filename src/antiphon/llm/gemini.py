@@ -98,7 +98,7 @@ def _part(draft: Draft, value: Any, path: str) -> Block:
     file = part.fields("fileData", "file_data")
     if file is not None:
         kind, uri = file.text("mimeType", "mime_type"), file.need_text("fileUri", "file_uri")
-        block = {**media_block(_media_kind(kind or ""), mediaType=kind), "url": uri}
+        block = media_block(_media_kind(kind or ""), mediaType=kind, url=uri)
         return with_vendor_fields(block, file.rest(), part.rest())
     return draft.vendor_block(value, path)
 

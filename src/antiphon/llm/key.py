@@ -1,12 +1,11 @@
-"""Keys of LLM requests: the two recipes (L1, D24), the variant digest (D14), and keys of a growing conversation."""
+"""Keys of LLM requests: the two recipes (L1, D24) and the variant digest (D14)."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
-from antiphon.canonical import canonical_digest, canonical_json
+from antiphon.canonical import canonical_digest, canonical_json, parse_json
 from antiphon.errors import InvalidInput
 
 __all__ = ["Conversation", "Recipe", "llm_cache_key", "llm_cache_key_parts", "variant_digest", "variant_parts"]
@@ -86,7 +85,7 @@ def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Conversation:
-    """Keys of requests whose messages only grow: each message is serialised and hashed once.
+    """Keys of requests whose messages only grow.
 
     The messages are taken as they are when they are added; later changes to the objects have no effect.
 
@@ -97,8 +96,7 @@ class Conversation:
     """
 
     def __init__(self, messages: Iterable[dict[str, Any]] = ()) -> None:
-        self._messages: list[bytes] = []
-        self._hashed: dict[bytes, tuple[Any, int]] = {}
+        self._messages: list[dict[str, Any]] = []
         self.add(*messages)
 
     def __len__(self) -> int:
@@ -106,41 +104,14 @@ class Conversation:
 
     def add(self, *messages: dict[str, Any]) -> None:
         """Append messages to the conversation."""
-        added = []
-        for message in messages:
+        for place, message in enumerate(messages, len(self._messages)):
             if not isinstance(message, dict):
-                raise InvalidInput("A message is an object.", path=f"$.messages[{len(self._messages) + len(added)}]")
-            added.append(canonical_json(message))
-        self._messages += added
+                raise InvalidInput("A message is an object.", path=f"$.messages[{place}]")
+        self._messages += [parse_json(canonical_json(message)) for message in messages]
 
     def key(self, rest: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
         """What :func:`llm_cache_key` gives for *rest* with these messages."""
-        head, tail = _around_messages(_parts(rest, [], recipe))
-        # `messages` comes early in canonical order, so all that precedes the next one is a state worth keeping.
-        state, count = self._hashed.get(head, (None, 0))
-        if state is None:
-            state = hashlib.sha256(head)
-        for message in self._messages[count:]:
-            state.update(b"," + message if count else message)
-            count += 1
-        self._hashed[head] = (state, count)
-        final = state.copy()
-        final.update(tail)
-        digest: str = final.hexdigest()
-        return digest
-
-
-def _around_messages(parts: dict[str, Any]) -> tuple[bytes, bytes]:
-    """The canonical bytes before and after the messages of *parts*, whose list of messages is empty."""
-    if "request" not in parts:
-        tail = canonical_json({name: value for name, value in parts.items() if name != "messages"})
-        return b'{"messages":[', b"]," + tail[1:]
-    request = parts["request"]
-    outer = canonical_json({name: value for name, value in parts.items() if name != "request"})
-    early = canonical_json({name: value for name, value in request.items() if name < "messages"})
-    late = canonical_json({name: value for name, value in request.items() if name > "messages"})
-    head = outer[:-1] + b',"request":' + (early[:-1] + b"," if early != b"{}" else b"{") + b'"messages":['
-    return head, b"]" + (b"," + late[1:] if late != b"{}" else b"}") + b"}"
+        return llm_cache_key({**rest, "messages": self._messages}, recipe=recipe)
 
 
 def _parts(request: Mapping[str, Any], messages: Any, recipe: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from antiphon.llm._draft import (
     as_text,
     digest_of_base64,
     elements,
+    located,
     media_block,
     text_block,
     with_vendor_fields,
@@ -256,12 +257,14 @@ def _part(draft: Draft, value: Any, path: str) -> Block:
         image = part.take("image_url")
         source = Fields({"url": image} if isinstance(image, str) else image, f"{path}.image_url")
         address, detail = source.need_text("url"), source.text("detail")
-        block = media_block("image", url=address, path=f"{path}.image_url.url", detail=detail)
+        block = located("image", address, f"{path}.image_url.url", detail=detail)
         return with_vendor_fields(block, source.rest(), part.rest())
     if kind == "input_image":
         url, detail = part.text("image_url"), part.text("detail")
-        file = None if url is not None else part.need_text("file_id")
-        block = media_block("image", url=url, path=f"{path}.image_url", fileId=file, detail=detail)
+        if url is not None:
+            block = located("image", url, f"{path}.image_url", detail=detail)
+        else:
+            block = media_block("image", fileId=part.need_text("file_id"), detail=detail)
         return with_vendor_fields(block, part.rest())
     if kind == "input_audio":
         sound = Fields(part.take("input_audio"), f"{path}.input_audio")
@@ -281,9 +284,9 @@ def _file(source: Fields) -> Block:
     if data is not None and not data.startswith("data:"):
         return media_block("document", digest=digest_of_base64(data, path), name=name)
     if data is not None:
-        return media_block("document", url=data, path=path, name=name)
+        return located("document", data, path, name=name)
     if url is not None:
-        return media_block("document", url=url, path=f"{source.path}.file_url", name=name)
+        return located("document", url, f"{source.path}.file_url", name=name)
     return media_block("document", fileId=source.need_text("file_id"), name=name)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import re
 from collections import deque
-from typing import Any, AnyStr
+from dataclasses import dataclass
+from typing import Any, AnyStr, NamedTuple
 
 import orjson
 
@@ -27,12 +28,12 @@ _CONTINUED = frozenset(
     "content text arguments partial_json delta output_text thinking refusal reasoning reasoning_content transcript"
     " input input_text".split()
 )
-"""Fields that providers send piece by piece; all others are whole in each chunk."""
+"""Fields that providers send in chunks; all others are whole in each chunk."""
 _LIKELY = frozenset(
     "answer body chunk completion data generated_text generation message output outputText part piece response result"
     " string value word".split()
 )
-"""Fields that may hold the next piece, or say the same in each chunk: then they are whole."""
+"""Fields that may hold the next part of a text, or say the same in each chunk: then they are whole."""
 _WHOLE = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format", "audio", "image", "inline_data"})
 """Beside and below these ``data`` is no text."""
 
@@ -42,17 +43,15 @@ _LOOKS = re.compile(rb"\s*(?:data|event|id|retry)?:|\s*\{[^\n]*\}\r?\n")
 _TEXT = "text"
 
 
+@dataclass(slots=True)
 class _Stretch:
     """A stretch of a stream that is replaced as a whole by *new*, once that is known."""
 
-    __slots__ = ("end", "new", "plain", "start", "value")
-
-    def __init__(self, start: int, end: int, value: Any = None, new: Any = None, plain: bool = False) -> None:
-        self.start = start
-        self.end = end
-        self.value = value
-        self.new = new
-        self.plain = plain
+    start: int
+    end: int
+    value: Any = None
+    new: Any = None
+    plain: bool = False
 
 
 def _redacted(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> AnyStr:
@@ -141,22 +140,17 @@ class TextStream:
         return ready
 
 
+@dataclass(slots=True, eq=False)
 class _Slot:
-    """A part of text that is still under way in a held chunk."""
+    """A text that is still under way in a held chunk."""
 
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: str | None = None
+    value: str | None = None
 
 
-class _Held:
-    __slots__ = ("chunk", "raw", "slots")
-
-    def __init__(self, chunk: Any, slots: list[_Slot], raw: bool) -> None:
-        self.chunk = chunk
-        self.slots = slots
-        self.raw = raw
+class _Held(NamedTuple):
+    chunk: Any
+    slots: list[_Slot]
+    raw: bool
 
 
 class StreamRedactor:

@@ -181,7 +181,6 @@ def test_d20_first_fitting_rule_wins_and_the_rest_is_frozen() -> None:
 def test_d20_presets(table: BoundaryTable, model: str, tools: str) -> None:
     assert table.rule("llm", "m").mode == model
     assert table.rule("tool", "t").mode == table.rule("mcp", "t").mode == tools
-    assert table.has_live == ("live" in (model, tools))
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,7 @@ def test_what_means_something_stays(one: str, other: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.sampled_from(["x", "y"])), max_size=60))
 @example([*zip("abced", "xxxxy", strict=True), *zip("addd", "xyyx", strict=True)])  # a was nearly forgotten
 def test_the_cheap_way_says_and_remembers_the_same(steps: list[Step]) -> None:
-    """``is_new`` and ``succeeded`` stand for ``check`` and ``record``: two guards that see the same stay equal."""
+    """``is_new`` stands for ``check``: two guards that see the same stay equal."""
     one, other = (guard(max_calls=None, remember=4) for _ in range(2))
     for call, outcome in steps:
         mark = (call, call)
@@ -400,7 +400,7 @@ def test_the_cheap_way_says_and_remembers_the_same(steps: list[Step]) -> None:
         assert verdict == other.check(*mark, 0.0)
         assert one.calls == other.calls
         if not verdict.refused:
-            one.succeeded(mark, outcome.encode())
+            one.record(*mark, outcome.encode())
             other.record(*mark, outcome.encode())
 
 
