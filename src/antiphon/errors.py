@@ -9,19 +9,19 @@
     ├── Refused                 we decided not to dispatch the call
     │   ├── InFlight            an equal call is running
     │   ├── IdempotencyConflict the key is in use for other parameters
-    │   ├── CircuitOpen         the dependency is fenced off
+    │   ├── CircuitOpen         the circuit breaker of the dependency is open
     │   ├── LoopBlocked         the loop guard or a cap stopped the call
     │   ├── ReplayBlocked       a replay may not run this side effect
     │   └── ToolDeniedError     turn control answered instead of the tool
     ├── CallFailed              the call was dispatched and did not succeed
-    │   ├── OutcomeUnknown      it may have happened; verify, do not try again
-    │   ├── RetryExhausted      attempts, seconds or budget are used up
+    │   ├── OutcomeUnknown      it may have taken effect: verify before you repeat it
+    │   ├── RetryExhausted      no attempts, time or retry budget left
     │   └── CallTimeout         an attempt ran out of time
     ├── ResultNotKept           the call took effect earlier; what it returned cannot be given again
     ├── StoreError              the store could not do its part
     │   ├── StoreUnavailable    it cannot be reached, is locked, full or read-only
     │   ├── StoreVersionError   a record was written by a newer release
-    │   └── Fenced              somebody else owns the claim by now
+    │   └── Fenced              the claim has another owner by now
     ├── Divergence              a replay did not do what the recording did
     │   └── ReplayMiss          the recording has no answer for a call
     ├── Paused                  a tool stopped to ask a person; its call is made again later
@@ -106,7 +106,7 @@ class IdempotencyConflict(Refused):
 
 
 class CircuitOpen(Refused):
-    """The dependency is fenced off."""
+    """The circuit breaker of the dependency is open."""
 
     code = "circuit_open"
 
@@ -136,13 +136,13 @@ class CallFailed(AntiphonError):
 
 
 class OutcomeUnknown(CallFailed):
-    """It may have happened: verify, do not try again."""
+    """It may have taken effect: verify before you repeat it."""
 
     code = "outcome_unknown"
 
 
 class RetryExhausted(CallFailed):
-    """Attempts, seconds or budget are used up."""
+    """No attempts, time or retry budget left."""
 
     code = "retry_exhausted"
 
@@ -178,7 +178,7 @@ class StoreVersionError(StoreError):
 
 
 class Fenced(StoreError):
-    """Somebody else owns the claim by now."""
+    """The claim has another owner by now."""
 
     code = "fenced"
 

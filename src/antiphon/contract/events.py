@@ -11,7 +11,7 @@ marks and ids are ``meta``: they may differ between two runs that did the same.
 | interaction.finished| output? or error?                                                             |
 | call.started        | kind (tool, llm, mcp), name, namespace?, arguments or request, digest, nth    |
 | call.finished       | outcome (ok, error, denied, refusal), value? or error? {class, code, message} |
-| call.chunk          | n, data (one piece of a stream; meta.gapMs is the pause before it)            |
+| call.chunk          | n, data (one chunk of a stream; meta.gapMs is the pause before it)            |
 | decision            | what (reused, retry, blocked, breaker, loop, orphan, ambiguous), detail       |
 | draw                | what (now, random, uuid4 …), value                                            |
 | prompt              | name, template, variables, text                                               |

@@ -30,7 +30,7 @@ class RetryPolicy(Value, frozen=True):
 
 
 class BreakerPolicy(Value, frozen=True):
-    """When a dependency counts as sick, and how it is tried again (R9)."""
+    """When the circuit breaker of a dependency opens, and how it closes again (R9)."""
 
     consecutive: Positive = 5
     rate: Ratio = 0.5

@@ -3,7 +3,7 @@
 | state       | lets through                  | leaves it when                                                    |
 |-------------|-------------------------------|-------------------------------------------------------------------|
 | CLOSED      | everything (unless throttled) | a failing attempt meets one of the two conditions below -> OPEN   |
-| OPEN        | nothing                       | the cool-down is over and somebody asks -> HALF_OPEN              |
+| OPEN        | nothing                       | a call comes after the cool-down -> HALF_OPEN                     |
 | HALF_OPEN   | ``probes`` at a time          | ``close_after`` good probes in a row -> CLOSED; a bad or lost one |
 |             |                               | -> OPEN, and the cool-down starts again                           |
 | FORCED_OPEN | nothing                       | reset, or the expiry the operator gave -> CLOSED                  |
@@ -19,7 +19,7 @@ pauses the dependency ("throttled") without a change of state. A cancelled attem
 does not vote. Refused calls change nothing.
 
 Each period between two changes of state has its own counters, and a permit carries those of the period it
-was given in: a result that comes in late is counted where nobody looks any more. A probe has a lease; one
+was given in: a late result is counted in a period that is over. A probe has a lease; one
 that never reports ends with it.
 
 Permits and results of a closed breaker take no lock; everything else takes one, for counters only.
@@ -40,7 +40,7 @@ from antiphon.decide.failure import Vote
 RESET_REASON = "reset"
 CONFIGURED_REASON = "configured"
 _EARLY_S = 0.005
-"""Timers may fire a tick early: whoever slept for a whole Retry-After is not sent away for that."""
+"""Timers may fire a tick early: a caller that slept for the whole Retry-After is let through."""
 _HALF_OPEN_RETRY_MS = 1_000
 
 
@@ -59,7 +59,7 @@ class Refusal(NamedTuple):
     state: BreakerStateName
     reason: str
     retry_after_ms: int | None
-    """When to ask again; ``None`` = not before somebody resets it."""
+    """When to ask again; ``None`` = not before it is reset."""
     transitions: tuple[Transition, ...] = ()
 
 

@@ -93,7 +93,7 @@ Decision = Run | Reuse | Wait | Busy | Conflict | Unknown
 
 
 def is_unknown(record: DedupeRecord) -> bool:
-    """Whether nobody knows if this record's call happened."""
+    """Whether it is unknown if this record's call took effect."""
     if record.state == "failed":
         return record.error is not UNSET and record.error.code == UNKNOWN_CODE
     return record.state == "cancelled" and record.dispatched

@@ -36,7 +36,7 @@ Count = Annotated[int, Meta(ge=1)]
 LONGEST_CYCLE = 4
 _NO_CYCLE = (0, 0, 0)
 _KEEP_BYTES = 65_536
-"""Longer outcomes are compared exactly, by hash: nobody wants them kept for the rest of the run."""
+"""Longer outcomes are compared exactly, by hash, and not kept for the rest of the run."""
 
 _STRING_OR_NUMBER = rb'(?:"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*)'
 

@@ -22,15 +22,11 @@ earlier one: ``may_have_applied``), the call ends as ``outcome_unknown`` instead
 from __future__ import annotations
 
 import threading
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from msgspec import Meta
-
-from antiphon.contract._base import Value
 from antiphon.contract.spec import RetryPolicy
 from antiphon.decide.failure import Failure
 
-Amount = Annotated[float, Meta(ge=0.0)]
 StopStatus = Literal["error", "retriable_error", "retry_exhausted", "timeout", "outcome_unknown"]
 StopReason = Literal[
     "terminal", "not_safe", "breaker", "not_allowed", "attempts", "retry_after", "elapsed", "deadline", "budget"
@@ -130,18 +126,6 @@ def _paused(
     return Retry(pause)
 
 
-class BudgetPolicy(Value, frozen=True):
-    """How many retries a dependency may cost."""
-
-    start: Amount = 10.0
-    per_success: Amount = 0.1
-    cap: Amount = 100.0
-    floor_per_s: Amount = 1.0
-
-
-DEFAULT_BUDGET = BudgetPolicy()
-
-
 class TokenBucket:
     """The retry budget of one dependency in one process: a token bucket that never blocks (D22, R8).
 
@@ -160,11 +144,13 @@ class TokenBucket:
 
     __slots__ = ("_cap", "_floor", "_lock", "_per_success", "_stamp", "_start", "_tokens")
 
-    def __init__(self, policy: BudgetPolicy = DEFAULT_BUDGET) -> None:
-        self._start = min(policy.start, policy.cap)
-        self._cap = policy.cap
-        self._per_success = policy.per_success
-        self._floor = policy.floor_per_s
+    def __init__(
+        self, start: float = 10.0, per_success: float = 0.1, cap: float = 100.0, floor_per_s: float = 1.0
+    ) -> None:
+        self._start = min(start, cap)
+        self._cap = cap
+        self._per_success = per_success
+        self._floor = floor_per_s
         self._tokens = self._start
         self._stamp: float | None = None
         self._lock = threading.Lock()

@@ -60,7 +60,7 @@ def as_object(value: Any, path: str) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of one object: each is taken once, under any of its spellings, and :meth:`rest` is what nobody took.
+    """The fields of one object: each is taken once, under any of its spellings, and :meth:`rest` is what is left.
 
     Null counts as absent: for a provider the two mean the same.
     """
@@ -162,7 +162,7 @@ class Fields:
         return None if value is None else as_object(value, path)
 
     def rest(self) -> dict[str, Any]:
-        """The fields nobody has taken."""
+        """The fields that were not taken."""
         return self._left
 
 
@@ -196,8 +196,8 @@ class Draft:
 
     def say_in_turn(self, role: str, parts: Iterable[Block], **fields: Any) -> None:
         """Append the blocks of one turn; results of tools between them are messages of their own."""
+        before = len(self._messages)
         run: list[Block] = []
-        results = 0
         for part in parts:
             if "role" not in part:
                 run.append(part)
@@ -206,8 +206,7 @@ class Draft:
                 self.say(role, run, **fields)
                 run = []
             self._messages.append(part)
-            results += 1
-        if run or not results:
+        if run or len(self._messages) == before:
             self.say(role, run, **fields)
 
     def message(self, role: str, blocks: Sequence[Block], **fields: Any) -> dict[str, Any]:
@@ -276,13 +275,9 @@ class Draft:
 
     def settings(self, source: Fields, spellings: Mapping[str, Sequence[str]]) -> None:
         """Set what all vendors have, each under the vendor's *spellings*."""
+        readers = {"stop": source.texts, "maxOutputTokens": source.integer, "seed": source.integer}
         for name, names in spellings.items():
-            if name == "stop":
-                self.set(name, source.texts(*names))
-            elif name in ("maxOutputTokens", "seed"):
-                self.set(name, source.integer(*names))
-            else:
-                self.set(name, source.number(*names))
+            self.set(name, readers.get(name, source.number)(*names))
 
     def option(self, name: str, value: Any) -> None:
         """Keep something only this vendor knows, so that no key ever ignores it."""
@@ -291,7 +286,7 @@ class Draft:
         self._options[f"vendor.{self.vendor}.{name}"] = value
 
     def options(self, source: Fields, prefix: str = "") -> None:
-        """Keep all fields of *source* that nobody has taken."""
+        """Keep all fields of *source* that were not taken."""
         for name, value in source.rest().items():
             self.option(prefix + name, value)
 

@@ -17,35 +17,26 @@ V2_STAMP: Final = "openwop-semantic-request-v2"
 _V2_NUMBERS: Final = ("temperature", "topP", "topK", "maxOutputTokens", "seed")
 _V2_OBJECTS: Final = ("responseFormat", "safetySettings")
 
-VARIANT_FIELDS: Final[Mapping[str, str]] = {
-    "topP": "topP",
-    "top_p": "topP",
-    "topK": "topK",
-    "top_k": "topK",
-    "maxOutputTokens": "maxOutputTokens",
-    "max_output_tokens": "maxOutputTokens",
-    "max_completion_tokens": "maxOutputTokens",
-    "max_tokens": "maxOutputTokens",
-    "seed": "seed",
-    "stop": "stop",
-    "stop_sequences": "stop",
-    "toolChoice": "toolChoice",
-    "tool_choice": "toolChoice",
-    "responseFormat": "responseFormat",
-    "response_format": "responseFormat",
-    "safetySettings": "safetySettings",
-    "safety_settings": "safetySettings",
-    "providerOptions": "providerOptions",
-    "presence_penalty": "presencePenalty",
-    "frequency_penalty": "frequencyPenalty",
-    "logit_bias": "logitBias",
-    "n": "candidateCount",
-    "reasoning": "reasoning",
-    "reasoning_effort": "reasoningEffort",
-    "thinking": "thinking",
-    "parallel_tool_calls": "parallelToolCalls",
+VARIANT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "topP": ("topP", "top_p"),
+    "topK": ("topK", "top_k"),
+    "maxOutputTokens": ("maxOutputTokens", "max_output_tokens", "max_completion_tokens", "max_tokens"),
+    "seed": ("seed",),
+    "stop": ("stop", "stop_sequences"),
+    "toolChoice": ("toolChoice", "tool_choice"),
+    "responseFormat": ("responseFormat", "response_format"),
+    "safetySettings": ("safetySettings", "safety_settings"),
+    "providerOptions": ("providerOptions",),
+    "presencePenalty": ("presence_penalty",),
+    "frequencyPenalty": ("frequency_penalty",),
+    "logitBias": ("logit_bias",),
+    "candidateCount": ("n",),
+    "reasoning": ("reasoning",),
+    "reasoningEffort": ("reasoning_effort",),
+    "thinking": ("thinking",),
+    "parallelToolCalls": ("parallel_tool_calls",),
 }
-"""What shapes an answer beside the six fields of the key: spelling in a request -> name in the variant."""
+"""What shapes an answer beside the six fields of the key: name in the variant -> spellings in a request."""
 
 
 def llm_cache_key(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
@@ -77,10 +68,10 @@ def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields :func:`variant_digest` hashes, under one spelling; null counts as absent."""
     _check_object(request)
     parts: dict[str, Any] = {}
-    for spelling, name in VARIANT_FIELDS.items():
-        value = request.get(spelling)
-        if value is not None:
-            parts.setdefault(name, value)
+    for name, spellings in VARIANT_FIELDS.items():
+        given = [request[spelling] for spelling in spellings if request.get(spelling) is not None]
+        if given:
+            parts[name] = given[0]
     return parts
 
 

@@ -167,7 +167,10 @@ class _Items:
         elif kind in ("function_call", "custom_tool_call"):
             self._answer(self._call(item, path, kind))
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            self._tool(item.need_text("call_id"), self._output(item.take("output"), f"{path}.output"))
+            call_id = item.need_text("call_id")
+            if not item.has("output"):
+                raise wrong(f"{path}.output", "a string or a list of parts")
+            self._tool(call_id, _content(self._draft, item.take("output"), f"{path}.output"))
         elif kind.endswith("_output"):
             self._tool(item.text("call_id"), [self._draft.vendor_block(value, path)])
         else:
@@ -199,11 +202,6 @@ class _Items:
     def _tool(self, call_id: str | None, blocks: list[Block]) -> None:
         self.close()
         self._draft.say("tool", blocks, toolCallId=call_id)
-
-    def _output(self, value: Any, path: str) -> list[Block]:
-        if value is None:
-            raise wrong(path, "a string or a list of parts")
-        return _content(self._draft, value, path)
 
     def _call(self, item: Fields, path: str, kind: str) -> Block:
         item.drop("id", "status")

@@ -28,7 +28,7 @@ def canonical_request(
     """The vendor-neutral form of a request body, fit for both key recipes; shares unchanged parts with *body*.
 
     *model* stands in where the body has none (Gemini and Bedrock name it in the URL); *vendor* replaces the vendor's
-    id where somebody else serves the dialect.
+    id where another vendor serves the dialect.
 
     >>> canonical_request({"model": "m", "messages": [{"role": "user", "content": "hi"}]}, provider="openai-chat")
     {'model': 'm', 'provider': 'openai', 'messages': [{'role': 'user', 'content': 'hi'}], 'tools': []}

@@ -43,7 +43,7 @@ _CAPITAL: Final = re.compile("[A-Z]")
 
 
 def envelope_kind(response: Any, provider: str | None = None) -> Verdict:
-    """``("valid", None)``, ``("refusal", reason)``, or ``("unknown", None)`` for a shape nobody knows.
+    """``("valid", None)``, ``("refusal", reason)``, or ``("unknown", None)`` for an unknown shape.
 
     >>> envelope_kind({"stop_reason": "refusal", "content": [], "type": "message"}, "anthropic")
     ('refusal', 'refusal')
@@ -300,18 +300,17 @@ class _Shape(NamedTuple):
 
     verdict: Callable[[dict[str, Any]], Verdict]
     read: Callable[[dict[str, Any], dict[str, Any]], None]
-    usage: str
     tokens_in: tuple[str, ...]
     tokens_out: tuple[str, ...]
     stop: tuple[Path, ...]
     """Where the reason is that it stopped; the first that is there counts."""
+    usage: str = "usage"
 
 
 _DIALECTS: Final = {
     "openai-chat": _Shape(
         _chat_verdict,
         _read_chat,
-        "usage",
         ("prompt_tokens",),
         ("completion_tokens",),
         (("choices", 0, "finish_reason"),),
@@ -319,7 +318,6 @@ _DIALECTS: Final = {
     "openai-responses": _Shape(
         _responses_verdict,
         _read_responses,
-        "usage",
         ("input_tokens",),
         ("output_tokens",),
         (("incomplete_details", "reason"), ("status",)),
@@ -327,7 +325,6 @@ _DIALECTS: Final = {
     "anthropic": _Shape(
         _anthropic_verdict,
         _read_anthropic,
-        "usage",
         ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"),
         ("output_tokens",),
         (("stop_reason",),),
@@ -335,15 +332,14 @@ _DIALECTS: Final = {
     "gemini": _Shape(
         _gemini_verdict,
         _read_gemini,
-        "usageMetadata",
         ("promptTokenCount",),
         ("candidatesTokenCount", "thoughtsTokenCount"),
         (("candidates", 0, "finishReason"), ("promptFeedback", "blockReason")),
+        "usageMetadata",
     ),
     "bedrock": _Shape(
         _bedrock_verdict,
         _read_bedrock,
-        "usage",
         ("inputTokens", "cacheReadInputTokens", "cacheWriteInputTokens"),
         ("outputTokens",),
         (("stopReason",),),

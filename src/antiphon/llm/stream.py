@@ -15,8 +15,8 @@ __all__ = ["assemble_response", "assemble_stream", "sse_events"]
 def assemble_stream(events: Iterable[Any], provider: str) -> dict[str, Any]:
     """The summary of a streamed answer; ``complete`` says whether it came to its end.
 
-    Events are objects, or the text or bytes of a server-sent event stream, cut anywhere. Never raises: what nobody
-    knows ends up in ``raw``.
+    Events are objects, or the text or bytes of a server-sent event stream, cut anywhere. Never raises: events of
+    an unknown shape end up in ``raw``.
     """
     response, complete, seen = _assemble(events, provider)
     summary = summarise(response, provider)

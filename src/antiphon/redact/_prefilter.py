@@ -81,7 +81,6 @@ _FLAG = re.compile(
 """``--db-pass VALUE``: these words are short, so they count as a flag only."""
 _BRACKETED = re.compile(rb"\[(?!secret:[a-z0-9_]{1,40}(?::[0-9a-f]{16})?\])(?i:secret)")
 """``config[secret]``, and no placeholder."""
-_PERSONAL_WORD = f"{_M}hone"
 _NUMBERS = re.compile(rb"0000(?:(?<=000 0000)|000000)")
 _GROUPED = re.compile(rb"000 0000(?:(?<=000 000 0000)|(?<=0000 0000)|(?<=\) 000 0000)|(?<=\)000 0000))")
 _LONG_NUMBER = re.compile(rb"0000000000" + rb"0*")
@@ -110,21 +109,16 @@ class Prefilter:
     """``causes(document)`` is 0 only for documents that the rules leave as they are."""
 
     def __init__(self, rules: Rules) -> None:
-        patterns: list[str] = []
-        if rules.secrets:
-            patterns += _SECRET_WORDS
-        elif rules.personal:
-            patterns.append(_PERSONAL_WORD)
+        patterns = _SECRET_WORDS if rules.secrets else (f"{_M}hone",) if rules.personal else ()
         user = [rule for rule in rules.user if rules.personal or not rule.personal]
         self._words = tuple(_search(pattern) for pattern in patterns)
         self._user_fields = tuple(_search(_name_pattern(rule.field)) for rule in user if rule.field)
         self._user_texts = tuple(rule.compile().search for rule in user if rule.pattern)
         self.has_users = bool(user)
         self._user_anywhere = any(_LOOKS_AROUND.search(rule.pattern) for rule in user if rule.pattern)
-        self._at = rules.secrets or rules.personal
-        self._tilde = rules.secrets
-        self._numbers = rules.personal
-        self._runs = rules.secrets or rules.entropy
+        self._secrets = rules.secrets
+        self._asked = WORDS | (USER if user else 0) | (RUNS if rules.entropy else 0)
+        self._asked |= (AT | TILDE | RUNS if rules.secrets else 0) | (AT | NUMBERS if rules.personal else 0)
 
     def causes(self, document: bytes, within: int = ALL) -> int:
         """Why *document* (JSON or text, UTF-8) has to be looked at by the rules, as far as *within* asks."""
@@ -133,19 +127,20 @@ class Prefilter:
         if "\\" in text and (self._user_texts or "\\u" in text or "\\/" in text):
             return ALL
         found = 0
+        within &= self._asked
         if within & WORDS and self._has_words(text, folded, document):
             found = WORDS
-        if within & USER and (self._user_fields or self._user_texts) and self._has_users(document, folded):
+        if within & USER and self._has_users(document, folded):
             found |= USER
-        if "@" in text and within & AT and self._at and _USER_AT.search(document):
+        if "@" in text and within & AT and _USER_AT.search(document):
             found |= AT
-        if "~" in text and within & TILDE and self._tilde and _AZURE.search(document):
+        if "~" in text and within & TILDE and _AZURE.search(document):
             found |= TILDE
-        if within & RUNS and self._runs:
+        if within & RUNS:
             runs = document.translate(_RUNS)
             if _LONG_RUN in runs.decode("latin-1") and _suspicious(document, runs, beside=found != 0):
                 found |= RUNS
-        if within & NUMBERS and self._numbers and ("0000" in text or "+" in text):
+        if within & NUMBERS and ("0000" in text or "+" in text):
             if _has_number(document, folded, beside=found != 0):
                 found |= NUMBERS | (within & RUNS)  # what is left of a run when a number is gone may look random
         return found
@@ -153,9 +148,9 @@ class Prefilter:
     def _has_words(self, text: str, folded: bytes, document: bytes) -> bool:
         if any(search(folded) is not None for search in self._words):
             return True
-        if "  " in text and b"--" in document and self._tilde and _FLAG.search(document) is not None:
+        if "  " in text and b"--" in document and self._secrets and _FLAG.search(document) is not None:
             return True
-        return "[secret" in text and self._tilde and _BRACKETED.search(document) is not None
+        return "[secret" in text and self._secrets and _BRACKETED.search(document) is not None
 
     def _has_users(self, document: bytes, folded: bytes) -> bool:
         if self._user_anywhere or any(search(folded) is not None for search in self._user_fields):

@@ -75,8 +75,6 @@ def _redacted(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> AnyStr:
 class TextStream:
     """Redact a text that arrives in chunks: feed chunks, get chunks."""
 
-    __slots__ = ("_base", "_chunks", "_next_try", "_redactor", "_settled", "_tail")
-
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._tail = ""
@@ -159,8 +157,6 @@ class StreamRedactor:
     As many chunks come out as went in, in order. The caller passes the live chunk on before it feeds it, so nothing
     is delayed for the consumer.
     """
-
-    __slots__ = ("_held", "_last", "_redactor", "_streams", "_waiting")
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
@@ -287,8 +283,6 @@ class EventChunks:
     A model writes a key token by token: each event holds a few letters of it, wrapped in JSON of its own. So the events
     are read, not only their text. An event that is changed stands in the chunk where it begins.
     """
-
-    __slots__ = ("_chunks", "_read", "_redactor", "_stream", "_stretches", "_unread", "_waiting")
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor

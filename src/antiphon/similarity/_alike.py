@@ -53,8 +53,6 @@ def cosine(left: Sequence[float], right: Sequence[float]) -> float:
 class Vectors:
     """Vectors of texts and cosines of pairs, each computed once."""
 
-    __slots__ = ("_cosines", "_embedder", "_known", "_limit")
-
     def __init__(self, embedder: Embedder, limit: int = 20_000) -> None:
         self._embedder = embedder
         self._known: dict[str, Sequence[float]] = {}

@@ -179,14 +179,12 @@ def _leaf(
         return unequal
     if "data" in kinds or kinds == {"word"}:
         # A lone word may be one of a fixed set, a text that is worked on is no question: only spelling may differ.
-        same = old_phrase.plain == new_phrase.plain
-        return Likeness(1.0, "same words") if same and _capitals_agree(old.value, new.value, kinds) else unequal
+        # Capitals beyond the first letter may make a lone word another one (*US*, *us*).
+        same = old_phrase.plain == new_phrase.plain and (
+            kinds != {"word"} or old.value.strip()[1:] == new.value.strip()[1:]
+        )
+        return Likeness(1.0, "same words") if same else unequal
     return compare(old_phrase, new_phrase, old.value, new.value, vectors)
-
-
-def _capitals_agree(old: str, new: str, kinds: set[Kind]) -> bool:
-    """A lone word may differ by its first letter's case; in capitals it may be another thing (*US*, *us*)."""
-    return kinds != {"word"} or old.strip()[1:] == new.strip()[1:]
 
 
 class SemanticIndex(Generic[T]):
@@ -197,8 +195,6 @@ class SemanticIndex(Generic[T]):
     >>> [found.ref for found in index.find("weather", {"location": "San Francisco"})]
     ['call 7']
     """
-
-    __slots__ = ("_buckets", "_rules", "_vectors", "threshold")
 
     def __init__(self, embedder: Embedder | None = None, threshold: float = DEFAULT_THRESHOLD) -> None:
         self.threshold = threshold

@@ -47,8 +47,17 @@ def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
     """
     if recorded == replayed:
         return []
-    found = [*_sentences(recorded, replayed), *_numbers(recorded, replayed), *_currencies(recorded, replayed)]
+    found = [*_sentences(recorded, replayed)]
+    old, new = _figures(recorded), _figures(replayed)
+    found += _differing("number", (old - new).elements(), (new - old).elements())
+    money, other_money = _money(recorded), _money(replayed)
+    found += _differing("currency", sorted(money - other_money), sorted(other_money - money))
     return list(dict.fromkeys(found))
+
+
+def _differing(kind: Kind, recorded: Iterable[str], replayed: Iterable[str]) -> list[Contradiction]:
+    left, right = ", ".join(recorded), ", ".join(replayed)
+    return [Contradiction(kind, left, right)] if left and right else []
 
 
 def _split(text: str) -> list[str]:
@@ -94,13 +103,6 @@ def _opposites(a: Phrase, b: Phrase) -> Iterable[Contradiction]:
                 yield Contradiction("opposite", left, right)
 
 
-def _numbers(recorded: str, replayed: str) -> Iterable[Contradiction]:
-    old, new = _figures(recorded), _figures(replayed)
-    left, right = list((old - new).elements()), list((new - old).elements())
-    if left and right:
-        yield Contradiction("number", ", ".join(left), ", ".join(right))
-
-
 def _figures(text: str) -> Counter[str]:
     """Everything with a digit in it; small numbers in words count as figures."""
     found: Counter[str] = Counter()
@@ -111,13 +113,6 @@ def _figures(text: str) -> Counter[str]:
         elif any(character.isdigit() for character in token):
             found[_TRAILING_ZEROS.sub("", token)] += 1
     return found
-
-
-def _currencies(recorded: str, replayed: str) -> Iterable[Contradiction]:
-    old, new = _money(recorded), _money(replayed)
-    left, right = sorted(old - new), sorted(new - old)
-    if left and right:
-        yield Contradiction("currency", ", ".join(left), ", ".join(right))
 
 
 def _money(text: str) -> set[str]:

@@ -7,6 +7,7 @@ compares meaning; ``antiphon models install`` brings its weights once, and nothi
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from math import log, sqrt
@@ -30,7 +31,6 @@ class LexicalEmbedder:
     1.0
     """
 
-    __slots__ = ("dimensions",)
     name = "lexical"
 
     def __init__(self, dimensions: int = 512) -> None:
@@ -40,13 +40,10 @@ class LexicalEmbedder:
         return [self._vector(text) for text in texts]
 
     def _vector(self, text: str) -> list[float]:
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for word in _WORD.findall(text.casefold()):
-            counts[word] = counts.get(word, 0) + 1
             padded = f"^{word}$"
-            for start in range(len(padded) - 2):
-                gram = padded[start : start + 3]
-                counts[gram] = counts.get(gram, 0) + 1
+            counts.update((word, *(padded[start : start + 3] for start in range(len(padded) - 2))))
         vector = [0.0] * self.dimensions
         for gram, count in counts.items():
             digest = crc32(gram.encode("utf-8", "surrogatepass"))

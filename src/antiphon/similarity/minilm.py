@@ -165,18 +165,16 @@ def read_safetensors(path: Path) -> dict[str, Array]:
     return tensors
 
 
-def _batches(windows: list[tuple[int, list[int]]]) -> list[list[tuple[int, list[int]]]]:
+def _batches(windows: list[tuple[int, list[int]]]) -> Iterator[list[tuple[int, list[int]]]]:
     """Cut *windows* (shortest first) into batches of bounded memory."""
-    batches: list[list[tuple[int, list[int]]]] = []
     batch: list[tuple[int, list[int]]] = []
     for window in windows:
         if batch and len(window[1]) * (len(batch) + 1) > _BATCH_TOKENS:
-            batches.append(batch)
+            yield batch
             batch = []
         batch.append(window)
     if batch:
-        batches.append(batch)
-    return batches
+        yield batch
 
 
 def _layer_norm(x: Array, weight: Array, bias: Array, np: Any) -> Array:

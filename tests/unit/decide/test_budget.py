@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from antiphon.contract.spec import RetryPolicy
 from antiphon.decide.breaker import Breaker, Permit
 from antiphon.decide.classify import Failure
-from antiphon.decide.retry import BudgetPolicy, Retry, TokenBucket, after_failure
+from antiphon.decide.retry import Retry, TokenBucket, after_failure
 
 DOWN = Failure("http_503", "down", "answer", True, "answered", 503)
 
@@ -117,7 +117,7 @@ def test_idle_time_saves_up_no_burst() -> None:
 
 
 def test_ten_successes_pay_for_one_retry() -> None:
-    bucket = TokenBucket(BudgetPolicy(start=0, floor_per_s=0))
+    bucket = TokenBucket(start=0, floor_per_s=0)
     for _ in range(9):
         bucket.success()
     assert not bucket.withdraw(0.0)
@@ -149,7 +149,7 @@ def test_a_clock_that_steps_back_gives_nothing() -> None:
 
 
 def test_threads_do_not_lose_withdrawals() -> None:
-    bucket = TokenBucket(BudgetPolicy(start=1_000, cap=1_000, floor_per_s=0, per_success=0))
+    bucket = TokenBucket(start=1_000, cap=1_000, floor_per_s=0, per_success=0)
     taken: list[int] = []
 
     def work() -> None:
