@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from antiphon._differ import FieldDiff, diff_values, nearest
+from antiphon._diff import FieldDiff, diff_values, nearest
 from antiphon._replay.recording import ORDERED, RecordedCall, Recording, full_name
 from antiphon._scope import ORPHAN_LANE, Site
 from antiphon.contract.events import Event

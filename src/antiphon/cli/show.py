@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon._differ import mark_words, shorten
+from antiphon._diff import mark_words, shorten
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
@@ -134,7 +134,7 @@ def _lines(text: str) -> str:
 
 
 def _diff(left: Any, right: Any, arguments: argparse.Namespace) -> None:
-    from antiphon._differ import diff_values
+    from antiphon._diff import diff_values
 
     found = diff_values(left, right)
     lines = [] if found else ["The two events are equal."]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from antiphon._differ import diff_values
+from antiphon._diff import diff_values
 from antiphon._recording.plain import dump
 from antiphon._recording.run import Run, exit_code, run_error
 from antiphon._replay.explore import ExploreInvoker

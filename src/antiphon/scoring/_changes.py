@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from antiphon._differ import ABSENT, diff_values
+from antiphon._diff import ABSENT, diff_values
 from antiphon.errors import InvalidInput
 from antiphon.scoring._scores import THRESHOLD, flat_config, setting, unit
 

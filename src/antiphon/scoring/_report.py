@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from antiphon._differ import shorten
+from antiphon._diff import shorten
 from antiphon.scoring._scores import THRESHOLD, band
 
 

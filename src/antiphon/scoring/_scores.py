@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import orjson
 
-from antiphon._differ import ABSENT
+from antiphon._diff import ABSENT
 from antiphon.errors import InvalidInput
 from antiphon.scoring._structure import Violation
 from antiphon.similarity import Contradiction, Embedder, contradictions, cosine

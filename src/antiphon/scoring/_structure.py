@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import orjson
 
-from antiphon._differ import FieldDiff, diff_values, flatten, likeness
+from antiphon._diff import FieldDiff, diff_values, flatten, likeness
 from antiphon.errors import InvalidInput
 
 _MAX_PAIRS = 10_000

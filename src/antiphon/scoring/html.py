@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from antiphon._differ import ABSENT, word_diff
+from antiphon._diff import ABSENT, word_diff
 from antiphon.scoring._report import ReplayReport, count
 from antiphon.scoring._scores import THRESHOLD, answer_text, band
 from antiphon.scoring._structure import Call, Pair, align

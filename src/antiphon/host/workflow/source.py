@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from antiphon._differ import diff_values
+from antiphon._diff import diff_values
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 
 EnvelopeKind = Literal["valid", "refusal", "unknown"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon._differ import ABSENT, Edit, FieldDiff, diff_values, flatten, mark_words, nearest, shorten, word_diff
+from antiphon._diff import ABSENT, Edit, FieldDiff, diff_values, flatten, mark_words, nearest, shorten, word_diff
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12),
