@@ -23,8 +23,8 @@ from antiphon.keys import KeyMaker
 
 def admit(call: GuardedCall) -> Step:
     """The first step of a call."""
-    plan, run = call.plan, call.run
-    call.started = now = plan.monotonic()
+    plan, run, monotonic = call.plan, call.run, call.plan.monotonic
+    call.started = now = monotonic()
     if run is not None and run.scope.invoker is not None and not run.entered:
         return replay.ask(call, admit)
     if now >= plan.plans.next_refresh:
@@ -71,23 +71,22 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
         return answered(call, outcomes.too_late())
     if turn is not None and pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
         return answered(call, denied)
-    if plan.watches and (call.run is not None or turn is not None or call.call_id is not None):
+    if plan.watches and (turn is not None or call.run is not None or call.call_id is not None):
         call.guard = guard = _guard(call, now)  # calls that no agent loop makes have none
         fresh = call.identity is call.request_id and plan.bound_loop
         if not (fresh and guard.loop.is_new(pair)) and (blocked := _ask_guard(call, guard, now)) is not None:
             return answered(call, blocked)
-    unclaimed = policy.mode == "disabled" or (plan.unclaimed and policy.given_key is None)
     if call.outer is not None and policy.mode != "disabled" and is_held(call.key):
         return answered(call, outcomes.reentrant(plan.name))
     for breaker in policy.path:
         if breaker.pass_for_all is None and plan.open_mode and (refusal := breaker.peek(now)) is not None:
-            return _refused(call, outcomes.circuit_open(plan.name, refusal), unclaimed)
-    return claim.start_unclaimed(call) if unclaimed else None
+            return _refused(call, outcomes.circuit_open(plan.name, refusal))
+    return claim.start_unclaimed(call) if policy.unclaimed else None
 
 
-def _refused(call: GuardedCall, stop: Outcome, unclaimed: bool) -> Step:
+def _refused(call: GuardedCall, stop: Outcome) -> Step:
     """A breaker is open: only a settled record can answer."""
-    if unclaimed:
+    if call.policy.unclaimed:
         return answered(call, stop)
     call.off_path().refusal = stop
     return Read(call.key, call.identity, claim.looked)

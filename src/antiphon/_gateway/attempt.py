@@ -44,7 +44,8 @@ def dispatch(call: GuardedCall) -> Step:
         plan.reporter.shadow(call, call.extras.verdict or "run")
     call.number += 1
     if call.version:
-        plan.hold(call, plan.renew_every)
+        hold = plan.hold
+        hold(call, plan.renew_every)
     _set_held((call.key, call.outer))
     if call.run is not None:
         call.run.go_inside()
@@ -53,10 +54,12 @@ def dispatch(call: GuardedCall) -> Step:
 
 def _not_now(call: GuardedCall) -> Step | None:
     """What has to be looked at before an attempt that is not the plain first one."""
-    extras, deadline = call.extras, call.policy.deadline
+    plan, extras, deadline = call.plan, call.extras, call.policy.deadline
     if call.number or extras.waited_for:
-        extras.began = call.plan.monotonic()
-    if deadline is not None and deadline <= call.plan.monotonic():
+        extras.began = plan.monotonic()
+    if extras.last is not None and plan.stale and plan.plans.plan(plan.tool).off:  # switched off since
+        return _stopped(call, extras.last)
+    if deadline is not None and deadline <= plan.monotonic():
         return _stopped(call, outcomes.too_late())
     return None
 
@@ -150,25 +153,26 @@ def _opened(call: GuardedCall, opened: Opened) -> Step:
 
 def returned(call: GuardedCall) -> Step:
     """The tool did; ``value`` is what it returned."""
-    plan = call.plan
+    plan, extras = call.plan, call.extras
     if call.run is None and call.policy.inline:
         _set_held(call.outer)
-    elif call.extras.stream is None:
+    elif extras.stream is None:
         call.come_back()
-    now = plan.monotonic()
+    monotonic, time_ns, release = plan.monotonic, plan.time_ns, plan.release
+    now = monotonic()
     for breaker, permit in call.permits:
         moves = breaker.success(permit, now)
         if moves:
             _moved(call, breaker, moves)
     plan.credit()
-    ended_ms = plan.time_ns() // 1_000_000
-    took = now - (call.extras.began or call.started)
+    ended_ms = time_ns() // 1_000_000
+    took = now - (call.started if extras is NO_EXTRAS else call.began)
     call.attempts += ((ended_ms - int(took * 1000), ended_ms, "", False),)
-    if call.extras.hooked is not None and call.extras.stream is None:
-        after_hooks(call, call.result())
+    if extras is not NO_EXTRAS and extras.stream is None:
+        after_hooks(call)
     if not call.version:
         return settled(call, 0)
-    plan.release(call)
+    release(call)
     return settle_success(call, now)
 
 

@@ -21,8 +21,8 @@ from antiphon._gateway.recording import RunEntry, entry_of
 from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import TurnState, active_session, active_turn
-from antiphon.contract.record import DedupeRecord
 from antiphon.contract.result import Retried
+from antiphon.decide.claim import Reuse
 from antiphon.errors import StoreError
 from antiphon.ports import Attempt, ClaimTemplate, Row, Settlement
 
@@ -41,12 +41,11 @@ class Extras:
     """Seconds after which a waiter looks by itself whether the holder's process still exists."""
     waited_for = 0
     """The version in flight that this call has been waiting for."""
-    found: DedupeRecord | None = None
-    """The record that answers."""
-    matched_on: Any = "completed"
-    shared = False
-    """The answer was produced by another call identity."""
-    found_at_ms = 0
+    reuse: Reuse | None = None
+    """The record that answers, and how it was found."""
+    reused_at_ms = 0
+    hit = ""
+    """The state of that record, as the metrics say it, once it has answered."""
     refusal: Outcome | None = None
     """The answer of an open breaker, unless a record has a better one."""
     hooked: HookCall | None = None
@@ -174,7 +173,20 @@ class GuardedCall:
         if outcome is None:
             outcome = self.outcome = Outcome("success", self.value, self.number)
             outcome.payload = self.payload
+            if self.extras.hit:
+                self.label(outcome)
         return outcome
+
+    def label(self, outcome: Outcome) -> None:
+        """Say that a record has answered."""
+        extras = self.extras
+        assert extras.reuse is not None
+        record, matched_on, shared = extras.reuse
+        outcome.from_cache = True
+        outcome.matched_on = matched_on
+        outcome.age_ms = age_ms = extras.reused_at_ms - record.updated_at_ms
+        if shared:
+            outcome.note(reused=True, **{"from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, age_ms)})
 
     def come_back(self) -> None:
         """The tool is left."""

@@ -7,6 +7,8 @@ import logging
 import sys
 from typing import Any, assert_never
 
+import msgspec
+
 from antiphon._gateway import codec
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.attempt import dispatch, renewed
@@ -14,7 +16,8 @@ from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.outcome import Outcome, restored_failure
 from antiphon._gateway.owner import certainly_dead
-from antiphon._gateway.settlement import answered, not_dispatched, unknown
+from antiphon._gateway.result_store import NO_PAYLOAD
+from antiphon._gateway.settlement import answered, not_dispatched, settled, unknown
 from antiphon._gateway.steps import BEGIN, Alias, Append, Get, Mark, Put, Read, Reconcile, Renew, Step, TakeOver, Wait
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
@@ -26,6 +29,7 @@ from antiphon.ports import Claimed, Existing, Settlement
 log = logging.getLogger("antiphon.gateway")
 
 _LONGEST_LOOK_S = 5.0
+_new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
 def begin(call: GuardedCall) -> Step:
@@ -69,15 +73,13 @@ def claimed(call: GuardedCall, reply: Claimed | Existing) -> Step:
 
 def looked(call: GuardedCall, reply: Existing | None) -> Step:
     """What is there now."""
-    refusal = call.extras.refusal
-    if refusal is None:
+    extras = call.extras
+    if extras.refusal is None:
         return begin(call) if reply is None else _decide(call, reply)
     decision = None if reply is None else rules.decide(reply, _claimant(call))
     if reply is None or not isinstance(decision, rules.Reuse):
-        return answered(call, refusal)
-    extras = call.extras
-    extras.found, extras.matched_on, extras.shared = decision
-    extras.found_at_ms = reply.now_ms
+        return answered(call, extras.refusal)
+    extras.reuse, extras.reused_at_ms = decision, reply.now_ms
     return _reused(call)  # the store is only read
 
 
@@ -86,9 +88,8 @@ def _claimant(call: GuardedCall) -> rules.Claimant:
     policy = call.policy
     given = policy.given_key is not None
     digest = _digest(call.params) if given else ""
-    best = policy.mode == "bestEffort"
-    waited = call.extras.waited_for
-    return rules.Claimant(call.identity, digest, call.plan.idempotent, given, best, policy.reuse, waited)
+    best, waited = policy.mode == "bestEffort", call.extras.waited_for
+    return _new(rules.Claimant, (call.identity, digest, call.plan.idempotent, given, best, policy.reuse, waited, False))
 
 
 def _digest(params: bytes | tuple[str, str]) -> str:
@@ -97,12 +98,14 @@ def _digest(params: bytes | tuple[str, str]) -> str:
 
 def _decide(call: GuardedCall, got: Existing) -> Step:
     """Act on the table."""
-    decision = rules.decide(got, _claimant(call))
-    plan, name = call.plan, call.plan.name
+    plan, name, claimant = call.plan, call.plan.name, _claimant(call)
+    decision = rules.decide(got, claimant)
     if plan.watched_only:
         return _watched(call, decision)
+    if isinstance(decision, rules.Reuse):
+        return _reuse(call, decision, got)
     if isinstance(decision, (rules.Wait, rules.Busy)) and certainly_dead(got.current.owner):
-        decision = rules.decide(got, _claimant(call)._replace(owner_gone=True))
+        decision = rules.decide(got, claimant._replace(owner_gone=True))
     match decision:
         case rules.Run(version):
             begin(call)
@@ -166,11 +169,12 @@ def _in_event_loop() -> bool:
 def _reuse(call: GuardedCall, decision: rules.Reuse, got: Existing) -> Step:
     """Answer from a record; a redelivery of this very call should find the same one."""
     extras = call.off_path()
-    found, matched_on, shared = extras.found, extras.matched_on, extras.shared = decision
-    extras.found_at_ms = got.now_ms
-    lasts = call.policy.reuse == "session" and matched_on != "inflight" and got.own is None  # anybody finds it
-    if shared and found.state == "done" and not lasts:
-        return Alias(call.key, call.identity, found.version, _aliased)
+    extras.reuse, extras.reused_at_ms = decision, got.now_ms
+    if decision.shared:
+        found = decision.record
+        lasts = call.policy.reuse == "session" and decision.matched_on != "inflight" and got.own is None
+        if found.state == "done" and not lasts:  # else anybody finds it
+            return Alias(call.key, call.identity, found.version, _aliased)
     return _reused(call)
 
 
@@ -180,9 +184,7 @@ def _aliased(call: GuardedCall, done: bool) -> Step:
 
 def looked_at_alias(call: GuardedCall, got: Existing | None) -> Step:
     """Not if another delivery was faster, and runs or was given something else: then that is the answer."""
-    found = call.extras.found
-    assert found is not None
-    if got is None or got.own is None or got.own.version == found.version:
+    if got is None or got.own is None or got.own.version == _found(call).version:
         return _reused(call)
     call.outcome = None
     return Read(call.key, call.identity, looked)
@@ -194,50 +196,68 @@ def not_remembered(call: GuardedCall, error: StoreError) -> Step:
     return _reused(call)
 
 
+def _found(call: GuardedCall) -> DedupeRecord:
+    """The record that answers."""
+    reuse = call.extras.reuse
+    assert reuse is not None
+    return reuse.record
+
+
 def _reused(call: GuardedCall) -> Step:
     """The answer of a record; what it keeps elsewhere has to be fetched."""
-    found, plan = call.extras.found, call.plan
-    assert found is not None
     if call.outcome is not None:  # reconcile found it
         return answered(call, call.outcome)
+    found = _found(call)
     if found.state != "done":
-        return _answer(call, restored_failure(found))
+        _hit(call, found)
+        outcome = restored_failure(found)
+        call.label(outcome)
+        return answered(call, outcome)
     if found.payload_ref is UNSET:
-        return _answer(call, plan.results.restore(plan.tool, found, None))
+        return _given(call, None)
+    results = call.plan.results
     try:
-        return Get(plan.results.required_blobs(), plan.results.tenant, plan.results.ref_of(found), _fetched)
+        return Get(results.required_blobs(), results.tenant, results.ref_of(found), _given)
     except StoreError as error:
         return not_readable(call, error)
 
 
-def _fetched(call: GuardedCall, blob: bytes) -> Step:
-    found, plan = call.extras.found, call.plan
-    assert found is not None
-    return _answer(call, plan.results.restore(plan.tool, found, blob))
+def _given(call: GuardedCall, blob: bytes | None) -> Step:
+    """The result that a record keeps, once more."""
+    found, plan = _found(call), call.plan
+    try:
+        call.payload = payload = plan.results.kept(found, blob)
+        call.value = None if payload is None else plan.tool.decode(payload)
+    except Exception as error:
+        return not_readable(call, error)
+    _hit(call, found)
+    if payload is None:
+        call.result().note(payload=NO_PAYLOAD)
+    elif found.output_redacted is True:
+        call.result().note(outputRedacted=True)
+    elif not plan.tool.streams:
+        return settled(call, 0) if call.extras.hooked is None else answered(call, call.result())
+    return answered(call, call.result())
 
 
 def not_readable(call: GuardedCall, error: Exception) -> Step:
-    """The blob store does not give the result: the call is done all the same."""
-    from antiphon._gateway.result_store import unreadable
+    """The result cannot be read: the call is done all the same."""
+    log.error("the kept result of %s cannot be read", call.plan.name, exc_info=error)
+    call.value = call.payload = None
+    _hit(call, _found(call))
+    call.result().note(payload=f"not readable ({type(error).__name__}). {NO_PAYLOAD}")
+    return answered(call, call.result())
 
-    return _answer(call, unreadable(call.plan.name, error))
 
-
-def _answer(call: GuardedCall, outcome: Outcome) -> Step:
-    """The answer of a record, labelled."""
+def _hit(call: GuardedCall, found: DedupeRecord) -> None:
+    """A record answers."""
     extras = call.extras
-    found, matched_on = extras.found, extras.matched_on
-    assert found is not None
-    outcome.from_cache = True
-    outcome.matched_on = matched_on
-    outcome.age_ms = age_ms = extras.found_at_ms - found.updated_at_ms
-    if extras.shared:
-        label = {"reused": True, "from": "an equal call", "matchedOn": matched_on, "ageMs": max(0, age_ms)}
-        outcome.metadata = label if outcome.metadata is None else {**outcome.metadata, **label}
+    assert extras.reuse is not None
+    matched_on = extras.reuse.matched_on
+    extras.hit = found.state if matched_on != "inflight" else matched_on
     if call.run is not None:
-        call.run.decide("reused", {"state": found.state}, {"matchedOn": matched_on, "ageMs": outcome.age_ms})
-    call.plan.reporter.hit(call, "inflight" if matched_on == "inflight" else found.state)
-    return answered(call, outcome)
+        age_ms = extras.reused_at_ms - found.updated_at_ms
+        call.run.decide("reused", {"state": found.state}, {"matchedOn": matched_on, "ageMs": age_ms})
 
 
 # -- unknown outcomes ----------------------------------------------------------------------------------------------
@@ -249,7 +269,7 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
     extras.waited_for = extras.waited_for or found.version  # what it turns out to be is this call's answer, too
     if not current or (not mark and tool.spec.reconcile is None):
         return still_unknown(call)
-    extras.found, extras.matched_on, extras.shared = found, "completed", False
+    extras.reuse = rules.Reuse(found, "completed", shared=False)
     if mark:
         settlement = unknown(call, "its worker was lost")._replace(attempts=(), attempt_count=1)
         return Mark(call.key, found.version, settlement, _marked)  # the store may have found the outcome in its log
@@ -269,8 +289,7 @@ def still_unknown(call: GuardedCall) -> Step:
 
 def _reconciled(call: GuardedCall, answer: Any) -> Step:
     """What the tool's own read-back says."""
-    found, plan = call.extras.found, call.plan
-    assert found is not None
+    found, plan = _found(call), call.plan
     if answer is None:
         return still_unknown(call)
     if answer is False or isinstance(answer, DidNotHappen):
@@ -291,25 +310,17 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
 
 
 def _reconciled_kept(call: GuardedCall, ref: str) -> Step:
-    found = call.extras.found
-    assert found is not None and call.settlement is not None
-    return Mark(call.key, found.version, call.plan.results.placed(call.settlement, ref), _marked)
+    assert call.settlement is not None
+    return Mark(call.key, _found(call).version, call.plan.results.placed(call.settlement, ref), _marked)
 
 
 def _marked(call: GuardedCall, version: int | None) -> Step:
     """Look again, unless the read-back found the result and it is kept now."""
-    found, outcome = call.extras.found, call.outcome
-    assert found is not None
+    found, outcome = _found(call), call.outcome
     if outcome is None or version is None:
         call.outcome = None
         return Read(call.key, call.identity, looked)
     if found.request.identity == call.identity:
         return answered(call, outcome)
-    call.extras.found = _settled_as(found, version)
+    call.extras.reuse = rules.Reuse(msgspec.structs.replace(found, version=version), "completed", shared=False)
     return Alias(call.key, call.identity, version, _aliased)
-
-
-def _settled_as(found: DedupeRecord, version: int) -> DedupeRecord:
-    import msgspec
-
-    return msgspec.structs.replace(found, version=version)

@@ -21,6 +21,7 @@ _looking = threading.Lock()
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _dumps = orjson.dumps
 _NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")
+_LOSSLESS = frozenset({dict, str, int, float, bool, type(None)})
 
 
 class NotSerialisable(Exception):
@@ -61,10 +62,10 @@ def encode(value: Any) -> bytes:
     been NaN, an object with a ``$`` name may look like a tag.
     """
     kind = type(value)
-    if kind is dict or not _loses(kind, value):
+    if kind in _LOSSLESS or not _loses(kind, value):
         try:
             data = _dumps(value, _default, _OPTIONS)
-            if (_DOLLAR not in data or not _has_tag(data)) and (data.find(_NULL) < 0 or orjson.loads(data) == value):
+            if (_DOLLAR not in data or not _has_tag(data)) and (_NULL not in data or orjson.loads(data) == value):
                 return data
         except Exception:  # noqa: S110 - whatever the classes of the result raise; below it is said what
             pass

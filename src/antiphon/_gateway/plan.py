@@ -77,6 +77,7 @@ class Policy:
         "reuse",
         "safety",
         "timeout_s",
+        "unclaimed",
     )
 
     def __init__(self, plan: Plan, options: Options) -> None:
@@ -84,6 +85,8 @@ class Policy:
         guarded = not plan.watched_only
         self.given_key = options.given_key
         self.mode = options.mode
+        self.unclaimed = self.mode == "disabled" or (plan.unclaimed and self.given_key is None)
+        """Whether the call is made without a claim."""
         self.safety = options.safety_critical
         self.retry_safe = options.retry_safe or tool.spec.forward_key
         self.reuse = _first(tool.reuse_default, options.reuse, "turn")
@@ -109,6 +112,7 @@ class Policy:
         """What a before-hook may change: the key (unless the caller gave one) and the hints."""
         if reply.idempotency_key and self.given_key is None:
             self.given_key = reply.idempotency_key
+            self.unclaimed = self.mode == "disabled"
         if reply.timeout_ms is not None and not plan.watched_only:
             self.timeout_s = _shorter(self.timeout_s, reply.timeout_ms / 1000)
             self.inline = False

@@ -71,7 +71,7 @@ def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Ste
         match step:
             case Get():
                 return not_readable(call, error)
-            case Put() if call.extras.found is None:
+            case Put() if call.extras.reuse is None:
                 return keep_failed(call, error)
             case Reconcile() | Put():
                 log.error("reconcile of %s failed; the outcome stays unknown", call.plan.name, exc_info=error)

@@ -25,8 +25,8 @@ class Metrics(Protocol):
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None: ...
 
-    def bound(self, tool: str, status: str, scope: str) -> Tally:
-        """:meth:`call_ended` for fixed labels."""
+    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Tally:
+        """:meth:`call_ended` for fixed labels, and :meth:`hit` where *hit* names a state."""
         ...
 
     def retried(self, tool: str, reason: str) -> None: ...
@@ -73,17 +73,18 @@ class Subject(Protocol):
     def about(self) -> About | None: ...
 
 
-class Tallies(dict[str, Tally]):
-    """The counters of one tool by status, bound when they are first needed."""
+class Tallies(dict[tuple[str, str], Tally]):
+    """The counters of one tool by status and, of answers from a record, its state; bound when they are first needed."""
 
     def __init__(self, metrics: Metrics | None, tool: Tool) -> None:
         super().__init__()
         self._metrics = metrics
         self._labels = (tool.full_name, tool.spec.scope)
 
-    def __missing__(self, status: str) -> Tally:
+    def __missing__(self, key: tuple[str, str]) -> Tally:
         name, scope = self._labels
-        tally = self[status] = _uncounted if self._metrics is None else self._metrics.bound(name, status, scope)
+        status, hit = key
+        tally = self[key] = _uncounted if self._metrics is None else self._metrics.bound(name, status, scope, hit)
         return tally
 
 

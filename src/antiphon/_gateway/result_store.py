@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from antiphon._gateway import codec
 from antiphon._gateway.dependencies import Dependencies
-from antiphon._gateway.outcome import Outcome
-from antiphon._gateway.tool import Tool
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import StoreError
@@ -26,7 +22,7 @@ _SEALED = "sealed+"
 
 
 class ResultStore:
-    """Turns results into settlements, and records into outcomes."""
+    """Turns results into settlements, and back."""
 
     def __init__(self, dependencies: Dependencies) -> None:
         self.redactor: Redactor | None = dependencies.redactor
@@ -92,24 +88,10 @@ class ResultStore:
         """Where the blob store has the result, or ``""``."""
         return "" if record.payload_ref is UNSET else record.payload_ref.removeprefix(_SEALED)
 
-    def restore(self, tool: Tool, record: DedupeRecord, blob: bytes | None) -> Outcome:
-        """The success that *record* keeps; *blob* is what the blob store has of it."""
-        outcome = Outcome("success")
-        try:
-            data = bytes(record.payload) if record.payload is not UNSET else self._kept(record, blob)
-            if data is not None:
-                outcome.value = _decoded(tool, data)
-        except Exception as error:
-            return unreadable(tool.full_name, error)
-        outcome.payload = data
-        if data is None:
-            outcome.metadata = {"payload": NO_PAYLOAD}
-        elif record.output_redacted is True:
-            outcome.metadata = {"outputRedacted": True}
-        return outcome
-
-    def _kept(self, record: DedupeRecord, blob: bytes | None) -> bytes | None:
-        """A result that is sealed, or was fetched from the blob store."""
+    def kept(self, record: DedupeRecord, blob: bytes | None) -> bytes | None:
+        """The result that *record* keeps as JSON, if it keeps one; *blob* is what the blob store has of it."""
+        if record.payload is not UNSET:
+            return bytes(record.payload)
         if record.payload_sealed is not UNSET:
             return self._unseal(record, record.payload_sealed)
         if blob is not None and str(record.payload_ref).startswith(_SEALED):
@@ -122,14 +104,6 @@ class ResultStore:
             raise StoreError("The result is sealed, and the seal key is missing.")
         data: bytes = sealer.unseal(sealed, context=record.key.encode())
         return data
-
-
-def unreadable(tool: str, error: Exception) -> Outcome:
-    """A success whose result cannot be given again."""
-    log.error("the kept result of %s cannot be read", tool, exc_info=error)
-    outcome = Outcome("success")
-    outcome.metadata = {"payload": f"not readable ({type(error).__name__}). {NO_PAYLOAD}"}
-    return outcome
 
 
 def _clean_chunks(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:
@@ -150,10 +124,3 @@ def _bytes_again(chunk: Any) -> Any:
     if type(chunk) is dict and len(chunk) == 1 and isinstance(chunk.get("$bytes"), str):
         return chunk["$bytes"].encode("latin-1", "replace")
     return chunk
-
-
-def _decoded(tool: Tool, data: bytes) -> Any:
-    try:
-        return tool.decode(data)
-    except ValueError:  # the declared type has changed since: plain data is better than nothing
-        return orjson.loads(data)

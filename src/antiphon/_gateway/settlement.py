@@ -210,31 +210,30 @@ def answered(call: GuardedCall, outcome: Outcome) -> Step:
     return settled(call, 0)
 
 
-def after_hooks(call: GuardedCall, outcome: Outcome) -> None:
+def after_hooks(call: GuardedCall, outcome: Outcome | None = None) -> None:
+    """Tell the hooks what came of an attempt, or of the call."""
     hooked, hooks = call.extras.hooked, call.plan.hooks
     if hooked is not None and hooks is not None:
-        hooks.after(hooked, outcome)
+        hooks.after(hooked, outcome or call.result())
 
 
 def settled(call: GuardedCall, version: int | None) -> Step:
     """The record says so (0: there is none; ``None``: it is another's by now); turn and loop guard learn of it."""
-    extras, outcome, plan = call.extras, call.outcome, call.plan
+    plan, run, turn, guard = call.plan, call.run, call.turn, call.guard
     if version is None and not plan.watched_only:
-        outcome = call.result()
         plan.reporter.fenced(call)
-        outcome.note(fenced=True)
-    run = call.run
+        call.result().note(fenced=True)
     if version != 0:
         call.version = 0  # the claim is over
         if run is not None and run.together and not plan.watched_only:
             run.finished = True
-    if extras is not NO_EXTRAS:
-        if extras.stream is not None:
-            after_hooks(call, call.result())
-        outcome = _label(call)
+    if call.extras is not NO_EXTRAS:
+        if call.extras.stream is not None:
+            after_hooks(call)
+        _label(call)
     if plan.off:
         return DONE
-    turn, guard = call.turn, call.guard
+    outcome = call.outcome
     if turn is not None and (outcome is None or outcome.code != "denied"):
         turn.identities.add(call.identity)
         if outcome is None or outcome.status == "success":
@@ -252,14 +251,13 @@ def settled(call: GuardedCall, version: int | None) -> Step:
     return _conclude(call)
 
 
-def _label(call: GuardedCall) -> Outcome | None:
+def _label(call: GuardedCall) -> None:
     """What goes with the answer of a call that was not plain."""
-    extras, outcome = call.extras, call.outcome
+    extras = call.extras
     if extras.unprotected:
-        (outcome := call.result()).note(unprotected=extras.unprotected)
-    if extras.loop_note and call.guard is not None and (outcome is None or outcome.status == "success"):
-        (outcome := call.result()).note(note=extras.loop_note)
-    return outcome
+        call.result().note(unprotected=extras.unprotected)
+    if extras.loop_note and call.guard is not None and call.result().status == "success":
+        call.result().note(note=extras.loop_note)
 
 
 def _end_rows(call: GuardedCall) -> tuple[Row, ...]:
@@ -289,25 +287,25 @@ def append_missed(call: GuardedCall, error: StoreError) -> None:
 
 def _conclude(call: GuardedCall) -> Step:
     """Other processes learn of breakers; metrics and listeners of the call."""
-    plan, outcome = call.plan, call.outcome
-    if call.extras.replayed:
+    plan, outcome, extras, monotonic = call.plan, call.outcome, call.extras, call.plan.monotonic
+    if extras.replayed:
         return DONE
     if plan.breakers.dirty:
         return _share_breaker(call)
-    took_ms = (plan.monotonic() - call.started) * 1000
+    took_ms = (monotonic() - call.started) * 1000
     if outcome is None:
-        plan.tallies["success"](took_ms)
+        plan.tallies["success", extras.hit](took_ms)
         if plan.on_end:
             plan.reporter.ended(call, call.result(), took_ms, "tool_call_end", plan.on_end)
     else:
-        plan.tallies[outcome.status](took_ms)
+        plan.tallies[outcome.status, extras.hit](took_ms)
         blocked = outcome.attempts == 0 and not outcome.from_cache and outcome.status != "success"
         listeners = plan.on_blocked if blocked else plan.on_end
         if listeners:
             event = "tool_call_blocked" if blocked else "tool_call_end"
             plan.reporter.ended(call, outcome, took_ms, event, listeners)
-    if call.extras.over is not None:
-        call.extras.over.set()
+    if extras.over is not None:
+        extras.over.set()
     return DONE
 
 

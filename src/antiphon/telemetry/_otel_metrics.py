@@ -34,7 +34,7 @@ class OtelMetrics:
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
         (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
 
-    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
         """:meth:`call_ended` for one tool, status and scope: its attributes are put together once."""
         label = self._tool(tool)
         add, record = self._instruments[schema.CALLS.name].add, self._instruments[schema.DURATION.name].record
@@ -43,8 +43,10 @@ class OtelMetrics:
         def ended(duration_ms: float) -> None:
             add(1, counted)
             record(duration_ms, timed)
+            if hit:
+                self.hit(tool, hit)
 
-        if label != schema.OTHER and status in schema.STATUSES and scope in schema.SCOPES:
+        if not hit and label != schema.OTHER and status in schema.STATUSES and scope in schema.SCOPES:
             self._quick[(tool, status, scope)] = ended
         return ended
 

@@ -14,8 +14,11 @@ class Sink(Protocol):
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None: ...
 
-    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
-        """:meth:`call_ended` for one tool, status and scope: found once, to be called often with a duration."""
+    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
+        """:meth:`call_ended` for one tool, status and scope: found once, to be called often with a duration.
+
+        With *hit* the calls were answered from a claim in that state, and count as such, too (:meth:`hit`).
+        """
         ...
 
     def retried(self, tool: str, reason: str) -> None: ...

@@ -62,26 +62,28 @@ class BuiltinMetrics:
         self._code = Labels(MAX_CODES, clean)
         self._state = Labels(MAX_CODES, clean)
         self._quick: dict[tuple[str, str, str], _Calls] = {}
-        self._calls: dict[tuple[str, str, str], _Calls] = {}
+        self._calls: dict[tuple[str, str, str, str], _Calls] = {}
+        """By tool, status, scope and the state of the claim that answered, if one did."""
         self._series: dict[str, _Series] = {metric.name: {} for metric in schema.METRICS}
         self._scopes: dict[str, str] = {}
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
         (self._quick.get((tool, status, scope)) or self._call_child(tool, status, scope)).add(duration_ms)
 
-    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
         """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
-        return self._call_child(tool, status, scope).add
+        return self._call_child(tool, status, scope, hit).add
 
-    def _call_child(self, tool: str, status: str, scope: str) -> _Calls:
+    def _call_child(self, tool: str, status: str, scope: str, hit: str = "") -> _Calls:
         label = self._tool(tool)
         key = (
             label,
             status if status in schema.STATUSES else schema.OTHER,
             scope if scope in schema.SCOPES else schema.OTHER,
+            hit and self._state(hit),
         )
         child = self._calls.setdefault(key, _Calls(self._lock))
-        if label != schema.OTHER and key[1:] == (status, scope):
+        if label != schema.OTHER and key[1:] == (status, scope, ""):
             self._quick[(tool, status, scope)] = child
         return child
 
@@ -146,7 +148,12 @@ class BuiltinMetrics:
                 child.sum_up()
             calls = {key: (list(child.buckets), child.sum) for key, child in self._calls.items()}
             series = {name: dict(values) for name, values in self._series.items()}
-        series[schema.CALLS.name] = {key: float(sum(buckets)) for key, (buckets, _) in calls.items()}
+        counted, hits = series[schema.CALLS.name], series[schema.HITS.name]
+        for (tool, status, scope, hit), (buckets, _) in calls.items():
+            number = sum(buckets)
+            counted[tool, status, scope] = counted.get((tool, status, scope), 0.0) + number
+            if hit:
+                hits[tool, hit] = hits.get((tool, hit), 0.0) + number
         for metric in schema.METRICS:
             name = metric.full_name(self.prefix)
             yield f"# HELP {name} {metric.help}"
@@ -158,10 +165,10 @@ class BuiltinMetrics:
                     yield f"{name}{_labels(metric.labels, labels)} {_number(value)}"
 
 
-def _histogram(name: str, calls: Mapping[tuple[str, str, str], tuple[list[int], float]]) -> Iterator[str]:
+def _histogram(name: str, calls: Mapping[tuple[str, str, str, str], tuple[list[int], float]]) -> Iterator[str]:
     """Scopes are added up: the document's histogram has the labels tool and status."""
     merged: dict[tuple[str, str], tuple[list[int], float]] = {}
-    for (tool, status, _), (buckets, total) in sorted(calls.items()):
+    for (tool, status, _, _), (buckets, total) in sorted(calls.items()):
         before, sum_before = merged.get((tool, status), ([0] * len(buckets), 0.0))
         merged[(tool, status)] = ([a + b for a, b in zip(before, buckets, strict=True)], sum_before + total)
     bounds = [*map(repr, schema.BUCKETS_MS), "+Inf"]

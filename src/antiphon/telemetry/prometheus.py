@@ -22,16 +22,16 @@ _LEFT_MOST = 64
 
 
 class _Calls:
-    """The counter and the histogram of one tool, status and scope.
+    """The counters and the histogram of one tool, status, scope and, of answers from a claim, its state.
 
     A call leaves its duration here, which takes no lock; a few dozen are handed to the client at a time, and all of
     them whenever the registry is read.
     """
 
-    __slots__ = ("_count", "_leave", "_left", "_lock", "_observe")
+    __slots__ = ("_counters", "_leave", "_left", "_lock", "_observe")
 
-    def __init__(self, count: Callable[[float], None], observe: Callable[[float], None]) -> None:
-        self._count, self._observe = count, observe
+    def __init__(self, counters: list[Callable[[float], None]], observe: Callable[[float], None]) -> None:
+        self._counters, self._observe = counters, observe
         self._lock = threading.Lock()
         self._left: deque[float] = deque()
         self._leave = self._left.append
@@ -43,7 +43,8 @@ class _Calls:
 
     def add_at_once(self, duration_ms: float) -> None:
         """For the multi-process mode, where another process reads the numbers."""
-        self._count(1)
+        for add in self._counters:
+            add(1)
         self._observe(duration_ms)
 
     def hand_over(self) -> None:
@@ -56,7 +57,8 @@ class _Calls:
                     observe(left.popleft())
                     number += 1
             finally:
-                self._count(number)
+                for add in self._counters:
+                    add(number)
 
 
 class _Shared:
@@ -65,18 +67,20 @@ class _Shared:
     def __init__(self, client: Any, prefix: str, registry: Any) -> None:
         self.metrics = {metric.name: _make(client, metric, prefix, registry) for metric in schema.METRICS}
         self._at_once: bool = getattr(client.values.ValueClass, "_multiprocess", True)
-        self._calls: dict[tuple[str, str, str], _Calls] = {}
-        for metric in (schema.CALLS, schema.DURATION):
+        self._calls: dict[tuple[str, str, str, str], _Calls] = {}
+        for metric in (schema.CALLS, schema.DURATION, schema.HITS):
             self._read_all(self.metrics[metric.name])
 
-    def calls(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+    def calls(self, tool: str, status: str, scope: str, hit: str) -> Callable[[float], None]:
         """What counts one call with these labels."""
-        labels = (tool, status, scope)
+        labels = (tool, status, scope, hit)
         calls = self._calls.get(labels)
         if calls is None:
-            count = self.metrics[schema.CALLS.name].labels(*labels).inc
+            counters = [self.metrics[schema.CALLS.name].labels(tool, status, scope).inc]
+            if hit:
+                counters.append(self.metrics[schema.HITS.name].labels(tool, hit).inc)
             observe = self.metrics[schema.DURATION.name].labels(tool, status).observe
-            calls = self._calls.setdefault(labels, _Calls(count, observe))
+            calls = self._calls.setdefault(labels, _Calls(counters, observe))
         return calls.add_at_once if self._at_once else calls.add
 
     def _read_all(self, metric: Any) -> None:
@@ -129,13 +133,13 @@ class PrometheusListener:
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
         (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
 
-    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
+    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
         """:meth:`call_ended` for one tool, status and scope: found once, to be called often."""
         label = self._tool(tool)
         shown = status if status in schema.STATUSES else schema.OTHER
         place = scope if scope in schema.SCOPES else schema.OTHER
-        ended = self._shared.calls(label, shown, place)
-        if label != schema.OTHER and (shown, place) == (status, scope):
+        ended = self._shared.calls(label, shown, place, hit and self._state(hit))
+        if not hit and label != schema.OTHER and (shown, place) == (status, scope):
             self._quick[(tool, status, scope)] = ended
         return ended
 

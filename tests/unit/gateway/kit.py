@@ -78,8 +78,13 @@ class Tally:
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
         self._count("calls", tool, status, scope)
 
-    def bound(self, tool: str, status: str, scope: str) -> Callable[[float], None]:
-        return lambda duration_ms: self.call_ended(tool, status, scope, duration_ms)
+    def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
+        def ended(duration_ms: float) -> None:
+            self.call_ended(tool, status, scope, duration_ms)
+            if hit:
+                self.hit(tool, hit)
+
+        return ended
 
     def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None:
         return None

@@ -23,6 +23,8 @@ from antiphon.stores.memory.node import Node
 _ROOM = 32
 _KEPT_BYTES = 2048
 """Longer parameters are kept as their digests, so that claims stay small."""
+_WENT_WELL = ("", False)
+"""Code and retriability of an attempt."""
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
@@ -100,13 +102,20 @@ class MemoryClaims:
             if version <= self._last:
                 version = self._last + 1
             self._last = version
-            state = settlement.state
-            node.settlement = settlement
-            node.state = state
-            node.kept = (state != "done" or settlement.payload is None) and must_be_kept(settlement)
+            node.state = settlement.state
+            ttl_ms, payload, attempts = settlement.ttl_ms, settlement.payload, settlement.attempts
+            plain = settlement == ("done", ttl_ms, payload, None, None, False, None, attempts, 1, True)
+            if plain and payload is not None and len(attempts) == 1 and attempts[0][2:] == _WENT_WELL:
+                node.payload = payload
+                node.began, node.ended, _, _ = attempts[0]
+                node.kept = False
+            else:
+                node.payload = None
+                node.settlement = settlement
+                node.kept = must_be_kept(settlement)
             node.record = None
             node.updated = now
-            node.expires = expires = now + settlement.ttl_ms
+            node.expires = expires = now + ttl_ms
             if expires < self._soonest:
                 self._soonest = expires
             current.move_to_end(key)
@@ -232,12 +241,15 @@ class MemoryClaims:
 
     def _existing(self, node: Node, identity: str, now: int) -> Existing:
         record = node.record or node.to_record()
-        self._touch(node)
+        if self._past:
+            self._touch(node)
+        else:
+            self._current.move_to_end(node.key)
         if node.found_by == identity:
             return _new(Existing, (record, record, now))
         own = self._earlier(node.key, identity, now) if self._history else None
         if own is None:
-            return Existing(record, None, now)
+            return _new(Existing, (record, None, now))
         self._touch(own)
         return Existing(record, own.to_record(), now)
 
@@ -273,16 +285,20 @@ class MemoryClaims:
             self._soonest = expires
         node = Node()
         node.key = key = request.key
-        node.found_by = identity = request.identity
+        node.found_by = node.identity = request.identity
         node.template = template
-        node.asked = (identity, request.idempotency_key, params, request.request_id, request.token, request.call_id)
+        node.idempotency_key = request.idempotency_key
+        node.params = params
+        node.request_id = request.request_id
+        node.token = request.token
+        node.call_id = request.call_id
         node.serial = node.version = node.fence = version
         node.created = node.updated = now
         node.expires = expires
-        node.renewed_until = 0
+        node.renewed_until = node.began = node.ended = 0
         node.state = "inflight"
         node.kept = True
-        node.settlement = node.record = None
+        node.settlement = node.record = node.payload = None
         self._current[key] = node
         return _new(Claimed, (version, now))
 

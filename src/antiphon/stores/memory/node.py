@@ -16,27 +16,39 @@ class Node:
     """
 
     __slots__ = (
-        "asked",
+        "began",
+        "call_id",
         "created",
+        "ended",
         "expires",
         "fence",
         "found_by",
+        "idempotency_key",
+        "identity",
         "kept",
         "key",
+        "params",
+        "payload",
         "record",
         "renewed_until",
+        "request_id",
         "serial",
         "settlement",
         "state",
         "template",
+        "token",
         "updated",
         "version",
     )
 
     key: str
     template: ClaimTemplate
-    asked: tuple[str, str, bytes | tuple[str, str], str, str, str | None]
-    """Identity, idempotency key, parameters, request id, token and call id of the request."""
+    identity: str
+    idempotency_key: str
+    params: bytes | tuple[str, str]
+    request_id: str
+    token: str
+    call_id: str | None
     found_by: str
     """The identity that finds it: the one that asked, except for an alias."""
     serial: int
@@ -52,6 +64,11 @@ class Node:
     kept: bool
     """In flight or unknown: never evicted."""
     settlement: Settlement | None
+    """How it ended, except for a plain success, of which only what differs is kept: less for the garbage collector."""
+    payload: bytes | None
+    """The result of a plain success."""
+    began: int
+    ended: int
     record: DedupeRecord | None
 
     @property
@@ -80,15 +97,21 @@ class Node:
             self.record = self._build()
         return self.record
 
+    def _settled(self) -> Settlement | None:
+        if self.payload is None:
+            return self.settlement
+        attempts = ((self.began, self.ended, "", False),)
+        return Settlement("done", self.expires - self.updated, self.payload, attempts=attempts, attempt_count=1)
+
     def _build(self) -> DedupeRecord:
-        template, settlement = self.template, self.settlement
-        identity, idempotency_key, params, request_id, token, call_id = self.asked
-        request = StaticClaimRequest(self.key, identity, template, idempotency_key, params, request_id, token, call_id)
+        template, settlement = self.template, self._settled()
+        ids = (self.request_id, self.token, self.call_id)
+        request = StaticClaimRequest(self.key, self.identity, template, self.idempotency_key, self.params, *ids)
         outcome = NO_OUTCOME if settlement is None else outcome_of(settlement)
         return DedupeRecord(
             key=self.key,
             tool=template.tool,
-            idempotency_key=idempotency_key,
+            idempotency_key=self.idempotency_key,
             state=self.state,  # type: ignore[arg-type]
             created_at_ms=self.created,
             updated_at_ms=self.updated,
