@@ -49,6 +49,15 @@ def test_off_means_a_plain_call() -> None:
     assert rig.ears.heard == []
 
 
+def test_switching_off_between_two_attempts_stops_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    script = rig.tool(HttpError(503), "sent", idempotent=True)
+    monkeypatch.setattr(rig.clock, "sleep", lambda seconds: rig.gateway.configure(Settings(enabled=False)))
+    failed = rig.execute(call_id="c1")
+    assert (failed.status, failed.attempts) == ("retriable_error", 1)
+    assert len(script) == 1
+
+
 def test_off_passes_arguments_and_exceptions_unchanged() -> None:
     rig = Rig(enabled=False)
     marker, error = object(), ValueError("mine")
