@@ -262,7 +262,7 @@ class Gateway(BaseGateway):
         return guarded
 
     def _unwrap(self, call: GuardedCall, outcome: Outcome) -> Any:
-        return results.unwrap(call, self._streamed(call, outcome))
+        return results.unwrap(call, outcome if outcome.stream is None else self._streamed(call, outcome))
 
     def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
         opened = outcome.stream
@@ -391,7 +391,7 @@ class AsyncGateway(BaseGateway):
         return guarded_stream
 
     def _unwrap(self, call: GuardedCall, outcome: Outcome) -> Any:
-        return results.unwrap(call, self._streamed(call, outcome))
+        return results.unwrap(call, outcome if outcome.stream is None else self._streamed(call, outcome))
 
     def _streamed(self, call: GuardedCall, outcome: Outcome) -> Outcome:
         opened = outcome.stream

@@ -58,9 +58,9 @@ def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
     note = (outcome.metadata or {}).get("payload")
     if note is not None:
         raise errors.ResultNotKept(
-            f"{call.tool.full_name} was called before with the same intent, and is not called again. {note}",
+            f"{call.plan.name} was called before with the same intent, and is not called again. {note}",
             hint="Return what can be kept: JSON, bytes, times, numbers, a class that is declared as the return type.",
-            tool=call.tool.full_name,
+            tool=call.plan.name,
         )
 
 
@@ -83,9 +83,12 @@ async def reused_async(outcome: Outcome) -> AsyncIterator[Any]:
 def raise_for(call: GuardedCall, outcome: Outcome) -> NoReturn:
     """Raise what stands for a failed outcome."""
     error = exception_of(call, outcome)
-    if error is outcome.exception:
-        raise error
-    raise error from outcome.exception
+    try:
+        if error is outcome.exception:
+            raise error
+        raise error from outcome.exception
+    finally:
+        del error  # else it would hold itself, through its traceback and this frame
 
 
 def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
@@ -95,13 +98,13 @@ def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
     if kind is None and _timed_out(own):
         kind = errors.RetryExhausted if outcome.status == "retry_exhausted" else errors.CallTimeout
     if kind is None and own is not None and outcome.status in ("error", "retriable_error"):
-        note = f"antiphon: {call.tool.full_name} failed with {outcome.code} after {outcome.attempts} attempt(s)"
+        note = f"antiphon: {call.plan.name} failed with {outcome.code} after {outcome.attempts} attempt(s)"
         if note not in getattr(own, "__notes__", ()):
             own.add_note(note)
         return own
     if kind is None:
         kind = _BY_STATUS.get(outcome.status, errors.CallFailed)
-    data: dict[str, Any] = {"tool": call.tool.full_name, "attempts": outcome.attempts, "status": outcome.status}
+    data: dict[str, Any] = {"tool": call.plan.name, "attempts": outcome.attempts, "status": outcome.status}
     if kind is errors.InvalidInput:
         return kind(outcome.message, **data)
     return kind(outcome.message, code=outcome.code, **data)

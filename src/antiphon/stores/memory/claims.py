@@ -189,6 +189,8 @@ class MemoryClaims:
 
     def read(self, key: str, identity: str = "") -> Existing | None:
         with self.lock:
+            if key not in self._current and key not in self._history:
+                return None
             now = self._now()
             node = self._living(key, now) or self._earlier(key, identity, now)
             return None if node is None else self._existing(node, identity, now)
