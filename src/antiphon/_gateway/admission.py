@@ -9,13 +9,12 @@ from antiphon._gateway import attempt, claim, replay
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.context import is_held
-from antiphon._gateway.guards import Guard, refused_by_guard
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
 from antiphon._gateway.settlement import answered, refused
 from antiphon._gateway.steps import BEGIN, Read, Refresh, Step
-from antiphon._gateway.turns import TurnState
+from antiphon._gateway.turns import Guard, TurnState, refused_by_guard
 from antiphon.decide.loop import LoopVerdict
 from antiphon.errors import InvalidInput
 from antiphon.keys import KeyMaker

@@ -12,7 +12,6 @@ from typing import Any
 
 from antiphon import _scope
 from antiphon._gateway.context import CallContext, Held, held, running
-from antiphon._gateway.guards import Guard, Pair
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
@@ -20,7 +19,7 @@ from antiphon._gateway.plan import NO_OPTIONS, Options, Permits, Place, Plan, Po
 from antiphon._gateway.recording import RunEntry, entry_of
 from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
-from antiphon._gateway.turns import TurnState, active_session, active_turn
+from antiphon._gateway.turns import Guard, Pair, TurnState, active_session, active_turn
 from antiphon.contract.result import Retried
 from antiphon.decide.claim import Reuse
 from antiphon.errors import StoreError

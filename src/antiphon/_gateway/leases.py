@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from antiphon._gateway.janitor import Janitor
 from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.settings import Settings
 from antiphon.errors import StoreError
 from antiphon.ports import Clock, Settlement, Store, SyncJournal
 
 log = logging.getLogger("antiphon.leases")
+_sweep_log = logging.getLogger("antiphon.janitor")
 
 _NEVER = float("inf")
 _LONGEST_NAP_S = 60.0
+PAUSE_S = 60.0
+PORTION = 1000
+_SOON_S = 1.0
 
 
 class Lease(Protocol):
@@ -244,6 +249,39 @@ class _Service:
                 log.exception("leases could not be looked after; will try again")
                 nap = min(nap, 1.0)
         return max(0.0, nap)
+
+
+class Janitor:
+    """When to drop what has expired from which store (R6); one for all gateways of a process.
+
+    Every process of a fleet does its share: the pauses are jittered, a portion is bounded, and what one process has
+    dropped is no work for the next.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+        self._random = random.Random()
+
+    def look(self, place: str, journal: Callable[[], SyncJournal], now: float) -> float:
+        """Sweep the store at *place* if it is time; seconds until it is time again."""
+        due = self._due.get(place)
+        if due is None:
+            due = self._due[place] = now + self._pause()
+        if now < due:
+            return due - now
+        pause = self._pause()
+        try:
+            swept = journal().sweep(PORTION)
+        except StoreError as error:
+            _sweep_log.info("expired records were not swept, will try again: %s", error)
+        else:
+            if swept >= PORTION:
+                pause = _SOON_S
+        self._due[place] = now + pause
+        return pause
+
+    def _pause(self) -> float:
+        return PAUSE_S * self._random.uniform(0.5, 1.5)
 
 
 _janitor = Janitor()

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from antiphon._gateway.breakers import Breakers, Path
 from antiphon._gateway.dependencies import Dependencies
-from antiphon._gateway.guards import Guards
 from antiphon._gateway.hooks import HookReply, Hooks
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.owner import owner_token
@@ -26,6 +25,7 @@ from antiphon._gateway.settings import Settings
 from antiphon._gateway.switches import Switches
 from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
+from antiphon._gateway.turns import Guards
 from antiphon.decide.breaker import Breaker, Permit
 from antiphon.decide.retry import TokenBucket
 from antiphon.errors import ConfigError

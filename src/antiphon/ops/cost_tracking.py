@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def charge_models(scope: RunScope, prices: Mapping[str, PriceSection], policy: LoopPolicy, now: float) -> None:
     """From here on the tokens of model calls of the run are paid for; tools are refused once the cap is reached."""
-    from antiphon._gateway.guards import Guard
+    from antiphon._gateway.turns import Guard
 
     write = scope.encode
     asked: dict[str, str] = {}

@@ -8,9 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from antiphon.telemetry import _schema as schema
-from antiphon.telemetry._labels import MAX_CODES, MAX_TOOLS, Labels, tool_of_breaker
-from antiphon.telemetry._sink import Counts, by_tool, count
+from antiphon.telemetry import _metrics as schema
+from antiphon.telemetry._metrics import MAX_CODES, MAX_TOOLS, Counts, Labels, by_tool, count, tool_of_breaker
 
 _Series = dict[tuple[str, ...], float]
 _LEFT_MOST = 1024

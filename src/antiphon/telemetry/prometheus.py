@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from antiphon.errors import missing_extra
-from antiphon.telemetry import _schema as schema
-from antiphon.telemetry._labels import MAX_CODES, MAX_TOOLS, Labels, tool_of_breaker
-from antiphon.telemetry._sink import Counts, by_tool, count
+from antiphon.telemetry import _metrics as schema
+from antiphon.telemetry._metrics import MAX_CODES, MAX_TOOLS, Counts, Labels, by_tool, count, tool_of_breaker
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

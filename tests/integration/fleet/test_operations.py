@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from antiphon._gateway import janitor
+from antiphon._gateway import leases
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.settings import Settings
 from antiphon.config.wiring import open_store
@@ -138,7 +138,7 @@ def test_flushing_by_prefix_never_holds_the_server_up(valkey_server: Callable[..
 
 
 def test_every_process_sweeps_what_has_expired(fleet_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(janitor, "PAUSE_S", 0.05)
+    monkeypatch.setattr(leases, "PAUSE_S", 0.05)
     store = open_store(fleet_url)
     gateway = open_gateway(fleet_url)
 
@@ -155,11 +155,11 @@ def test_every_process_sweeps_what_has_expired(fleet_url: str, monkeypatch: pyte
     for row in (ended, reset):
         journal.save_breaker("default", row)
     time.sleep(0.1)
-    leases = Leases(store, Clock(), Settings())  # what the process's one thread looks after
-    monkeypatch.setattr("antiphon._gateway.leases._janitor", janitor.Janitor())
+    held = Leases(store, Clock(), Settings())  # what the process's one thread looks after
+    monkeypatch.setattr("antiphon._gateway.leases._janitor", leases.Janitor())
 
     def swept() -> bool:
-        leases.look()
+        held.look()
         return journal.load_breakers("default") == [reset] and journal.sweep() == 0
 
     until(swept, "expired claims and ended breaker states are gone", 10)
@@ -176,13 +176,13 @@ def test_a_janitor_sweeps_each_store_once_and_goes_on_after_a_full_portion() -> 
             swept.append(limit)
             return limit if len(swept) < 3 else 0
 
-    keeper = janitor.Janitor()
+    keeper = leases.Janitor()
     journal: Any = Full()
     first = keeper.look("redis://a", lambda: journal, 0.0)
-    assert janitor.PAUSE_S * 0.5 <= first <= janitor.PAUSE_S * 1.5
+    assert leases.PAUSE_S * 0.5 <= first <= leases.PAUSE_S * 1.5
     assert keeper.look("redis://a", lambda: journal, first - 0.1) == pytest.approx(0.1)
     now = first
     assert keeper.look("redis://a", lambda: journal, now) == 1.0, "a full portion: more is waiting"
     assert keeper.look("redis://a", lambda: journal, now + 1.0) == 1.0
-    assert keeper.look("redis://a", lambda: journal, now + 2.0) >= janitor.PAUSE_S * 0.5
-    assert swept == [janitor.PORTION] * 3
+    assert keeper.look("redis://a", lambda: journal, now + 2.0) >= leases.PAUSE_S * 0.5
+    assert swept == [leases.PORTION] * 3

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon import Gateway
 from antiphon._drive import drive
-from antiphon._gateway import feed
+from antiphon._gateway import drivers
 from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ops.admin import Admin
@@ -55,7 +55,7 @@ def test_an_idle_process_is_told(fleet_url: str) -> None:
 
 
 def test_planted_a_subscription_that_nobody_makes_is_noticed(fleet_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed.BreakerFeed, "told", lambda *_: None)
+    monkeypatch.setattr(drivers.BreakerFeed, "told", lambda *_: None)
     assert not _told_within(fleet_url, 1.0)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon import _params, keys
+from antiphon import keys
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide import turn
 from antiphon.decide.turn import ReplayControl
@@ -88,8 +88,8 @@ def _undigested(data: Any, path: str) -> str:
 
 
 PLANTED: dict[str, tuple[Any, str, Any, Callable[[], bool]]] = {
-    "white space is never looked at": (_params, "_surely_tidy", _true, _keys_hold),
-    "volatile names are kept": (_params, "VOLATILE", frozenset(), _keys_hold),
+    "white space is never looked at": (keys, "_surely_tidy", _true, _keys_hold),
+    "volatile names are kept": (keys, "VOLATILE", frozenset(), _keys_hold),
     "tools are sorted by code point": (key, "tool_order", _by_code_point, _keys_hold),
     "another key version": (keys, "KEY_VERSION", "k2", _stores_hold),
     "no field is transport": (_draft, "TRANSPORT", (), _requests_hold),

@@ -19,7 +19,7 @@ from antiphon.redact import Redactor, StreamRedactor, _detect, _prefilter, _reda
 from antiphon.redact._rules import placeholder
 from antiphon.redact._stream import TextStream
 from antiphon.telemetry import BuiltinMetrics
-from antiphon.telemetry._labels import Labels
+from antiphon.telemetry._metrics import Labels
 from antiphon.telemetry.logs import JsonLogListener
 from tests.unit.redact.corpus import KEPT_TEXTS, Forge, in_text, named, tokens
 

@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from antiphon.telemetry import BuiltinMetrics
-from antiphon.telemetry._schema import DURATION, METRICS
+from antiphon.telemetry._metrics import DURATION, METRICS
 from tests.unit.telemetry.promql import Query, Series
 
 DEPLOY = Path(__file__).parents[3] / "deploy"

@@ -17,8 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from antiphon.redact import Redactor
 from antiphon.telemetry import BuiltinMetrics, metrics
-from antiphon.telemetry._labels import Labels
-from antiphon.telemetry._schema import METRICS, STATUSES
+from antiphon.telemetry._metrics import METRICS, STATUSES, Labels
 from antiphon.telemetry.prometheus import PrometheusListener
 
 Made = BuiltinMetrics | PrometheusListener
