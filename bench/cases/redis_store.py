@@ -14,10 +14,10 @@ import redis.asyncio
 
 from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest
 from antiphon.stores import RedisStore
-from antiphon.stores.redis import scripts
+from antiphon.stores.redis import schema as scripts
 from antiphon.stores.redis.journal import AsyncRedisJournal
-from antiphon.stores.redis.keys import Names
 from antiphon.stores.redis.record import head_of, outcome_bytes
+from antiphon.stores.redis.schema import Names
 
 DAY_MS = 86_400_000
 CALLERS = 64

@@ -12,7 +12,7 @@ import redis
 from antiphon import Gateway
 from antiphon.config.wiring import open_store
 from antiphon.errors import ConfigError
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.schema import Names
 from tests.faults.fleet_kit import envelope, open_async_gateway, open_gateway, summary
 from tests.integration.stores.redis_kit import make_newer
 from tests.servers import HOST, Postgres, Valkey, free_port

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from antiphon.blobs._content import ContentBlobs, Objects
-from antiphon.blobs._multipart import PART_BYTES
 from antiphon.blobs.local import LocalObjects
+from antiphon.blobs.s3 import PART_BYTES
 from antiphon.errors import NotFound, StoreUnavailable
 
 _log = logging.getLogger("antiphon.blobs")

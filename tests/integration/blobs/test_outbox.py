@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from antiphon.blobs import OutboxBlobs, S3Blobs
-from antiphon.blobs._multipart import PART_BYTES
 from antiphon.blobs.local import LocalObjects
 from antiphon.blobs.outbox import Outbox
+from antiphon.blobs.s3 import PART_BYTES
 from antiphon.errors import NotFound, StoreUnavailable
 from tests.conftest import S3Access
 from tests.faultproxy import FaultProxy

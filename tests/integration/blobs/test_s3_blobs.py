@@ -12,8 +12,7 @@ import pytest
 
 from antiphon.blobs import S3Blobs
 from antiphon.blobs._content import ContentBlobs
-from antiphon.blobs._multipart import PART_BYTES, Multipart
-from antiphon.blobs.s3 import Bucket, S3Objects, bucket_from
+from antiphon.blobs.s3 import PART_BYTES, Bucket, Multipart, S3Objects, bucket_from
 from antiphon.errors import ArtifactError, ConfigError, NotFound, StoreUnavailable
 from tests.conftest import S3Access
 

@@ -16,8 +16,7 @@ import pytest
 
 import antiphon
 from antiphon import Antiphon
-from antiphon.blobs._multipart import PART_BYTES
-from antiphon.blobs.s3 import S3Objects, bucket_from
+from antiphon.blobs.s3 import PART_BYTES, S3Objects, bucket_from
 from antiphon.cli import main
 from antiphon.config.model import ArtifactsSection
 from antiphon.config.wiring import bucket_of

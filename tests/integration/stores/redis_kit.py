@@ -15,7 +15,6 @@ from antiphon._drive import drive
 from antiphon.ports import Claimed, ClaimTemplate, Existing, Settlement, StaticClaimRequest
 from antiphon.stores._adapters import AsyncFromSync
 from antiphon.stores.redis import RedisStore
-from antiphon.stores.redis.claims import ClaimSteps
 from antiphon.stores.redis.journal import AsyncRedisJournal, SyncRedisJournal
 from tests.servers import HOST, Valkey, free_port
 
@@ -61,10 +60,6 @@ class ThreadJournal(AsyncFromSync):
     def __init__(self, journal: SyncRedisJournal) -> None:
         super().__init__(journal)
         self._sync = journal
-
-    @property
-    def steps(self) -> ClaimSteps:
-        return self._sync._blocking.steps
 
     async def usage(self, tenant: str) -> Mapping[str, float]:
         return self._sync.usage(tenant)

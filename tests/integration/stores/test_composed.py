@@ -15,8 +15,8 @@ from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Existing, Journal, Row, Settlement, Store, SyncJournal
 from antiphon.stores import ComposedStore, MemoryStore, PostgresStore, RedisStore, SQLiteStore
 from antiphon.stores._common import recorded_attempt
-from antiphon.stores.composed.store import ComposedJournal, SyncComposedJournal
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.composed import ComposedJournal, SyncComposedJournal
+from antiphon.stores.redis.schema import Names
 from antiphon.testing.journal_conformance import FACES, Face, JournalConformance
 from tests.integration.stores.redis_kit import HOUR_MS, claimed, done, existing, request_for, until_sync
 

@@ -17,9 +17,8 @@ from antiphon.ports import Claimed, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import PostgresStore
 from antiphon.stores._common import recorded_request
 from antiphon.stores.postgres import log as log_module
-from antiphon.stores.postgres.codec import from_text, to_text
 from antiphon.stores.postgres.connection import SyncConnection
-from antiphon.stores.postgres.statements import statements
+from antiphon.stores.postgres.statements import from_text, statements, to_text
 from tests.integration.stores.postgres_kit import done, look, request_for, row, seqs
 
 anything = st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)

@@ -16,7 +16,7 @@ import pytest
 
 from antiphon.ports import Claimed, Existing, SyncJournal
 from antiphon.stores import PostgresStore
-from antiphon.stores.postgres.records import claim_params, new_op
+from antiphon.stores.postgres.record import claim_params, new_op
 from antiphon.stores.postgres.statements import statements
 from tests.integration.stores.postgres_kit import done, eventually, look, request_for
 

@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from antiphon.stores.redis import RedisStore
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.schema import Names
 from antiphon.testing.journal_conformance import FACES, Face, JournalConformance
 from tests.integration.stores import redis_kit
 from tests.integration.stores.redis_kit import Cluster

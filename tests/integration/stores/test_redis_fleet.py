@@ -19,7 +19,7 @@ import redis
 from antiphon._drive import drive
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.schema import Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,

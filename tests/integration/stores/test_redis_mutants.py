@@ -9,12 +9,13 @@ import pytest
 import redis
 
 from antiphon.ports import Claimed
-from antiphon.stores import RedisStore, _settling
-from antiphon.stores.redis import claims, scripts
-from antiphon.stores.redis.claims import ClaimSteps
+from antiphon.stores import RedisStore, _common
+from antiphon.stores.redis import claims
+from antiphon.stores.redis import schema as scripts
+from antiphon.stores.redis.claims import RedisClaims
+from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.journal import AsyncRedisJournal
-from antiphon.stores.redis.keys import Names
-from antiphon.stores.redis.scripts import Script
+from antiphon.stores.redis.schema import Names, Script
 from antiphon.testing.journal_conformance import JournalConformance
 from tests.integration.stores.redis_kit import (
     RedisJournal,
@@ -114,11 +115,12 @@ def test_a_repeated_claim_that_is_not_recognised(plant: Plant, valkey_url: str, 
 
 def _claim_twice(url: str, prefix: str) -> None:
     async def work(journal: RedisJournal) -> None:
-        journal.steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
         first = claimed(await journal.begin(request_for("k")))
         assert claimed(await journal.begin(request_for("k"))).version == first.version
 
-    in_face("sync", RedisStore(url, prefix=prefix), work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "nonce", lambda _: "same-operation")
+        in_face("sync", RedisStore(url, prefix=prefix), work)
 
 
 def test_a_repeated_settlement_that_is_not_recognised(plant: Plant, valkey_url: str, unique: str) -> None:
@@ -131,12 +133,13 @@ def test_a_repeated_settlement_that_is_not_recognised(plant: Plant, valkey_url: 
 def _settle_twice(url: str, prefix: str) -> None:
     async def work(journal: RedisJournal) -> None:
         held = claimed(await journal.begin(request_for("k")))
-        journal.steps.nonce = lambda: "same-operation"  # type: ignore[method-assign]
         first = await journal.settle("k", held.version, done())
         assert first is not None
         assert await journal.settle("k", held.version, done()) == first
 
-    in_face("sync", RedisStore(url, prefix=prefix), work)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "nonce", lambda _: "same-operation")
+        in_face("sync", RedisStore(url, prefix=prefix), work)
 
 
 @pytest.mark.parametrize("script", ["settle", "clear"])
@@ -194,10 +197,10 @@ async def test_a_cancelled_caller_whose_claim_stays(
     await _cancel(journal, "good")
     claimed(await journal.begin(request_for("good", "call-2")))
 
-    async def keep(steps: ClaimSteps) -> None:
+    async def keep(steps: RedisClaims) -> None:
         steps._abandoned.clear()
 
-    monkeypatch.setattr(ClaimSteps, "_give_back", keep)
+    monkeypatch.setattr(RedisClaims, "_give_back", keep)
     await _cancel(journal, "bad")
     assert existing(await journal.begin(request_for("bad", "call-2"))).current.state == "inflight", "the planted bug"
     await journal.close()
@@ -216,7 +219,7 @@ async def _cancel(journal: AsyncRedisJournal, key: str) -> None:
 def test_a_settlement_that_forgets_what_it_has_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.integration.stores.test_composed import test_a_repeated_settle_writes_its_events_once as check
 
-    monkeypatch.setattr(_settling.Settling, "_remember", lambda *_: None)
+    monkeypatch.setattr(_common.Settling, "_remember", lambda *_: None)
     from antiphon.stores import MemoryStore
 
     with pytest.raises(AssertionError):

@@ -21,7 +21,7 @@ from redis.crc import key_slot
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow
 from antiphon.stores import RedisStore
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.schema import Names
 from tests.integration.stores.redis_kit import (
     FACES,
     Cluster,

@@ -15,8 +15,8 @@ import redis
 
 from antiphon.ports import BreakerRow
 from antiphon.stores import RedisStore
-from antiphon.stores.redis import subscriber
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis import wait as subscriber
+from antiphon.stores.redis.schema import Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,

@@ -14,8 +14,8 @@ from antiphon.config.load import load
 from antiphon.config.wiring import store_of
 from antiphon.errors import ConfigError
 from antiphon.stores import RedisStore
-from antiphon.stores.redis.errors import unreachable
-from antiphon.stores.redis.keys import SHARDS, Names
+from antiphon.stores.redis.client import unreachable
+from antiphon.stores.redis.schema import SHARDS, Names
 from antiphon.stores.redis.url import parse
 
 SAME_AS_REDIS_PY = [

@@ -94,12 +94,12 @@ class LifeFencesTheHolder(SyncMemoryJournal):
 class SweepsAtFirstSight(SyncMemoryJournal):
     def sweep(self, limit: int = 1000) -> int:
         dropped = super().sweep(limit)
-        return dropped + sum([self.clear(node.key) for node in self._nodes() if node.spared])
+        return dropped + sum([self.clear(node.key) for node in self._all_current() if node.spared])
 
 
 class NeverForgets(SyncMemoryJournal):
     def sweep(self, limit: int = 1000) -> int:
-        for node in self._nodes():
+        for node in self._all_current():
             if node.state == "inflight":
                 self.renew(node.key, node.version, 1_000)
         return super().sweep(limit)
@@ -154,7 +154,7 @@ class OneTtlForAll(SyncMemoryJournal):
 
 class FlushesAllTenants(SyncMemoryJournal):
     def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        doomed = [node.key for node in self._nodes()]
+        doomed = [node.key for node in self._all_current()]
         for key in doomed:
             self.clear(key)
         return len(doomed)

@@ -1,8 +1,7 @@
 """Claims in a dictionary: every step of a call costs the same at 100 and at 25,000 keys.
 
-The current node of each key stands in one ordered dictionary, least recently used first; earlier executions and aliases
-stand in a second one. A node that must be kept goes to the end when it comes up for eviction. Only a sweep looks at
-all nodes, and only when one of them can have expired.
+All nodes stand in one ordered dictionary, least recently used first. A node that must be kept goes to the end when it
+comes up for eviction. Only a sweep looks at all nodes, and only when one of them can have expired.
 """
 
 from __future__ import annotations
@@ -11,14 +10,34 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
+from msgspec import UNSET
+
+from antiphon.contract.record import RECORD_VERSION, DedupeRecord
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Claimed, ClaimRequest, Clock, Existing, Row, Settlement
-from antiphon.stores._common import digests_of, must_be_kept, next_version
+from antiphon.ports import (
+    Claimed,
+    ClaimRequest,
+    ClaimTemplate,
+    Clock,
+    Existing,
+    Row,
+    Settlement,
+    StaticClaimRequest,
+)
+from antiphon.stores._common import (
+    NO_OUTCOME,
+    digests_of,
+    must_be_kept,
+    next_version,
+    outcome_of,
+    owner_of,
+    record_of,
+    recorded_request,
+)
 from antiphon.stores._waiters import ThreadWaiter, Waiter, Waiters
 from antiphon.stores.memory.log import LogTable
-from antiphon.stores.memory.node import Node
 
 _ROOM = 32
 _KEPT_BYTES = 2048
@@ -26,6 +45,90 @@ _KEPT_BYTES = 2048
 _WENT_WELL = ("", False)
 """Code and retriability of an attempt."""
 _new = tuple.__new__  # half the price of a named tuple's own constructor
+
+
+class Node:
+    """One execution of an intent: the values of its request as they came; the record is built when somebody reads it.
+
+    Every call writes to it several times, and a struct's fields take ten times as long to set as slots do.
+    """
+
+    __slots__ = (
+        "asked",
+        "created",
+        "expires",
+        "fence",
+        "found_by",
+        "kept",
+        "key",
+        "record",
+        "renewed_until",
+        "serial",
+        "settlement",
+        "state",
+        "template",
+        "updated",
+        "version",
+    )
+
+    key: str
+    template: ClaimTemplate
+    asked: tuple[str, str, bytes | tuple[str, str], str, str, str | None]
+    """Identity, idempotency key, parameters, request id, token and call id of the request."""
+    found_by: str
+    """The identity that finds it: the one that asked, except for an alias."""
+    serial: int
+    """Its place among the past ones; the fence, except for an alias."""
+    version: int
+    fence: int
+    created: int
+    updated: int
+    expires: int
+    renewed_until: int
+    """End of the lease, if that is not what was asked for first."""
+    state: str
+    kept: bool
+    """In flight or unknown: never evicted."""
+    settlement: Settlement | None
+    record: DedupeRecord | None
+
+    @property
+    def lock_until(self) -> int:
+        return self.renewed_until or self.created + self.template.lease_ms
+
+    def lives(self, now: int) -> bool:
+        """Whether it counts; one in flight always does."""
+        return self.expires > now or self.state == "inflight"
+
+    @property
+    def spared(self) -> bool:
+        """In flight, and a sweep has seen it past its life before: only that lets it expire so late."""
+        return self.expires > max(self.created + self.template.ttl_ms, self.lock_until)
+
+    def alias(self, identity: str, serial: int) -> Node:
+        """The same execution, found by another identity."""
+        copy = Node()
+        for name in Node.__slots__:
+            setattr(copy, name, getattr(self, name))
+        copy.found_by, copy.serial = identity, serial
+        return copy
+
+    def to_record(self) -> DedupeRecord:
+        if self.record is None:
+            self.record = self._build()
+        return self.record
+
+    def _build(self) -> DedupeRecord:
+        template, settlement = self.template, self.settlement
+        identity, idempotency_key, params, request_id, token, call_id = self.asked
+        request = StaticClaimRequest(self.key, identity, template, idempotency_key, params, request_id, token, call_id)
+        times = (self.created, self.updated, self.expires, template.ttl_ms if settlement is None else settlement.ttl_ms)
+        held = (self.version, self.fence, template.tenant, template.workspace, owner_of(request))
+        known = (self.key, template.tool, idempotency_key, self.state, *times, recorded_request(request), *held)
+        if settlement is None:
+            return record_of((*known, False), NO_OUTCOME, None, self.lock_until, RECORD_VERSION)
+        outcome = outcome_of(settlement)
+        return record_of((*known, settlement.dispatched), outcome, settlement.payload, UNSET, RECORD_VERSION)
 
 
 class MemoryClaims:
@@ -42,8 +145,7 @@ class MemoryClaims:
         "_last",
         "_log",
         "_max",
-        "_past",
-        "_room",
+        "_nodes",
         "_soonest",
         "_time_ns",
         "_waiting",
@@ -53,13 +155,12 @@ class MemoryClaims:
 
     def __init__(self, max_keys: int, log: LogTable, clock: Clock) -> None:
         self._max = max_keys
-        self._room = max_keys
-        """How many current nodes there may be beside the past ones."""
         self._last = 0
-        self._current: OrderedDict[str, Node] = OrderedDict()
-        self._past: OrderedDict[int, Node] = OrderedDict()
+        self._nodes: OrderedDict[int, Node] = OrderedDict()
+        """By serial number, least recently used first."""
+        self._current: dict[str, Node] = {}
         self._history: dict[str, dict[str, Node]] = {}
-        """The past nodes by key and identity."""
+        """Earlier executions and aliases by key and identity."""
         self._soonest: float = math.inf
         """Before this moment nothing expires."""
         self._full_at = -1
@@ -118,7 +219,7 @@ class MemoryClaims:
             node.expires = expires = now + ttl_ms
             if expires < self._soonest:
                 self._soonest = expires
-            current.move_to_end(key)
+            self._nodes.move_to_end(node.serial)
             if self._waiting:
                 self.waiters.wake(key)
             if events:
@@ -243,24 +344,14 @@ class MemoryClaims:
 
     def _existing(self, node: Node, identity: str, now: int) -> Existing:
         record = node.record or node.to_record()
-        if self._past:
-            self._touch(node)
-        else:
-            self._current.move_to_end(node.key)
+        self._nodes.move_to_end(node.serial)
         if node.found_by == identity:
             return _new(Existing, (record, record, now))
         own = self._earlier(node.key, identity, now) if self._history else None
         if own is None:
-            return _new(Existing, (record, None, now))
-        self._touch(own)
+            return Existing(record, None, now)
+        self._nodes.move_to_end(own.serial)
         return Existing(record, own.to_record(), now)
-
-    def _touch(self, node: Node) -> None:
-        """Used just now: the last to be evicted."""
-        if node.serial in self._past:
-            self._past.move_to_end(node.serial)
-        else:
-            self._current.move_to_end(node.key)
 
     def _living(self, key: str, now: int) -> Node | None:
         """The current node, unless it is settled and has expired."""
@@ -274,7 +365,7 @@ class MemoryClaims:
 
     def _insert(self, request: ClaimRequest, params: bytes | tuple[str, str], now: int) -> Claimed:
         """A new claim in flight."""
-        if len(self._current) >= self._room:
+        if len(self._nodes) >= self._max:
             self._make_room(now)
         template = request.template
         version = now * 1000
@@ -300,13 +391,13 @@ class MemoryClaims:
         node.renewed_until = node.began = node.ended = 0
         node.state = "inflight"
         node.kept = True
-        node.settlement = node.record = node.payload = None
-        self._current[key] = node
+        node.settlement = node.record = None
+        self._current[key] = self._nodes[version] = node
         return _new(Claimed, (version, now))
 
     def _make_room(self, now: int) -> None:
         """Evict what was used longest ago; refuse if all that is left must be kept (D3)."""
-        size = len(self._current) + len(self._past)
+        size = len(self._nodes)
         if size < self._max or self._evict(min(_ROOM, max(1, self._max // 8))) or self._sweep(64, now):
             return
         raise StoreUnavailable(
@@ -319,46 +410,18 @@ class MemoryClaims:
         """A few at once: making room has its own cost. Returns how many."""
         if self._full_at == self._last:
             return 0
-        evicted = self._evict_either(wanted) if self._past else self._evict_current(wanted)
-        self._full_at = -1 if evicted else self._last
-        return evicted
-
-    def _evict_current(self, wanted: int) -> int:
-        evicted, current = 0, self._current
-        for _ in range(len(current)):
-            key, node = current.popitem(last=False)
+        evicted = 0
+        for _ in range(len(self._nodes)):
+            node = next(iter(self._nodes.values()))
             if node.kept:
-                current[key] = node
+                self._nodes.move_to_end(node.serial)
                 continue
-            evicted += 1  # nobody waits for it: it is settled
+            self._drop(node)
+            evicted += 1
             if evicted == wanted:
                 break
+        self._full_at = -1 if evicted else self._last
         return evicted
-
-    def _evict_either(self, wanted: int) -> int:
-        evicted = 0
-        current, past = len(self._current), len(self._past)  # to look at, once each
-        while evicted < wanted and (current or past):
-            node = self._oldest(current, past)
-            if node.serial in self._past:
-                past -= 1
-            else:
-                current -= 1
-            if node.kept:
-                self._touch(node)
-            else:
-                self._drop(node)
-                evicted += 1
-        return evicted
-
-    def _oldest(self, current: int, past: int) -> Node:
-        """The node that was used longest ago; between a current and a past one, what changed longest ago."""
-        used = next(iter(self._current.values())) if current else None
-        before = next(iter(self._past.values())) if past else None
-        if used is not None and (before is None or used.updated < before.updated):
-            return used
-        assert before is not None
-        return before
 
     def _keep_as_history(self, node: Node) -> None:
         key = node.key
@@ -369,15 +432,15 @@ class MemoryClaims:
         self._remember(key, node)
 
     def _remember(self, key: str, node: Node) -> None:
-        """Among the past ones."""
+        """Among the earlier ones."""
         self._history.setdefault(key, {})[node.found_by] = node
-        self._past[node.serial] = node
-        self._room = self._max - len(self._past)
+        self._nodes[node.serial] = node
         if node.expires < self._soonest:
             self._soonest = node.expires
 
     def _drop(self, node: Node) -> None:
         key = node.key
+        del self._nodes[node.serial]
         if self._current.get(key) is node:
             del self._current[key]
             if self._waiting:
@@ -387,8 +450,6 @@ class MemoryClaims:
         del past[node.found_by]
         if not past:
             del self._history[key]
-        del self._past[node.serial]
-        self._room = self._max - len(self._past)
 
     def _clear(self, key: str) -> bool:
         node = self._current.get(key)
@@ -399,16 +460,11 @@ class MemoryClaims:
             self._drop(node)
         return node is not None or bool(past)
 
-    def _all_nodes(self) -> Iterator[Node]:
-        """The current nodes and all earlier executions."""
-        yield from self._current.values()
-        yield from self._past.values()
-
     def _sweep(self, limit: int, now: int) -> int:
         if now < self._soonest:
             return 0
         dropped, soonest = 0, math.inf
-        for node in tuple(self._all_nodes()):
+        for node in tuple(self._nodes.values()):
             if node.expires <= now and dropped < limit:
                 if node.state != "inflight" or node.spared or self._current.get(node.key) is not node:
                     self._drop(node)

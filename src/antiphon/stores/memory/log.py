@@ -1,12 +1,11 @@
-"""The run log and breaker state in dictionaries."""
+"""The run log in dictionaries."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from antiphon.contract.events import Event, RunManifest
-from antiphon.ports import BreakerRow, Row
-from antiphon.stores._common import event_of
+from antiphon.contract.events import RunManifest
+from antiphon.ports import Row
 
 
 class _Run:
@@ -87,26 +86,3 @@ class LogTable:
             if self._total <= self._max_events:
                 return
             self.delete_run(name)
-
-
-def events_of(rows: Iterable[tuple[int, Row]]) -> list[Event]:
-    """Decoded outside the lock."""
-    return [event_of(seq, row) for seq, row in rows]
-
-
-class BreakerTable:
-    """Breaker rows by tenant. The caller holds the lock."""
-
-    __slots__ = ("_rows",)
-
-    def __init__(self) -> None:
-        self._rows: dict[str, dict[str, BreakerRow]] = {}
-
-    def load(self, tenant: str) -> list[BreakerRow]:
-        return list(self._rows.get(tenant, {}).values())
-
-    def save(self, tenant: str, row: BreakerRow) -> None:
-        rows = self._rows.setdefault(tenant, {})
-        kept = rows.get(row.key)
-        if kept is None or row.epoch >= kept.epoch:
-            rows[row.key] = row

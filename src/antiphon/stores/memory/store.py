@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.ports import BreakerRow, BreakerRows, Clock, Events, Manifests, Records, Row, Told
 from antiphon.stores._adapters import AsyncFromSync
-from antiphon.stores._common import known_manifest
+from antiphon.stores._common import event_of, known_manifest
 from antiphon.stores._waiters import loop_waiter
-from antiphon.stores.memory.claims import MemoryClaims
-from antiphon.stores.memory.log import BreakerTable, LogTable, events_of
-from antiphon.stores.memory.node import Node
+from antiphon.stores.memory.claims import MemoryClaims, Node
+from antiphon.stores.memory.log import LogTable
 
 
 class MemoryStore:
@@ -57,12 +57,12 @@ class SyncMemoryJournal(MemoryClaims):
 
     def __init__(self, max_keys: int, max_events: int, clock: Clock) -> None:
         super().__init__(max_keys, LogTable(max_events), clock)
-        self._breakers = BreakerTable()
+        self._breakers: dict[str, dict[str, BreakerRow]] = {}
         _all_journals.add(self)
 
     def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         with self.lock:
-            doomed = {node.key for node in self._all_nodes() if _matches(node, tenant, tool, session, prefix)}
+            doomed = {node.key for node in self._nodes.values() if _matches(node, tenant, tool, session, prefix)}
             for key in doomed:
                 self._clear(key)
             return len(doomed)
@@ -71,7 +71,7 @@ class SyncMemoryJournal(MemoryClaims):
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
     ) -> Records:
         found: Records = []
-        for node in sorted(self._nodes(), key=_serial, reverse=True):
+        for node in sorted(self._all_current(), key=attrgetter("serial"), reverse=True):
             if len(found) >= limit:
                 break
             if _matches(node, tenant, tool, session, prefix):
@@ -83,7 +83,7 @@ class SyncMemoryJournal(MemoryClaims):
     def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         now = self._now()
         found: dict[tuple[str, str], int] = {}
-        for node in self._nodes():
+        for node in self._all_current():
             if not node.lives(now) or node.template.tenant != tenant:
                 continue
             state = "stale" if node.state == "inflight" and node.lock_until <= now else node.state
@@ -125,7 +125,7 @@ class SyncMemoryJournal(MemoryClaims):
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         with self.lock:
             rows = self._log.rows(run, start, stop, limit)
-        return events_of(rows)
+        return [event_of(seq, row) for seq, row in rows]
 
     def delete_run(self, run: str) -> bool:
         with self.lock:
@@ -133,11 +133,14 @@ class SyncMemoryJournal(MemoryClaims):
 
     def load_breakers(self, tenant: str) -> BreakerRows:
         with self.lock:
-            return self._breakers.load(tenant)
+            return [*self._breakers.get(tenant, {}).values()]
 
     def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         with self.lock:
-            self._breakers.save(tenant, row)
+            rows = self._breakers.setdefault(tenant, {})
+            kept = rows.get(row.key)
+            if kept is None or row.epoch >= kept.epoch:
+                rows[row.key] = row
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
         """Nothing to push: other processes have other data."""
@@ -145,13 +148,12 @@ class SyncMemoryJournal(MemoryClaims):
 
     def ping(self) -> Mapping[str, Any]:
         with self.lock:
-            claims = len(self._current) + len(self._past)
-            return {"store": "memory", "durable": False, "claims": claims, "latencyMs": 0.0}
+            return {"store": "memory", "durable": False, "claims": len(self._nodes), "latencyMs": 0.0}
 
     def close(self) -> None:
         """Nothing to release: the data lives as long as its :class:`MemoryStore`."""
 
-    def _nodes(self) -> tuple[Node, ...]:
+    def _all_current(self) -> tuple[Node, ...]:
         """The current nodes, as they were last used."""
         with self.lock:
             return tuple(self._current.values())
@@ -184,10 +186,6 @@ def _matches(node: Node, tenant: str, tool: str, session: str, prefix: str) -> b
         and session in ("", template.session)
         and node.key.startswith(prefix)
     )
-
-
-def _serial(node: Node) -> int:
-    return node.serial
 
 
 _all_journals: weakref.WeakSet[SyncMemoryJournal] = weakref.WeakSet()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Claimed, ClaimRequest, Existing, Records, Row, Settlement
-from antiphon.stores.postgres.codec import from_text, text_array, to_text
+from antiphon.stores._reads import Answers, TaskReads, ThreadReads
 from antiphon.stores.postgres.connection import Rows
 from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
-from antiphon.stores.postgres.reads import Found, TaskReads, ThreadReads
-from antiphon.stores.postgres.records import OP, VERSION, claim_params, log_params, new_op, record_of, settle_params
+from antiphon.stores.postgres.record import OP, VERSION, claim_params, log_params, new_op, record_of, settle_params
+from antiphon.stores.postgres.statements import from_text, text_array, to_text
 
 _FLUSH_BATCH = 1000
 
@@ -124,18 +124,23 @@ class PostgresClaims:
 
         return await self._engine.run_together(name, params, then, once=once)
 
-    async def _read_many(self, key: str, identities: Iterable[str]) -> Found:
-        params = {"key": to_text(key), "identities": text_array(list(identities))}
+    async def _read_many(self, key: str, identities: Sequence[str]) -> Answers:
+        rows = await self._engine.run("read", {"key": to_text(key), "identities": text_array(identities)})
         current: DedupeRecord | None = None
-        earlier: dict[str, DedupeRecord] = {}
-        sharers: list[str] = []
-        rows = await self._engine.run("read", params)
-        for _, identity, shared, *record in rows:
-            if identity is None:
-                current, sharers = record_of(record), [from_text(name) for name in shared or ()]
-            else:
-                earlier[from_text(identity)] = record_of(record)
-        return Found(rows[0][0] if rows else 0, current, earlier, sharers)
+        own: dict[str, DedupeRecord] = {}
+        for _, identity, sharers, *row in rows:
+            record = record_of(row)
+            if identity is not None:
+                own.setdefault(from_text(identity), record)
+                continue
+            current = record
+            own |= dict.fromkeys([record.request.identity, *map(from_text, sharers or ())], record)
+        answers: Answers = {}
+        for identity in identities:
+            found = own.get(identity)
+            seen = current or found  # the record may have expired before this earlier execution of it did
+            answers[identity] = None if seen is None else Existing(seen, found, rows[0][0])
+        return answers
 
 
 def _existing(rows: Rows) -> Existing:

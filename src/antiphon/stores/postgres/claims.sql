@@ -8,8 +8,8 @@ clock AS MATERIALIZED (
 )
 
 -- name: _record
-c.key, c.tenant, c.workspace, c.tool, c.idempotency_key, c.owner, c.state, c.version, c.fence, c.op, c.created_at_ms,
-c.updated_at_ms, c.expires_at_ms, c.ttl_ms, c.lock_until_ms, c.dispatched, c.v, c.request, c.outcome, c.payload
+c.key, c.tool, c.idempotency_key, c.state, c.created_at_ms, c.updated_at_ms, c.expires_at_ms, c.ttl_ms, c.request,
+c.version, c.fence, c.tenant, c.workspace, c.owner, c.dispatched, c.outcome, c.payload, c.lock_until_ms, c.v, c.op
 
 -- name: _lives
 -- A claim in flight always counts: clocks are set forward, and its call goes on.
@@ -140,8 +140,8 @@ allowed AS MATERIALIZED (
 ),
 kept AS (
     INSERT INTO antiphon.executions (
-        key, tenant, workspace, tool, idempotency_key, owner, state, version, fence, op, created_at_ms,
-        updated_at_ms, expires_at_ms, ttl_ms, lock_until_ms, dispatched, v, request, outcome, payload, session, identity
+        key, tool, idempotency_key, state, created_at_ms, updated_at_ms, expires_at_ms, ttl_ms, request,
+        version, fence, tenant, workspace, owner, dispatched, outcome, payload, lock_until_ms, v, op, session, identity
     )
     SELECT {_record}, c.session, c.identity FROM held AS c, allowed WHERE c.live AND allowed.mine
 ),

@@ -18,10 +18,9 @@ from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from antiphon._drive import drive
-from antiphon.stores.postgres.codec import register
 from antiphon.stores.postgres.errors import cannot_connect
 from antiphon.stores.postgres.options import Options, without_secrets
-from antiphon.stores.postgres.statements import Statement, statements
+from antiphon.stores.postgres.statements import Statement, register, statements
 
 Rows = list[tuple[Any, ...]]
 _GRACE_S = 5.0

@@ -22,11 +22,10 @@ from antiphon._drive import drive
 from antiphon.errors import AntiphonError
 from antiphon.ports import BreakerRow, Told
 from antiphon.stores._waiters import Waiter
-from antiphon.stores.postgres.codec import int8_array, text_array, to_text
 from antiphon.stores.postgres.connection import Rows, SyncConnection, connect
 from antiphon.stores.postgres.options import Options
-from antiphon.stores.postgres.records import breaker_of
-from antiphon.stores.postgres.statements import quote, statements
+from antiphon.stores.postgres.record import breaker_of
+from antiphon.stores.postgres.statements import int8_array, quote, statements, text_array, to_text
 
 _log = logging.getLogger("antiphon.stores")
 _BATCH = 500

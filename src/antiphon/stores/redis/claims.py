@@ -1,21 +1,21 @@
-"""The claim steps on Redis, written once for both journals: each is one script, one round trip."""
+"""The claim steps on Redis: each is one script, one round trip."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement
-from antiphon.stores.redis import scripts
+from antiphon.ports import Claimed, ClaimRequest, Existing, Row, Settlement
+from antiphon.stores._common import Settling, append_each
+from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client, Words
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.log import RedisLog
 from antiphon.stores.redis.record import head_of, line_of, outcome_bytes, record_of
+from antiphon.stores.redis.schema import Names
 
 SETTLE_RETRY_TIMEOUT_S = 5.0
 """An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
@@ -28,32 +28,51 @@ _MOST_ABANDONED = 1000
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
-class ClaimSteps:
-    """Begin, take over, settle and the smaller steps of one claim."""
+class Options(NamedTuple):
+    """What a :class:`~antiphon.stores.RedisStore` was told beyond its URL."""
 
-    def __init__(self, client: Client, names: Names, wait_replicas: int, wait_ms: int) -> None:
-        self._client = client
-        self._names = names
-        self._wait_replicas = wait_replicas
-        self._wait_ms = wait_ms
+    wait_replicas: int
+    wait_ms: int
+    retry_timeout_s: float
+
+
+class RedisClaims(RedisLog):
+    """Claims, on the log that their events go to."""
+
+    def __init__(self, client: Client, names: Names, options: Options) -> None:
+        super().__init__(client, names)
+        self._wait_replicas = options.wait_replicas
+        self._wait_ms = options.wait_ms
+        self._settling = Settling()
         self._tenants: set[str] = set()
         self._abandoned: deque[tuple[str, str, bool]] = deque(maxlen=_MOST_ABANDONED)
-        self.spawn: Callable[[Coroutine[Any, Any, None]], None] = _drop
-        """Starts what a cancelled caller leaves behind; a synchronous caller is never cancelled."""
-        self.new_nonces()
 
-    def new_nonces(self) -> None:
-        """After a fork: parent and child must not take each other's operations for their own."""
-        self._salt = secrets.token_urlsafe(6)
-        self._counter = itertools.count()
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start what a cancelled caller leaves behind; a synchronous caller is never cancelled."""
+        work.close()
 
-    def nonce(self) -> str:
-        """A name for one operation, the same for each of its tries."""
-        return f"{self._salt}{next(self._counter):x}"
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
+        return self._claim_and_log(request, None, events) if events else self._claim(request, None)
 
-    async def claim(self, request: ClaimRequest, version: int | None) -> Claimed | Existing:
+    def take_over(
+        self, request: ClaimRequest, version: int, events: Sequence[Row] = ()
+    ) -> Coroutine[Any, Any, Claimed | Existing]:
+        return self._claim_and_log(request, version, events) if events else self._claim(request, version)
+
+    async def _claim_and_log(
+        self, request: ClaimRequest, version: int | None, events: Sequence[Row]
+    ) -> Claimed | Existing:
+        answer = await self._claim(request, version)
+        if answer.__class__ is Claimed:
+            await self._write(events)
+        return answer
+
+    async def _write(self, events: Sequence[Row]) -> None:
+        await append_each(events, self.append)
+
+    async def _claim(self, request: ClaimRequest, version: int | None) -> Claimed | Existing:
         """Take the claim if there is none (*version* ``None``) or if it is still *version*."""
-        nonce = self.nonce()
+        nonce = self._client.nonce()
         key, tenant = request.key, request.template.tenant
         if tenant not in self._tenants:
             await self._note_tenant(tenant)
@@ -82,7 +101,7 @@ class ClaimSteps:
         shard = self._names.shard(key)
         head = head_of(request)
         kept, needed, times = _durations(template.ttl_ms, template.lease_ms)
-        return scripts.CLAIM.call(
+        return schema.CLAIM.call(
             4,
             shard.record + key,
             shard.history + key,
@@ -103,17 +122,17 @@ class ClaimSteps:
         reply, confirmed = await self._client.execute_and_wait(words, wanted, self._wait_ms)
         if confirmed >= wanted or not _won(reply):
             return reply
-        await self.release(key, nonce)
+        await self._release(key, nonce)
         raise StoreUnavailable(
             f"Only {confirmed} of {wanted} replicas confirmed the claim in {self._wait_ms} ms; nothing was dispatched.",
             hint="Look at the replicas of this Redis, or ask for fewer (wait_replicas).",
             store="redis",
         )
 
-    async def release(self, key: str, nonce: str, *, waited: bool = False) -> None:
+    async def _release(self, key: str, nonce: str, *, waited: bool = False) -> None:
         """Give back a claim that was never dispatched; on the connection of the claim, which keeps their order."""
         shard = self._names.shard(key)
-        words = scripts.RELEASE.call(1, shard.record + key, nonce, shard.channel, key)
+        words = schema.RELEASE.call(1, shard.record + key, nonce, shard.channel, key)
         await (self._client.execute_and_wait(words, 0, 1) if waited else self._client.execute(words))
 
     async def _give_back(self) -> None:
@@ -121,15 +140,22 @@ class ClaimSteps:
         while self._abandoned:
             key, nonce, waited = self._abandoned.popleft()
             try:
-                await self.release(key, nonce, waited=waited)
+                await self._release(key, nonce, waited=waited)
             except StoreUnavailable:
                 self._abandoned.append((key, nonce, waited))
                 return
 
-    async def settle(self, key: str, version: int, settlement: Settlement) -> int | None:
+    def settle(
+        self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()
+    ) -> Coroutine[Any, Any, int | None]:
+        if not events:
+            return self._settle(key, version, settlement)
+        return self._settling.run(key, version, events, self._write, lambda: self._settle(key, version, settlement))
+
+    async def _settle(self, key: str, version: int, settlement: Settlement) -> int | None:
         shard = self._names.shard(key)
-        nonce, life = self.nonce(), max(settlement.ttl_ms, 1)
-        words = scripts.SETTLE.call(
+        nonce, life = self._client.nonce(), max(settlement.ttl_ms, 1)
+        words = schema.SETTLE.call(
             1,
             shard.record + key,
             key,
@@ -147,27 +173,27 @@ class ClaimSteps:
     async def alias(self, key: str, identity: str, version: int) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        return bool(await self._client.execute(scripts.ALIAS.call(3, *keys, line_of(identity), version)))
+        return bool(await self._client.execute(schema.ALIAS.call(3, *keys, line_of(identity), version)))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         record = self._names.shard(key).record + key
-        return bool(await self._client.execute(scripts.RENEW.call(1, record, version, lease_ms)))
+        return bool(await self._client.execute(schema.RENEW.call(1, record, version, lease_ms)))
 
-    async def flag(self, key: str, version: int) -> bool:
+    async def _flag(self, key: str, version: int) -> bool:
         """Ask to be told of the next change; whether there is something to wait for."""
         record = self._names.shard(key).record + key
-        return bool(await self._client.execute(scripts.FLAG.call(1, record, version)))
+        return bool(await self._client.execute(schema.FLAG.call(1, record, version)))
 
     async def clear(self, key: str) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
-        _, removed = await self._client.execute(scripts.CLEAR.call(3, *keys, "", "", shard.channel, key))
+        _, removed = await self._client.execute(schema.CLEAR.call(3, *keys, "", "", shard.channel, key))
         return bool(removed)
 
-    async def read(self, key: str, identities: Sequence[str]) -> dict[str, Existing | None]:
+    async def _read_many(self, key: str, identities: Sequence[str]) -> dict[str, Existing | None]:
         """The record for several identities at once."""
         shard = self._names.shard(key)
-        words = scripts.READ.call(2, shard.record + key, shard.history + key, *map(line_of, identities))
+        words = schema.READ.call(2, shard.record + key, shard.history + key, *map(line_of, identities))
         now, text, owns = await self._client.execute(words)
         current = None if text is None else record_of(key, text)
         answers: dict[str, Existing | None] = {}
@@ -185,10 +211,6 @@ class ClaimSteps:
         """Once per process: the sweep finds the tenants' indexes by this."""
         await self._client.execute(("SADD", self._names.tenants, tenant))
         self._tenants.add(tenant)
-
-
-def _drop(work: Coroutine[Any, Any, None]) -> None:
-    work.close()
 
 
 def life_of(ttl_ms: int, lease_ms: int) -> int:

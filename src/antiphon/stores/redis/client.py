@@ -1,4 +1,4 @@
-"""From a command to its reply, with redis-py: retries, scripts the server does not know, Clusters.
+"""From a command to its reply, with redis-py: retries, scripts the server does not know, Clusters, errors in words.
 
 Written once for both journals: the coroutines of :class:`BlockingClient` never suspend.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
+import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, ClassVar, Final
 
 import redis
 from hiredis import pack_command
@@ -20,9 +22,8 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, RedisClusterException, RedisError, ResponseError
 
-from antiphon.stores.redis.connection import PipelinedConnection
-from antiphon.stores.redis.errors import TRANSIENT, closed, refused, reply_text, unreachable
-from antiphon.stores.redis.scripts import in_full
+from antiphon.errors import StoreUnavailable
+from antiphon.stores.redis.schema import in_full
 from antiphon.stores.redis.url import Target, open_redis
 
 Words = tuple[Any, ...]
@@ -32,6 +33,32 @@ _BACKOFF = ExponentialWithJitterBackoff(cap=0.25, base=0.01)
 _KEY_AT = {"EVALSHA": 3, "EVAL": 3, "MEMORY": 2}
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterException)
 """No reply: the command may have been executed."""
+
+_TRANSIENT: Final = ("LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY ", "READONLY", "NOREPLICAS")
+"""Replies that a fail-over, a start or a moved slot makes go away: the command is retried."""
+
+_TOO_FEW_RIGHTS: Final = (
+    "does not allow this user what the store needs",
+    "The rules it takes are in docs/how-to/run-a-fleet-redis.md.",
+)
+_MEANING: Final = {
+    "NOAUTH": ("asks for a password", "Put user and password into the URL."),
+    "WRONGPASS": ("refused user or password", "Check user and password in the URL."),
+    "ERR invalid password": ("refused the password", "Check the password in the URL."),
+    "ERR AUTH": ("does not want a password", "Take the password out of the URL."),
+    "NOPERM": _TOO_FEW_RIGHTS,
+    "ERR ACL failure": _TOO_FEW_RIGHTS,
+    "READONLY": ("is a read-only replica", "Give the address of the primary, or of the Sentinels."),
+    "OOM": ("is full (maxmemory)", "Raise maxmemory; the policy must stay noeviction."),
+    "MISCONF": ("refuses writes because it cannot write its snapshot", "Look at the server's log and disk."),
+    "LOADING": ("is still loading its data", "Try again in a moment."),
+    "CLUSTERDOWN": ("is a Cluster that is down", "Look at CLUSTER INFO."),
+    "MASTERDOWN": ("has lost its primary", "Look at the replication state."),
+    "NOREPLICAS": ("has too few replicas to accept writes", "Look at the replication state."),
+    "BUSY ": ("is busy with a script", "Look for slow scripts of others."),
+    "ERR DB index": ("does not have this database", "Check the number after the host in the URL."),
+    "ERR unknown command": ("does not know a command this store needs", "It takes Redis 6.2 or newer, or Valkey."),
+}
 
 pack: Callable[[Words], bytes] = pack_command
 """A command as it is sent."""
@@ -51,6 +78,16 @@ class Client:
         self._opening = threading.Lock()
         self._connections: dict[Any, Any] = {}
         self._closed = False
+        self._new_nonces()
+
+    def _new_nonces(self) -> None:
+        """Also after a fork: parent and child must not take each other's operations for their own."""
+        self._salt = secrets.token_urlsafe(6)
+        self._counter = itertools.count()
+
+    def nonce(self) -> str:
+        """A name for one operation, the same for each of its tries."""
+        return f"{self._salt}{next(self._counter):x}"
 
     @property
     def _redis(self) -> Any:
@@ -81,7 +118,7 @@ class Client:
             failures += 1
             words = await self._next(reply, words, words, failures, since + self._retry_timeout_s)
         if isinstance(confirmed, Exception):
-            raise refused(self.target, confirmed)
+            raise _refused(self.target, confirmed)
         return reply, confirmed
 
     async def on_all(self, *words: Any) -> list[Any]:
@@ -114,15 +151,15 @@ class Client:
             return words
         if isinstance(error, RedisClusterException) and isinstance(error.__cause__, Exception):
             error = error.__cause__  # why the topology could not be read
-        lost, transient = isinstance(error, _LOST), reply_text(error).startswith(TRANSIENT)
+        lost, transient = isinstance(error, _LOST), _reply_text(error).startswith(_TRANSIENT)
         if isinstance(error, redis.AuthenticationError) or (isinstance(error, ResponseError) and not transient):
-            raise refused(self.target, error) from None
+            raise _refused(self.target, error) from None
         if not lost and not transient:
             raise error
         at_once = failures == 1 and isinstance(error, redis.ConnectionError) and not transient
         pause = 0.0 if at_once else _BACKOFF.compute(failures)
         if not at_once and time.monotonic() + pause > until:
-            raise (refused if transient else unreachable)(self.target, error) from None
+            raise (_refused if transient else unreachable)(self.target, error) from None
         await _done(type(self)._pause(pause))
         if transient:
             await self._disconnect()  # the server may be no primary any more
@@ -173,6 +210,120 @@ class Client:
         raise NotImplementedError
 
 
+class PipelinedConnection:
+    """A redis-py connection that the callers of one event loop share; it connects when needed, also after it was lost.
+
+    Commands given in one iteration of the loop leave in one write; replies are matched in order. A caller that is
+    cancelled only stops listening: its command is still answered, so replies never shift.
+    """
+
+    def __init__(self, make: Callable[[], Any], timeout_s: float, connect_timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._make = make
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._queue: list[tuple[bytes, asyncio.Future[Any]]] = []
+        self._sent: deque[asyncio.Future[Any]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._scheduled = self._retired = False
+        self._last_reply = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, data: bytes) -> asyncio.Future[Any]:
+        """The reply to a packed command; an error reply or a lost connection is an exception as value."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._queue.append((data, future))
+        if self._task is None:
+            self._task = self._loop.create_task(self._run())
+        elif not self._sent:
+            self._flush()  # nothing is under way: a lone caller need not wait for others to join
+        elif not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        return future
+
+    async def disconnect(self, *, at_once: bool) -> None:
+        """Be used no more: close when all is answered, or *at_once*."""
+        self._retired = True
+        task = self._task
+        if task is not None and (at_once or not (self._sent or self._queue)):
+            await cancel({task})
+
+    async def _run(self) -> None:
+        connection = self._make()
+        error: Exception = ConnectionResetError("the connection was closed")
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await connection.connect()
+            async with asyncio.timeout(None) as self._limit:
+                self._writer = connection._writer  # its send_packed_command() would take a task for each write
+                self._flush()
+                await self._read(connection.read_response)
+        except asyncio.CancelledError:
+            pass
+        except TimeoutError:
+            error = TimeoutError("no answer in time")
+        except Exception as failure:
+            error = failure
+        finally:
+            self._task = self._writer = None
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            unanswered = [*self._sent, *(future for _, future in self._queue)]
+            self._sent.clear()
+            self._queue.clear()
+            for future in unanswered:
+                if not future.done():
+                    future.set_result(error)
+            await connection.disconnect(nowait=True)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._writer is None:
+            return
+        batch = [entry for entry in self._queue if not entry[1].done()]  # a cancelled one was never sent
+        self._queue.clear()
+        if batch:
+            if not self._sent:
+                self._last_reply = self._loop.time()
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._timeout_s, self._check)
+            self._sent.extend([future for _, future in batch])
+            self._writer.write(b"".join([data for data, _ in batch]))
+
+    async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
+        while self._sent or self._queue or not self._retired:
+            try:
+                reply = await read()
+            except ResponseError as error:
+                reply = error
+            future = self._sent.popleft()
+            self._last_reply = self._loop.time()
+            if not future.done():
+                future.set_result(reply)
+
+    def _check(self) -> None:
+        """Give up a connection on which a reply has been due for the timeout."""
+        self._timer = None
+        if self._sent:
+            due = self._last_reply + self._timeout_s
+            if due <= self._loop.time():
+                self._limit.reschedule(due)
+            else:
+                self._timer = self._loop.call_at(due, self._check)
+
+
+async def cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel until all have ended: ``wait_for`` of Python 3.11, with which redis-py writes, can lose a cancellation."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.05)
+
+
 class AsyncClient(Client):
     """The callers of one event loop share one pipelined connection to each server."""
 
@@ -219,6 +370,7 @@ class BlockingClient(Client):
 
     def after_fork(self) -> None:
         """In the child: the connections belong to the parent."""
+        self._new_nonces()
         self._opened = None
         self._opening = threading.Lock()
         self._connections = {}
@@ -281,3 +433,33 @@ def _read(connection: Any) -> Any:
         return connection.read_response()
     except ResponseError as error:
         return error
+
+
+def _reply_text(error: Exception) -> str:
+    """An error reply as the server sent it: redis-py takes its code off."""
+    code = getattr(error, "status_code", None)
+    return f"{code} {error}" if code else str(error)
+
+
+def _refused(target: Target, error: Exception) -> StoreUnavailable:
+    """An error reply in words: what it means, which setting to look at."""
+    text = _reply_text(error)
+    for start, (meaning, hint) in _MEANING.items():
+        if text.startswith(start) or f" -{start}" in text:  # inside a script, older servers put words before it
+            return _unavailable(target, meaning, f"{hint} Look at {target.setting}.", reply=text[:200])
+    return _unavailable(target, f"answered: {text[:200]}", f"Look at {target.setting}.", reply=text[:200])
+
+
+def unreachable(target: Target, error: BaseException) -> StoreUnavailable:
+    """The network's error in words."""
+    why = f"{error.__class__.__name__}: {error}"
+    return _unavailable(target, f"cannot be reached ({why})", f"Is it running, and is {target.setting} right?")
+
+
+def closed() -> StoreUnavailable:
+    """For whoever uses a journal after its end."""
+    return StoreUnavailable("The store was closed.", hint="Open it again.")
+
+
+def _unavailable(target: Target, what: str, hint: str, **data: Any) -> StoreUnavailable:
+    return StoreUnavailable(f"The Redis at {target.safe_url} {what}.", hint=hint, store="redis", **data)

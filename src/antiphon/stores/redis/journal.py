@@ -7,146 +7,35 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from antiphon._drive import drive
-from antiphon.contract.events import RunManifest
-from antiphon.ports import (
-    BreakerRow,
-    BreakerRows,
-    Claimed,
-    ClaimRequest,
-    Events,
-    Existing,
-    Manifests,
-    Records,
-    Row,
-    Settlement,
-    Told,
-)
+from antiphon.ports import Existing, Told
 from antiphon.stores._adapters import SyncFromAsync
-from antiphon.stores._settling import Settling
-from antiphon.stores.redis.admin import ClaimAdmin
-from antiphon.stores.redis.claims import ClaimSteps
-from antiphon.stores.redis.client import AsyncClient, BlockingClient
-from antiphon.stores.redis.errors import closed
-from antiphon.stores.redis.keys import Names
-from antiphon.stores.redis.log import BreakerStates, RunLog, breaker_of
-from antiphon.stores.redis.reads import SharedReads
-from antiphon.stores.redis.subscriber import Subscriber
+from antiphon.stores._reads import TaskReads
+from antiphon.stores.redis.claims import Options, RedisClaims
+from antiphon.stores.redis.client import AsyncClient, BlockingClient, closed
+from antiphon.stores.redis.index import RedisIndex
+from antiphon.stores.redis.log import breaker_of
+from antiphon.stores.redis.schema import Names
 from antiphon.stores.redis.url import Target
+from antiphon.stores.redis.wait import Subscriber
 
 T = TypeVar("T")
 
 
-class Options(NamedTuple):
-    """What a :class:`~antiphon.stores.RedisStore` was told beyond its URL."""
-
-    wait_replicas: int
-    wait_ms: int
-    retry_timeout_s: float
-
-
-class RedisJournal:
+class RedisJournal(RedisClaims, RedisIndex):
     """Claims, run log and breaker states; the variants differ in how they send, wait and share reads."""
 
     durable = True
 
-    def __init__(self, client: AsyncClient | BlockingClient, names: Names, options: Options) -> None:
-        self._client = client
-        self._names = names
-        self.steps = ClaimSteps(client, names, options.wait_replicas, options.wait_ms)
-        self._log = RunLog(client, names, self.steps.nonce)
-        self._breakers = BreakerStates(client, names)
-        self._admin = ClaimAdmin(client, names, self._breakers)
-        self._settling = Settling()
-
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
-        return self._claim(request, None, events) if events else self.steps.claim(request, None)
-
-    def take_over(
-        self, request: ClaimRequest, version: int, events: Sequence[Row] = ()
-    ) -> Coroutine[Any, Any, Claimed | Existing]:
-        return self._claim(request, version, events) if events else self.steps.claim(request, version)
-
-    async def _claim(self, request: ClaimRequest, version: int | None, events: Sequence[Row]) -> Claimed | Existing:
-        answer = await self.steps.claim(request, version)
-        if events and answer.__class__ is Claimed:
-            await self._write(events)
-        return answer
-
-    def settle(
-        self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()
-    ) -> Coroutine[Any, Any, int | None]:
-        if not events:
-            return self.steps.settle(key, version, settlement)
-        return self._settling.run(
-            key, version, events, self._write, lambda: self.steps.settle(key, version, settlement)
-        )
-
-    async def _write(self, events: Sequence[Row]) -> None:
-        runs: dict[str, list[Row]] = {}
-        for row in events:
-            runs.setdefault(row.run, []).append(row)
-        for run, rows in runs.items():
-            await self._log.append(run, rows)
-
-    async def alias(self, key: str, identity: str, version: int) -> bool:
-        return await self.steps.alias(key, identity, version)
-
-    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        return await self.steps.renew(key, version, lease_ms)
-
-    async def clear(self, key: str) -> bool:
-        return await self.steps.clear(key)
-
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        return await self._admin.flush(tenant, tool, session, prefix)
-
-    async def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
-    ) -> Records:
-        return await self._admin.newest(tenant, tool, session, state, prefix, limit)
-
-    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
-        return await self._admin.counts(tenant)
-
     async def sweep(self, limit: int = 1000) -> int:
-        return await self._admin.sweep(limit)
-
-    async def usage(self, tenant: str) -> Mapping[str, float]:
-        """How many records a tenant has and what one costs the server (for ``doctor``)."""
-        return await self._admin.usage(tenant)
-
-    async def open_run(self, manifest: RunManifest) -> None:
-        await self._log.open_run(manifest)
-
-    async def update_run(self, manifest: RunManifest) -> None:
-        await self._log.update_run(manifest)
-
-    async def append(self, run: str, rows: Sequence[Row]) -> int:
-        return await self._log.append(run, rows)
-
-    async def manifest(self, run: str) -> RunManifest | None:
-        return await self._log.manifest(run)
-
-    async def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
-    ) -> Manifests:
-        return await self._log.runs(tenant, prefix, name, status, limit, before)
-
-    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
-        return await self._log.events(run, start, stop, limit)
-
-    async def delete_run(self, run: str) -> bool:
-        return await self._log.delete_run(run)
-
-    async def load_breakers(self, tenant: str) -> BreakerRows:
-        return await self._breakers.load(tenant)
-
-    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        await self._breakers.save(tenant, row)
+        found = await self._client.execute(("SMEMBERS", self._names.tenants))
+        tenants = [name.decode() for name in found]
+        for tenant in tenants:
+            await self._sweep_breakers(tenant)
+        return await self._sweep_claims(tenants, limit)
 
     async def ping(self) -> Mapping[str, Any]:
         """Reach the server; ``warnings`` names what weakens the guarantees."""
@@ -166,9 +55,8 @@ class AsyncRedisJournal(RedisJournal):
         client = AsyncClient(target, options.retry_timeout_s)
         super().__init__(client, names, options)
         self._tasks: set[asyncio.Task[None]] = set()
-        self.steps.spawn = self._spawn
-        self._reads = SharedReads(self.steps.read)
-        self._subscriber = Subscriber(client.pubsub, self.steps.flag, lambda key: names.shard(key).channel)
+        self._reads = TaskReads(self._read_many)
+        self._subscriber = Subscriber(client.pubsub, self._flag, lambda key: names.shard(key).channel)
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
         return await self._reads.read(key, identity)
@@ -180,13 +68,13 @@ class AsyncRedisJournal(RedisJournal):
         """Call *callback* in the event loop with each saved row of *tenant*, own ones included; returns how to stop."""
 
         async def reload() -> None:
-            for row in await self._breakers.load(tenant):
+            for row in await self.load_breakers(tenant):
                 callback(row)
 
         channel = self._names.breakers(tenant)[1]
         return self._subscriber.listen(channel, lambda message: callback(breaker_of(message)), reload)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -214,7 +102,7 @@ class BlockingJournal(RedisJournal):
         background = self._background
         if background is not None and not background.is_current():  # a woken crowd of threads reads once
             return background.run(lambda journal: journal.read(key, identity))
-        return (await self.steps.read(key, (identity,)))[identity]
+        return (await self._read_many(key, (identity,)))[identity]
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         self._in_background().run(lambda journal: journal.wait(key, version, timeout_s))
@@ -239,7 +127,6 @@ class BlockingJournal(RedisJournal):
 
     def after_fork(self) -> None:
         """In the child: leave the parent's connections alone, and have threads and locks of our own."""
-        self.steps.new_nonces()
         self._blocking.after_fork()
         self._background = None
         self._starting = threading.Lock()
@@ -261,7 +148,6 @@ class SyncRedisJournal(SyncFromAsync):
         super().__init__(self._blocking)
 
     def usage(self, tenant: str) -> Mapping[str, float]:
-        """How many records a tenant has and what one costs the server (for ``doctor``)."""
         return drive(self._blocking.usage(tenant))
 
 

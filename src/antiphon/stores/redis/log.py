@@ -6,16 +6,16 @@ Redis keeps the log in memory; teams put it on PostgreSQL or SQLite with ``Compo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from antiphon.contract.events import Event, RunManifest
-from antiphon.ports import BreakerRow, Row
+from antiphon.contract.events import RunManifest
+from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
-from antiphon.stores.redis import scripts
+from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.schema import Names
 
 _PAGE = 200
 _SWEPT = 200
@@ -23,16 +23,16 @@ _LOOK_BACK = 1000
 """How many events can follow one whose answer got lost before it is written again."""
 
 _encode = msgspec.json.Encoder().encode
-_breaker_of = msgspec.json.Decoder(BreakerRow).decode
+breaker_of = msgspec.json.Decoder(BreakerRow).decode
+"""The row that a message on the channel of breakers carries."""
 
 
-class RunLog:
-    """Runs: a manifest, a list of events, and an index by tenant."""
+class RedisLog:
+    """The run-log half of the journal: a manifest, a list of events and an index by tenant; and the breakers."""
 
-    def __init__(self, client: Client, names: Names, nonce: Callable[[], str]) -> None:
+    def __init__(self, client: Client, names: Names) -> None:
         self._client = client
         self._names = names
-        self._nonce = nonce
 
     async def open_run(self, manifest: RunManifest) -> None:
         await self._keep(manifest, "NX")
@@ -48,9 +48,9 @@ class RunLog:
 
     async def append(self, run: str, rows: Sequence[Row]) -> int:
         _, name = self._names.run(run)
-        nonce = self._nonce().encode()
+        nonce = self._client.nonce().encode()
         events = [b"%b\n%b\n%d\n%b" % (nonce, row.type.encode(), row.at_ms, row.body) for row in rows]
-        call = scripts.APPEND.call
+        call = schema.APPEND.call
         again = call(1, name, _LOOK_BACK, *events) if events else ()
         return int(await self._client.execute(call(1, name, 0, *events), again=again))
 
@@ -60,9 +60,8 @@ class RunLog:
         return None if document is None else manifest_of(document)
 
     async def runs(
-        self, tenant: str, prefix: str, name: str, status: str, limit: int, before: str
-    ) -> list[RunManifest]:
-        """Manifests that fit, newest first, after *before* if it is given."""
+        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+    ) -> Manifests:
         index = self._names.runs(tenant)
         at = 0
         if before:
@@ -86,7 +85,7 @@ class RunLog:
         documents = await self._client.execute_many([("GET", self._names.run(run)[0]) for run in runs])
         return [manifest_of(document) for document in documents if document is not None]
 
-    async def events(self, run: str, start: int, stop: int | None, limit: int) -> list[Event]:
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         _, name = self._names.run(run)
         end = start + limit if stop is None else min(stop, start + limit)
         if end <= start or start < 0:
@@ -101,34 +100,21 @@ class RunLog:
             await self._client.execute(("ZREM", self._names.runs(manifest_of(document).tenant), run))
         return bool(await self._client.execute(("UNLINK", name, events)))
 
-
-class BreakerStates:
-    """The persisted breakers of each tenant, and the channel that tells the fleet of a change."""
-
-    def __init__(self, client: Client, names: Names) -> None:
-        self._client = client
-        self._names = names
-
-    async def load(self, tenant: str) -> list[BreakerRow]:
+    async def load_breakers(self, tenant: str) -> BreakerRows:
         values = await self._client.execute(("HVALS", self._names.breakers(tenant)[0]))
-        return [_breaker_of(value.partition(b"\n")[2]) for value in values]
+        return [breaker_of(value.partition(b"\n")[2]) for value in values]
 
-    async def save(self, tenant: str, row: BreakerRow) -> None:
+    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         name, channel = self._names.breakers(tenant)
-        await self._client.execute(scripts.BREAKER.call(1, name, row.key, row.epoch, _encode(row), channel))
+        await self._client.execute(schema.BREAKER.call(1, name, row.key, row.epoch, _encode(row), channel))
 
-    async def sweep(self, tenant: str) -> None:
+    async def _sweep_breakers(self, tenant: str) -> None:
         """Drop the states that ended long ago: each process of a fleet leaves one behind."""
         until = time.time_ns() // 1_000_000 - BREAKER_KEPT_MS
-        gone = [row for row in await self.load(tenant) if 0 < row.until_ms < until]
+        gone = [row for row in await self.load_breakers(tenant) if 0 < row.until_ms < until]
         if gone:
             words = [word for row in gone[:_SWEPT] for word in (row.key, row.epoch)]
-            await self._client.execute(scripts.OUTDATED.call(1, self._names.breakers(tenant)[0], *words))
-
-
-def breaker_of(message: bytes) -> BreakerRow:
-    """The row that a message on the channel of breakers carries."""
-    return _breaker_of(message)
+            await self._client.execute(schema.OUTDATED.call(1, self._names.breakers(tenant)[0], *words))
 
 
 def _row(run: str, line: bytes) -> Row:

@@ -15,11 +15,12 @@ is JSON, so a line holds no newline. A record that was cleared leaves ``t VERSIO
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.ports import ClaimRequest, Settlement
 from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, digests_of, outcome_of, owner_of
+from antiphon.stores._common import record_of as stored_record
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -103,27 +104,11 @@ def record_of(key: str, text: bytes) -> DedupeRecord:
         params_digest_exact=about_call.params_digest_exact,
         tool_call_id=UNSET if about_call.tool_call_id is None else about_call.tool_call_id,
     )
-    return DedupeRecord(  # by place: by name, so many fields cost five times as much
-        key,
-        _text_of(lines[2]),
-        about_call.idempotency_key,
-        state.decode(),  # type: ignore[arg-type]
-        int(created) // 1000,
-        updated_ms,
-        updated_ms + int(life),
-        int(ttl),
-        request,
-        int(version),
-        int(fence),
-        about_call.tenant,
-        about_call.workspace,
-        about_call.owner,
+    known = (
+        *(key, _text_of(lines[2]), about_call.idempotency_key, state.decode()),
+        *(int(created) // 1000, updated_ms, updated_ms + int(life), int(ttl)),
+        *(request, int(version), int(fence), about_call.tenant, about_call.workspace, about_call.owner),
         dispatched == b"1",
-        outcome.execution,
-        Raw(payload) if payload else UNSET,
-        outcome.payload_ref,
-        outcome.payload_sealed,
-        outcome.output_redacted,
-        outcome.error,
-        updated_ms + int(lease) if state == b"inflight" else UNSET,
     )
+    lock_until = updated_ms + int(lease) if state == b"inflight" else UNSET
+    return stored_record(known, outcome, payload or None, lock_until, RECORD_VERSION)

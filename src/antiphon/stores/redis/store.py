@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from antiphon.errors import ConfigError
-from antiphon.stores.redis.keys import Names
+from antiphon.stores.redis.schema import Names
 from antiphon.stores.redis.url import parse
 
 if TYPE_CHECKING:
@@ -70,12 +70,14 @@ class RedisStore:
 
     def open_sync(self) -> SyncRedisJournal:
         """A journal for threads: its methods block."""
-        from antiphon.stores.redis.journal import Options, SyncRedisJournal
+        from antiphon.stores.redis.claims import Options
+        from antiphon.stores.redis.journal import SyncRedisJournal
 
         return SyncRedisJournal(self._target, self._names, Options(**self._options))
 
     def open_async(self) -> AsyncRedisJournal:
         """A journal for the running event loop."""
-        from antiphon.stores.redis.journal import AsyncRedisJournal, Options
+        from antiphon.stores.redis.claims import Options
+        from antiphon.stores.redis.journal import AsyncRedisJournal
 
         return AsyncRedisJournal(self._target, self._names, Options(**self._options))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 from orjson import dumps
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
@@ -22,6 +22,7 @@ from antiphon.stores._common import (
     next_version,
     outcome_of,
     owner_of,
+    record_of,
 )
 
 SQL = named_queries(Path(__file__).with_name("queries.sql"))
@@ -48,7 +49,7 @@ _record = msgspec.json.Decoder(DedupeRecord).decode
 
 
 class _Claim(NamedTuple):
-    """A row of ``claims`` in the order of the query."""
+    """A row of ``claims`` in the order of the query, which begins as a record does."""
 
     key: str
     tool: str
@@ -78,31 +79,9 @@ class _Claim(NamedTuple):
     def to_record(self) -> DedupeRecord:
         check_version(f"The claim {self.key}", self.v, RECORD_VERSION)
         outcome = NO_OUTCOME if self.outcome is None else _outcome(self.outcome)
-        return DedupeRecord(
-            key=self.key,
-            tool=self.tool,
-            idempotency_key=self.idempotency_key,
-            state=self.state,  # type: ignore[arg-type]
-            created_at_ms=self.created_at_ms,
-            updated_at_ms=self.updated_at_ms,
-            expires_at_ms=self.expires_at_ms,
-            ttl_ms=self.ttl_ms,
-            request=_request(self.request),
-            version=self.version,
-            fence=self.fence,
-            tenant=self.tenant,
-            workspace=self.workspace,
-            owner=self.owner,
-            dispatched=bool(self.dispatched),
-            execution=outcome.execution,
-            payload=UNSET if self.payload is None else Raw(self.payload),
-            payload_ref=outcome.payload_ref,
-            payload_sealed=outcome.payload_sealed,
-            output_redacted=outcome.output_redacted,
-            error=outcome.error,
-            lock_until_ms=self.lock_until_ms if self.state == "inflight" else UNSET,
-            v=self.v,
-        )
+        known = (*self[:8], _request(self.request), *self[9:14], bool(self.dispatched))
+        lock_until = self.lock_until_ms if self.state == "inflight" else UNSET
+        return record_of(known, outcome, self.payload, lock_until, self.v)
 
     def lives(self, now: int) -> bool:
         """Whether it counts; one in flight always does."""

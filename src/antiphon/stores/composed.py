@@ -3,27 +3,28 @@
 The order is claim, start event, dispatch, outcome event, settle. What a crash can leave behind is repaired or
 explicit: an outcome event without a settled claim is settled from the log when the lease is over; a start event
 without an outcome is an unknown (D3); a claim without a start event looks the same and is treated the same.
+
+What a repair needs is in ``meta.claim`` of the outcome event: the fence, a fingerprint of the key (never the key, D21),
+state, TTL and marks; the result itself is the event's own value. A value the log redacted comes back as redacted.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET
 
-from antiphon.contract._base import UNSET
-from antiphon.contract.events import RunManifest
-from antiphon.contract.record import DedupeRecord
+from antiphon.contract.events import EVENT_VERSION, Event
+from antiphon.contract.record import DedupeRecord, RecordedAttempt
 from antiphon.ports import (
-    BreakerRow,
-    BreakerRows,
+    Attempt,
     Claimed,
     ClaimRequest,
-    Events,
     Existing,
     Journal,
-    Manifests,
     Records,
     Row,
     Settlement,
@@ -32,12 +33,50 @@ from antiphon.ports import (
     SyncJournal,
     Told,
 )
-from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync
-from antiphon.stores._settling import Settling
-from antiphon.stores.composed.outcome import noted, settlement_in
+from antiphon.stores._adapters import AsyncFromSync, SyncFromAsync, passed_to
+from antiphon.stores._common import Settling, append_each, recorded_attempt
 
 Usage = Callable[[str], Any] | None
 """What a store offers beyond the port if it can tell what a tenant's records cost."""
+
+Result = Literal["none", "value", "redacted"]
+
+
+class _Payload(msgspec.Struct):
+    value: msgspec.Raw = msgspec.Raw()
+
+
+class _Body(msgspec.Struct, rename="camel", omit_defaults=False):
+    """An event's body whose payload stays as it is."""
+
+    lane: str = "0"
+    index: int = 0
+    call: str | None = None
+    parent: str | None = None
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+    meta: dict[str, Any] = {}
+    v: int = EVENT_VERSION
+
+
+class _Claim(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
+    """What ``meta.claim`` holds."""
+
+    fence: int
+    fingerprint: str
+    state: str
+    ttl_ms: int
+    result: Result = "none"
+    payload_ref: str | None = None
+    payload_sealed: str | None = None
+    error: tuple[str, str, bool, bool] | None = None
+    attempts: tuple[RecordedAttempt, ...] = ()
+    attempt_count: int = 0
+    dispatched: bool = True
+
+
+_body_of = msgspec.json.Decoder(_Body).decode
+_payload_of = msgspec.json.Decoder(_Payload).decode
+_encode = msgspec.json.Encoder().encode
 
 UNKNOWN_CODE = "outcome_unknown"
 _PAGE = 1000
@@ -111,7 +150,7 @@ class ComposedJournal:
 
     async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         if events:
-            rows = [*events[:-1], noted(events[-1], key, version, settlement)]
+            rows = [*events[:-1], _noted(events[-1], key, version, settlement)]
             return await self._settling.run(
                 key, version, rows, self._append, lambda: self._claims.settle(key, version, settlement)
             )
@@ -123,11 +162,7 @@ class ComposedJournal:
         return await self._claims.settle(key, version, settlement)
 
     async def _append(self, events: Sequence[Row]) -> None:
-        runs: dict[str, list[Row]] = {}
-        for row in events:
-            runs.setdefault(row.run, []).append(row)
-        for run, rows in runs.items():
-            await self._log.append(run, rows)
+        await append_each(events, self._log.append)
 
     async def _repaired(self, answer: Existing, identity: str) -> Existing:
         """Settle a claim from the log if its worker got that far and its lease is over."""
@@ -148,7 +183,7 @@ class ComposedJournal:
         while mark:
             events = await self._log.events(run, start=start, limit=_PAGE)
             for event in events:
-                settlement = settlement_in(event, record.key, record.version)
+                settlement = _settlement_in(event, record.key, record.version)
                 if settlement is not None:
                     return settlement
             if len(events) < _PAGE:
@@ -156,24 +191,9 @@ class ComposedJournal:
             start += _PAGE
         return None
 
-    async def alias(self, key: str, identity: str, version: int) -> bool:
-        return await self._claims.alias(key, identity, version)
-
-    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        return await self._claims.renew(key, version, lease_ms)
-
     async def read(self, key: str, identity: str = "") -> Existing | None:
         answer = await self._claims.read(key, identity)
         return None if answer is None else await self._repaired(answer, identity)
-
-    async def wait(self, key: str, version: int, timeout_s: float) -> None:
-        await self._claims.wait(key, version, timeout_s)
-
-    async def clear(self, key: str) -> bool:
-        return await self._claims.clear(key)
-
-    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        return await self._claims.flush(tenant=tenant, tool=tool, session=session, prefix=prefix)
 
     async def list(
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
@@ -183,40 +203,24 @@ class ComposedJournal:
         )
         return [_without_run(record) for record in found]
 
-    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
-        return await self._claims.counts(tenant)
+    alias = passed_to("_claims", Journal.alias)
+    renew = passed_to("_claims", Journal.renew)
+    wait = passed_to("_claims", Journal.wait)
+    clear = passed_to("_claims", Journal.clear)
+    flush = passed_to("_claims", Journal.flush)
+    counts = passed_to("_claims", Journal.counts)
+    load_breakers = passed_to("_claims", Journal.load_breakers)
+    save_breaker = passed_to("_claims", Journal.save_breaker)
+    open_run = passed_to("_log", Journal.open_run)
+    update_run = passed_to("_log", Journal.update_run)
+    append = passed_to("_log", Journal.append)
+    manifest = passed_to("_log", Journal.manifest)
+    runs = passed_to("_log", Journal.runs)
+    events = passed_to("_log", Journal.events)
+    delete_run = passed_to("_log", Journal.delete_run)
 
     async def sweep(self, limit: int = 1000) -> int:
         return await self._claims.sweep(limit) + await self._log.sweep(limit)
-
-    async def open_run(self, manifest: RunManifest) -> None:
-        await self._log.open_run(manifest)
-
-    async def update_run(self, manifest: RunManifest) -> None:
-        await self._log.update_run(manifest)
-
-    async def append(self, run: str, rows: Sequence[Row]) -> int:
-        return await self._log.append(run, rows)
-
-    async def manifest(self, run: str) -> RunManifest | None:
-        return await self._log.manifest(run)
-
-    async def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
-    ) -> Manifests:
-        return await self._log.runs(tenant=tenant, prefix=prefix, name=name, status=status, limit=limit, before=before)
-
-    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
-        return await self._log.events(run, start=start, stop=stop, limit=limit)
-
-    async def delete_run(self, run: str) -> bool:
-        return await self._log.delete_run(run)
-
-    async def load_breakers(self, tenant: str) -> BreakerRows:
-        return await self._claims.load_breakers(tenant)
-
-    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        await self._claims.save_breaker(tenant, row)
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
         return self._claims.subscribe_breakers(tenant, callback)
@@ -261,3 +265,59 @@ def _with_run(request: ClaimRequest, events: Sequence[Row]) -> ClaimRequest:
 def _without_run(record: DedupeRecord) -> DedupeRecord:
     _, mark, owner = record.owner.rpartition("@")
     return msgspec.structs.replace(record, owner=owner) if mark else record
+
+
+def _noted(row: Row, key: str, version: int, settlement: Settlement) -> Row:
+    """The outcome event with the claim's end noted in its metadata."""
+    body = _body_of(row.body)
+    result: Result = "none"
+    if settlement.payload is not None:
+        unchanged = bytes(_payload_of(body.payload).value) == settlement.payload
+        result = "value" if unchanged and not settlement.output_redacted else "redacted"
+    claim = _Claim(
+        fence=version,
+        fingerprint=_fingerprint(key),
+        state=settlement.state,
+        ttl_ms=settlement.ttl_ms,
+        result=result,
+        payload_ref=settlement.payload_ref,
+        payload_sealed=settlement.payload_sealed,
+        error=settlement.error,
+        attempts=tuple(map(recorded_attempt, settlement.attempts)),
+        attempt_count=settlement.attempt_count,
+        dispatched=settlement.dispatched,
+    )
+    body.meta = {**body.meta, "claim": claim}
+    return row._replace(body=_encode(body))
+
+
+def _settlement_in(event: Event, key: str, version: int) -> Settlement | None:
+    """The end of the claim *version* of *key*, if *event* tells of it."""
+    noted_claim = event.meta.get("claim")
+    if not isinstance(noted_claim, dict) or noted_claim.get("fence") != version:
+        return None
+    claim = msgspec.convert(noted_claim, _Claim)
+    if claim.fingerprint != _fingerprint(key):
+        return None
+    has_result = claim.result != "none" and "value" in event.payload
+    return Settlement(
+        claim.state,
+        claim.ttl_ms,
+        payload=_encode(event.payload["value"]) if has_result else None,
+        payload_ref=claim.payload_ref,
+        payload_sealed=claim.payload_sealed,
+        output_redacted=has_result and claim.result == "redacted",
+        error=claim.error,
+        attempts=tuple(map(_attempt_of, claim.attempts)),
+        attempt_count=claim.attempt_count,
+        dispatched=claim.dispatched,
+    )
+
+
+def _attempt_of(recorded: RecordedAttempt) -> Attempt:
+    code = "" if recorded.error_code is UNSET else recorded.error_code
+    return recorded.started_at_ms, recorded.finished_at_ms, code, recorded.retriable
+
+
+def _fingerprint(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]

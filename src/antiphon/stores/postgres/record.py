@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.errors import StoreVersionError
 from antiphon.ports import BreakerRow, ClaimRequest, Row, Settlement
 from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of, owner_of, recorded_request
-from antiphon.stores.postgres.codec import bytea_array, from_text, int8_array, text_array, to_text
+from antiphon.stores._common import record_of as stored_record
+from antiphon.stores.postgres.statements import bytea_array, from_text, int8_array, text_array, to_text
 
 _encode = msgspec.json.Encoder().encode
 _request_decoder = msgspec.json.Decoder(RecordedRequest)
 _outcome_decoder = msgspec.json.Decoder(Outcome)
 
-VERSION, OP = 7, 9
+VERSION, OP = 9, 19
 """Where a record row has its version, and says which operation wrote it."""
 
 
@@ -76,8 +77,8 @@ def log_params(run: str, rows: Sequence[Row], tenant: str = "default", workspace
 
 def record_of(row: Sequence[Any]) -> DedupeRecord:
     """A claim record from the columns of the fragment ``_record``."""
-    key, tenant, workspace, tool, idempotency_key, owner, state, version, fence, _, created, updated = row[:12]
-    expires, ttl, lock_until, dispatched, v, request, outcome, payload = row[12:]
+    key, tool, idempotency_key, state = row[:4]
+    request, version, fence, tenant, workspace, owner, dispatched, outcome, payload, lock_until, v, _ = row[8:]
     what = f"The claim record {key!r}"
     check_version(what, v, RECORD_VERSION)
     try:
@@ -85,30 +86,10 @@ def record_of(row: Sequence[Any]) -> DedupeRecord:
         ended = NO_OUTCOME if outcome is None else _outcome_decoder.decode(outcome)
     except msgspec.ValidationError as error:
         raise StoreVersionError(f"{what} cannot be read: {error}", hint="It was left as it is.") from None
-    return DedupeRecord(
-        key=from_text(key),
-        tool=from_text(tool),
-        idempotency_key=from_text(idempotency_key),
-        state=state,
-        created_at_ms=created,
-        updated_at_ms=updated,
-        expires_at_ms=expires,
-        ttl_ms=ttl,
-        request=asked,
-        version=version,
-        fence=fence,
-        tenant=from_text(tenant),
-        workspace=from_text(workspace),
-        owner=from_text(owner),
-        dispatched=dispatched,
-        execution=ended.execution,
-        payload=UNSET if payload is None else Raw(payload),
-        payload_ref=ended.payload_ref,
-        payload_sealed=ended.payload_sealed,
-        output_redacted=ended.output_redacted,
-        error=ended.error,
-        lock_until_ms=UNSET if lock_until is None else lock_until,
-        v=v,
+    names = (*map(from_text, (key, tool, idempotency_key)), state)
+    held = (version, fence, *map(from_text, (tenant, workspace, owner)), dispatched)
+    return stored_record(
+        (*names, *row[4:8], asked, *held), ended, payload, UNSET if lock_until is None else lock_until, v
     )
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from redis.exceptions import RedisClusterException, RedisError
 
 from antiphon.errors import StoreError
-from antiphon.stores.redis.connection import cancel
-from antiphon.stores.redis.errors import fresh
+from antiphon.stores._common import fresh
+from antiphon.stores.redis.client import cancel
 
 log = logging.getLogger("antiphon.stores.redis")
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.stores._common import Records
-from antiphon.stores.redis import scripts
+from antiphon.ports import Records
+from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
-from antiphon.stores.redis.keys import Names, Shard
-from antiphon.stores.redis.log import BreakerStates
 from antiphon.stores.redis.record import CLEARED, line_of, record_of, text_of
+from antiphon.stores.redis.schema import Names, Shard
 
 BATCH = 128
 _EARLIEST = -1_000_000_000_000
@@ -29,22 +28,25 @@ _LEAST_SWEPT = 16
 
 Entry = tuple[int, int, str]
 """Minus the claim time, number of the shard, key: sorts the newest first."""
+Entries = list[Entry]
 Batch = tuple[Shard, list[str]]
+Batches = list[Batch]
+Replies = list[Any]
+Numbers = list[int]
 
 
-class ClaimAdmin:
+class RedisIndex:
     """What operators ask of all claims of a tenant."""
 
-    def __init__(self, client: Client, names: Names, breakers: BreakerStates) -> None:
-        self._client = client
-        self._breakers = breakers
-        self._names = names
-        self._sweep_rank = _FIRST_RANK
+    _client: Client
+    _names: Names
+    _sweep_rank = _FIRST_RANK
 
-    async def newest(self, tenant: str, tool: str, session: str, state: str, prefix: str, limit: int) -> Records:
-        """Records that fit, newest claim first."""
+    async def list(
+        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+    ) -> Records:
         found: Records = []
-        batch: list[Entry] = []
+        batch: Entries = []
         async for entry in self._newest_entries(tenant, max(8, limit // 32)):
             if entry is not None and entry[2].startswith(prefix):
                 batch.append(entry)
@@ -57,17 +59,15 @@ class ClaimAdmin:
         return found[:limit]
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
-        """Live records by tool and state."""
         numbers: Counter[tuple[str, str]] = Counter()
         async for batches in self._batches(tenant):
-            calls = [scripts.COUNT.call(len(keys), *(shard.record + key for key in keys)) for shard, keys in batches]
+            calls = [schema.COUNT.call(len(keys), *(shard.record + key for key in keys)) for shard, keys in batches]
             for reply in await self._client.execute_many(calls):
                 for at in range(0, len(reply), 3):
                     numbers[text_of(reply[at]), reply[at + 1].decode()] += reply[at + 2]
         return dict(numbers)
 
-    async def flush(self, tenant: str, tool: str, session: str, prefix: str) -> int:
-        """Forget the records that fit; how many there were."""
+    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         dropped = 0
         wanted = (line_of(tool) if tool else b"", line_of(session) if session else b"")
         async for batches in self._batches(tenant):
@@ -78,18 +78,16 @@ class ClaimAdmin:
                     name for key in doomed for name in (shard.record + key, shard.history + key, shard.expiries + key)
                 ]
                 words = (len(names) + 1, *names, shard.entries + tenant, *wanted, shard.channel)
-                calls.append(scripts.CLEAR.call(*words, *doomed))
+                calls.append(schema.CLEAR.call(*words, *doomed))
             dropped += sum([reply[0] for reply in await self._client.execute_many(calls)])
         return dropped
 
-    async def sweep(self, limit: int) -> int:
+    async def _sweep_claims(self, tenants: Iterable[str], limit: int) -> int:
         """Drop index entries whose records Redis has expired; the next call goes on where this one stopped."""
-        tenants = await self._client.execute(("SMEMBERS", self._names.tenants))
         first = self._sweep_rank
         last = first + max(_LEAST_SWEPT, -(-limit // len(self._names.shards))) - 1
         dropped = seen = 0
-        for tenant in (name.decode() for name in tenants):
-            await self._breakers.sweep(tenant)
+        for tenant in tenants:
             calls = []
             for shard, members in zip(
                 self._names.shards, await self._over_shards("ZREVRANGE", tenant, first, last), strict=True
@@ -97,18 +95,18 @@ class ClaimAdmin:
                 keys = [member.decode() for member in members]
                 if keys:
                     names = [name for key in keys for name in (shard.record + key, shard.history + key)]
-                    calls.append(scripts.SWEEP.call(len(names) + 1, *names, shard.entries + tenant, *keys))
+                    calls.append(schema.SWEEP.call(len(names) + 1, *names, shard.entries + tenant, *keys))
             seen += len(calls)
             dropped += sum(await self._client.execute_many(calls))
         self._sweep_rank = last + 1 if seen else _FIRST_RANK
         return dropped
 
     async def usage(self, tenant: str) -> Mapping[str, float]:
-        """Records of a tenant and the server's memory for one, measured on some of the newest."""
+        """Records of a tenant and the server's memory for one, measured on some of the newest (for ``doctor``)."""
         entries = 0
         for count in await self._over_shards("ZCARD", tenant):
             entries += max(0, count - 1)
-        sizes: list[int] = []
+        sizes: Numbers = []
         async for entry in self._newest_entries(tenant, 1):
             if entry is None or len(sizes) >= _SAMPLE:
                 break
@@ -118,7 +116,7 @@ class ClaimAdmin:
                 sizes.append(size)
         return {"records": entries, "bytesPerRecord": sum(sizes) / len(sizes) if sizes else 0.0}
 
-    async def _over_shards(self, command: str, tenant: str, *words: Any) -> list[Any]:
+    async def _over_shards(self, command: str, tenant: str, *words: Any) -> Replies:
         return await self._client.execute_many(
             [(command, shard.entries + tenant, *words) for shard in self._names.shards]
         )
@@ -126,7 +124,7 @@ class ClaimAdmin:
     async def _newest_entries(self, tenant: str, page: int) -> AsyncIterator[Entry | None]:
         """The entries of all shards, newest first; ``None`` where the next ones must be fetched."""
         cursors: dict[int, tuple[int | str, int]] = dict.fromkeys(range(len(self._names.shards)), ("-inf", 0))
-        heap: list[Entry] = []
+        heap: Entries = []
         while cursors:
             horizon = await self._fetch(tenant, cursors, heap, page)
             while heap and heap[0][0] <= horizon:
@@ -134,9 +132,9 @@ class ClaimAdmin:
             yield None
             page = min(page * 4, 1024)
 
-    async def _fetch(self, tenant: str, cursors: dict[int, tuple[int | str, int]], heap: list[Entry], page: int) -> int:
+    async def _fetch(self, tenant: str, cursors: dict[int, tuple[int | str, int]], heap: Entries, page: int) -> int:
         """One more page of every shard; the time down to which the heap is complete."""
-        asked = list(cursors.items())
+        asked = tuple(cursors.items())
         calls = []
         for number, (newest, offset) in asked:
             shard = self._names.shards[number]
@@ -153,11 +151,11 @@ class ClaimAdmin:
                 cursors[number] = (last, scores.count(last) + (offset if last == newest else 0))
         return min((int(newest) for newest, _ in cursors.values()), default=0)
 
-    async def _batches(self, tenant: str) -> AsyncIterator[list[Batch]]:
+    async def _batches(self, tenant: str) -> AsyncIterator[Batches]:
         """All keys of the tenant's indexes, oldest first, some of each shard at a time."""
         places = dict.fromkeys(self._names.shards, (_EARLIEST, 0))
         while places:
-            asked = list(places.items())
+            asked = tuple(places.items())
             replies = await self._client.execute_many(
                 [
                     ("ZREVRANGEBYSCORE", shard.entries + tenant, oldest, "-inf", "WITHSCORES", "LIMIT", offset, BATCH)
@@ -176,7 +174,7 @@ class ClaimAdmin:
                     places[shard] = (scores[-1], ties)
             yield batches
 
-    async def _records(self, entries: list[Entry]) -> Records:
+    async def _records(self, entries: Entries) -> Records:
         replies = await self._client.execute_many(
             [("GET", self._names.shards[number].record + key) for _, number, key in entries]
         )

@@ -1,5 +1,0 @@
-"""Claims in one store, the run log in another."""
-
-from antiphon.stores.composed.store import ComposedStore
-
-__all__ = ["ComposedStore"]
