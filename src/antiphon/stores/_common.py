@@ -81,14 +81,9 @@ def recorded_request(request: ClaimRequest) -> RecordedRequest:
     """The request as its record keeps it."""
     template, call_id = request.template, request.call_id
     digest, exact = digests_of(request.params)
+    called = UNSET if call_id is None else call_id
     return RecordedRequest(
-        session_key=template.session,
-        actor_id=template.actor,
-        request_id=request.request_id,
-        params_digest=digest,
-        identity=request.identity,
-        params_digest_exact=exact,
-        tool_call_id=UNSET if call_id is None else call_id,
+        template.session, template.actor, request.request_id, digest, request.identity, exact, called
     )
 
 
@@ -100,13 +95,7 @@ def owner_of(request: ClaimRequest) -> str:
 def recorded_attempt(attempt: Attempt) -> RecordedAttempt:
     """An attempt as the record keeps it."""
     started, finished, error_code, retriable = attempt
-    return RecordedAttempt(
-        started_at_ms=started,
-        finished_at_ms=finished,
-        status="error" if error_code else "success",
-        retriable=retriable,
-        error_code=error_code or UNSET,
-    )
+    return RecordedAttempt(started, finished, "error" if error_code else "success", retriable, error_code or UNSET)
 
 
 def outcome_of(settlement: Settlement) -> Outcome:
@@ -169,19 +158,8 @@ def event_of(seq: int, row: Row) -> Event:
         _refuse_newer(row.body, f"Event {seq} of run {row.run!r}")
         raise
     check_version(f"Event {seq} of run {row.run!r}", body.v, EVENT_VERSION)
-    return Event(
-        run=row.run,
-        seq=seq,
-        type=row.type,
-        at_ms=row.at_ms,
-        lane=body.lane,
-        index=body.index,
-        call=body.call,
-        parent=body.parent,
-        payload=body.payload,
-        meta=body.meta,
-        v=body.v,
-    )
+    place = (body.lane, body.index, body.call, body.parent)
+    return Event(row.run, seq, row.type, row.at_ms, *place, body.payload, body.meta, body.v)
 
 
 def manifest_of(document: bytes) -> RunManifest:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -61,41 +61,53 @@ class LoopWaiter:
 Waiter = ThreadWaiter | LoopWaiter
 
 
+class Watch:
+    """Who waits for one version of one claim; ``due`` is when to look at it without having been told."""
+
+    __slots__ = ("due", "waiters")
+
+    def __init__(self) -> None:
+        self.waiters: set[Waiter] = set()
+        self.due = 0.0
+
+
 class Waiters:
-    """Who waits for which key. Guarded by the lock of whoever owns it."""
+    """Who waits for which version of which key. Guarded by the lock of whoever owns it."""
 
     __slots__ = ("by_key",)
 
     def __init__(self) -> None:
-        self.by_key: dict[str, set[Waiter]] = {}
+        self.by_key: dict[str, dict[int, Watch]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.by_key)
 
-    def add(self, key: str, waiter: Waiter) -> None:
-        self.by_key.setdefault(key, set()).add(waiter)
+    def add(self, key: str, version: int, waiter: Waiter) -> Watch:
+        watch = self.by_key.setdefault(key, {}).setdefault(version, Watch())
+        watch.waiters.add(waiter)
+        return watch
 
-    def discard(self, key: str, waiter: Waiter) -> None:
-        waiting = self.by_key.get(key)
-        if waiting is not None:
-            waiting.discard(waiter)
-            if not waiting:
-                del self.by_key[key]
+    def discard(self, key: str, version: int, waiter: Waiter) -> None:
+        watches = self.by_key.get(key, {})
+        watch = watches.get(version)
+        if watch is not None:
+            watch.waiters.discard(waiter)
+            if not watch.waiters:
+                self._pop(key, version)
 
-    def keys(self) -> Collection[str]:
-        return tuple(self.by_key)
+    def wake(self, key: str, version: int | None = None) -> None:
+        """Wake who waits for *version*, or for any."""
+        versions = tuple(self.by_key.get(key, ())) if version is None else (version,)
+        for watch in [self._pop(key, number) for number in versions]:
+            for waiter in watch.waiters if watch else ():
+                waiter.wake()
 
-    def wake(self, key: str) -> None:
-        for waiter in self.by_key.pop(key, ()):
-            waiter.wake()
-
-    def wake_all(self) -> None:
-        for key in self.keys():
-            self.wake(key)
-
-    def forget_all(self) -> None:
-        """After a fork: those who waited live in the parent."""
-        self.by_key.clear()
+    def _pop(self, key: str, version: int) -> Watch | None:
+        watches = self.by_key.get(key, {})
+        watch = watches.pop(version, None)
+        if not watches:
+            self.by_key.pop(key, None)
+        return watch
 
 
 def loop_waiter() -> LoopWaiter:

@@ -195,6 +195,18 @@ def test_a_listener_that_lost_its_connection_reads_what_it_missed(postgres_datab
     journal.close()
 
 
+def test_a_key_that_text_cannot_hold_is_waited_for(postgres_database: str) -> None:
+    journal = PostgresStore(postgres_database).open_sync()
+    version = claim(journal, "a\0b\ue000")
+    started = time.monotonic()
+    waiting = Background(lambda: journal.wait("a\0b\ue000", version, 20))
+    eventually(lambda: look(postgres_database, "SELECT 1 FROM antiphon.claims WHERE waited"))
+    assert journal.settle("a\0b\ue000", version, done()) is not None
+    waiting.result(timeout=10)
+    assert time.monotonic() - started < 10
+    journal.close()
+
+
 def wait_until_settled(journal: SyncJournal, version: int) -> None:
     """As the gateway waits: a wake-up is a reason to look, not a promise."""
     while (existing := journal.read("k")) is not None and existing.current.state == "inflight":
@@ -212,7 +224,7 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(postgres_databas
     await asyncio.wait_for(waiting[1], 5)
     with pytest.raises(asyncio.CancelledError):
         await waiting[0]
-    assert [hub._watches for hub in wait_module._subscribers.values()] == [{}]
+    assert [hub._waiters.by_key for hub in wait_module._subscribers.values()] == [{}]
     await journal.close()
 
 

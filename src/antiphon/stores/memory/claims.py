@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 from msgspec import UNSET
 
@@ -47,29 +48,12 @@ _WENT_WELL = ("", False)
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
+@dataclass(slots=True, init=False, eq=False, repr=False)
 class Node:
     """One execution of an intent: the values of its request as they came; the record is built when somebody reads it.
 
     Every call writes to it several times, and a struct's fields take ten times as long to set as slots do.
     """
-
-    __slots__ = (
-        "asked",
-        "created",
-        "expires",
-        "fence",
-        "found_by",
-        "kept",
-        "key",
-        "record",
-        "renewed_until",
-        "serial",
-        "settlement",
-        "state",
-        "template",
-        "updated",
-        "version",
-    )
 
     key: str
     template: ClaimTemplate
@@ -108,8 +92,8 @@ class Node:
     def alias(self, identity: str, serial: int) -> Node:
         """The same execution, found by another identity."""
         copy = Node()
-        for name in Node.__slots__:
-            setattr(copy, name, getattr(self, name))
+        for field in fields(self):
+            setattr(copy, field.name, getattr(self, field.name))
         copy.found_by, copy.serial = identity, serial
         return copy
 
@@ -136,22 +120,6 @@ class MemoryClaims:
 
     ``begin`` and ``settle`` are written out in one frame each: every call pays for them.
     """
-
-    __slots__ = (
-        "__weakref__",
-        "_current",
-        "_full_at",
-        "_history",
-        "_last",
-        "_log",
-        "_max",
-        "_nodes",
-        "_soonest",
-        "_time_ns",
-        "_waiting",
-        "lock",
-        "waiters",
-    )
 
     def __init__(self, max_keys: int, log: LogTable, clock: Clock) -> None:
         self._max = max_keys
@@ -302,7 +270,7 @@ class MemoryClaims:
             try:
                 waiter.block(timeout_s)
             finally:
-                self.remove_waiter(key, waiter)
+                self.remove_waiter(key, version, waiter)
 
     def add_waiter(self, key: str, version: int, waiter: Waiter) -> bool:
         """Wake *waiter* when *version* is no longer in flight; whether it is now."""
@@ -310,12 +278,12 @@ class MemoryClaims:
             node = self._current.get(key)
             if node is None or node.version != version or node.state != "inflight":
                 return False
-            self.waiters.add(key, waiter)
+            self.waiters.add(key, version, waiter)
             return True
 
-    def remove_waiter(self, key: str, waiter: Waiter) -> None:
+    def remove_waiter(self, key: str, version: int, waiter: Waiter) -> None:
         with self.lock:
-            self.waiters.discard(key, waiter)
+            self.waiters.discard(key, version, waiter)
 
     def clear(self, key: str) -> bool:
         with self.lock:

@@ -53,8 +53,6 @@ class SyncMemoryJournal(MemoryClaims):
 
     durable = False
 
-    __slots__ = ("_breakers",)
-
     def __init__(self, max_keys: int, max_events: int, clock: Clock) -> None:
         super().__init__(max_keys, LogTable(max_events), clock)
         self._breakers: dict[str, dict[str, BreakerRow]] = {}
@@ -175,7 +173,7 @@ class MemoryJournal(AsyncFromSync):
             try:
                 await waiter.wait(timeout_s)
             finally:
-                self._journal.remove_waiter(key, waiter)
+                self._journal.remove_waiter(key, version, waiter)
 
 
 def _matches(node: Node, tenant: str, tool: str, session: str, prefix: str) -> bool:
@@ -207,7 +205,7 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     while _forking:
         journal = _forking.pop()
-        journal.waiters.forget_all()
+        journal.waiters.by_key.clear()  # those who waited live in the parent
         journal.lock.release()
 
 

@@ -12,7 +12,7 @@ from antiphon.stores._reads import Answers, TaskReads, ThreadReads
 from antiphon.stores.postgres.connection import Rows
 from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
 from antiphon.stores.postgres.record import OP, VERSION, claim_params, log_params, new_op, record_of, settle_params
-from antiphon.stores.postgres.statements import from_text, text_array, to_text
+from antiphon.stores.postgres.statements import from_text, text_array
 
 _FLUSH_BATCH = 1000
 
@@ -58,28 +58,29 @@ class PostgresClaims:
             return (rows[0][0] if rows else None,)
 
         async def landed() -> tuple[int | None] | None:
-            run = to_text(events[0].run) if events else ""
+            run = events[0].run if events else ""
             first, settled = (await self._engine.run("landed", {**params, "run": run}))[0]
             return None if first is None and settled is None else (settled,)
 
         return (await self._engine.not_twice(send, landed))[0]
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
-        params = {"key": to_text(key), "identity": to_text(identity), "version": version}
+        params = {"key": key, "identity": identity, "version": version}
         return bool(await self._engine.run("alias", params))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
-        rows = await self._engine.run("renew", {"key": to_text(key), "version": version, "lease_ms": lease_ms})
+        rows = await self._engine.run("renew", {"key": key, "version": version, "lease_ms": lease_ms})
         return bool(rows)
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
         return await self._reads.read(key, identity)
 
     async def clear(self, key: str) -> bool:
-        return bool(await self._engine.run("clear", {"key": to_text(key), "channel": self._channel}))
+        return bool(await self._engine.run("clear", {"key": key, "channel": self._channel}))
 
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
-        params = {**_filters(tenant, tool, session, prefix), "limit": _FLUSH_BATCH, "channel": self._channel}
+        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix}
+        params = {**which, "limit": _FLUSH_BATCH, "channel": self._channel}
         total = 0
         while True:
             gone = len(await self._engine.run("flush", params, prepare=False))
@@ -90,11 +91,12 @@ class PostgresClaims:
     async def list(
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
     ) -> Records:
-        params = {**_filters(tenant, tool, session, prefix), "state": state, "limit": max(0, limit)}
-        return [record_of(row) for row in await self._engine.run("list", params, prepare=False)]
+        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state}
+        rows = await self._engine.run("list", {**which, "limit": max(0, limit)}, prepare=False)
+        return [record_of(row) for row in rows]
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
-        rows = await self._engine.run("counts", {"tenant": to_text(tenant)}, prepare=False)
+        rows = await self._engine.run("counts", {"tenant": tenant}, prepare=False)
         return {(from_text(tool), state): number for tool, state, number in rows}
 
     async def _sweep_claims(self, limit: int) -> int:
@@ -125,7 +127,7 @@ class PostgresClaims:
         return await self._engine.run_together(name, params, then, once=once)
 
     async def _read_many(self, key: str, identities: Sequence[str]) -> Answers:
-        rows = await self._engine.run("read", {"key": to_text(key), "identities": text_array(identities)})
+        rows = await self._engine.run("read", {"key": key, "identities": text_array(identities)})
         current: DedupeRecord | None = None
         own: dict[str, DedupeRecord] = {}
         for _, identity, sharers, *row in rows:
@@ -149,7 +151,3 @@ def _existing(rows: Rows) -> Existing:
     found = {row[2]: record_of(row[3:]) for row in rows}
     current = found.get(True) or found.get(False) or found[None]
     return Existing(current, current if True in found else found.get(None), now)
-
-
-def _filters(tenant: str, tool: str, session: str, prefix: str) -> dict[str, Any]:
-    return {"tenant": to_text(tenant), "tool": to_text(tool), "session": to_text(session), "prefix": to_text(prefix)}

@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from antiphon.ports import Told
-from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores.postgres.claims import PostgresClaims
-from antiphon.stores.postgres.engine import AsyncEngine, Engine
+from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.log import PostgresLog
-from antiphon.stores.postgres.options import Options
 from antiphon.stores.postgres.wait import Subscriber, acquire_subscriber, release_subscriber
 
 
@@ -77,13 +75,3 @@ class PostgresJournal(PostgresClaims, PostgresLog):
             self._subscriber = acquire_subscriber(self._engine.options)
             self._leave = weakref.finalize(self, release_subscriber, self._subscriber)
         return self._subscriber
-
-
-def open_sync(options: Options) -> SyncFromAsync:
-    """A journal for threads."""
-    return SyncFromAsync(PostgresJournal(Engine(options)))
-
-
-def open_async(options: Options) -> PostgresJournal:
-    """A journal for the running event loop."""
-    return PostgresJournal(AsyncEngine(options))

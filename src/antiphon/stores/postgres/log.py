@@ -12,7 +12,7 @@ from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.record import breaker_of, log_params, new_op
-from antiphon.stores.postgres.statements import from_text, to_text
+from antiphon.stores.postgres.statements import from_text
 
 _encode = msgspec.json.Encoder().encode
 _NO_END = 2**62
@@ -29,7 +29,7 @@ class PostgresLog:
 
     async def open_run(self, manifest: RunManifest) -> None:
         while not await self._engine.run("open_run", _manifest_params(manifest)):
-            found = await self._engine.run("is_deleting", {"id": to_text(manifest.id)})
+            found = await self._engine.run("is_deleting", {"id": manifest.id})
             if found and not found[0][0]:
                 return  # it is there already, and stays as it is
             await self._finish_deleting(manifest.id)
@@ -39,7 +39,7 @@ class PostgresLog:
 
     async def append(self, run: str, rows: Sequence[Row]) -> int:
         if not rows:
-            found = await self._engine.run("next_seq", {"id": to_text(run)})
+            found = await self._engine.run("next_seq", {"id": run})
             return int(found[0][0]) if found else 0
         first = await self._append(run, rows[:_APPEND_BATCH])
         for start in range(_APPEND_BATCH, len(rows), _APPEND_BATCH):
@@ -62,44 +62,33 @@ class PostgresLog:
         return await self._engine.not_twice(send, landed)
 
     async def manifest(self, run: str) -> RunManifest | None:
-        rows = await self._engine.run("manifest", {"id": to_text(run)})
+        rows = await self._engine.run("manifest", {"id": run})
         return manifest_of(rows[0][0]) if rows else None
 
     async def runs(
         self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
     ) -> Manifests:
-        params = {
-            "tenant": to_text(tenant),
-            "prefix": to_text(prefix),
-            "name": to_text(name),
-            "status": status,
-            "before": to_text(before),
-            "limit": max(0, limit),
-        }
-        return [manifest_of(row[0]) for row in await self._engine.run("runs", params, prepare=False)]
+        which = {"tenant": tenant, "prefix": prefix, "name": name, "status": status, "before": before}
+        rows = await self._engine.run("runs", {**which, "limit": max(0, limit)}, prepare=False)
+        return [manifest_of(row[0]) for row in rows]
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
-        params = {
-            "run": to_text(run),
-            "start": max(0, start),
-            "stop": _NO_END if stop is None else stop,
-            "limit": max(0, limit),
-        }
-        rows = await self._engine.run("events", params)
+        span = {"start": max(0, start), "stop": _NO_END if stop is None else stop, "limit": max(0, limit)}
+        rows = await self._engine.run("events", {"run": run, **span})
         return [event_of(seq, Row(run, from_text(kind), at_ms, body)) for seq, kind, at_ms, body in rows]
 
     async def delete_run(self, run: str) -> bool:
         """Hidden at once, then removed in batches; a deletion that was broken off is finished by ``sweep``."""
-        if not await self._engine.run("delete_begin", {"id": to_text(run)}):
+        if not await self._engine.run("delete_begin", {"id": run}):
             return False
         await self._finish_deleting(run)
         return True
 
     async def _finish_deleting(self, run: str) -> None:
-        params = {"id": to_text(run), "limit": _DELETE_BATCH}
+        params = {"id": run, "limit": _DELETE_BATCH}
         while await self._engine.run("delete_batch", params):
             pass
-        await self._engine.run("delete_end", {"id": to_text(run)})
+        await self._engine.run("delete_end", {"id": run})
 
     async def _sweep_runs(self) -> None:
         for (run,) in await self._engine.run("half_deleted", {"limit": 10}, prepare=False):
@@ -110,28 +99,21 @@ class PostgresLog:
         await self._engine.run("sweep_breakers", {"kept_ms": BREAKER_KEPT_MS}, prepare=False)
 
     async def load_breakers(self, tenant: str) -> BreakerRows:
-        return [breaker_of(row) for row in await self._engine.run("load_breakers", {"tenant": to_text(tenant)})]
+        return [breaker_of(row) for row in await self._engine.run("load_breakers", {"tenant": tenant})]
 
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        params = {
-            **row._asdict(),
-            "tenant": to_text(tenant),
-            "key": to_text(row.key),
-            "reason": to_text(row.reason),
-            "tripped_by": to_text(row.tripped_by),
-            "channel": self._channel,
-        }
+        params = {**row._asdict(), "tenant": tenant, "channel": self._channel}
         await self._engine.run("save_breaker", params)
 
 
 def _manifest_params(manifest: RunManifest) -> dict[str, object]:
     return {
-        "id": to_text(manifest.id),
-        "tenant": to_text(manifest.tenant),
-        "workspace": to_text(manifest.workspace),
-        "name": to_text(manifest.name),
+        "id": manifest.id,
+        "tenant": manifest.tenant,
+        "workspace": manifest.workspace,
+        "name": manifest.name,
         "status": manifest.status,
-        "session": to_text(manifest.session or ""),
+        "session": manifest.session or "",
         "started_at_ms": manifest.started_at_ms,
         "manifest": _encode(manifest),
     }

@@ -14,7 +14,7 @@ from antiphon.errors import StoreVersionError
 from antiphon.ports import BreakerRow, ClaimRequest, Row, Settlement
 from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, outcome_of, owner_of, recorded_request
 from antiphon.stores._common import record_of as stored_record
-from antiphon.stores.postgres.statements import bytea_array, from_text, int8_array, text_array, to_text
+from antiphon.stores.postgres.statements import bytea_array, from_text, int8_array, text_array
 
 _encode = msgspec.json.Encoder().encode
 _request_decoder = msgspec.json.Decoder(RecordedRequest)
@@ -33,14 +33,14 @@ def claim_params(request: ClaimRequest, op: int) -> dict[str, Any]:
     """The parameters of ``begin`` and ``take_over``."""
     template = request.template
     return {
-        "key": to_text(request.key),
-        "tenant": to_text(template.tenant),
-        "workspace": to_text(template.workspace),
-        "tool": to_text(template.tool),
-        "session": to_text(template.session),
-        "identity": to_text(request.identity),
-        "idempotency_key": to_text(request.idempotency_key),
-        "owner": to_text(owner_of(request)),
+        "key": request.key,
+        "tenant": template.tenant,
+        "workspace": template.workspace,
+        "tool": template.tool,
+        "session": template.session,
+        "identity": request.identity,
+        "idempotency_key": request.idempotency_key,
+        "owner": owner_of(request),
         "op": op,
         "ttl_ms": template.ttl_ms,
         "lease_ms": template.lease_ms,
@@ -52,7 +52,7 @@ def claim_params(request: ClaimRequest, op: int) -> dict[str, Any]:
 def settle_params(key: str, version: int, settlement: Settlement, op: int) -> dict[str, Any]:
     """The parameters of ``settle``."""
     return {
-        "key": to_text(key),
+        "key": key,
         "version": version,
         "state": settlement.state,
         "op": op,
@@ -66,12 +66,12 @@ def settle_params(key: str, version: int, settlement: Settlement, op: int) -> di
 def log_params(run: str, rows: Sequence[Row], tenant: str = "default", workspace: str = "default") -> dict[str, Any]:
     """The parameters of the log's part of a statement; tenant and workspace count only for a run nobody opened."""
     return {
-        "run": to_text(run),
+        "run": run,
         "types": text_array([row.type for row in rows]),
         "ats": int8_array([row.at_ms for row in rows]),
         "bodies": bytea_array([row.body for row in rows]),
-        "tenant": to_text(tenant),
-        "workspace": to_text(workspace),
+        "tenant": tenant,
+        "workspace": workspace,
     }
 
 

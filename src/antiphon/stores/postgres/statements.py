@@ -40,8 +40,9 @@ class Statement(NamedTuple):
     names: tuple[str, ...]
 
     def values(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The parameters in the order of their numbers."""
-        return tuple([given[name] for name in self.names])
+        """The parameters in the order of their numbers, texts as PostgreSQL can hold them."""
+        values = [given[name] for name in self.names]
+        return tuple([to_text(value) if value.__class__ is str else value for value in values])
 
 
 def in_schema(sql: str, schema: str) -> str:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 from antiphon._drive import drive
 from antiphon.errors import missing_extra
 from antiphon.ports import Journal, SyncJournal
+from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores.postgres.options import Options, without_secrets
 
 _SCHEMA = "antiphon"
@@ -74,16 +75,18 @@ class PostgresStore:
     def open_sync(self) -> SyncJournal:
         """A journal for threads. It connects when it is first used."""
         _check_driver()
-        from antiphon.stores.postgres.journal import open_sync
+        from antiphon.stores.postgres.engine import Engine
+        from antiphon.stores.postgres.journal import PostgresJournal
 
-        return open_sync(self._options)
+        return SyncFromAsync(PostgresJournal(Engine(self._options)))
 
     def open_async(self) -> Journal:
         """A journal for the running event loop. It connects when it is first used."""
         _check_driver()
-        from antiphon.stores.postgres.journal import open_async
+        from antiphon.stores.postgres.engine import AsyncEngine
+        from antiphon.stores.postgres.journal import PostgresJournal
 
-        return open_async(self._options)
+        return PostgresJournal(AsyncEngine(self._options))
 
     def migrate(self) -> int:
         """Bring the tables to the version this release needs, and return it. Any process may call it at any time."""

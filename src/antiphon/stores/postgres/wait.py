@@ -21,27 +21,17 @@ import psycopg
 from antiphon._drive import drive
 from antiphon.errors import AntiphonError
 from antiphon.ports import BreakerRow, Told
-from antiphon.stores._waiters import Waiter
+from antiphon.stores._waiters import Waiter, Waiters
 from antiphon.stores.postgres.connection import Rows, SyncConnection, connect
 from antiphon.stores.postgres.options import Options
 from antiphon.stores.postgres.record import breaker_of
-from antiphon.stores.postgres.statements import int8_array, quote, statements, text_array, to_text
+from antiphon.stores.postgres.statements import from_text, int8_array, quote, statements, text_array, to_text
 
 _log = logging.getLogger("antiphon.stores")
 _BATCH = 500
 _BACKOFF_S = (0.1, 2.0)
 _NAME = 512
 """How much of a key or tenant an announcement carries."""
-
-
-class Watch:
-    """Who waits for one version of one claim, and when to look at it without having been told."""
-
-    __slots__ = ("due", "waiters")
-
-    def __init__(self) -> None:
-        self.waiters: set[Waiter] = set()
-        self.due = 0.0
 
 
 class Subscriber:
@@ -53,7 +43,7 @@ class Subscriber:
         self._options = options
         self._statements = statements(options.schema)
         self._lock = threading.Lock()
-        self._watches: dict[str, dict[int, Watch]] = {}
+        self._waiters = Waiters()
         self._told: dict[str, list[Told]] = {}
         self._seen: dict[str, dict[str, BreakerRow]] = {}
         self._changed: set[str] = set()
@@ -64,25 +54,15 @@ class Subscriber:
     def add(self, key: str, version: int, waiter: Waiter) -> None:
         """Wake *waiter* when this version of the claim has ended, or its lease."""
         with self._lock:
-            watch = self._watches.setdefault(to_text(key), {}).setdefault(version, Watch())
-            watch.waiters.add(waiter)
+            watch = self._waiters.add(to_text(key), version, waiter)
             self._start()
         if not watch.due:
             self._ring()
 
     def discard(self, key: str, version: int, waiter: Waiter) -> None:
         """Stop waiting."""
-        key = to_text(key)
         with self._lock:
-            watches = self._watches.get(key, {})
-            watch = watches.get(version)
-            if watch is None:
-                return
-            watch.waiters.discard(waiter)
-            if not watch.waiters:
-                del watches[version]
-                if not watches:
-                    del self._watches[key]
+            self._waiters.discard(to_text(key), version, waiter)
 
     def subscribe(self, tenant: str, told: Told) -> Callable[[], None]:
         """Call *told* with every breaker row of *tenant*, at once and whenever one changes; returns how to end it."""
@@ -104,7 +84,7 @@ class Subscriber:
         """Let the thread hang up, without waiting for it, and wake whoever still waits."""
         self._stopping.set()
         self._ring()
-        self._wake(self._watches)
+        self._wake_all()
 
     def _start(self) -> None:
         """Called with the lock held."""
@@ -145,7 +125,7 @@ class Subscriber:
                     self._listen(connection, bell)
             except broken as error:
                 # Whoever waits reads for himself: either he gets through, or he can say what is wrong.
-                self._wake(self._watches)
+                self._wake_all()
                 _log.log(logging.DEBUG if failures else logging.WARNING, "Not listening to PostgreSQL now: %s", error)
                 failures += 1
                 low, high = _BACKOFF_S
@@ -156,7 +136,7 @@ class Subscriber:
 
     def _wanted(self) -> bool:
         with self._lock:
-            return bool(self._watches or any(self._told.values()))
+            return bool(self._waiters or any(self._told.values()))
 
     def _connect(self) -> SyncConnection:
         connection = drive(connect(SyncConnection, self._options, listener=True))
@@ -165,7 +145,7 @@ class Subscriber:
             drive(connection.script(f"LISTEN {quote(self._options.channel)}"))
         with self._lock:  # what was announced while nobody listened must be read
             self._changed.update(self._told)
-            for watches in self._watches.values():
+            for watches in self._waiters.by_key.values():
                 for watch in watches.values():
                     watch.due = 0.0
         return connection
@@ -189,7 +169,7 @@ class Subscriber:
         due: list[tuple[str, int]] = []
         earliest: float | None = None
         with self._lock:
-            for key, watches in self._watches.items():
+            for key, watches in self._waiters.by_key.items():
                 for version, watch in watches.items():
                     if watch.due <= now:
                         due.append((key, version))
@@ -201,32 +181,29 @@ class Subscriber:
         """Flag what is still in flight, and wake those whose claim has ended or whose lease is over."""
         asked = sorted(due)
         rows = self._fetch(
-            connection, "watch", keys=text_array([key for key, _ in asked]), versions=int8_array([v for _, v in asked])
+            connection,
+            "watch",
+            keys=text_array([from_text(key) for key, _ in asked]),
+            versions=int8_array([v for _, v in asked]),
         )
         now = time.monotonic()
         left = {(key, version): left_ms / 1000 for key, version, left_ms in rows}
-        over = []
         with self._lock:
             for key, version in asked:
                 seconds = left.get((key, version), 0.0)
                 if seconds <= 0:
-                    over.append((key, version))
-                elif watch := self._watches.get(key, {}).get(version):
+                    self._waiters.wake(key, version)
+                elif watch := self._waiters.by_key.get(key, {}).get(version):
                     watch.due = now + (seconds if self._options.can_listen else min(seconds, self._options.poll_s))
-        for key, version in over:
-            self._wake((key,), version)
 
     def _hear(self, payload: str) -> None:
         kind, name = payload[:1], payload[1:]
-        if kind == "c":
-            if len(name) < _NAME:
-                self._wake((name,))
-            else:
-                with self._lock:
-                    fitting = [key for key in self._watches if key.startswith(name)]
-                self._wake(fitting)
-        elif kind == "b":
-            with self._lock:
+        with self._lock:
+            if kind == "c":
+                whole = len(name) < _NAME
+                for key in (name,) if whole else [key for key in self._waiters.by_key if key.startswith(name)]:
+                    self._waiters.wake(key)
+            elif kind == "b":
                 self._changed.update(tenant for tenant in self._told if tenant[:_NAME] == name)
 
     def _tell(self, connection: SyncConnection) -> None:
@@ -234,7 +211,7 @@ class Subscriber:
         with self._lock:
             changed, self._changed = self._changed, set()
         for tenant in changed:
-            rows = self._fetch(connection, "load_breakers", tenant=tenant)
+            rows = self._fetch(connection, "load_breakers", tenant=from_text(tenant))
             with self._lock:
                 listeners = list(self._told.get(tenant, ()))
                 seen = self._seen.setdefault(tenant, {})
@@ -243,19 +220,10 @@ class Subscriber:
                     seen[row.key] = row
                     _pass_on(listeners, row)
 
-    def _wake(self, keys: Iterable[str], version: int | None = None) -> None:
-        woken: list[Waiter] = []
+    def _wake_all(self) -> None:
         with self._lock:
-            for key in tuple(keys):
-                watches = self._watches.get(key, {})
-                for number in tuple(watches) if version is None else (version,):
-                    watch = watches.pop(number, None)
-                    if watch is not None:
-                        woken.extend(watch.waiters)
-                if not watches:
-                    self._watches.pop(key, None)
-        for waiter in woken:
-            waiter.wake()
+            for key in tuple(self._waiters.by_key):
+                self._waiters.wake(key)
 
     def _fetch(self, connection: SyncConnection, name: str, **params: Any) -> Rows:
         statement = self._statements[name]

@@ -6,7 +6,6 @@ ends; the rest walks the sets in batches and lets a script look at the records o
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
@@ -29,10 +28,9 @@ _LEAST_SWEPT = 16
 Entry = tuple[int, int, str]
 """Minus the claim time, number of the shard, key: sorts the newest first."""
 Entries = list[Entry]
-Batch = tuple[Shard, list[str]]
-Batches = list[Batch]
+Pages = list[tuple[Shard, Entries, bool]]
+"""Entries of one shard, and whether it has more."""
 Replies = list[Any]
-Numbers = list[int]
 
 
 class RedisIndex:
@@ -46,22 +44,22 @@ class RedisIndex:
         self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
     ) -> Records:
         found: Records = []
-        batch: Entries = []
-        async for entry in self._newest_entries(tenant, max(8, limit // 32)):
-            if entry is not None and entry[2].startswith(prefix):
-                batch.append(entry)
-            if batch and (entry is None or len(batch) == BATCH):
-                records = await self._records(batch)
+        async for entries in self._newest(tenant, max(8, limit // 32)):
+            fitting = [entry for entry in entries if entry[2].startswith(prefix)]
+            for start in range(0, len(fitting), BATCH):
+                records = await self._records(fitting[start : start + BATCH])
                 found += [record for record in records if _fits(record, tool, session, state)]
-                batch = []
                 if len(found) >= limit:
-                    break
+                    return found[:limit]
         return found[:limit]
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         numbers: Counter[tuple[str, str]] = Counter()
-        async for batches in self._batches(tenant):
-            calls = [schema.COUNT.call(len(keys), *(shard.record + key for key in keys)) for shard, keys in batches]
+        async for pages in self._pages(tenant, "ZREVRANGEBYSCORE", _EARLIEST, "-inf", BATCH):
+            calls = [
+                schema.COUNT.call(len(entries), *(shard.record + key for _, _, key in entries))
+                for shard, entries, _ in pages
+            ]
             for reply in await self._client.execute_many(calls):
                 for at in range(0, len(reply), 3):
                     numbers[text_of(reply[at]), reply[at + 1].decode()] += reply[at + 2]
@@ -70,10 +68,10 @@ class RedisIndex:
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         dropped = 0
         wanted = (line_of(tool) if tool else b"", line_of(session) if session else b"")
-        async for batches in self._batches(tenant):
+        async for pages in self._pages(tenant, "ZREVRANGEBYSCORE", _EARLIEST, "-inf", BATCH):
             calls = []
-            for shard, keys in batches:
-                doomed = [key for key in keys if key.startswith(prefix)]
+            for shard, entries, _ in pages:
+                doomed = [key for _, _, key in entries if key.startswith(prefix)]
                 names = [
                     name for key in doomed for name in (shard.record + key, shard.history + key, shard.expiries + key)
                 ]
@@ -106,14 +104,12 @@ class RedisIndex:
         entries = 0
         for count in await self._over_shards("ZCARD", tenant):
             entries += max(0, count - 1)
-        sizes: Numbers = []
-        async for entry in self._newest_entries(tenant, 1):
-            if entry is None or len(sizes) >= _SAMPLE:
-                break
-            shard = self._names.shards[entry[1]]
-            size = await self._client.execute(("MEMORY", "USAGE", shard.record + entry[2]))
-            if size:
-                sizes.append(size)
+        sizes: Replies = []
+        async for pages in self._pages(tenant, "ZRANGEBYSCORE", "-inf", _EARLIEST, 1):
+            newest = [shard.record + found[0][2] for shard, found, _ in pages[:_SAMPLE]]
+            sizes = await self._client.execute_many([("MEMORY", "USAGE", record) for record in newest])
+            break
+        sizes = [size for size in sizes if size]
         return {"records": entries, "bytesPerRecord": sum(sizes) / len(sizes) if sizes else 0.0}
 
     async def _over_shards(self, command: str, tenant: str, *words: Any) -> Replies:
@@ -121,58 +117,40 @@ class RedisIndex:
             [(command, shard.entries + tenant, *words) for shard in self._names.shards]
         )
 
-    async def _newest_entries(self, tenant: str, page: int) -> AsyncIterator[Entry | None]:
-        """The entries of all shards, newest first; ``None`` where the next ones must be fetched."""
-        cursors: dict[int, tuple[int | str, int]] = dict.fromkeys(range(len(self._names.shards)), ("-inf", 0))
-        heap: Entries = []
-        while cursors:
-            horizon = await self._fetch(tenant, cursors, heap, page)
-            while heap and heap[0][0] <= horizon:
-                yield heapq.heappop(heap)
-            yield None
-            page = min(page * 4, 1024)
+    async def _newest(self, tenant: str, page: int) -> AsyncIterator[Entries]:
+        """The entries of all shards, newest first, a round of pages at a time."""
+        waiting: Entries = []
+        async for pages in self._pages(tenant, "ZRANGEBYSCORE", "-inf", _EARLIEST, page):
+            horizon = min([entries[-1][0] for _, entries, more in pages if more], default=0)  # what follows is older
+            waiting = sorted([*waiting, *(entry for _, entries, _ in pages for entry in entries)])
+            ready = [entry for entry in waiting if entry[0] <= horizon]
+            yield ready
+            waiting = waiting[len(ready) :]
 
-    async def _fetch(self, tenant: str, cursors: dict[int, tuple[int | str, int]], heap: Entries, page: int) -> int:
-        """One more page of every shard; the time down to which the heap is complete."""
-        asked = tuple(cursors.items())
-        calls = []
-        for number, (newest, offset) in asked:
-            shard = self._names.shards[number]
-            words = (shard.entries + tenant, newest, _EARLIEST, "WITHSCORES", "LIMIT", offset, page)
-            calls.append(("ZRANGEBYSCORE", *words))
-        for (number, (newest, offset)), reply in zip(asked, await self._client.execute_many(calls), strict=True):
-            scores = [int(score) for score in reply[1::2]]
-            for member, score in zip(reply[::2], scores, strict=True):
-                heapq.heappush(heap, (score, number, member.decode()))
-            if len(scores) < page:
-                del cursors[number]
-            else:
-                last = scores[-1]
-                cursors[number] = (last, scores.count(last) + (offset if last == newest else 0))
-        return min((int(newest) for newest, _ in cursors.values()), default=0)
-
-    async def _batches(self, tenant: str) -> AsyncIterator[Batches]:
-        """All keys of the tenant's indexes, oldest first, some of each shard at a time."""
-        places = dict.fromkeys(self._names.shards, (_EARLIEST, 0))
+    async def _pages(
+        self, tenant: str, command: str, first: int | str, last: int | str, size: int
+    ) -> AsyncIterator[Pages]:
+        """The entries of all shards between two scores, a page of each shard at a time; later pages are larger."""
+        places: dict[int, tuple[int | str, int]] = dict.fromkeys(range(len(self._names.shards)), (first, 0))
         while places:
             asked = tuple(places.items())
-            replies = await self._client.execute_many(
-                [
-                    ("ZREVRANGEBYSCORE", shard.entries + tenant, oldest, "-inf", "WITHSCORES", "LIMIT", offset, BATCH)
-                    for shard, (oldest, offset) in asked
-                ]
-            )
-            batches = []
-            for (shard, (oldest, offset)), reply in zip(asked, replies, strict=True):
-                if reply:
-                    batches.append((shard, [member.decode() for member in reply[::2]]))
-                if len(reply) < 2 * BATCH:
-                    del places[shard]
+            calls = []
+            for number, (score, offset) in asked:
+                entries = self._names.shards[number].entries + tenant
+                calls.append((command, entries, score, last, "WITHSCORES", "LIMIT", offset, size))
+            pages = []
+            for (number, (score, offset)), reply in zip(asked, await self._client.execute_many(calls), strict=True):
+                page = [(int(at), number, member.decode()) for member, at in zip(reply[::2], reply[1::2], strict=True)]
+                if len(page) == size:
+                    end = page[-1][0]
+                    ties = [at for at, _, _ in page].count(end)
+                    places[number] = (end, ties + (offset if end == score else 0))
                 else:
-                    scores = [int(score) for score in reply[1::2]]
-                    ties = scores.count(scores[-1]) + (offset if scores[-1] == oldest else 0)
-                    places[shard] = (scores[-1], ties)
-            yield batches
+                    del places[number]
+                if page:
+                    pages.append((self._names.shards[number], page, len(page) == size))
+            yield pages
+            size = min(size * 4, BATCH)
 
     async def _records(self, entries: Entries) -> Records:
         replies = await self._client.execute_many(

@@ -108,7 +108,7 @@ class SQLiteJournal:
             if await self._read(lambda connection: claims.in_flight(connection, key, version)):
                 await waiter.wait(timeout_s)
         finally:
-            poller.discard(key, waiter)
+            poller.discard(key, version, waiter)
 
     async def clear(self, key: str) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))

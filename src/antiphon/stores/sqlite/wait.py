@@ -29,7 +29,6 @@ class Poller:
         self._path = path
         self._lock = threading.Lock()
         self._waiters = Waiters()
-        self._versions: dict[str, set[int]] = {}
         self._arrived = threading.Event()
         self._running = False
         self._looking = threading.Lock()
@@ -39,30 +38,26 @@ class Poller:
     def add(self, key: str, version: int, waiter: Waiter) -> None:
         """Wake *waiter* when *version* is no longer in flight. Look at the claim after this, not before."""
         with self._lock:
-            self._waiters.add(key, waiter)
-            self._versions.setdefault(key, set()).add(version)
+            self._waiters.add(key, version, waiter)
             if self._running:
                 self._arrived.set()
                 return
             self._running = True
         threading.Thread(target=self._poll, name=f"antiphon-poll-{self._path.name}", daemon=True).start()
 
-    def discard(self, key: str, waiter: Waiter) -> None:
+    def discard(self, key: str, version: int, waiter: Waiter) -> None:
         with self._lock:
-            self._waiters.discard(key, waiter)
-            if key not in self._waiters.by_key:
-                self._versions.pop(key, None)
-            if not self._waiters.by_key:
+            self._waiters.discard(key, version, waiter)
+            if not self._waiters:
                 self._arrived.set()
 
     def wake(self, keys: Iterable[str]) -> None:
         """Tell those of this process."""
-        if not self._waiters.by_key:
+        if not self._waiters:
             return
         with self._lock:
             for key in keys:
                 self._waiters.wake(key)
-                self._versions.pop(key, None)
 
     def close(self) -> None:
         with self._looking:
@@ -85,10 +80,10 @@ class Poller:
                 self._arrived.clear()
                 pause = _SHORTEST_S
             with self._lock:
-                if not self._waiters.by_key:
+                if not self._waiters:
                     self._running = False
                     break
-                awaited = {key: tuple(versions) for key, versions in self._versions.items()}
+                awaited = {key: tuple(versions) for key, versions in self._waiters.by_key.items()}
             try:
                 with self._looking:
                     changed = self._changed(awaited)
