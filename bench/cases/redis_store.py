@@ -16,8 +16,7 @@ from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimReques
 from antiphon.stores import RedisStore
 from antiphon.stores.redis import schema as scripts
 from antiphon.stores.redis.journal import AsyncRedisJournal
-from antiphon.stores.redis.record import head_of, outcome_bytes
-from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.schema import Names, head_of, outcome_bytes
 
 DAY_MS = 86_400_000
 CALLERS = 64

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Claimed, Existing, Settlement, StaticClaimRequest, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
-from antiphon.stores.sqlite.journal import ALL_NEW
+from antiphon.stores.sqlite.store import ALL_NEW
 from antiphon.testing._harness import Harness
 from tests.unit.stores.clock import ManualClock
 

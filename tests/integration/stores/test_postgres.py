@@ -261,7 +261,7 @@ def test_a_store_is_usable_from_loop_after_loop(postgres_database: str) -> None:
 def test_flush_goes_through_many_records_in_batches(
     postgres_database: str, trips: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("antiphon.stores.postgres.claims._FLUSH_BATCH", 30)
+    monkeypatch.setattr("antiphon.stores.postgres.journal._FLUSH_BATCH", 30)
     journal = PostgresStore(postgres_database).open_sync()
     for n in range(100):
         journal.begin(request_for(f"k{n}"))

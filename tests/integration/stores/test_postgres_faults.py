@@ -20,9 +20,8 @@ from antiphon.errors import ConfigError, StoreError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import PostgresStore
 from antiphon.stores.postgres import engine as engine_module
-from antiphon.stores.postgres.connection import SyncConnection, connect
+from antiphon.stores.postgres.connection import AnswerLost, SyncConnection, connect
 from antiphon.stores.postgres.engine import Engine
-from antiphon.stores.postgres.errors import AnswerLost
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for, row, seqs
 from tests.servers import Postgres, ServerFailed

@@ -16,8 +16,7 @@ import pytest
 
 from antiphon.ports import Claimed, Existing, SyncJournal
 from antiphon.stores import PostgresStore
-from antiphon.stores.postgres.record import claim_params, new_op
-from antiphon.stores.postgres.statements import statements
+from antiphon.stores.postgres.statements import claim_params, new_op, statements
 from tests.integration.stores.postgres_kit import done, eventually, look, request_for
 
 WAITING = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"

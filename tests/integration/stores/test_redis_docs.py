@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon.stores import RedisStore
-from antiphon.stores.redis.record import head_of
-from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.schema import Names, head_of
 from tests.integration.stores.redis_kit import request_for
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -13,8 +13,7 @@ import redis
 from antiphon.errors import ConfigError, StoreUnavailable
 from antiphon.ports import Claimed, Existing
 from antiphon.stores import RedisStore
-from antiphon.stores.redis.record import CLEARED
-from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.schema import CLEARED, Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
     FACES,

@@ -12,7 +12,7 @@ from antiphon.errors import StoreUnavailable
 from antiphon.ports import Settlement
 from antiphon.stores import SQLiteStore
 from antiphon.stores.sqlite.file import DatabaseFile
-from antiphon.stores.sqlite.journal import ALL_NEW, SyncSQLiteJournal
+from antiphon.stores.sqlite.store import ALL_NEW, SyncSQLiteJournal
 from antiphon.testing._harness import Harness, claimed, done, existing, failed
 
 TTL_MS = 3_600_000

@@ -124,7 +124,7 @@ class AnybodyRenews(SyncMemoryJournal):
 class LosersWriteEvents(SyncMemoryJournal):
     def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
         answer = super().begin(request)
-        self._log.write(events)
+        self._write(events)
         return answer
 
 
@@ -132,7 +132,7 @@ class FencedEventsLost(SyncMemoryJournal):
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         settled = super().settle(key, version, settlement)
         if settled is not None:
-            self._log.write(events)
+            self._write(events)
         return settled
 
 

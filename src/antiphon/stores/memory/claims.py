@@ -7,7 +7,6 @@ comes up for eviction. Only a sweep looks at all nodes, and only when one of the
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -38,7 +37,7 @@ from antiphon.stores._common import (
     recorded_request,
 )
 from antiphon.stores._waiters import ThreadWaiter, Waiter, Waiters
-from antiphon.stores.memory.log import LogTable
+from antiphon.stores.memory.log import MemoryLog
 
 _ROOM = 32
 _KEPT_BYTES = 2048
@@ -115,13 +114,14 @@ class Node:
         return record_of((*known, settlement.dispatched), outcome, settlement.payload, UNSET, RECORD_VERSION)
 
 
-class MemoryClaims:
+class MemoryClaims(MemoryLog):
     """The claim steps of a journal: its public methods take the lock, the others need it to be held.
 
     ``begin`` and ``settle`` are written out in one frame each: every call pays for them.
     """
 
-    def __init__(self, max_keys: int, log: LogTable, clock: Clock) -> None:
+    def __init__(self, max_keys: int, max_events: int, clock: Clock) -> None:
+        super().__init__(max_events)
         self._max = max_keys
         self._last = 0
         self._nodes: OrderedDict[int, Node] = OrderedDict()
@@ -133,10 +133,7 @@ class MemoryClaims:
         """Before this moment nothing expires."""
         self._full_at = -1
         """The last version given out when nothing could be evicted; a later one may have changed that."""
-        self._log = log
         self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
-        self.lock = threading.Lock()
-        """Never held across an ``await``."""
         self.waiters = Waiters()
         self._waiting = self.waiters.by_key
 
@@ -155,7 +152,7 @@ class MemoryClaims:
                     return found
             claimed = self._insert(request, params, now)
             if events:
-                self._log.write(events)
+                self._write(events)
             return claimed
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
@@ -165,7 +162,7 @@ class MemoryClaims:
             node = current.get(key)
             if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
                 if events:
-                    self._log.write(events)
+                    self._write(events)
                 return None
             version = now * 1000
             if version <= self._last:
@@ -191,7 +188,7 @@ class MemoryClaims:
             if self._waiting:
                 self.waiters.wake(key)
             if events:
-                self._log.write(events)
+                self._write(events)
             node.version = version  # last: a caller who is interrupted before it can settle once more
             return version
 
@@ -219,7 +216,7 @@ class MemoryClaims:
             self.waiters.wake(key)
             claimed = self._insert(request, params, now)
             if events:
-                self._log.write(events)
+                self._write(events)
             return claimed
 
     def alias(self, key: str, identity: str, version: int) -> bool:

@@ -1,11 +1,13 @@
-"""The run log in dictionaries."""
+"""The run log and the breakers in dictionaries."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 
 from antiphon.contract.events import RunManifest
-from antiphon.ports import Row
+from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
+from antiphon.stores._common import event_of, known_manifest
 
 
 class _Run:
@@ -16,63 +18,85 @@ class _Run:
         self.rows: list[Row] = []
 
 
-class LogTable:
-    """Runs and their events. The caller holds the lock."""
-
-    __slots__ = ("_max_events", "_runs", "_total")
+class MemoryLog:
+    """The run-log half of the journal. Its public methods take the lock, the others need it to be held."""
 
     def __init__(self, max_events: int) -> None:
+        self.lock = threading.Lock()
+        """Never held across an ``await``."""
         self._max_events = max_events
         self._total = 0
         self._runs: dict[str, _Run] = {}
+        self._breakers: dict[str, dict[str, BreakerRow]] = {}
 
     def open_run(self, manifest: RunManifest) -> None:
-        run = self._run(manifest.id)
-        if run.manifest is None:
-            run.manifest = manifest
-        if self._total > self._max_events:
-            self._forget_finished()
+        with self.lock:
+            run = self._run(manifest.id)
+            if run.manifest is None:
+                run.manifest = manifest
+            if self._total > self._max_events:
+                self._forget_finished()
 
     def update_run(self, manifest: RunManifest) -> None:
-        self._run(manifest.id).manifest = manifest
+        with self.lock:
+            self._run(manifest.id).manifest = manifest
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def append(self, run: str, rows: Sequence[Row]) -> int:
+        with self.lock:
+            first = len(self._run(run).rows)
+            self._run(run).rows.extend(rows)
+            self._total += len(rows)
+            return first
+
+    def manifest(self, run: str) -> RunManifest | None:
+        with self.lock:
+            found = self._runs.get(run)
+        return None if found is None or found.manifest is None else known_manifest(found.manifest)
+
+    def runs(
+        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+    ) -> Manifests:
+        with self.lock:
+            manifests = [run.manifest for run in self._runs.values() if run.manifest is not None]
+        found = [manifest for manifest in manifests if manifest.tenant == tenant]
+        found.sort(key=lambda manifest: (manifest.started_at_ms, manifest.id), reverse=True)
+        if before:
+            ids = [manifest.id for manifest in found]
+            found = found[ids.index(before) + 1 :] if before in ids else []
+        matching = [
+            manifest
+            for manifest in found
+            if manifest.id.startswith(prefix) and name in ("", manifest.name) and status in ("", manifest.status)
+        ]
+        return [known_manifest(manifest) for manifest in matching[: max(0, limit)]]
+
+    def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
+        start = max(0, start)
+        end = start + max(0, limit) if stop is None else min(stop, start + max(0, limit))
+        with self.lock:
+            found = self._runs.get(run)
+            rows = [] if found is None else found.rows[start : max(start, end)]
+        return [event_of(seq, row) for seq, row in enumerate(rows, start)]
+
+    def delete_run(self, run: str) -> bool:
+        with self.lock:
+            return self._delete_run(run)
+
+    def load_breakers(self, tenant: str) -> BreakerRows:
+        with self.lock:
+            return [*self._breakers.get(tenant, {}).values()]
+
+    def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        with self.lock:
+            rows = self._breakers.setdefault(tenant, {})
+            kept = rows.get(row.key)
+            if kept is None or row.epoch >= kept.epoch:
+                rows[row.key] = row
+
+    def _write(self, rows: Iterable[Row]) -> None:
         for row in rows:
             self._run(row.run).rows.append(row)
             self._total += 1
-
-    def append(self, run: str, rows: Sequence[Row]) -> int:
-        kept = (self._runs.get(run) or self._run(run)).rows
-        first = len(kept)
-        kept.extend(rows)
-        self._total += len(rows)
-        return first
-
-    def manifest(self, run: str) -> RunManifest | None:
-        found = self._runs.get(run)
-        return None if found is None else found.manifest
-
-    def manifests(self, tenant: str) -> list[RunManifest]:
-        """Newest first."""
-        found = [run.manifest for run in self._runs.values() if run.manifest is not None]
-        found = [manifest for manifest in found if manifest.tenant == tenant]
-        found.sort(key=lambda manifest: (manifest.started_at_ms, manifest.id), reverse=True)
-        return found
-
-    def rows(self, run: str, start: int, stop: int | None, limit: int) -> list[tuple[int, Row]]:
-        found = self._runs.get(run)
-        if found is None or limit <= 0:
-            return []
-        start = max(0, start)
-        end = start + limit if stop is None else min(stop, start + limit)
-        return list(enumerate(found.rows[start : max(start, end)], start))
-
-    def delete_run(self, run: str) -> bool:
-        found = self._runs.pop(run, None)
-        if found is None:
-            return False
-        self._total -= len(found.rows)
-        return True
 
     def _run(self, run: str) -> _Run:
         found = self._runs.get(run)
@@ -80,9 +104,16 @@ class LogTable:
             found = self._runs[run] = _Run()
         return found
 
+    def _delete_run(self, run: str) -> bool:
+        found = self._runs.pop(run, None)
+        if found is None:
+            return False
+        self._total -= len(found.rows)
+        return True
+
     def _forget_finished(self) -> None:
         """Drop whole finished runs, oldest first: a run is never cut."""
         for name in [name for name, run in self._runs.items() if run.manifest and run.manifest.status != "running"]:
             if self._total <= self._max_events:
                 return
-            self.delete_run(name)
+            self._delete_run(name)

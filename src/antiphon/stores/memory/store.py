@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
-from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
-from antiphon.ports import BreakerRow, BreakerRows, Clock, Events, Manifests, Records, Row, Told
+from antiphon.ports import Clock, Records, Told
 from antiphon.stores._adapters import AsyncFromSync
-from antiphon.stores._common import event_of, known_manifest
 from antiphon.stores._waiters import loop_waiter
 from antiphon.stores.memory.claims import MemoryClaims, Node
-from antiphon.stores.memory.log import LogTable
 
 
 class MemoryStore:
@@ -54,8 +51,7 @@ class SyncMemoryJournal(MemoryClaims):
     durable = False
 
     def __init__(self, max_keys: int, max_events: int, clock: Clock) -> None:
-        super().__init__(max_keys, LogTable(max_events), clock)
-        self._breakers: dict[str, dict[str, BreakerRow]] = {}
+        super().__init__(max_keys, max_events, clock)
         _all_journals.add(self)
 
     def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
@@ -87,58 +83,6 @@ class SyncMemoryJournal(MemoryClaims):
             state = "stale" if node.state == "inflight" and node.lock_until <= now else node.state
             found[node.template.tool, state] = found.get((node.template.tool, state), 0) + 1
         return found
-
-    def open_run(self, manifest: RunManifest) -> None:
-        with self.lock:
-            self._log.open_run(manifest)
-
-    def update_run(self, manifest: RunManifest) -> None:
-        with self.lock:
-            self._log.update_run(manifest)
-
-    def append(self, run: str, rows: Sequence[Row]) -> int:
-        with self.lock:
-            return self._log.append(run, rows)
-
-    def manifest(self, run: str) -> RunManifest | None:
-        with self.lock:
-            found = self._log.manifest(run)
-        return None if found is None else known_manifest(found)
-
-    def runs(
-        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
-    ) -> Manifests:
-        with self.lock:
-            found = self._log.manifests(tenant)
-        if before:
-            ids = [manifest.id for manifest in found]
-            found = found[ids.index(before) + 1 :] if before in ids else []
-        matching = (
-            manifest
-            for manifest in found
-            if manifest.id.startswith(prefix) and name in ("", manifest.name) and status in ("", manifest.status)
-        )
-        return [known_manifest(manifest) for manifest, _ in zip(matching, range(limit), strict=False)]
-
-    def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
-        with self.lock:
-            rows = self._log.rows(run, start, stop, limit)
-        return [event_of(seq, row) for seq, row in rows]
-
-    def delete_run(self, run: str) -> bool:
-        with self.lock:
-            return self._log.delete_run(run)
-
-    def load_breakers(self, tenant: str) -> BreakerRows:
-        with self.lock:
-            return [*self._breakers.get(tenant, {}).values()]
-
-    def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        with self.lock:
-            rows = self._breakers.setdefault(tenant, {})
-            kept = rows.get(row.key)
-            if kept is None or row.epoch >= kept.epoch:
-                rows[row.key] = row
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
         """Nothing to push: other processes have other data."""

@@ -22,25 +22,23 @@ from psycopg_pool import PoolClosed, PoolTimeout
 
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 from antiphon.stores.postgres.connection import (
+    AnswerLost,
     AsyncConnection,
     Connection,
+    Fate,
     Pool,
     Rows,
     SyncConnection,
-    close_with,
-    connect,
-    done,
-    open_pool,
-)
-from antiphon.stores.postgres.errors import (
-    AnswerLost,
-    Fate,
     Unreachable,
     all_lost,
+    close_with,
     closed,
+    connect,
     connection_lost,
+    done,
     fate_of,
     no_free_connection,
+    open_pool,
     refused,
 )
 from antiphon.stores.postgres.options import Options, without_secrets

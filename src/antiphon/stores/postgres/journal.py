@@ -1,30 +1,120 @@
-"""Claims, run log and breakers on PostgreSQL."""
+"""The journal on PostgreSQL: each claim step is one statement, one round trip, one transaction."""
 
 from __future__ import annotations
 
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from antiphon.ports import Told
-from antiphon.stores.postgres.claims import PostgresClaims
-from antiphon.stores.postgres.engine import Engine
+from antiphon.contract.record import DedupeRecord
+from antiphon.ports import Claimed, ClaimRequest, Existing, Records, Row, Settlement, Told
+from antiphon.stores._reads import Answers, TaskReads, ThreadReads
+from antiphon.stores.postgres.connection import Rows
+from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
 from antiphon.stores.postgres.log import PostgresLog
+from antiphon.stores.postgres.statements import (
+    OP,
+    VERSION,
+    claim_params,
+    from_text,
+    log_params,
+    new_op,
+    record_of,
+    settle_params,
+    text_array,
+)
 from antiphon.stores.postgres.wait import Subscriber, acquire_subscriber, release_subscriber
 
+_FLUSH_BATCH = 1000
 
-class PostgresJournal(PostgresClaims, PostgresLog):
+
+class PostgresJournal(PostgresLog):
     """A journal over one pool. Written once: on the engine for threads its coroutines never suspend."""
 
     durable = True
 
     def __init__(self, engine: Engine) -> None:
-        PostgresClaims.__init__(self, engine)
-        PostgresLog.__init__(self, engine)
+        super().__init__(engine)
         self._subscriber: Subscriber | None = None
         self._leave: weakref.finalize[..., PostgresJournal] | None = None
+        self._reads = (TaskReads if isinstance(engine, AsyncEngine) else ThreadReads)(self._read_many)
+
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        op = new_op()
+        params = claim_params(request, op)
+        while True:
+            rows = await self._step("begin", params, events, won_only=True)
+            now, version = rows[0][:2]
+            if version is not None:
+                return Claimed(version, now)
+            for row in rows:
+                if row[3 + OP] == op:  # ours: the answer to the first try was lost
+                    return Claimed(row[3 + VERSION], now)
+            if rows[0][3] is not None:
+                return _existing(rows)
+            # Neither won nor found: somebody was faster by less than our snapshot shows.
+
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        params = {**claim_params(request, new_op()), "version": version, "channel": self._channel}
+        while True:
+            now, won, _ = (await self._step("take_over", params, events, won_only=True))[0]
+            if won is not None:
+                return Claimed(won, now)
+            existing = await self.read(request.key, request.identity)
+            if existing is not None:
+                return existing
+
+    async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        params = {**settle_params(key, version, settlement, new_op()), "channel": self._channel}
+
+        async def send() -> tuple[int | None]:
+            rows = await self._step("settle", params, events, won_only=False)
+            return (rows[0][0] if rows else None,)
+
+        async def landed() -> tuple[int | None] | None:
+            run = events[0].run if events else ""
+            first, settled = (await self._engine.run("landed", {**params, "run": run}))[0]
+            return None if first is None and settled is None else (settled,)
+
+        return (await self._engine.not_twice(send, landed))[0]
+
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        params = {"key": key, "identity": identity, "version": version}
+        return bool(await self._engine.run("alias", params))
+
+    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        rows = await self._engine.run("renew", {"key": key, "version": version, "lease_ms": lease_ms})
+        return bool(rows)
+
+    async def read(self, key: str, identity: str = "") -> Existing | None:
+        return await self._reads.read(key, identity)
+
+    async def clear(self, key: str) -> bool:
+        return bool(await self._engine.run("clear", {"key": key, "channel": self._channel}))
+
+    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
+        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix}
+        params = {**which, "limit": _FLUSH_BATCH, "channel": self._channel}
+        total = 0
+        while True:
+            gone = len(await self._engine.run("flush", params, prepare=False))
+            total += gone
+            if gone < _FLUSH_BATCH:
+                return total
+
+    async def list(
+        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+    ) -> Records:
+        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state}
+        rows = await self._engine.run("list", {**which, "limit": max(0, limit)}, prepare=False)
+        return [record_of(row) for row in rows]
+
+    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
+        rows = await self._engine.run("counts", {"tenant": tenant}, prepare=False)
+        return {(from_text(tool), state): number for tool, state, number in rows}
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         waiter = self._engine.new_waiter()
@@ -38,7 +128,13 @@ class PostgresJournal(PostgresClaims, PostgresLog):
     async def sweep(self, limit: int = 1000) -> int:
         await self._sweep_runs()
         await self._sweep_breakers()
-        return await self._sweep_claims(limit)
+        params = {"limit": limit, "channel": self._channel}
+        dropped = len(await self._engine.run("sweep_claims", params, prepare=False))
+        if dropped < limit:
+            rows = await self._engine.run("sweep_executions", {"limit": limit - dropped}, prepare=False)
+            dropped += len(rows)
+        await self._engine.run("sweep_identities", {"limit": limit}, prepare=False)
+        return dropped
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None]:
         """Call *callback* with every breaker of *tenant*, now and when one changes; returns how to stop.
@@ -75,3 +171,47 @@ class PostgresJournal(PostgresClaims, PostgresLog):
             self._subscriber = acquire_subscriber(self._engine.options)
             self._leave = weakref.finalize(self, release_subscriber, self._subscriber)
         return self._subscriber
+
+    async def _step(self, name: str, params: dict[str, Any], events: Sequence[Row], *, won_only: bool) -> Rows:
+        """A claim's statement with its events; repeating it is harmless unless events are written whoever won."""
+        once = not won_only
+        if not events:
+            return await self._engine.run(name + "_bare", params, once=once)
+        first, *others = [(run, list(rows)) for run, rows in groupby(events, key=lambda row: row.run)]
+        tenant, workspace = params.get("tenant", "default"), params.get("workspace", "default")
+        params = {**log_params(*first, tenant, workspace), **params}
+        if not others:
+            return await self._engine.run(name, params, once=once)
+
+        def then(rows: Rows) -> list[Step]:
+            if won_only and rows[0][1] is None:
+                return []
+            return [("append", {**log_params(*other, tenant, workspace), "op": params["op"]}) for other in others]
+
+        return await self._engine.run_together(name, params, then, once=once)
+
+    async def _read_many(self, key: str, identities: Sequence[str]) -> Answers:
+        rows = await self._engine.run("read", {"key": key, "identities": text_array(identities)})
+        current: DedupeRecord | None = None
+        own: dict[str, DedupeRecord] = {}
+        for _, identity, sharers, *row in rows:
+            record = record_of(row)
+            if identity is not None:
+                own.setdefault(from_text(identity), record)
+                continue
+            current = record
+            own |= dict.fromkeys([record.request.identity, *map(from_text, sharers or ())], record)
+        answers: Answers = {}
+        for identity in identities:
+            found = own.get(identity)
+            seen = current or found  # the record may have expired before this earlier execution of it did
+            answers[identity] = None if seen is None else Existing(seen, found, rows[0][0])
+        return answers
+
+
+def _existing(rows: Rows) -> Existing:
+    """What ``begin`` found: the live record, if any, and the asking identity's earlier execution, if any."""
+    now = rows[0][0]
+    found = {row[2]: record_of(row[3:]) for row in rows}
+    current = found.get(True) or found.get(False) or found[None]
+    return Existing(current, current if True in found else found.get(None), now)

@@ -11,8 +11,7 @@ from antiphon.errors import NotFound
 from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
 from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
 from antiphon.stores.postgres.engine import Engine
-from antiphon.stores.postgres.record import breaker_of, log_params, new_op
-from antiphon.stores.postgres.statements import from_text
+from antiphon.stores.postgres.statements import breaker_of, from_text, log_params, new_op
 
 _encode = msgspec.json.Encoder().encode
 _NO_END = 2**62

@@ -93,8 +93,7 @@ class PostgresStore:
         _check_driver()
         import psycopg
 
-        from antiphon.stores.postgres.connection import SyncConnection, connect
-        from antiphon.stores.postgres.errors import refused
+        from antiphon.stores.postgres.connection import SyncConnection, connect, refused
         from antiphon.stores.postgres.schema import ensure_schema
 
         connection = drive(connect(SyncConnection, self._options))

@@ -24,8 +24,15 @@ from antiphon.ports import BreakerRow, Told
 from antiphon.stores._waiters import Waiter, Waiters
 from antiphon.stores.postgres.connection import Rows, SyncConnection, connect
 from antiphon.stores.postgres.options import Options
-from antiphon.stores.postgres.record import breaker_of
-from antiphon.stores.postgres.statements import from_text, int8_array, quote, statements, text_array, to_text
+from antiphon.stores.postgres.statements import (
+    breaker_of,
+    from_text,
+    int8_array,
+    quote,
+    statements,
+    text_array,
+    to_text,
+)
 
 _log = logging.getLogger("antiphon.stores")
 _BATCH = 500

@@ -14,8 +14,7 @@ from antiphon.stores._common import Settling, append_each
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client, Words
 from antiphon.stores.redis.log import RedisLog
-from antiphon.stores.redis.record import head_of, line_of, outcome_bytes, record_of
-from antiphon.stores.redis.schema import Names
+from antiphon.stores.redis.schema import Names, head_of, line_of, outcome_bytes, record_of
 
 SETTLE_RETRY_TIMEOUT_S = 5.0
 """An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""

@@ -14,8 +14,7 @@ from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Records
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
-from antiphon.stores.redis.record import CLEARED, line_of, record_of, text_of
-from antiphon.stores.redis.schema import Names, Shard
+from antiphon.stores.redis.schema import CLEARED, Names, Shard, line_of, record_of, text_of
 
 BATCH = 128
 _EARLIEST = -1_000_000_000_000

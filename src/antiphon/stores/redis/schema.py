@@ -4,6 +4,19 @@ Everything of one intent carries the hash tag of its shard: one Cluster slot.
 
 Claims are spread over 256 shards by a checksum of their key. A shard also holds the index of its claims
 by tenant, so that a script can keep record and index in step and still touch one slot only.
+
+How a claim record lies in Redis: one string of lines, which a script can compare and change without decoding a body.
+
+| line | holds                                                                                                |
+|------|------------------------------------------------------------------------------------------------------|
+| 1    | format, version, state, nonce of the operation that wrote it last, TTL, dispatched, life and lease, when |
+|      | it was written, whether somebody waits (then the next change is published)                           |
+| 2    | fence, when the claim began, call identity                                                           |
+| 3-5  | tool, session key, the rest of the request                                                           |
+| 6, 7 | outcome and result, once it is settled                                                               |
+
+Moments are microseconds of the server's clock; TTL, life and lease are milliseconds from the moment in line 1. All text
+is JSON, so a line holds no newline. A record that was cleared leaves ``t VERSION``, so that versions go on.
 """
 
 from __future__ import annotations
@@ -13,7 +26,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import msgspec
+from msgspec import UNSET
+
+from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.errors import ConfigError
+from antiphon.ports import ClaimRequest, Settlement
+from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, digests_of, outcome_of, owner_of
+from antiphon.stores._common import record_of as stored_record
 
 SHARDS = 256
 _FOLDER = Path(__file__).with_name("lua")
@@ -110,3 +130,94 @@ SWEEP = Script("sweep")
 APPEND = Script("append")
 BREAKER = Script("breaker")
 OUTDATED = Script("outdated")
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True):
+    idempotency_key: str
+    tenant: str
+    workspace: str
+    owner: str
+    actor_id: str
+    request_id: str
+    params_digest: str
+    params_digest_exact: str = ""
+    tool_call_id: str | None = None
+
+
+_encode = msgspec.json.Encoder().encode
+_head_of = msgspec.json.Decoder(_Head).decode
+_text_of = msgspec.json.Decoder(str).decode
+_outcome_from = msgspec.json.Decoder(Outcome).decode
+_FORMAT = b"%d" % RECORD_VERSION
+CLEARED = b"t "
+"""How what a cleared record leaves behind begins."""
+
+
+def head_of(request: ClaimRequest) -> bytes:
+    """Identity, tool, session and the rest: what the claim says about the call, once for its whole life."""
+    template = request.template
+    rest = (
+        request.idempotency_key,
+        template.tenant,
+        template.workspace,
+        owner_of(request),
+        template.actor,
+        request.request_id,
+        *digests_of(request.params),
+        request.call_id,
+    )
+    return b"%b\n%b\n%b\n%b" % (
+        _encode(request.identity),
+        _encode(template.tool),
+        template.session_json,
+        _encode(rest),
+    )
+
+
+def line_of(text: str) -> bytes:
+    """A text as it stands in a record."""
+    return _encode(text)
+
+
+def text_of(line: bytes) -> str:
+    """The inverse of :func:`line_of`."""
+    return _text_of(line)
+
+
+def outcome_bytes(settlement: Settlement) -> bytes:
+    """The last two lines of a settled record, each with the newline before it."""
+    payload = settlement.payload
+    return b"\n%b\n%b" % (_encode(outcome_of(settlement)), b"" if payload is None else payload)
+
+
+def record_of(key: str, text: bytes) -> DedupeRecord:
+    """The record from its lines; one that a newer release wrote is refused (D1)."""
+    lines = text.split(b"\n", 6)
+    meta = lines[0].split(b" ")
+    if meta[0] != _FORMAT:
+        check_version(f"The claim record {key}", int(meta[0]), RECORD_VERSION)
+    _, version, state, _, ttl, dispatched, life, lease, updated, _ = meta
+    fence, created, identity = lines[1].split(b" ", 2)
+    about_call = _head_of(lines[4])
+    if len(lines) == 7:
+        outcome, payload = _outcome_from(lines[5]), lines[6]
+    else:
+        outcome, payload = NO_OUTCOME, b""
+    updated_ms = int(updated) // 1000
+    request = RecordedRequest(
+        session_key=_text_of(lines[3]),
+        actor_id=about_call.actor_id,
+        request_id=about_call.request_id,
+        params_digest=about_call.params_digest,
+        identity=_text_of(identity),
+        params_digest_exact=about_call.params_digest_exact,
+        tool_call_id=UNSET if about_call.tool_call_id is None else about_call.tool_call_id,
+    )
+    known = (
+        *(key, _text_of(lines[2]), about_call.idempotency_key, state.decode()),
+        *(int(created) // 1000, updated_ms, updated_ms + int(life), int(ttl)),
+        *(request, int(version), int(fence), about_call.tenant, about_call.workspace, about_call.owner),
+        dispatched == b"1",
+    )
+    lock_until = updated_ms + int(lease) if state == b"inflight" else UNSET
+    return stored_record(known, outcome, payload or None, lock_until, RECORD_VERSION)

@@ -45,14 +45,10 @@ def next_place(connection: sqlite3.Connection, run: str) -> int:
     return number * _PER_RUN if last is None else last + 1 if number else 0
 
 
-def open_run(connection: sqlite3.Connection, manifest: RunManifest) -> None:
-    """Insert a run; one that exists stays as it is."""
-    connection.execute(SQL["open_run"], _columns(manifest))
-
-
-def update_run(connection: sqlite3.Connection, manifest: RunManifest) -> None:
-    """Insert or replace a run's manifest."""
-    connection.execute(SQL["update_run"], _columns(manifest))
+def keep(connection: sqlite3.Connection, query: str, manifest: RunManifest) -> None:
+    """Insert a run's manifest: with the query ``open_run`` one that exists stays as it is, else it is replaced."""
+    about = (manifest.id, manifest.tenant, manifest.workspace, manifest.name, manifest.status, manifest.started_at_ms)
+    connection.execute(SQL[query], (*about, _encode(manifest)))
 
 
 def manifest_bytes(connection: sqlite3.Connection, run: str) -> bytes | None:
@@ -121,15 +117,3 @@ def _first_id(connection: sqlite3.Connection, run: str) -> int | None:
     """The id of a run's first event."""
     found = connection.execute(SQL["run_number"], (run,)).fetchone()
     return None if found is None else found[0] * _PER_RUN
-
-
-def _columns(manifest: RunManifest) -> tuple[str, str, str, str, str, int, bytes]:
-    return (
-        manifest.id,
-        manifest.tenant,
-        manifest.workspace,
-        manifest.name,
-        manifest.status,
-        manifest.started_at_ms,
-        _encode(manifest),
-    )

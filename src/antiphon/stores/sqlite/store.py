@@ -8,13 +8,43 @@ the machine's wall clock.
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
+from antiphon._drive import drive
+from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
-from antiphon.ports import Clock
-from antiphon.stores._waiters import loop_waiter
-from antiphon.stores.sqlite.file import DatabaseFile, shared_file
-from antiphon.stores.sqlite.journal import SQLiteJournal, SyncSQLiteJournal
+from antiphon.ports import (
+    BreakerRow,
+    BreakerRows,
+    Claimed,
+    ClaimRequest,
+    Clock,
+    Events,
+    Existing,
+    Manifests,
+    Records,
+    Row,
+    Settlement,
+    Told,
+)
+from antiphon.stores._adapters import SyncFromAsync
+from antiphon.stores._common import event_of, manifest_of, next_version
+from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
+from antiphon.stores.sqlite import claims, index, log
+from antiphon.stores.sqlite.claims import INSERT_CLAIM, SETTLE
+from antiphon.stores.sqlite.file import DatabaseFile, Operation, Run, shared_file
+
+T = TypeVar("T")
+
+ALL_NEW = 8
+"""After so many claims were won in a row, looking before writing is a waste."""
+_CHUNK = 1000
+"""How many claims one transaction deletes or indexes, so that calls that go on meanwhile get their turn."""
+_ENDS = 256
 
 
 class SQLiteStore:
@@ -63,3 +93,239 @@ class SQLiteStore:
 
     def _file(self) -> DatabaseFile:
         return shared_file(self._path, self._synchronous, self._busy_timeout)
+
+
+class Access(Protocol):
+    """How steps reach the file."""
+
+    async def read(self, run: Run[T]) -> T: ...
+
+    async def write(self, operation: Operation) -> Any: ...
+
+
+class SQLiteJournal:
+    """Claims, run log and breaker states of a file. Written once: for threads its coroutines never suspend."""
+
+    durable = True
+
+    def __init__(self, file: DatabaseFile, clock: Clock, access: Access, new_waiter: NewWaiter) -> None:
+        self._file = file
+        self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
+        self._read = access.read
+        self._access = access
+        self._new_waiter = new_waiter
+        self.won = 0
+        """How many claims were won in a row."""
+
+    def now(self) -> int:
+        return self._time_ns() // 1_000_000
+
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        if self.won < ALL_NEW:
+            found = await self.read(request.key, request.identity)
+            if found is not None:
+                self.won = 0
+                return found
+
+        def step(connection: sqlite3.Connection) -> Claimed | Existing:
+            return _told(connection, claims.begin(connection, request, self.now()), events)
+
+        answer = await self._write(step)
+        self.won = self.won + 1 if answer.__class__ is Claimed else 0
+        return answer
+
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+        def step(connection: sqlite3.Connection) -> Claimed | Existing:
+            return _told(connection, claims.take_over(connection, request, version, self.now()), events)
+
+        return await self._write(step, (request.key,))
+
+    async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        def step(connection: sqlite3.Connection) -> int | None:
+            log.write(connection, events)
+            return claims.settle(connection, key, version, settlement, self.now())
+
+        return await self._write(step, (key,))
+
+    async def alias(self, key: str, identity: str, version: int) -> bool:
+        return await self._write(lambda connection: claims.alias(connection, key, identity, version, self.now()))
+
+    async def renew(self, key: str, version: int, lease_ms: int) -> bool:
+        return await self._write(lambda connection: claims.renew(connection, key, version, lease_ms, self.now()))
+
+    async def read(self, key: str, identity: str = "") -> Existing | None:
+        return await self._read(lambda connection: claims.look_up(connection, key, identity, self.now()))
+
+    async def wait(self, key: str, version: int, timeout_s: float) -> None:
+        waiter = self._new_waiter()
+        poller = self._file.poller
+        poller.add(key, version, waiter)
+        try:
+            if await self._read(lambda connection: claims.in_flight(connection, key, version)):
+                await waiter.wait(timeout_s)
+        finally:
+            poller.discard(key, version, waiter)
+
+    async def clear(self, key: str) -> bool:
+        return await self._write(lambda connection: claims.clear(connection, key), (key,))
+
+    async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
+        await self._catch_up()
+        which = index.Filter(tenant, tool, session, prefix)
+        up_to = await self._read(index.newest)
+        total = 0
+        while True:
+            keys = await self._write(lambda connection: index.flush(connection, which, up_to, _CHUNK))
+            self._file.poller.wake(keys)
+            total += len(keys)
+            if len(keys) < _CHUNK:
+                return total
+
+    async def list(
+        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+    ) -> Records:
+        await self._catch_up()
+        which = index.Filter(tenant, tool, session, prefix, state)
+        return await self._read(lambda connection: index.find(connection, which, limit, self.now()))
+
+    async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
+        await self._catch_up()
+        return await self._read(lambda connection: index.counts(connection, tenant, self.now()))
+
+    async def sweep(self, limit: int = 1000) -> int:
+        await self._catch_up()
+        return await self._write(lambda connection: index.sweep(connection, limit, self.now()))
+
+    async def open_run(self, manifest: RunManifest) -> None:
+        await self._write(lambda connection: log.keep(connection, "open_run", manifest))
+
+    async def update_run(self, manifest: RunManifest) -> None:
+        await self._write(lambda connection: log.keep(connection, "update_run", manifest))
+
+    async def append(self, run: str, rows: Sequence[Row]) -> int:
+        return await self._write(lambda connection: log.append(connection, run, rows))
+
+    async def manifest(self, run: str) -> RunManifest | None:
+        found = await self._read(lambda connection: log.manifest_bytes(connection, run))
+        return None if found is None else manifest_of(found)
+
+    async def runs(
+        self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
+    ) -> Manifests:
+        found = await self._read(lambda connection: log.runs(connection, tenant, prefix, name, status, limit, before))
+        return [manifest_of(manifest) for manifest in found]
+
+    async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
+        rows = await self._read(lambda connection: log.rows(connection, run, start, stop, limit))
+        return [event_of(seq, row) for seq, row in rows]
+
+    async def delete_run(self, run: str) -> bool:
+        return await self._write(lambda connection: log.delete_run(connection, run))
+
+    async def load_breakers(self, tenant: str) -> BreakerRows:
+        return await self._read(lambda connection: log.load_breakers(connection, tenant))
+
+    async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
+        await self._write(lambda connection: log.save_breaker(connection, tenant, row))
+
+    def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
+        """SQLite cannot push: processes look for themselves."""
+        return None
+
+    async def ping(self) -> Mapping[str, Any]:
+        started = time.perf_counter()
+        await self._write(lambda connection: None)
+        return {
+            "store": "sqlite",
+            "path": str(self._file.path),
+            "durable": True,
+            "synchronous": self._file.synchronous,
+            "sqlite": sqlite3.sqlite_version,
+            "schema": self._file.schema,
+            "latencyMs": round((time.perf_counter() - started) * 1000, 3),
+        }
+
+    async def close(self) -> None:
+        """Close this process's idle connections to the file; another journal of the same file opens its own anew."""
+        self._file.close()
+
+    async def _catch_up(self) -> None:
+        if await self._read(index.is_behind):
+            while await self._write(lambda connection: index.catch_up(connection, _CHUNK, self.now())):
+                pass
+
+    async def _write(self, run: Run[T], changed: Sequence[str] = ()) -> T:
+        return await self._access.write(Operation(run, changed))  # type: ignore[no-any-return]
+
+
+class SyncSQLiteJournal(SyncFromAsync):
+    """The same for threads. A plain ``begin`` or ``settle`` is one statement, with one event or none."""
+
+    __slots__ = ("_ends", "_file")
+
+    _journal: SQLiteJournal
+
+    def __init__(self, file: DatabaseFile, clock: Clock) -> None:
+        super().__init__(SQLiteJournal(file, clock, _Blocking(file), ThreadWaiter))
+        self._file = file
+        self._ends: dict[str, int] = {}
+        """Where the runs end that were written to last."""
+
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+        journal = self._journal
+        if journal.won >= ALL_NEW:
+            now = journal.now()
+            version = now * 1000
+            if self._execute(INSERT_CLAIM, claims.claim_values(request, now, version), events):
+                return Claimed(version, now)
+        return drive(journal.begin(request, events))
+
+    def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
+        if claims.is_plain(settlement):
+            now = self._journal.now()
+            settled = next_version(version, now)
+            if self._execute(SETTLE, claims.settle_values(key, version, settlement, settled, now), events):
+                self._file.poller.wake((key,))
+                return settled
+        return drive(self._journal.settle(key, version, settlement, events))
+
+    def _execute(self, statement: str, values: tuple[Any, ...], events: Sequence[Row]) -> bool:
+        """One statement, with one event or none, as a transaction of its own; ``False``: nothing was changed.
+
+        Where a run ends is known until somebody else writes to it; then the event's number is taken.
+        """
+        if not events:
+            return self._file.execute_now(statement, values)
+        if len(events) > 1:
+            return False
+        run, kind, at_ms, body = events[0]
+        place = self._ends.get(run) or self._file.read(lambda connection: log.next_place(connection, run))
+        if not place:
+            return False
+        if not self._file.execute_now(statement, values, log.INSERT_NEXT, (place, kind, at_ms, body)):
+            self._ends.pop(run, None)
+            return False
+        if len(self._ends) >= _ENDS:
+            self._ends.clear()
+        self._ends[run] = place + 1
+        return True
+
+
+class _Blocking:
+    """Steps of threads run at once, in the calling thread."""
+
+    def __init__(self, file: DatabaseFile) -> None:
+        self._file = file
+
+    async def read(self, run: Run[T]) -> T:
+        return self._file.read(run)
+
+    async def write(self, operation: Operation) -> Any:
+        return self._file.write(operation)
+
+
+def _told(connection: sqlite3.Connection, answer: Claimed | Existing, events: Sequence[Row]) -> Claimed | Existing:
+    """*answer*, with its events written if it is a claim."""
+    if answer.__class__ is Claimed:
+        log.write(connection, events)
+    return answer
