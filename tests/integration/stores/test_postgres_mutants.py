@@ -9,8 +9,6 @@ from typing import NamedTuple
 import pytest
 
 from antiphon.stores import PostgresStore
-from antiphon.stores.postgres import engine as engine_module
-from antiphon.stores.postgres import wait as wait_module
 from antiphon.stores.postgres.statements import Statement, statements
 from antiphon.testing.journal_conformance import JournalConformance
 from tests.integration.stores.postgres_kit import look
@@ -147,8 +145,7 @@ def test_a_planted_bug_is_caught(
             assert old in text, f"{name} has no {old!r} any more"
             text = text.replace(old, new)
         sound[name] = Statement(name, text, sound[name].names)
-    for module in (engine_module, wait_module):
-        monkeypatch.setattr(module, "statements", lambda _: sound)
+    monkeypatch.setattr("antiphon.stores.postgres.connection.statements", lambda _: sound)
     monkeypatch.setattr("antiphon.testing._rules.PATIENCE_S", 3.0)  # nobody comes; why wait longer
 
     def check_often() -> None:

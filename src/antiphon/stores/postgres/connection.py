@@ -10,7 +10,7 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from types import CoroutineType
@@ -61,13 +61,14 @@ class _Statements:
     execute: Any
     limit_s: float | None = None
     session: Session | None = None
+    statements: Mapping[str, Statement]
     shared_cursor: Any
     """One cursor for all statements: a new one costs a third of a statement."""
 
-    async def fetch(self, statement: Statement, values: Sequence[Any], *, prepare: bool) -> Rows:
+    async def fetch(self, name: str, params: Mapping[str, Any], *, prepare: bool = False) -> Rows:
         """Run one statement in one round trip."""
-        cursor = self.shared_cursor
-        await done(cursor.execute(statement.text, values, prepare=prepare))
+        statement, cursor = self.statements[name], self.shared_cursor
+        await done(cursor.execute(statement.text, statement.values(params), prepare=prepare))
         rows: Rows = (await done(cursor.fetchall())) if cursor.pgresult.nfields else []
         cursor.pgresult.clear()  # an idle connection must not keep the last answer
         return rows
@@ -201,15 +202,15 @@ async def _configure(connection: Connection, options: Options) -> None:
     """Set the limits of a session. A transaction-pooling PgBouncer has no sessions: set them on the role there."""
     connection.limit_s = options.statement_timeout_s + _GRACE_S
     register(connection)
+    connection.statements = statements(options.schema)
     connection.shared_cursor = connection.cursor(binary=True)
     if options.pgbouncer:
         return
-    statement = statements(options.schema)["session"]
     limits = {
         "statement_timeout_ms": str(round(options.statement_timeout_s * 1000)),
         "lock_timeout_ms": str(round(options.lock_timeout_s * 1000)),
     }
-    rows = await connection.fetch(statement, statement.values(limits), prepare=False)
+    rows = await connection.fetch("session", limits)
     connection.session = Session(*rows[0][-2:])
 
 

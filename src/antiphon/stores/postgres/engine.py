@@ -43,11 +43,11 @@ from antiphon.stores.postgres.connection import (
 )
 from antiphon.stores.postgres.options import Options, without_secrets
 from antiphon.stores.postgres.schema import ensure_schema
-from antiphon.stores.postgres.statements import statements
 
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[Rows]]
-Step = tuple[str, Mapping[str, Any]]
+Params = Mapping[str, Any]
+Step = tuple[str, Params]
 Then = Callable[[Rows], list[Step]]
 """What else belongs into the same transaction, given the rows of the first statement."""
 
@@ -74,7 +74,6 @@ class Engine:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._url = without_secrets(options.dsn)
-        self._statements = statements(options.schema)
         self._ready = False
         self._closed = False
         self._pool: Pool | None = None
@@ -91,13 +90,26 @@ class Engine:
         self._failure: tuple[float, Exception] | None = None
         self._failed_connects = 0
 
-    async def run(self, name: str, params: Mapping[str, Any], *, once: bool = False, prepare: bool = True) -> Rows:
-        """The rows of one statement, in one round trip and one transaction."""
-        statement = self._statements[name]
-        values = statement.values(params)
+    async def run(
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        *,
+        then: Then | None = None,
+        once: bool = False,
+        prepare: bool = True,
+    ) -> Rows:
+        """The rows of one statement, in one round trip; what follows *then* is in the same transaction."""
 
         async def work(connection: Connection) -> Rows:
-            return await connection.fetch(statement, values, prepare=prepare)
+            if then is None:
+                return await connection.fetch(name, params, prepare=prepare)
+            await connection.script("BEGIN")
+            rows = await connection.fetch(name, params, prepare=prepare)
+            for following, its_params in then(rows):
+                await connection.fetch(following, its_params, prepare=prepare)
+            await connection.script("COMMIT")
+            return rows
 
         return await self._attempts(name, work, once)
 
@@ -118,23 +130,6 @@ class Engine:
                 chances -= 1
                 if not chances:
                     raise lost.reason from lost
-
-    async def run_together(self, name: str, params: Mapping[str, Any], then: Then, *, once: bool = False) -> Rows:
-        """The rows of a statement that others follow in the same transaction."""
-
-        async def fetch(connection: Connection, name: str, params: Mapping[str, Any]) -> Rows:
-            statement = self._statements[name]
-            return await connection.fetch(statement, statement.values(params), prepare=True)
-
-        async def work(connection: Connection) -> Rows:
-            await connection.script("BEGIN")
-            rows = await fetch(connection, name, params)
-            for following, its_params in then(rows):
-                await fetch(connection, following, its_params)
-            await connection.script("COMMIT")
-            return rows
-
-        return await self._attempts(name, work, once)
 
     def on_loop(self, callback: Callable[[T], None]) -> Callable[[T], None]:
         """*callback* as it may be called from another thread."""

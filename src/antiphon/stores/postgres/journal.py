@@ -188,7 +188,7 @@ class PostgresJournal(PostgresLog):
                 return []
             return [("append", {**log_params(*other, tenant, workspace), "op": params["op"]}) for other in others]
 
-        return await self._engine.run_together(name, params, then, once=once)
+        return await self._engine.run(name, params, then=then, once=once)
 
     async def _read_many(self, key: str, identities: Sequence[str]) -> Answers:
         rows = await self._engine.run("read", {"key": key, "identities": text_array(identities)})

@@ -7,9 +7,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from antiphon.errors import ConfigError, StoreVersionError
-from antiphon.stores.postgres.connection import Connection, Rows
+from antiphon.stores.postgres.connection import Connection
 from antiphon.stores.postgres.options import Options, without_secrets
-from antiphon.stores.postgres.statements import FOLDER, in_schema, statements
+from antiphon.stores.postgres.statements import FOLDER, in_schema
 
 
 class Migration(NamedTuple):
@@ -43,7 +43,7 @@ async def ensure_schema(connection: Connection, options: Options, *, migrate: bo
             f"this release needs {latest}.",
             hint="Run PostgresStore(dsn).migrate() once with a role that owns the schema.",
         )
-    server = await _fetch(connection, options, "server")
+    server = await connection.fetch("server", {})
     if server[0][1] != "UTF8":
         raise ConfigError(
             f"The database's encoding is {server[0][1]}; the store needs UTF8.",
@@ -66,19 +66,19 @@ async def _apply_pending(connection: Connection, options: Options, latest: int) 
     found = await _applied(connection, options)  # another process may have been faster
     _refuse_newer(found, latest, options)
     if found == 0:
-        if not (await _fetch(connection, options, "has_schema", schema=options.schema))[0][0]:
-            await _fetch(connection, options, "create_schema")
-        await _fetch(connection, options, "create_migrations")
+        if not (await connection.fetch("has_schema", {"schema": options.schema}))[0][0]:
+            await connection.fetch("create_schema", {})
+        await connection.fetch("create_migrations", {})
     for migration in migrations():
         if migration.version > found:
             await connection.script(in_schema(migration.sql, options.schema))
-            await _fetch(connection, options, "note_migration", version=migration.version, name=migration.name)
+            await connection.fetch("note_migration", {"version": migration.version, "name": migration.name})
 
 
 async def _applied(connection: Connection, options: Options) -> int:
-    if not (await _fetch(connection, options, "has_migrations", schema=options.schema))[0][0]:
+    if not (await connection.fetch("has_migrations", {"schema": options.schema}))[0][0]:
         return 0
-    version: int = (await _fetch(connection, options, "applied"))[0][0]
+    version: int = (await connection.fetch("applied", {}))[0][0]
     return version
 
 
@@ -94,8 +94,3 @@ def _refuse_newer(found: int, latest: int, options: Options) -> None:
 def _lock_number(schema: str) -> int:
     digest = hashlib.sha256(b"antiphon migrations " + schema.encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
-
-
-async def _fetch(connection: Connection, options: Options, query: str, /, **params: object) -> Rows:
-    statement = statements(options.schema)[query]
-    return await connection.fetch(statement, statement.values(params), prepare=False)

@@ -14,7 +14,6 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import psycopg
 
@@ -22,14 +21,13 @@ from antiphon._drive import drive
 from antiphon.errors import AntiphonError
 from antiphon.ports import BreakerRow, Told
 from antiphon.stores._waiters import Waiter, Waiters
-from antiphon.stores.postgres.connection import Rows, SyncConnection, connect
+from antiphon.stores.postgres.connection import SyncConnection, connect
 from antiphon.stores.postgres.options import Options
 from antiphon.stores.postgres.statements import (
     breaker_of,
     from_text,
     int8_array,
     quote,
-    statements,
     text_array,
     to_text,
 )
@@ -48,7 +46,6 @@ class Subscriber:
         self.pid = os.getpid()
         self.users = 0
         self._options = options
-        self._statements = statements(options.schema)
         self._lock = threading.Lock()
         self._waiters = Waiters()
         self._told: dict[str, list[Told]] = {}
@@ -187,12 +184,9 @@ class Subscriber:
     def _look(self, connection: SyncConnection, due: list[tuple[str, int]]) -> None:
         """Flag what is still in flight, and wake those whose claim has ended or whose lease is over."""
         asked = sorted(due)
-        rows = self._fetch(
-            connection,
-            "watch",
-            keys=text_array([from_text(key) for key, _ in asked]),
-            versions=int8_array([v for _, v in asked]),
-        )
+        keys = text_array([from_text(key) for key, _ in asked])
+        versions = int8_array([version for _, version in asked])
+        rows = drive(connection.fetch("watch", {"keys": keys, "versions": versions}, prepare=True))
         now = time.monotonic()
         left = {(key, version): left_ms / 1000 for key, version, left_ms in rows}
         with self._lock:
@@ -218,7 +212,7 @@ class Subscriber:
         with self._lock:
             changed, self._changed = self._changed, set()
         for tenant in changed:
-            rows = self._fetch(connection, "load_breakers", tenant=from_text(tenant))
+            rows = drive(connection.fetch("load_breakers", {"tenant": from_text(tenant)}, prepare=True))
             with self._lock:
                 listeners = list(self._told.get(tenant, ()))
                 seen = self._seen.setdefault(tenant, {})
@@ -231,10 +225,6 @@ class Subscriber:
         with self._lock:
             for key in tuple(self._waiters.by_key):
                 self._waiters.wake(key)
-
-    def _fetch(self, connection: SyncConnection, name: str, **params: Any) -> Rows:
-        statement = self._statements[name]
-        return drive(connection.fetch(statement, statement.values(params), prepare=True))
 
 
 def _rest(bell: int, socket: int | None = None, seconds: float | None = None) -> None:
