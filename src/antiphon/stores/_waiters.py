@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from antiphon.stores._common import fresh
 
 if TYPE_CHECKING:
     import asyncio
@@ -18,7 +21,7 @@ class ThreadWaiter:
     def __init__(self) -> None:
         self._event = threading.Event()
 
-    def wake(self) -> None:
+    def wake(self, error: Exception | None = None) -> None:
         self._event.set()
 
     def block(self, timeout_s: float) -> bool:
@@ -39,11 +42,10 @@ class LoopWaiter:
         self._loop = loop
         self._future: asyncio.Future[bool] = loop.create_future()
 
-    def wake(self) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._answer, True)
-        except RuntimeError:  # the loop is closed: nobody waits there any more
-            return
+    def wake(self, error: Exception | None = None) -> None:
+        """Also from another thread; with *error*, waiting fails."""
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._answer, True, error)
 
     async def wait(self, timeout_s: float) -> bool:
         """Suspend this task; whether it was woken."""
@@ -53,9 +55,13 @@ class LoopWaiter:
         finally:
             timer.cancel()
 
-    def _answer(self, woken: bool) -> None:
-        if not self._future.done():
+    def _answer(self, woken: bool, error: Exception | None = None) -> None:
+        if self._future.done():
+            return
+        if error is None:
             self._future.set_result(woken)
+        else:
+            self._future.set_exception(error)
 
 
 Waiter = ThreadWaiter | LoopWaiter
@@ -95,12 +101,12 @@ class Waiters:
             if not watch.waiters:
                 self._pop(key, version)
 
-    def wake(self, key: str, version: int | None = None) -> None:
-        """Wake who waits for *version*, or for any."""
+    def wake(self, key: str, version: int | None = None, error: Exception | None = None) -> None:
+        """Wake who waits for *version*, or for any; with *error*, waiting fails."""
         versions = tuple(self.by_key.get(key, ())) if version is None else (version,)
         for watch in [self._pop(key, number) for number in versions]:
             for waiter in watch.waiters if watch else ():
-                waiter.wake()
+                waiter.wake(None if error is None else fresh(error))
 
     def _pop(self, key: str, version: int) -> Watch | None:
         watches = self.by_key.get(key, {})

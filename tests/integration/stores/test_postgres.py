@@ -30,9 +30,9 @@ def trips(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     sent: list[str] = []
     fetch, script = SyncConnection.fetch, SyncConnection.script
 
-    async def counted(self: SyncConnection, statement: Any, *args: Any, **kwargs: Any) -> Any:
-        sent.append(statement.name)
-        return await fetch(self, statement, *args, **kwargs)
+    async def counted(self: SyncConnection, name: str, *args: Any, **kwargs: Any) -> Any:
+        sent.append(name)
+        return await fetch(self, name, *args, **kwargs)
 
     async def scripted(self: SyncConnection, sql: str) -> None:
         sent.append(sql)

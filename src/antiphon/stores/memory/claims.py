@@ -405,16 +405,16 @@ class MemoryClaims(MemoryLog):
 
     def _drop(self, node: Node) -> None:
         key = node.key
-        del self._nodes[node.serial]
+        past = self._history.get(key, {})
         if self._current.get(key) is node:
             del self._current[key]
             if self._waiting:
                 self.waiters.wake(key)
-            return
-        past = self._history[key]
-        del past[node.found_by]
-        if not past:
-            del self._history[key]
+        elif past.get(node.found_by) is node:
+            del past[node.found_by]
+            if not past:
+                del self._history[key]
+        self._nodes.pop(node.serial, None)  # last: whoever is interrupted before leaves what can be dropped again
 
     def _clear(self, key: str) -> bool:
         node = self._current.get(key)

@@ -18,7 +18,7 @@ from typing import Any
 from redis.exceptions import RedisClusterException, RedisError
 
 from antiphon.errors import StoreError
-from antiphon.stores._common import fresh
+from antiphon.stores._waiters import Waiters, loop_waiter
 from antiphon.stores.redis.client import cancel
 
 log = logging.getLogger("antiphon.stores.redis")
@@ -28,8 +28,6 @@ LINGER_S = 10.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 1.0
 
-WatchKey = tuple[str, int]
-"""Key and version of the claim that is waited for."""
 OnMessage = Callable[[bytes], None]
 Reload = Callable[[], Awaitable[None]]
 
@@ -47,25 +45,6 @@ class _Channel:
         self.listeners: dict[object, tuple[OnMessage, Reload]] = {}
 
 
-class _Watch:
-    """Those who wait for one claim."""
-
-    __slots__ = ("channel", "flagged", "waiting")
-
-    def __init__(self, channel: _Channel) -> None:
-        self.channel = channel
-        self.flagged = False
-        self.waiting: set[asyncio.Future[None]] = set()
-
-    def wake(self, error: Exception | None = None) -> None:
-        for future in self.waiting:
-            if not future.done():
-                if error is None:
-                    future.set_result(None)
-                else:
-                    future.set_exception(fresh(error))
-
-
 class Subscriber:
     """Waiting tasks, and the connection that wakes them. One cancelled waiter concerns nobody else."""
 
@@ -81,27 +60,22 @@ class Subscriber:
         self._channel_of = channel_of
         self._channels: dict[str, _Channel] = {}
         self._changed = asyncio.Event()
-        self._watches: dict[WatchKey, _Watch] = {}
+        self._waiters = Waiters()
         self._task: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
-        watch = self._watches.get((key, version))
-        if watch is None:
-            watch = self._watches[key, version] = _Watch(self._enter(self._channel_of(key)))
-            self._spawn(self._watch((key, version), watch))
-        future: asyncio.Future[None] = self._loop.create_future()
-        watch.waiting.add(future)
-        timer = self._loop.call_later(max(0.0, timeout_s), _time_over, future)
+        waiter = loop_waiter()
+        channel = self._enter(self._channel_of(key))
+        first = version not in self._waiters.by_key.get(key, {})
+        self._waiters.add(key, version, waiter)
+        if first:
+            self._spawn(self._flag_first(key, version, channel))
         try:
-            await future
+            await waiter.wait(timeout_s)
         finally:
-            timer.cancel()
-            watch.waiting.discard(future)
-            if not watch.waiting:
-                if self._watches.get((key, version)) is watch:
-                    del self._watches[key, version]
-                self._leave(watch.channel)
+            self._waiters.discard(key, version, waiter)
+            self._leave(channel)
 
     def listen(self, name: str, on_message: OnMessage, reload: Reload) -> Callable[[], None]:
         """Call *on_message* for each message, and *reload* whenever messages may have been missed."""
@@ -117,19 +91,18 @@ class Subscriber:
         return stop
 
     async def close(self) -> None:
-        for watch in self._watches.values():
-            watch.wake()
+        for key in tuple(self._waiters.by_key):
+            self._waiters.wake(key)
         await cancel(task for task in (self._task, *self._tasks) if task is not None)
 
-    async def _watch(self, key: WatchKey, watch: _Watch) -> None:
+    async def _flag_first(self, key: str, version: int, channel: _Channel) -> None:
         """Subscribed first, flagged second; in a task of its own, so that no waiter's end can stop it."""
         try:
-            await watch.channel.ready.wait()
-            watch.flagged = True  # before the flag: a connection lost meanwhile must lead to a second one
-            if not await self._flag(*key):
-                self._wake(key)
+            await channel.ready.wait()
+            if not await self._flag(key, version):
+                self._waiters.wake(key, version)
         except StoreError as error:
-            watch.wake(error)
+            self._waiters.wake(key, version, error)
 
     def _enter(self, name: str) -> _Channel:
         channel = self._channels.get(name)
@@ -192,7 +165,7 @@ class Subscriber:
         if channel is None or message is None:
             return
         if message["type"] == "message":
-            self._wake(_watch_key(message["data"]))
+            self._waiters.wake(*_watched(message["data"]))
             for on_message, _ in tuple(channel.listeners.values()):
                 try:
                     on_message(message["data"])
@@ -204,17 +177,13 @@ class Subscriber:
                 self._spawn(reload())
             self._spawn(self._flag_again(channel))
 
-    def _wake(self, key: WatchKey) -> None:
-        watch = self._watches.pop(key, None)
-        if watch is not None:
-            watch.wake()
-
     async def _flag_again(self, channel: _Channel) -> None:
         """After a gap: whoever waits on *channel* may have missed a message."""
-        for key in [key for key, watch in self._watches.items() if watch.flagged and watch.channel is channel]:
+        watched = [(key, version) for key, watches in self._waiters.by_key.items() for version in watches]
+        for key, version in [which for which in watched if self._channel_of(which[0]) == channel.name]:
             try:
-                if not await self._flag(*key):
-                    self._wake(key)
+                if not await self._flag(key, version):
+                    self._waiters.wake(key, version)
             except StoreError:
                 return  # the next connection brings us back here
 
@@ -229,12 +198,7 @@ class Subscriber:
             log.warning("a listener failed: %s", task.exception())
 
 
-def _time_over(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _watch_key(message: bytes) -> WatchKey:
+def _watched(message: bytes) -> tuple[str, int]:
     """Whom a message about a claim concerns: ``VERSION KEY``. Nobody waits for what is not such a message."""
     version, _, key = message.partition(b" ")
     return key.decode(errors="replace"), int(version) if version.isdigit() else 0
