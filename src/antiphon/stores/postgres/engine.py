@@ -43,6 +43,7 @@ from antiphon.stores.postgres.connection import (
 )
 from antiphon.stores.postgres.options import Options, without_secrets
 from antiphon.stores.postgres.schema import ensure_schema
+from antiphon.stores.postgres.statements import storable
 
 T = TypeVar("T")
 Work = Callable[[Connection], Awaitable[Rows]]
@@ -100,14 +101,15 @@ class Engine:
         prepare: bool = True,
     ) -> Rows:
         """The rows of one statement, in one round trip; what follows *then* is in the same transaction."""
+        values = storable(params)
 
         async def work(connection: Connection) -> Rows:
             if then is None:
-                return await connection.fetch(name, params, prepare=prepare)
+                return await connection.fetch(name, values, prepare=prepare)
             await connection.script("BEGIN")
-            rows = await connection.fetch(name, params, prepare=prepare)
+            rows = await connection.fetch(name, values, prepare=prepare)
             for following, its_params in then(rows):
-                await connection.fetch(following, its_params, prepare=prepare)
+                await connection.fetch(following, storable(its_params), prepare=prepare)
             await connection.script("COMMIT")
             return rows
 

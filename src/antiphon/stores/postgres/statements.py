@@ -45,6 +45,7 @@ _EMPTY = struct.Struct("!iiI")
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
 _TEXT_ARRAY, _BYTEA_ARRAY, _INT8_ARRAY = 1009, 1001, 1016
 _ESCAPE = "\ue000"
+_NO_ENCODING = "A text with half a surrogate pair cannot be stored."
 
 
 _encode = msgspec.json.Encoder().encode
@@ -63,9 +64,8 @@ class Statement(NamedTuple):
     names: tuple[str, ...]
 
     def values(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The parameters in the order of their numbers, texts as PostgreSQL can hold them."""
-        values = [given[name] for name in self.names]
-        return tuple([to_text(value) if value.__class__ is str else value for value in values])
+        """The parameters in the order of their numbers."""
+        return tuple([given[name] for name in self.names])
 
 
 def in_schema(sql: str, schema: str) -> str:
@@ -153,10 +153,15 @@ def to_text(value: str) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise InvalidInput("A text with half a surrogate pair cannot be stored.") from None
+            raise InvalidInput(_NO_ENCODING) from None
     if "\0" in value or _ESCAPE in value:
         return value.replace(_ESCAPE, _ESCAPE + "1").replace("\0", _ESCAPE + "0")
     return value
+
+
+def storable(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters with texts that PostgreSQL can hold."""
+    return {name: to_text(value) if value.__class__ is str else value for name, value in params.items()}
 
 
 def from_text(value: str) -> str:
@@ -197,8 +202,15 @@ def claim_params(request: ClaimRequest, op: int) -> dict[str, Any]:
         "ttl_ms": template.ttl_ms,
         "lease_ms": template.lease_ms,
         "v": RECORD_VERSION,
-        "request": _encode(recorded_request(request)),
+        "request": _request_json(request),
     }
+
+
+def _request_json(request: ClaimRequest) -> bytes:
+    try:
+        return _encode(recorded_request(request))
+    except UnicodeEncodeError:
+        raise InvalidInput(_NO_ENCODING) from None
 
 
 def settle_params(key: str, version: int, settlement: Settlement, op: int) -> dict[str, Any]:

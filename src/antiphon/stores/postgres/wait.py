@@ -212,7 +212,7 @@ class Subscriber:
         with self._lock:
             changed, self._changed = self._changed, set()
         for tenant in changed:
-            rows = drive(connection.fetch("load_breakers", {"tenant": from_text(tenant)}, prepare=True))
+            rows = drive(connection.fetch("load_breakers", {"tenant": tenant}, prepare=True))
             with self._lock:
                 listeners = list(self._told.get(tenant, ()))
                 seen = self._seen.setdefault(tenant, {})
