@@ -14,7 +14,7 @@ import redis.asyncio
 
 from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest
 from antiphon.stores import RedisStore
-from antiphon.stores.redis import schema as scripts
+from antiphon.stores.redis import schema
 from antiphon.stores.redis.journal import AsyncRedisJournal
 from antiphon.stores.redis.schema import Names, head_of, outcome_bytes
 
@@ -22,7 +22,7 @@ DAY_MS = 86_400_000
 CALLERS = 64
 NAMES = Names("antiphon")
 SETTLEMENT = Settlement("done", DAY_MS, payload=b'{"status":"sent","id":"' + b"x" * 250 + b'"}', attempt_count=1)
-CLAIM, SETTLE = scripts.CLAIM.digest.decode(), scripts.SETTLE.digest.decode()
+CLAIM, SETTLE = schema.CLAIM.digest.decode(), schema.SETTLE.digest.decode()
 _serial = itertools.count(time.time_ns())
 
 
@@ -75,7 +75,7 @@ def settle_words(key: str, version: int) -> tuple[Any, ...]:
 
 def _load(url: str) -> None:
     with redis.Redis.from_url(url) as client:
-        for script in (scripts.CLAIM, scripts.SETTLE):
+        for script in (schema.CLAIM, schema.SETTLE):
             client.script_load(script.source)
 
 

@@ -10,8 +10,7 @@ import redis
 
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore, _common
-from antiphon.stores.redis import claims
-from antiphon.stores.redis import schema as scripts
+from antiphon.stores.redis import claims, schema
 from antiphon.stores.redis.claims import RedisClaims
 from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.journal import AsyncRedisJournal
@@ -40,7 +39,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
         source = script.source.decode()
         assert source.count(old) >= 1, f"{name}.lua has no {old!r} any more"
         script.load(source.replace(old, new).encode())
-        monkeypatch.setattr(scripts, name.upper(), script)
+        monkeypatch.setattr(schema, name.upper(), script)
 
     return change
 

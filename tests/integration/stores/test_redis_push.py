@@ -15,7 +15,7 @@ import redis
 
 from antiphon.ports import BreakerRow
 from antiphon.stores import RedisStore
-from antiphon.stores.redis import wait as subscriber
+from antiphon.stores.redis import wait as wait_module
 from antiphon.stores.redis.schema import Names
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.redis_kit import (
@@ -177,7 +177,7 @@ def test_waiting_survives_the_end_of_many_subscriber_connections(face: Face, val
 
 @both_faces
 def test_channels_nobody_needs_are_given_up(face: Face, valkey_server: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriber, "LINGER_S", 0.0)
+    monkeypatch.setattr(wait_module, "LINGER_S", 0.0)
     server = valkey_server()
     with redis.Redis.from_url(server.url) as client:
 
