@@ -13,7 +13,7 @@ FROM pg_stat_get_activity(pg_backend_pid()) AS a
 
 -- name: end_session
 -- A connection that broke may have left its statement running, waiting for a lock: end it before asking what it did.
-SELECT pg_terminate_backend(a.pid, %(patience_ms)s)
+SELECT pg_terminate_backend(a.pid, %(wait_ms)s)
 FROM pg_stat_get_activity(%(pid)s::integer) AS a
 WHERE a.backend_start = %(started)s::timestamptz
 

@@ -267,7 +267,7 @@ def fate_of(error: Exception, *, connected: bool, idle: bool) -> Fate:
         return Fate.REDO
     if state == "25006":
         return Fate.STALE
-    # A server that goes down may say so after it has committed, so its goodbye proves nothing.
+    # A server that goes down may say so after it has committed, so that message proves nothing.
     if not connected or state.startswith(("57P", "08")) or (not state and not idle):
         return Fate.LOST
     return Fate.FAILED

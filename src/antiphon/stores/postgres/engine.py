@@ -54,7 +54,7 @@ Then = Callable[[Rows], list[Step]]
 
 _REDO_LIMIT = 20
 _LOST_LIMIT = 5
-_LAST_WORDS_MS = 2000
+_TERMINATE_MS = 2000
 _PAUSE_S = (0.02, 0.5)
 _inherited: list[Pool] = []
 """Pools of the parent process. Collecting one would take locks that the parent's threads may have held."""
@@ -124,7 +124,7 @@ class Engine:
             except AnswerLost as lost:
                 if lost.session is not None:
                     pid, started = lost.session
-                    ended = {"pid": pid, "started": started, "patience_ms": _LAST_WORDS_MS}
+                    ended = {"pid": pid, "started": started, "wait_ms": _TERMINATE_MS}
                     await self.run("end_session", ended, prepare=False)
                 found = await landed()
                 if found is not None:
@@ -150,9 +150,9 @@ class Engine:
             self._opening.release()
 
     async def _attempts(self, name: str, work: Work, once: bool) -> Rows:
-        patience = _Patience(self.options.reconnect_s)
+        retries = _Retries(self.options.reconnect_s)
         while True:
-            pool, connection = await self._take(patience)
+            pool, connection = await self._take(retries)
             try:
                 rows = await work(connection)
             except psycopg.Error as error:
@@ -160,10 +160,10 @@ class Engine:
                 if fate is Fate.LOST or not connection.idle():
                     connection.drop()
                 await done(pool.putconn(connection))
-                if fate is Fate.STALE and patience.switch():
+                if fate is Fate.STALE and retries.switch():
                     await done(pool.drain())
                 else:
-                    await self._after(fate, error, name, connection if once else None, patience)
+                    await self._after(fate, error, name, connection if once else None, retries)
             except BaseException:
                 connection.drop()
                 await done(pool.putconn(connection))
@@ -172,22 +172,20 @@ class Engine:
                 await done(pool.putconn(connection))
                 return rows
 
-    async def _after(
-        self, fate: Fate, error: Exception, name: str, once: Connection | None, patience: _Patience
-    ) -> None:
+    async def _after(self, fate: Fate, error: Exception, name: str, once: Connection | None, retries: _Retries) -> None:
         """Return if the statement is to be tried again, else raise; *once* is the connection of what must not be."""
         if fate is Fate.LOST:
             lost = connection_lost(error, self._url)
             if once is not None:
                 raise AnswerLost(lost, once.session) from error
-            await self._pause_or(lost, patience)
-        elif fate is Fate.REDO and patience.redo():
+            await self._pause_or(lost, retries)
+        elif fate is Fate.REDO and retries.redo():
             await done(self._sleep(random.uniform(0, 0.01)))
         else:
             raise refused(error, self._url, name) from error
 
-    async def _take(self, patience: _Patience) -> tuple[Pool, Connection]:
-        """A connection and its pool. A server that has been there before is waited for while patience lasts."""
+    async def _take(self, retries: _Retries) -> tuple[Pool, Connection]:
+        """A connection and its pool. A server that has been there before is waited for while retries are left."""
         while True:
             try:
                 pool = await self._open()
@@ -195,7 +193,7 @@ class Engine:
             except Unreachable as error:
                 if not self._ready:
                     raise
-                await self._pause_or(error, patience)
+                await self._pause_or(error, retries)
 
     async def _borrow(self, pool: Pool) -> Connection:
         try:
@@ -264,14 +262,14 @@ class Engine:
             if connection is not None:
                 connection.drop()
 
-    async def _pause_or(self, error: Unreachable, patience: _Patience) -> None:
-        pause = patience.pause()
+    async def _pause_or(self, error: Unreachable, retries: _Retries) -> None:
+        pause = retries.pause()
         if pause is None:
             raise error
         await done(self._sleep(pause))
 
 
-class _Patience:
+class _Retries:
     """How long one operation waits for a server to come back, and how often it may lose a deadlock."""
 
     __slots__ = ("_deadline", "_redos", "_seconds", "_switched", "_tries")
@@ -284,7 +282,7 @@ class _Patience:
         self._switched = False
 
     def pause(self) -> float | None:
-        """How long to sleep before the next try, or ``None`` when patience is over."""
+        """How long to sleep before the next try, or ``None`` when the time is up."""
         now = time.monotonic()
         self._deadline = self._deadline or now + self._seconds
         if now >= self._deadline:

@@ -1,4 +1,4 @@
-"""What a PostgreSQL store is told: where the server is, and how long to be patient with it."""
+"""What a PostgreSQL store is told: where the server is, and its time limits."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Subscriber:
             watch = self._waiters.add(to_text(key), version, waiter)
             self._start()
         if not watch.due:
-            self._ring()
+            self._signal()
 
     def discard(self, key: str, version: int, waiter: Waiter) -> None:
         """Stop waiting."""
@@ -76,7 +76,7 @@ class Subscriber:
             self._seen.pop(tenant, None)  # the newcomer has seen nothing yet
             self._changed.add(tenant)
             self._start()
-        self._ring()
+        self._signal()
 
         def unsubscribe() -> None:
             with self._lock, contextlib.suppress(ValueError, KeyError):
@@ -85,9 +85,9 @@ class Subscriber:
         return unsubscribe
 
     def stop(self) -> None:
-        """Let the thread hang up, without waiting for it, and wake whoever still waits."""
+        """Let the thread disconnect, without waiting for it, and wake whoever still waits."""
         self._stopping.set()
-        self._ring()
+        self._signal()
         self._wake_all()
 
     def _start(self) -> None:
@@ -100,33 +100,33 @@ class Subscriber:
             )
             self._thread.start()
 
-    def _ring(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # it rings already
+    def _signal(self) -> None:
+        with self._lock, contextlib.suppress(BlockingIOError):  # it is signalled already
             if self._pipe is not None:
                 os.write(self._pipe[1], b"!")
 
-    def _run(self, bell: int, rope: int) -> None:
+    def _run(self, signals: int, sender: int) -> None:
         try:
-            self._serve(bell)
+            self._serve(signals)
         finally:
-            with self._lock:  # nobody pulls a rope that is gone, or that is something else by now
+            with self._lock:  # its number may soon belong to another file
                 self._pipe = None
-            os.close(bell)
-            os.close(rope)
+            os.close(signals)
+            os.close(sender)
 
-    def _serve(self, bell: int) -> None:
+    def _serve(self, signals: int) -> None:
         failures = 0
         broken = (psycopg.Error, AntiphonError, OSError)
         while not self._stopping.is_set():
             if not self._wanted():
-                _rest(bell)
+                _sleep_until(signals)
                 continue
             connection = None
             try:
                 connection = self._connect()
                 failures = 0
                 while not self._stopping.is_set():
-                    self._listen(connection, bell)
+                    self._listen(connection, signals)
             except broken as error:
                 # Whoever waits reads for himself: either he gets through, or he can say what is wrong.
                 self._wake_all()
@@ -144,7 +144,7 @@ class Subscriber:
 
     def _connect(self) -> SyncConnection:
         connection = drive(connect(SyncConnection, self._options, listener=True))
-        connection.add_notify_handler(lambda notify: self._hear(notify.payload))
+        connection.add_notify_handler(lambda notify: self._notified(notify.payload))
         if self._options.can_listen:
             drive(connection.script(f"LISTEN {quote(self._options.channel)}"))
         with self._lock:  # what was announced while nobody listened must be read
@@ -154,19 +154,19 @@ class Subscriber:
                     watch.due = 0.0
         return connection
 
-    def _listen(self, connection: SyncConnection, bell: int) -> None:
+    def _listen(self, connection: SyncConnection, signals: int) -> None:
         """One round: look at what is due, then sleep until told, asked or due."""
         due, wake_up = self._due()
         for start in range(0, len(due), _BATCH):
             self._look(connection, due[start : start + _BATCH])
-        self._tell(connection)
+        self._publish_breakers(connection)
         if due:
             return
         socket = connection.pgconn
-        _rest(bell, socket.socket, None if wake_up is None else max(0.0, wake_up - time.monotonic()))
+        _sleep_until(signals, socket.socket, None if wake_up is None else max(0.0, wake_up - time.monotonic()))
         socket.consume_input()
         while (notify := socket.notifies()) is not None:
-            self._hear(notify.extra.decode())
+            self._notified(notify.extra.decode())
 
     def _due(self) -> tuple[list[tuple[str, int]], float | None]:
         now = time.monotonic()
@@ -197,7 +197,7 @@ class Subscriber:
                 elif watch := self._waiters.by_key.get(key, {}).get(version):
                     watch.due = now + (seconds if self._options.can_listen else min(seconds, self._options.poll_s))
 
-    def _hear(self, payload: str) -> None:
+    def _notified(self, payload: str) -> None:
         kind, name = payload[:1], payload[1:]
         with self._lock:
             if kind == "c":
@@ -207,7 +207,7 @@ class Subscriber:
             elif kind == "b":
                 self._changed.update(tenant for tenant in self._told if tenant[:_NAME] == name)
 
-    def _tell(self, connection: SyncConnection) -> None:
+    def _publish_breakers(self, connection: SyncConnection) -> None:
         """Read the breakers of the tenants that changed, once, and pass on what is new."""
         with self._lock:
             changed, self._changed = self._changed, set()
@@ -227,14 +227,14 @@ class Subscriber:
                 self._waiters.wake(key)
 
 
-def _rest(bell: int, socket: int | None = None, seconds: float | None = None) -> None:
-    """Sleep until the bell rings, the server says something, or time is up."""
+def _sleep_until(signals: int, socket: int | None = None, seconds: float | None = None) -> None:
+    """Sleep until there is a signal, the server sends something, or time is up."""
     poll = select.poll()
-    poll.register(bell, select.POLLIN)
+    poll.register(signals, select.POLLIN)
     if socket is not None:
         poll.register(socket, select.POLLIN)
-    if bell in dict(poll.poll(None if seconds is None else seconds * 1000 + 1)):
-        os.read(bell, 4096)
+    if signals in dict(poll.poll(None if seconds is None else seconds * 1000 + 1)):
+        os.read(signals, 4096)
 
 
 def _pass_on(listeners: Iterable[Told], row: BreakerRow) -> None:
@@ -260,7 +260,7 @@ def acquire_subscriber(options: Options) -> Subscriber:
 
 
 def release_subscriber(subscriber: Subscriber) -> None:
-    """The last one to leave hangs up."""
+    """The last user to leave ends the connection."""
     if subscriber.pid != os.getpid():
         return
     with _registry:

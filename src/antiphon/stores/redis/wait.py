@@ -133,7 +133,7 @@ class Subscriber:
                 updating = self._loop.create_task(self._update(pubsub, set(self._channels)))
                 pause = _FIRST_PAUSE_S
                 while True:
-                    self._heard(await pubsub.get_message(timeout=None))
+                    self._received(await pubsub.get_message(timeout=None))
             except (OSError, RedisError, RedisClusterException) as error:
                 log.warning("the subscriber lost its connection and connects again: %s", error)
             finally:
@@ -160,7 +160,7 @@ class Subscriber:
                 subscribed = wanted
                 await self._changed.wait()
 
-    def _heard(self, message: dict[str, Any] | None) -> None:
+    def _received(self, message: dict[str, Any] | None) -> None:
         channel = self._channels.get(message["channel"].decode()) if message else None
         if channel is None or message is None:
             return
