@@ -315,34 +315,26 @@ class S3Objects:
         if self._kept is None or self._pid != os.getpid():  # a client's threads do not survive a fork
             from obstore.store import S3Store
 
-            bucket = self.bucket
+            bucket, limit = self.bucket, timedelta(seconds=self._timeout)
+            login = {
+                "endpoint": bucket.endpoint,
+                "access_key_id": bucket.access_key,
+                "secret_access_key": bucket.secret_key,
+                "token": bucket.token,
+            }
             config: Any = {"region": bucket.region, "virtual_hosted_style_request": False}
-            for name, value in (
-                ("endpoint", bucket.endpoint),
-                ("access_key_id", bucket.access_key),
-                ("secret_access_key", bucket.secret_key),
-                ("token", bucket.token),
-            ):
-                if value:
-                    config[name] = value
+            config |= {name: value for name, value in login.items() if value}
+            backoff: Any = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2}
             self._kept = S3Store(
                 bucket.name,
                 prefix=bucket.prefix or None,
                 config=config,
                 client_options={
-                    "timeout": timedelta(seconds=self._timeout),
-                    "connect_timeout": timedelta(seconds=min(5.0, self._timeout)),
+                    "timeout": limit,
+                    "connect_timeout": min(timedelta(seconds=5), limit),
                     "allow_http": bucket.endpoint.startswith("http://"),
                 },
-                retry_config={
-                    "max_retries": self._retries,
-                    "retry_timeout": timedelta(seconds=self._timeout),
-                    "backoff": {
-                        "init_backoff": timedelta(milliseconds=100),
-                        "max_backoff": timedelta(seconds=2),
-                        "base": 2,
-                    },
-                },
+                retry_config={"max_retries": self._retries, "retry_timeout": limit, "backoff": backoff},
             )
             self._pid = os.getpid()
         return self._kept

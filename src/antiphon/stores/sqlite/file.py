@@ -106,7 +106,6 @@ class DatabaseFile:
         self.schema = 0
         self._yield_until = 0.0
         self.reset()
-        _files.add(self)
 
     def reset(self) -> None:
         """Start without connections, waiters or work, as after a fork."""
@@ -355,7 +354,6 @@ def _run_apart(connection: sqlite3.Connection, operation: Operation) -> None:
 
 _by_path: weakref.WeakValueDictionary[tuple[str, str], DatabaseFile] = weakref.WeakValueDictionary()
 _by_path_lock = threading.Lock()
-_files: weakref.WeakSet[DatabaseFile] = weakref.WeakSet()
 _paused: list[DatabaseFile] = []
 _abandoned: list[Any] = []
 """Connections a forked child inherited: closing them there would break the parent's locks."""
@@ -373,7 +371,7 @@ def shared_file(path: Path, synchronous: str, busy_s: float) -> DatabaseFile:
 
 def _before_fork() -> None:
     _by_path_lock.acquire()
-    _paused.extend(_files)
+    _paused.extend(_by_path.values())
     for file in _paused:
         file.pause_for_fork()
 

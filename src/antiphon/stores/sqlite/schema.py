@@ -23,21 +23,13 @@ FOLDER = Path(__file__).parent
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
 _KEPT = "Nothing was written."
 _SENTENCES = {
-    sqlite3.SQLITE_BUSY: (
-        "locked",
-        "is locked by another process",
-        "Look for a process that keeps a transaction open.",
-    ),
-    sqlite3.SQLITE_LOCKED: ("locked", "is locked", "Look for a process that keeps a transaction open."),
+    sqlite3.SQLITE_BUSY: ("locked", "is locked by another process", "Find the process with an open transaction."),
+    sqlite3.SQLITE_LOCKED: ("locked", "is locked", "Find the process with an open transaction."),
     sqlite3.SQLITE_FULL: ("full", "cannot grow: the disk is full", "Free some space; claims work again at once."),
     sqlite3.SQLITE_READONLY: ("readonly", "cannot be written", "Check the owner and mode of the file and its folder."),
     sqlite3.SQLITE_CANTOPEN: ("cannot_open", "cannot be opened", "Check that its folder exists and can be written."),
     sqlite3.SQLITE_PERM: ("permission", "cannot be opened", "Check the owner and mode of the file and its folder."),
-    sqlite3.SQLITE_IOERR: (
-        "io",
-        "cannot be read or written",
-        "Check the disk. All that was answered before is kept.",
-    ),
+    sqlite3.SQLITE_IOERR: ("io", "cannot be read or written", "Check the disk. What was answered before is kept."),
     sqlite3.SQLITE_CORRUPT: ("corrupt", "is damaged", "Restore it from a backup, or move it away to start a new one."),
     sqlite3.SQLITE_NOTADB: ("corrupt", "is not an SQLite database", "Move it away, or give SQLiteStore another path."),
 }
@@ -98,7 +90,7 @@ def retry_busy(step: Callable[[], T], busy_s: float) -> T:
         try:
             return step()
         except sqlite3.OperationalError as error:
-            if not is_busy(error):
+            if _code(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise
             now = time.monotonic()
             deadline = deadline or now + busy_s
@@ -173,26 +165,17 @@ def _apply(connection: sqlite3.Connection, number: int, file: Path) -> None:
 
 def unavailable(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
     """The error as the rest of Antiphon knows it."""
-    translated = _translate(path, error)
-    translated.__cause__ = error
-    return translated
-
-
-def _translate(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
     if isinstance(error, OSError):
-        return StoreUnavailable(
-            f"The store {path} cannot be used: {error.strerror or error}. {_KEPT}",
-            hint="Check that its folder exists and can be written.",
-            reason="cannot_open",
-        )
-    code = getattr(error, "sqlite_errorcode", None)
-    reason, what, hint = _SENTENCES.get(
-        (code or 0) & 0xFF, ("failed", "failed", "This is not an error of yours: please report it.")
-    )
-    kept = "Whether this step was kept is uncertain." if reason == "io" else _KEPT
-    return StoreUnavailable(f"The store {path} {what} ({error}). {kept}", hint=hint, reason=reason)
+        reason, hint = "cannot_open", "Check that its folder exists and can be written."
+        text = f"cannot be used: {error.strerror or error}. {_KEPT}"
+    else:
+        reason, what, hint = _SENTENCES.get(_code(error), ("failed", "failed", "This is a bug: please report it."))
+        kept = "Whether this step was kept is uncertain." if reason == "io" else _KEPT
+        text = f"{what} ({error}). {kept}"
+    found = StoreUnavailable(f"The store {path} {text}", hint=hint, reason=reason)
+    found.__cause__ = error
+    return found
 
 
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether trying again in a moment can help."""
-    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+def _code(error: sqlite3.Error) -> int:
+    return (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
