@@ -164,7 +164,8 @@ class DatabaseFile:
         if self._queue or now < self._yield_until or lock.locked():
             return False
         with lock:
-            connection = self._take()
+            idle = self._idle
+            connection = idle.pop() if idle else self.open()
             try:
                 if now >= connection.look_at or self._wal is not None:
                     self._before_commit(connection)
@@ -184,7 +185,7 @@ class DatabaseFile:
                 if isinstance(error, sqlite3.Error):
                     raise unavailable(self._name, error) from error
                 raise
-            self._idle.append(connection)
+            idle.append(connection)
             return done
 
     def submit(self, operation: Operation) -> None:

@@ -110,7 +110,7 @@ class SQLiteJournal:
 
     def __init__(self, file: DatabaseFile, clock: Clock, access: Access, new_waiter: NewWaiter) -> None:
         self._file = file
-        self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
+        self.time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
         self._read = access.read
         self._access = access
         self._new_waiter = new_waiter
@@ -118,7 +118,7 @@ class SQLiteJournal:
         """How many claims were won in a row."""
 
     def now(self) -> int:
-        return self._time_ns() // 1_000_000
+        return self.time_ns() // 1_000_000
 
     async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
         if self.won < ALL_NEW:
@@ -261,41 +261,42 @@ class SQLiteJournal:
 class SyncSQLiteJournal(SyncFromAsync):
     """The same for threads. A plain ``begin`` or ``settle`` is one statement, with one event or none."""
 
-    __slots__ = ("_ends", "_file")
+    __slots__ = ("_ends", "_file", "_time_ns")
 
     _journal: SQLiteJournal
 
     def __init__(self, file: DatabaseFile, clock: Clock) -> None:
         super().__init__(SQLiteJournal(file, clock, _Blocking(file), ThreadWaiter))
         self._file = file
+        self._time_ns = self._journal.time_ns
         self._ends: dict[str, int] = {}
         """Where the runs end that were written to last."""
 
     def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
         journal = self._journal
         if journal.won >= ALL_NEW:
-            now = journal.now()
+            now = self._time_ns() // 1_000_000
             version = now * 1000
-            if self._execute(INSERT_CLAIM, claims.claim_values(request, now, version), events):
+            values = claims.claim_values(request, now, version)
+            if self._execute(INSERT_CLAIM, values, events) if events else self._file.execute_now(INSERT_CLAIM, values):
                 return Claimed(version, now)
         return drive(journal.begin(request, events))
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         if claims.is_plain(settlement):
-            now = self._journal.now()
+            now = self._time_ns() // 1_000_000
             settled = next_version(version, now)
-            if self._execute(SETTLE, claims.settle_values(key, version, settlement, settled, now), events):
+            values = claims.settle_values(key, version, settlement, settled, now)
+            if self._execute(SETTLE, values, events) if events else self._file.execute_now(SETTLE, values):
                 self._file.poller.wake((key,))
                 return settled
         return drive(self._journal.settle(key, version, settlement, events))
 
     def _execute(self, statement: str, values: tuple[Any, ...], events: Sequence[Row]) -> bool:
-        """One statement, with one event or none, as a transaction of its own; ``False``: nothing was changed.
+        """One statement with one event as a transaction of its own; ``False``: nothing was changed.
 
         Where a run ends is known until somebody else writes to it; then the event's number is taken.
         """
-        if not events:
-            return self._file.execute_now(statement, values)
         if len(events) > 1:
             return False
         run, kind, at_ms, body = events[0]
