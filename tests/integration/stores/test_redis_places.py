@@ -296,15 +296,35 @@ def test_a_moved_slot_is_followed(face: Face, own_cluster: Cluster, unique: str)
 
     async def work(journal: RedisJournal) -> None:
         claimed(await journal.begin(request_for("elsewhere")))
+        owner = _node_id(own_cluster, 1)
         for number in (1, 0, 2):
             with own_cluster.client(number) as client:
-                command(client, "CLUSTER", "SETSLOT", slot, "NODE", _node_id(own_cluster, 1))
+                command(client, "CLUSTER", "SETSLOT", slot, "NODE", owner)
+        with own_cluster.client(1) as client:  # a late message of the old owner must not take it back
+            command(client, "CLUSTER", "BUMPEPOCH")
+            command(client, "CLUSTER", "SETSLOT", slot, "NODE", owner)
         held = claimed(await journal.begin(request_for(key)))  # MOVED
         assert await journal.settle(key, held.version, done()) is not None
         with own_cluster.client(1) as client:
             assert client.exists(names.shard(key).record + key)
 
     in_face(face, RedisStore(own_cluster.url, prefix=unique), work)
+
+
+@both_faces
+def test_servers_that_send_each_other_the_call_are_given_up(face: Face, own_cluster: Cluster, unique: str) -> None:
+    names = Names(unique)
+    key = next(f"k{n}" for n in range(1000) if slot_of(names, f"k{n}") < 5461)
+
+    async def work(journal: RedisJournal) -> None:
+        claimed(await journal.begin(request_for("elsewhere")))
+        for number, other in ((0, 1), (1, 0)):
+            with own_cluster.client(number) as client:
+                command(client, "CLUSTER", "SETSLOT", slot_of(names, key), "NODE", _node_id(own_cluster, other))
+        with pytest.raises(StoreUnavailable):
+            await journal.begin(request_for(key))
+
+    in_face(face, RedisStore(own_cluster.url, prefix=unique, retry_timeout_s=0.3), work)
 
 
 @both_faces

@@ -30,6 +30,8 @@ Words = tuple[Any, ...]
 """A command and its arguments: ``str``, ``bytes`` or numbers."""
 
 _BACKOFF = ExponentialWithJitterBackoff(cap=0.25, base=0.01)
+_REDIRECTIONS = 5
+"""So many are followed at once; more come of servers that do not agree who has a slot, and are retried for a time."""
 _KEY_AT = {"EVALSHA": 3, "EVAL": 3, "MEMORY": 2}
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterException)
 """No reply: the command may have been executed."""
@@ -135,7 +137,7 @@ class Client:
         until, failures = since + max(timeout_s, self._retry_timeout_s), 0
         while isinstance(reply, Exception):
             failures += 1
-            if reply.__class__ is AskError:
+            if reply.__class__ is AskError and failures <= _REDIRECTIONS:
                 reply = await self._follow(words)
             else:
                 words = await self._next(reply, words, again, failures, until)
@@ -148,10 +150,12 @@ class Client:
             return in_full(words)
         if self._cluster and isinstance(error, MovedError):
             await self._refresh(error)
-            return words
+            if failures <= _REDIRECTIONS:
+                return words
         if isinstance(error, RedisClusterException) and isinstance(error.__cause__, Exception):
             error = error.__cause__  # why the topology could not be read
-        lost, transient = isinstance(error, _LOST), _reply_text(error).startswith(_TRANSIENT)
+        lost = isinstance(error, _LOST)
+        transient = _reply_text(error).startswith(_TRANSIENT) or isinstance(error, AskError)
         if isinstance(error, redis.AuthenticationError) or (isinstance(error, ResponseError) and not transient):
             raise _refused(self.target, error) from None
         if not lost and not transient:
