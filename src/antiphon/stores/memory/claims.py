@@ -56,8 +56,12 @@ class Node:
 
     key: str
     template: ClaimTemplate
-    asked: tuple[str, str, bytes | tuple[str, str], str, str, str | None]
-    """Identity, idempotency key, parameters, request id, token and call id of the request."""
+    identity: str
+    idempotency_key: str
+    params: bytes | tuple[str, str]
+    request_id: str
+    token: str
+    call_id: str | None
     found_by: str
     """The identity that finds it: the one that asked, except for an alias."""
     serial: int
@@ -73,6 +77,11 @@ class Node:
     kept: bool
     """In flight or unknown: never evicted."""
     settlement: Settlement | None
+    """How it ended, except for a plain success, of which only what differs is kept: less for the garbage collector."""
+    payload: bytes | None
+    """The result of a plain success."""
+    began: int
+    ended: int
     record: DedupeRecord | None
 
     @property
@@ -101,13 +110,19 @@ class Node:
             self.record = self._build()
         return self.record
 
+    def _settled(self) -> Settlement | None:
+        if self.payload is None:
+            return self.settlement
+        attempts = ((self.began, self.ended, "", False),)
+        return Settlement("done", self.expires - self.updated, self.payload, attempts=attempts, attempt_count=1)
+
     def _build(self) -> DedupeRecord:
-        template, settlement = self.template, self.settlement
-        identity, idempotency_key, params, request_id, token, call_id = self.asked
-        request = StaticClaimRequest(self.key, identity, template, idempotency_key, params, request_id, token, call_id)
+        template, settlement = self.template, self._settled()
+        ids = (self.request_id, self.token, self.call_id)
+        request = StaticClaimRequest(self.key, self.identity, template, self.idempotency_key, self.params, *ids)
         times = (self.created, self.updated, self.expires, template.ttl_ms if settlement is None else settlement.ttl_ms)
         held = (self.version, self.fence, template.tenant, template.workspace, owner_of(request))
-        known = (self.key, template.tool, idempotency_key, self.state, *times, recorded_request(request), *held)
+        known = (self.key, template.tool, self.idempotency_key, self.state, *times, recorded_request(request), *held)
         if settlement is None:
             return record_of((*known, False), NO_OUTCOME, None, self.lock_until, RECORD_VERSION)
         outcome = outcome_of(settlement)
@@ -314,7 +329,7 @@ class MemoryClaims(MemoryLog):
             return _new(Existing, (record, record, now))
         own = self._earlier(node.key, identity, now) if self._history else None
         if own is None:
-            return Existing(record, None, now)
+            return _new(Existing, (record, None, now))
         self._nodes.move_to_end(own.serial)
         return Existing(record, own.to_record(), now)
 
@@ -356,7 +371,7 @@ class MemoryClaims(MemoryLog):
         node.renewed_until = node.began = node.ended = 0
         node.state = "inflight"
         node.kept = True
-        node.settlement = node.record = None
+        node.settlement = node.record = node.payload = None
         self._current[key] = self._nodes[version] = node
         return _new(Claimed, (version, now))
 
@@ -375,13 +390,16 @@ class MemoryClaims(MemoryLog):
         """A few at once: making room has its own cost. Returns how many."""
         if self._full_at == self._last:
             return 0
-        evicted = 0
-        for _ in range(len(self._nodes)):
-            node = next(iter(self._nodes.values()))
+        evicted, nodes, current = 0, self._nodes, self._current
+        for _ in range(len(nodes)):
+            serial, node = nodes.popitem(last=False)
             if node.kept:
-                self._nodes.move_to_end(node.serial)
+                nodes[serial] = node
                 continue
-            self._drop(node)
+            if current.get(node.key) is node:
+                del current[node.key]  # nobody waits for it: it is settled
+            else:
+                self._drop(node)
             evicted += 1
             if evicted == wanted:
                 break
