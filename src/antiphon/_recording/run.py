@@ -268,7 +268,7 @@ class Run:
     def llm(self, request: Mapping[str, Any], send: Callable[[Any], Any], *, provider: str = "openai-chat") -> Any:
         """Ask a model: *send* is called with the request body, unless a replay answers.
 
-        With a coroutine function the result is awaitable; a response that comes in pieces stays a stream.
+        With a coroutine function the result is awaitable; a response that comes in chunks stays a stream.
         """
         if "llm_config" not in self._facts:
             self._facts["llm_config"] = model.config_of(request, provider)
