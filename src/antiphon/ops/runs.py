@@ -13,8 +13,9 @@ import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
-from antiphon._recording.recorder import whole
+from antiphon._recording.recorder import is_spilled, whole
 from antiphon._recording.run import EXIT_TAG
+from antiphon._replay.recording import Recording, full_name
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
@@ -23,7 +24,6 @@ from antiphon.ops.sandbox import outside
 from antiphon.ports import Clock, Journal, Row, SyncJournal
 
 if TYPE_CHECKING:
-    from antiphon._replay.recording import Recording
     from antiphon.redact import Redactor
 
 LATEST = "latest"
@@ -88,9 +88,10 @@ def replay_manifest(app: Antiphon, source: RunManifest, kind: str, **more: Any) 
 
 def load_recording(app: Antiphon, manifest: RunManifest) -> Recording:
     """The recording, ready to be asked; spilled payloads are brought back when they are needed."""
-    from antiphon._replay.recording import Recording
 
     def brought_back(event: Event) -> Event:
+        if not any(is_spilled(value) for value in event.payload.values()):
+            return event
         with outside():
             return whole(event, app.blobs, app.tenant)
 
@@ -225,12 +226,6 @@ def context_of(app: Antiphon, run: str, seq: int) -> dict[str, Any]:
         raise InvalidInput(f"Event {seq} is {event.type}, not a model call.", hint="Find one: antiphon show RUN --json")
     request = event.payload.get("providerRequest") or event.payload.get("request")
     return {"run": run, "seq": seq, "provider": event.payload.get("provider"), "request": request}
-
-
-def full_name(payload: dict[str, Any]) -> str:
-    """``namespace/name`` of a tool, the name of anything else."""
-    name, namespace = str(payload.get("name", "")), payload.get("namespace")
-    return f"{namespace}/{name}" if namespace else name
 
 
 class Node:
