@@ -20,7 +20,7 @@ _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]+)`")
 _HEAD = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+")
 _KEY = re.compile(r"\s*([^=#\[]+?)\s*=")
 _READ = re.compile(r"(?:KURRAL|R2|AWS)_[A-Z0-9_]+")
-"""Only what names a bucket and who may use it is taken from the file; everything else there is none of our business."""
+"""Only the bucket and its credentials are read from the file; everything else in it is ignored."""
 
 
 class Loaded(NamedTuple):

@@ -66,7 +66,7 @@ def iso(ms: int) -> str:
 
 
 class Reader(msgspec.Struct, eq=False):
-    """Reads the workflow events of one run, going on where it stopped."""
+    """Reads the workflow events of one run, each time from where it stopped."""
 
     journal: Journal
     run: str

@@ -57,7 +57,7 @@ _FRESH = {
 
 
 class Rejected(AntiphonError):
-    """The host says no, with the status and code the protocol has for it."""
+    """The host refuses a request, with the status and code of the protocol."""
 
     def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, code=code)
@@ -91,7 +91,7 @@ def performed_effect(nodeId: str) -> dict[str, str]:  # noqa: N803 - the name on
 
 
 class Host:
-    """Everything the HTTP face calls. One per process and event loop; :meth:`start` before use, :meth:`stop` after."""
+    """Everything the HTTP layer calls. One per process and event loop; :meth:`start` before use, :meth:`stop` after."""
 
     def __init__(self, app: Antiphon, post: Post) -> None:
         self.app = app
@@ -486,7 +486,7 @@ class HostRun:
             self.host.signals.wake(self.id)
 
     def cancel(self, reason: str) -> None:
-        """End the run as the user wishes."""
+        """End the run at the user's request."""
         if self.task is not None and self.runner.cancel_reason is None:
             self.runner.stop(reason)
             self.task.cancel()
@@ -500,7 +500,7 @@ class HostRun:
     async def cancel_requested(self) -> bool:
         return await self.host.journal.read(_cancel_key(self.id)) is not None
 
-    # -- going on after an interruption ------------------------------------------------------------------------------
+    # -- resuming ----------------------------------------------------------------------------------------------------
 
     @classmethod
     async def resumed(cls, host: Host, manifest: RunManifest, workflow: Workflow) -> HostRun | None:
@@ -518,7 +518,7 @@ class HostRun:
             run.state.error = {
                 "code": "resume_redacted",
                 "message": "The run was interrupted, and its log holds placeholders for secrets or personal data: "
-                "going on would send those. Start it again.",
+                "resuming would send those. Start it again.",
             }
         if run.state.open is not None:
             run.models.known = _known_answers(reader.rows, events, run.state.open)

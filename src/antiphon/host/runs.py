@@ -146,7 +146,7 @@ def _created(manifest: RunManifest) -> dict[str, Any]:
 async def fork_run(
     host: Host, principal: Principal, source_id: str, body: Mapping[str, Any], run_id: str, again: bool = False
 ) -> dict[str, Any]:
-    """A new run that begins with the events ``[0, fromSeq)`` of another and goes on from there."""
+    """A new run that begins with the events ``[0, fromSeq)`` of another and continues from there."""
     asked = decode(body, Fork)
     mode, start, overlay = asked.mode, asked.from_seq or 0, asked.overlay()
     source = await host.visible(principal, source_id)

@@ -154,7 +154,7 @@ class Webhooks:
     # -- delivering --------------------------------------------------------------------------------------------------
 
     def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
-        """Put new events on their way; a subscriber that is too slow loses events, the run does not wait."""
+        """Queue new events for delivery; a subscriber that is too slow loses events, the run does not wait."""
         now = self._clock.now_ms()
         for hook in self._hooks.values():
             if hook.tenant != manifest.tenant:

@@ -131,7 +131,7 @@ class Antiphon:
         tags: Mapping[str, str] | None = None,
         llm_cache: bool | None = None,
     ) -> Run:
-        """Open a run. With *resume* an interrupted run goes on: its finished calls are answered from their records.
+        """Open a run. With *resume* an interrupted run continues: its finished calls are answered from their records.
 
         With *llm_cache* answers of models are kept, and equal requests are answered from them (default: configuration).
         """

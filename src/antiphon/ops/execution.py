@@ -89,7 +89,7 @@ def execute_strictly(
 
 
 class _Patience:
-    """Code that lost a task to a call without an answer may wait for that task for ever."""
+    """Gives up on code that waits forever for a task that failed because a call had no answer."""
 
     def __init__(self, result: StrictResult) -> None:
         self._result = result

@@ -1,7 +1,8 @@
-"""Where exported runs are kept: a local folder, or an S3-compatible bucket that may be away (K7).
+"""Where exported runs are kept: a local folder, or an S3-compatible bucket that may be unreachable (K7).
 
 An artifact for the bucket is written to the outbox of the state folder first and sent from there. So an upload that
-breaks off goes on where it stopped, a bucket that is away loses nothing, and the next upload takes up what is left.
+breaks off continues where it stopped, nothing is lost while the bucket is unreachable, and the next upload sends what
+is left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ASGI application: routes over the use cases of the host, what surrounds every request, and its one way out."""
+"""The ASGI application: routes to the use cases of the host, middleware, and the client for outgoing requests."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def error(status: int, code: str, message: str, details: Any = None, headers: di
 
 
 def failure(problem: Exception) -> Response:
-    """An exception as the documented answer; what is not ours says nothing about its cause."""
+    """An exception as the documented answer; an unexpected one does not reveal its cause."""
     if isinstance(problem, Rejected):
         headers = {"Retry-After": "1"} if problem.status in (429, 503) else None
         return error(problem.status, problem.code, str(problem), problem.details, headers)

@@ -42,7 +42,7 @@ class Replay(NamedTuple):
 
 
 class Runner(msgspec.Struct, eq=False, kw_only=True):
-    """One run on its way."""
+    """Executes one run."""
 
     workflow: Workflow
     state: State
