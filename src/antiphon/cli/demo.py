@@ -107,9 +107,7 @@ def _play(stage: _Stage) -> None:
     stage.type("show")
     stage.check("one e-mail left, and the run says where it stopped", stage.sent == 1)
 
-    stage.title(
-        "2. The run is resumed. Finished calls are answered from records; the e-mail's outcome is unknown."
-    )
+    stage.title("2. The run is resumed. Finished calls are answered from records; the e-mail's outcome is unknown.")
     listed = stage.type("runs", "--json", show=False)
     run_id = str(orjson.loads(listed)["runs"][0]["id"])
     stage.type("run", _AGENT, "--input", _QUESTION, "--resume", run_id)
