@@ -12,12 +12,11 @@ from typing import Any, Self, TypeVar, overload
 
 from antiphon._gateway import results
 from antiphon._gateway.call import GuardedCall, new_call
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.drivers import AsyncWorld, BreakerFeed, SyncWorld, run_async, run_sync
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
-from antiphon._gateway.plan import Options, Plan, Plans
+from antiphon._gateway.plan import Dependencies, Options, Plan, Plans
 from antiphon._gateway.report import About
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.source import Opened

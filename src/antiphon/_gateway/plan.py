@@ -11,15 +11,15 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from antiphon._gateway.breakers import Breakers, Path
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.hooks import HookReply, Hooks
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.recording import Form
-from antiphon._gateway.report import About, Tallies
+from antiphon._gateway.report import About, Reporter, Tallies
 from antiphon._gateway.result_store import ResultStore
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.switches import Switches
@@ -30,13 +30,35 @@ from antiphon.decide.breaker import Breaker, Permit
 from antiphon.decide.retry import TokenBucket
 from antiphon.errors import ConfigError
 from antiphon.keys import KeyMaker
-from antiphon.ports import BreakerRow, ClaimTemplate, Clock
+from antiphon.ports import Blobs, BreakerRow, ClaimTemplate, Clock, Store
 
 log = logging.getLogger("antiphon.gateway")
 
 _PLACES_KEPT = 256
 Place = tuple[str, str, str | None]
 """Session, actor and workspace."""
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependencies:
+    """What a gateway is built from. The config layer wires it; the engine only uses it."""
+
+    store: Store
+    settings: Settings = field(default_factory=Settings)
+    clock: Clock = field(default_factory=Clock)
+    reporter: Reporter = field(default_factory=Reporter)
+    redactor: Any = None
+    """``None`` for a store that never leaves the process."""
+    sealer: Callable[[], Any] = _nothing
+    blobs: Callable[[], Blobs | None] = _nothing
+    reload: Callable[[], Settings | None] = _nothing
+    """New settings if the configuration changed since it was asked last."""
+    renews: bool = True
+    """Whether the process's thread renews leases; otherwise the owner of the gateway does (tests, simulations)."""
 
 
 class Options(NamedTuple):
@@ -309,7 +331,7 @@ class Plans:
         plain = type(clock).now_ms is Clock.now_ms
         self.time_ns = time.time_ns if plain else lambda: clock.now_ms() * 1_000_000
         self.reporter = dependencies.reporter
-        self.results = ResultStore(dependencies)
+        self.results = ResultStore(settings, dependencies.redactor, dependencies.sealer, dependencies.blobs)
         self.inline_kind = "async" if asynchronous else "sync"
         self.tools: dict[str, Tool] = {}
         self.hooks = Hooks()

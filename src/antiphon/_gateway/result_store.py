@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from antiphon._gateway import codec
-from antiphon._gateway.dependencies import Dependencies
+from antiphon._gateway.settings import Settings
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import StoreError
@@ -24,15 +25,17 @@ _SEALED = "sealed+"
 class ResultStore:
     """Turns results into settlements, and back."""
 
-    def __init__(self, dependencies: Dependencies) -> None:
-        self.redactor: Redactor | None = dependencies.redactor
-        self.blobs = dependencies.blobs
-        self._sealer = dependencies.sealer
-        self.payload_limit = dependencies.settings.payload_limit
-        self._result_limit = dependencies.settings.result_limit
+    def __init__(
+        self, settings: Settings, redactor: Any, sealer: Callable[[], Any], blobs: Callable[[], Blobs | None]
+    ) -> None:
+        self.redactor: Redactor | None = redactor
+        self.blobs = blobs
+        self._sealer = sealer
+        self.payload_limit = settings.payload_limit
+        self._result_limit = settings.result_limit
         self.largest_plain = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
         """Bytes of a result that is kept as it is, whatever is in it."""
-        self.tenant = dependencies.settings.tenant
+        self.tenant = settings.tenant
 
     def clean(self, text: str) -> str:
         """A message that may be stored."""

@@ -21,7 +21,7 @@ from antiphon.errors import ConfigError
 from antiphon.ports import Blobs, Clock, Listener, Store
 
 if TYPE_CHECKING:
-    from antiphon._gateway.dependencies import Dependencies
+    from antiphon._gateway.plan import Dependencies
     from antiphon._gateway.report import Metrics
     from antiphon.blobs.s3 import Bucket, S3Objects
     from antiphon.redact import Rules
@@ -262,7 +262,7 @@ def wire(
     listeners: tuple[Listener, ...] = (),
 ) -> Dependencies:
     """What a gateway is built from."""
-    from antiphon._gateway.dependencies import Dependencies
+    from antiphon._gateway.plan import Dependencies
     from antiphon._gateway.report import Reporter
 
     loaded = resolve(config)

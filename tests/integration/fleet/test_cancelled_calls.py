@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import AsyncGateway
+from antiphon._gateway.plan import Dependencies
 from antiphon.stores import PostgresStore, RedisStore, SQLiteStore
 
 ROUNDS, CALLS = 20, 12

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
 
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.leases import Leases
+from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon.contract.record import DedupeRecord

@@ -13,8 +13,8 @@ import pytest
 
 import antiphon._gateway
 from antiphon._gateway.context import held
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway
+from antiphon._gateway.plan import Dependencies
 from antiphon.ops.app import Antiphon
 from antiphon.stores import MemoryStore, SQLiteStore
 from tests.unit.gateway.kit import Ears, Rig, envelope

@@ -9,9 +9,9 @@ import pytest
 
 from antiphon._gateway import leases as module
 from antiphon._gateway.call import new_call
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._gateway.plan import Dependencies
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import MemoryStore

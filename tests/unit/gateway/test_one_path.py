@@ -12,8 +12,8 @@ import pytest
 
 import antiphon._gateway
 from antiphon import stores
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import AsyncGateway, Gateway
+from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.config.load import FILE_NAME
 from antiphon.config.wiring import wire

@@ -14,8 +14,8 @@ from antiphon._gateway import attempt, claim, repair, settlement
 from antiphon._gateway.admission import admit
 from antiphon._gateway.call import GuardedCall, new_call
 from antiphon._gateway.context import CallContext, held, running
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway, from_envelope
+from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.steps import (
     BEGIN,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from antiphon._gateway.context import CallContext
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import Gateway
+from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import BreakerPolicy
 from antiphon.errors import ConfigError

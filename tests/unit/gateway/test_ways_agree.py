@@ -32,10 +32,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from antiphon._drive import drive
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome
+from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon._recording.recorder import Recorder

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from antiphon._gateway.context import CallContext
-from antiphon._gateway.dependencies import Dependencies
 from antiphon._gateway.drivers import AsyncWorld
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.hooks import HookCall, HookReply
 from antiphon._gateway.late import _PATIENCE_S
+from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._gateway.threads import Abandoned, Late, ThreadRunner, TimedOut
