@@ -92,7 +92,7 @@ def test_an_operator_fences_a_tool_off(fleet_url: str, effects: Effects, command
             assert worker.ask(("call", f"o{number}", "c"))["status"] == "success"
         forced = command("breakers", "force-open", "tools/charge", "--reason", "provider incident")
         assert forced.returncode == 0, forced.stderr
-        until(lambda: all(w.ask(("call", "new", "n"))["code"] == "circuit_open" for w in workers), "fenced off", 1.0)
+        until(lambda: all(w.ask(("call", "new", "n"))["code"] == "circuit_open" for w in workers), "all refuse", 1.0)
         assert "FORCED_OPEN" in command("breakers", "list").stdout
         assert command("breakers", "reset", "tools/charge").returncode == 0
         until(lambda: all(w.ask(("call", "new", "n"))["status"] == "success" for w in workers), "open again", 1.0)

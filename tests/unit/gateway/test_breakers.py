@@ -118,7 +118,7 @@ def test_hints_choose_the_breaker_that_counts() -> None:
     rig.tool("fine", name="c", idempotent=True)
     for number in range(5):
         rig.execute(tool="a", attempts=1, hint="dependency", params={"to": str(number)})
-    # the dependency is fenced off for every tool that uses it, whatever breaker the call asks for
+    # the breaker of the dependency is open for every tool that uses it, whatever breaker the call asks for
     assert rig.execute(tool="b").status == "circuit_open"
     assert rig.execute(tool="c").ok
 
