@@ -10,20 +10,20 @@ import binascii
 import hashlib
 import re
 import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from antiphon.canonical import parse_json
 from antiphon.errors import CanonicalError, ContractError
 from antiphon.llm.key import tool_order
 
-TRANSPORT: Final = tuple(
+TRANSPORT: Final = frozenset(
     "stream stream_options metadata user store background service_tier prompt_cache_key prompt_cache_retention"
     " safety_identifier request_id requestId traceparent tracestate timeout api_key extra_headers extra_query".split()
 )
 """Fields that cannot change what a model answers: they are left out of every key."""
 
-FIELD_ORDER: Final = tuple(
+FIELD_ORDER: Final = (
     "temperature responseSchema topP topK maxOutputTokens seed stop toolChoice responseFormat safetySettings".split()
 )
 _SNAKE: Final = re.compile("_([a-z])")
@@ -31,6 +31,7 @@ _TO_STANDARD: Final = str.maketrans("-_", "+/")
 
 Block = dict[str, Any]
 """One block of a canonical message."""
+Fieldset = Mapping[str, Any] | None
 
 
 def wrong(path: str, what: str) -> ContractError:
@@ -60,110 +61,104 @@ def as_object(value: Any, path: str) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of one object: each is taken once, under any of its spellings, and :meth:`rest` is what is left.
+    """The fields of one object: each is taken once, under either of its spellings; ``left`` holds the others.
 
     Null counts as absent: for a provider the two mean the same.
     """
 
-    __slots__ = ("_left", "path")
+    __slots__ = ("left", "path")
 
     def __init__(self, value: Any, path: str) -> None:
+        if not isinstance(value, dict):
+            raise wrong(path, "an object")
         self.path = path
-        self._left = {name: item for name, item in as_object(value, path).items() if item is not None}
+        self.left = dict(value)
+        for name in value:
+            if value[name] is None:
+                del self.left[name]
 
-    def at(self, *names: str) -> str:
+    def at(self, name: str, other: str = "") -> str:
         """The path of a field, in the spelling that is there."""
-        for name in names:
-            if name in self._left:
-                return f"{self.path}.{name}"
-        return f"{self.path}.{names[0]}"
+        return f"{self.path}.{other if other in self.left and name not in self.left else name}"
 
-    def has(self, *names: str) -> bool:
-        """Whether the field is there and not yet taken."""
-        return any(name in self._left for name in names)
-
-    def take(self, *names: str) -> Any:
-        """The field's value, or ``None``."""
-        for name in names:
-            if name in self._left:
-                return self._left.pop(name)
-        return None
-
-    def _found(self, names: Sequence[str]) -> tuple[Any, str]:
-        """The field's value and path, once."""
-        for name in names:
-            if name in self._left:
-                return self._left.pop(name), f"{self.path}.{name}"
-        return None, ""
+    def take(self, name: str, other: str = "", kind: type | tuple[type, ...] = object, what: str = "") -> Any:
+        """The field's value, or ``None``; if it is not of *kind*, the complaint says that it must be *what*."""
+        left = self.left
+        if name not in left:
+            if not other or other not in left:
+                return None
+            name = other
+        value = left.pop(name)
+        if not isinstance(value, kind):
+            raise wrong(f"{self.path}.{name}", what)
+        return value
 
     def drop(self, *names: str) -> None:
         """Forget fields that influence nothing."""
         for name in names:
-            self._left.pop(name, None)
+            self.left.pop(name, None)
 
-    def text(self, *names: str) -> str | None:
+    def text(self, name: str, other: str = "") -> str | None:
         """The field as a string, or ``None``."""
-        for name in names:
-            if name in self._left:
-                value = self._left.pop(name)
-                return value if type(value) is str else as_text(value, f"{self.path}.{name}")
-        return None
+        if name not in self.left:
+            if not other or other not in self.left:
+                return None
+            name = other
+        value = self.left.pop(name)
+        return value if isinstance(value, str) else as_text(value, f"{self.path}.{name}")
 
-    def need_text(self, *names: str) -> str:
+    def need_text(self, name: str, other: str = "") -> str:
         """The field as a non-empty string."""
-        value = self.text(*names)
+        value = self.text(name, other)
         if not value:
-            raise wrong(f"{self.path}.{names[0]}", "a non-empty string")
+            raise wrong(f"{self.path}.{name}", "a non-empty string")
         return value
 
-    def number(self, *names: str) -> float | int | None:
+    def number(self, name: str) -> float | int | None:
         """The field as a number, or ``None``."""
-        value, path = self._found(names)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise wrong(path, "a number")
+        value: float | int | None = self.take(name, "", (int, float), "a number")
+        if isinstance(value, bool):
+            raise wrong(f"{self.path}.{name}", "a number")
         return value
 
-    def integer(self, *names: str) -> int | None:
+    def integer(self, name: str) -> int | None:
         """The field as an integer, or ``None``; ``7.0`` is one."""
-        value, path = self._found(names)
-        if isinstance(value, float) and value.is_integer():
-            return int(value)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise wrong(path, "an integer")
-        return value
+        value: float | int | None = self.take(name, "", (int, float), "an integer")
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise wrong(f"{self.path}.{name}", "an integer")
+        return None if value is None else int(value)
 
-    def flag(self, *names: str) -> bool | None:
+    def flag(self, name: str) -> bool | None:
         """The field as true or false, or ``None``."""
-        value, path = self._found(names)
-        if value is not None and not isinstance(value, bool):
-            raise wrong(path, "true or false")
-        return value
+        found: bool | None = self.take(name, "", bool, "true or false")
+        return found
 
-    def items(self, *names: str) -> Iterable[tuple[Any, str]]:
+    def items(self, name: str, other: str = "") -> Iterable[tuple[Any, str]]:
         """The elements of a list field with their paths; nothing if it is absent."""
-        value, path = self._found(names)
-        return () if value is None else elements(value, path)
+        if name not in self.left:
+            if not other or other not in self.left:
+                return ()
+            name = other
+        return elements(self.left.pop(name), f"{self.path}.{name}")
 
-    def texts(self, *names: str) -> list[str] | None:
+    def texts(self, name: str, other: str = "") -> list[str] | None:
         """The field as a list of strings; one string alone counts as a list of one."""
-        value, path = self._found(names)
+        path = self.at(name, other)
+        value = self.take(name, other)
         if isinstance(value, str):
             return [value]
         return None if value is None else [as_text(item, at) for item, at in elements(value, path)]
 
-    def fields(self, *names: str) -> Fields | None:
+    def fields(self, name: str, other: str = "") -> Fields | None:
         """The field as an object, or ``None``."""
-        value, path = self._found(names)
+        path = self.at(name, other)
+        value = self.take(name, other)
         return None if value is None else Fields(value, path)
 
-    def object(self, *names: str) -> dict[str, Any] | None:
+    def object(self, name: str, other: str = "") -> dict[str, Any] | None:
         """The field as an object that is kept as it is, or ``None``."""
-        value, path = self._found(names)
-        return None if value is None else as_object(value, path)
-
-    def rest(self) -> dict[str, Any]:
-        """The fields that were not taken."""
-        return self._left
+        found: dict[str, Any] | None = self.take(name, other, dict, "an object")
+        return found
 
 
 def elements(value: Any, path: str) -> Iterable[tuple[Any, str]]:
@@ -171,98 +166,139 @@ def elements(value: Any, path: str) -> Iterable[tuple[Any, str]]:
     return [(item, f"{path}[{index}]") for index, item in enumerate(as_list(value, path))]
 
 
+_READERS: Final[Mapping[str, Callable[[Fields, str], Any]]] = {
+    "stop": Fields.texts,
+    "maxOutputTokens": Fields.integer,
+    "seed": Fields.integer,
+}
+
+
 class Draft:
     """Collects messages, tools and settings of one request."""
 
     def __init__(self, body: Any, *, vendor: str, model: str | None = None, camel: bool = False) -> None:
         self.body = Fields(body, "$")
-        self.body.drop(*TRANSPORT)
+        for name in TRANSPORT.intersection(self.body.left):
+            del self.body.left[name]
         self.vendor = vendor
         self._camel = camel
         self._model = model
-        self._messages: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self._tools: list[dict[str, Any]] = []
         self._fields: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
         self._developer: list[int] = []
         self._calls: dict[str, str] = {}
 
-    def say(self, role: str, blocks: Sequence[Block], **fields: Any) -> None:
-        """Append a message; a developer's is a system message, and that a model may tell them apart is kept."""
-        if role == "developer":
-            self._developer.append(len(self._messages))
-            role = "system"
-        self._messages.append(self.message(role, blocks, **fields))
+    def message(
+        self,
+        role: str,
+        blocks: list[Block],
+        *,
+        name: str | None = None,
+        call_id: str | None = None,
+        extra: Fieldset = None,
+        is_error: bool | None = None,
+    ) -> dict[str, Any]:
+        """The next message; a single plain text block becomes a string.
 
-    def say_in_turn(self, role: str, parts: Iterable[Block], **fields: Any) -> None:
+        A developer's is a system message, and that a model may tell them apart is kept.
+        """
+        message: dict[str, Any] = {"role": role, "content": blocks or ""}
+        if len(blocks) == 1 and len(blocks[0]) == 2 and blocks[0]["type"] == "text":
+            message["content"] = blocks[0]["text"]
+        if role == "developer":
+            self._developer.append(len(self.messages))
+            message["role"] = "system"
+        if name and not (role == "tool" and self._calls.get(call_id or "") == name):  # its call has said the name
+            message["name"] = name
+        if call_id:
+            message["toolCallId"] = call_id
+        if is_error:
+            message["isError"] = True
+        if extra:
+            message["vendorFields"] = extra
+        return message
+
+    def add_turn(self, role: str, parts: Iterable[Block], extra: Fieldset) -> None:
         """Append the blocks of one turn; results of tools between them are messages of their own."""
-        before = len(self._messages)
+        before = len(self.messages)
         run: list[Block] = []
         for part in parts:
             if "role" not in part:
                 run.append(part)
                 continue
             if run:
-                self.say(role, run, **fields)
+                self.messages.append(self.message(role, run, extra=extra))
                 run = []
-            self._messages.append(part)
-        if run or len(self._messages) == before:
-            self.say(role, run, **fields)
+            self.messages.append(part)
+        if run or len(self.messages) == before:
+            self.messages.append(self.message(role, run, extra=extra))
 
-    def message(self, role: str, blocks: Sequence[Block], **fields: Any) -> dict[str, Any]:
-        """A message; a single plain text block becomes a string."""
-        content: Any = blocks or ""
-        if len(blocks) == 1 and len(blocks[0]) == 2 and blocks[0]["type"] == "text":
-            content = blocks[0]["text"]
-        message: dict[str, Any] = {"role": role, "content": content}
-        if fields:
-            if role == "tool" and self._calls.get(fields.get("toolCallId") or "") == fields.get("name"):
-                fields.pop("name", None)  # the call it answers has said it; not every vendor repeats it
-            message.update((name, value) for name, value in fields.items() if value)
-        return message
-
-    def call(self, name: str, arguments: Any, path: str, call_id: str | None = None, **fields: Any) -> Block:
+    def call(
+        self,
+        name: str,
+        arguments: Any,
+        path: str,
+        call_id: str | None = None,
+        extra: Fieldset = None,
+        *,
+        is_json: bool = True,
+    ) -> Block:
         """The block of a call the model asked for; arguments given as text are read as JSON if they are."""
         block: Block = {"type": "toolCall", "name": name}
         if call_id is not None:
             block["id"] = call_id
             self._calls[call_id] = name
-        if isinstance(arguments, str):
+        if not is_json:
+            block["argumentsText"] = arguments
+        elif isinstance(arguments, str):
             try:
                 block["arguments"] = parse_json(arguments) if arguments else {}
             except CanonicalError:
                 block["argumentsText"] = arguments
-        elif "argumentsText" not in fields:
+        else:
             block["arguments"] = as_object(arguments, path)
-        block.update((key, value) for key, value in fields.items() if value is not None)
+        if extra:
+            block["vendorFields"] = extra
         return block
 
     def vendor_block(self, value: Any, path: str) -> Block:
         """A block only one vendor has, kept as it is."""
         return {"type": "vendor", "vendor": self.vendor, "block": as_object(value, path)}
 
-    def tool(self, name: str, *, parameters: dict[str, Any] | None = None, **fields: Any) -> None:
+    def tool(
+        self,
+        name: str,
+        parameters: Fieldset = None,
+        description: str | None = None,
+        *,
+        strict: bool | None = None,
+        hosted: Fieldset = None,
+        extra: Fieldset = None,
+    ) -> None:
         """Add a tool; one without parameters takes none."""
         tool: dict[str, Any] = {"name": name, "parameters": parameters or {}}
-        extra = fields.pop("extra", None)
-        tool.update((key, value) for key, value in fields.items() if value is not None)
-        self._tools.append(with_vendor_fields(tool, extra))
+        if description is not None:
+            tool["description"] = description
+        if strict is not None:
+            tool["strict"] = strict
+        if hosted is not None:
+            tool["hosted"] = hosted
+        if extra:
+            tool["vendorFields"] = extra
+        self._tools.append(tool)
 
-    def function(self, tool: Fields, *parameters: str) -> None:
-        """Add a function tool; its schema has one of the names *parameters*."""
-        self.tool(
-            tool.need_text("name"),
-            description=tool.text("description"),
-            strict=tool.flag("strict"),
-            parameters=tool.object(*parameters),
-            extra=tool.rest(),
-        )
+    def function(self, tool: Fields, parameters: str) -> None:
+        """Add a function tool; its schema is in the field *parameters*."""
+        name, description, strict = tool.need_text("name"), tool.text("description"), tool.flag("strict")
+        self.tool(name, tool.object(parameters), description, strict=strict, extra=tool.left)
 
     def hosted_tool(self, value: Any, path: str) -> None:
         """Add a tool the vendor runs itself; credentials given to it are not part of any key."""
         tool = Fields(value, path)
         tool.drop("authorization", "authorization_token", "headers")
-        kept = tool.rest()
+        kept = tool.left
         custom = kept.get("custom")
         named = custom if isinstance(custom, dict) else kept
         name = named.get("name") or kept.get("server_label") or kept.get("type")
@@ -273,11 +309,11 @@ class Draft:
         if value is not None:
             self._fields[name] = value
 
-    def settings(self, source: Fields, spellings: Mapping[str, Sequence[str]]) -> None:
-        """Set what all vendors have, each under the vendor's *spellings*."""
-        readers = {"stop": source.texts, "maxOutputTokens": source.integer, "seed": source.integer}
-        for name, names in spellings.items():
-            self.set(name, readers.get(name, source.number)(*names))
+    def settings(self, source: Fields, spellings: Mapping[str, str]) -> None:
+        """Set what all vendors have: *spellings* says how this one spells it, the best spelling first."""
+        for spelling, name in spellings.items():
+            if spelling in source.left and name not in self._fields:
+                self._fields[name] = _READERS.get(name, Fields.number)(source, spelling)
 
     def option(self, name: str, value: Any) -> None:
         """Keep something only this vendor knows, so that no key ever ignores it."""
@@ -287,7 +323,7 @@ class Draft:
 
     def options(self, source: Fields, prefix: str = "") -> None:
         """Keep all fields of *source* that were not taken."""
-        for name, value in source.rest().items():
+        for name, value in source.left.items():
             self.option(prefix + name, value)
 
     def choice(self, mode: str, *, names: list[str] | None = None, value: Any = None) -> None:
@@ -323,10 +359,11 @@ class Draft:
         request: dict[str, Any] = {
             "model": model,
             "provider": self.vendor,
-            "messages": self._messages,
+            "messages": self.messages,
             "tools": self._tools,
         }
-        request.update((name, self._fields[name]) for name in FIELD_ORDER if name in self._fields)
+        if self._fields:
+            request.update((name, self._fields[name]) for name in FIELD_ORDER if name in self._fields)
         if self._options:
             request["providerOptions"] = self._options
         return request

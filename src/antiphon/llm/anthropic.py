@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from antiphon.llm._draft import (
@@ -18,12 +18,12 @@ from antiphon.llm._draft import (
 )
 
 _CHOICES: Final = {"auto": "auto", "none": "none", "any": "required"}
-_SETTINGS: Final[Mapping[str, Sequence[str]]] = {
-    "temperature": ("temperature",),
-    "topP": ("top_p",),
-    "topK": ("top_k",),
-    "maxOutputTokens": ("max_tokens",),
-    "stop": ("stop_sequences",),
+_SETTINGS: Final = {
+    "temperature": "temperature",
+    "top_p": "topP",
+    "top_k": "topK",
+    "max_tokens": "maxOutputTokens",
+    "stop_sequences": "stop",
 }
 
 
@@ -32,8 +32,8 @@ def read(draft: Draft) -> None:
     body = draft.body
     system = body.take("system")
     if system:
-        draft.say("system", list(_content(draft, system, "$.system")))
-    if not body.has("messages"):
+        draft.messages.append(draft.message("system", list(_content(draft, system, "$.system"))))
+    if "messages" not in body.left:
         raise wrong("$.messages", "a list of messages")
     for value, path in body.items("messages"):
         _message(draft, Fields(value, path))
@@ -46,7 +46,7 @@ def read(draft: Draft) -> None:
     for server in servers:
         server.drop("authorization_token")
     if servers:
-        draft.option("mcp_servers", [server.rest() for server in servers])
+        draft.option("mcp_servers", [server.left for server in servers])
 
 
 def _message(draft: Draft, message: Fields) -> None:
@@ -57,7 +57,7 @@ def _message(draft: Draft, message: Fields) -> None:
     path = f"{message.path}.content"
     if content is None:
         raise wrong(path, "a string or a list of blocks")
-    draft.say_in_turn(role, _content(draft, content, path, results=role == "user"), vendorFields=message.rest())
+    draft.add_turn(role, _content(draft, content, path, results=role == "user"), message.left)
 
 
 def _content(draft: Draft, value: Any, path: str, *, results: bool = False) -> Iterator[Block]:
@@ -81,26 +81,25 @@ def _result(draft: Draft, block: Fields) -> dict[str, Any]:
     given = block.take("content")
     blocks = [] if given is None else list(_content(draft, given, f"{block.path}.content"))
     is_error = block.flag("is_error")
-    return draft.message("tool", blocks, toolCallId=call_id, isError=is_error, vendorFields=block.rest())
+    return draft.message("tool", blocks, call_id=call_id, is_error=is_error, extra=block.left)
 
 
 def _block(draft: Draft, block: Fields, value: dict[str, Any], kind: str | None) -> Block:
     if kind == "text":
-        return text_block(block.text("text") or "", block.rest())
+        return text_block(block.text("text") or "", block.left)
     if kind == "tool_use":
         name = block.need_text("name")
         call_id = block.need_text("id")
         arguments = block.take("input") or {}
-        extra = block.rest() or None
-        return draft.call(name, arguments, f"{block.path}.input", call_id, vendorFields=extra)
+        return draft.call(name, arguments, f"{block.path}.input", call_id, block.left)
     if kind == "thinking":
         thought = {"type": "thinking", "text": block.text("thinking") or ""}
         signature = block.text("signature")
         if signature is not None:
             thought["signature"] = signature
-        return with_vendor_fields(thought, block.rest())
+        return with_vendor_fields(thought, block.left)
     if kind == "redacted_thinking":
-        return with_vendor_fields({"type": "thinking", "encrypted": block.need_text("data")}, block.rest())
+        return with_vendor_fields({"type": "thinking", "encrypted": block.need_text("data")}, block.left)
     if kind in ("image", "document"):
         return _media(block, kind)
     return draft.vendor_block(_uncached(value), block.path)
@@ -126,16 +125,16 @@ def _media(block: Fields, kind: str) -> Block:
     elif form == "text" and kind == "document":
         content = {"text": source.text("data") or ""}
     else:
-        unknown = {"source": {"type": form, **source.rest()}}
-        return with_vendor_fields(media_block(kind, name=name), block.rest(), unknown)
+        unknown = {"source": {"type": form, **source.left}}
+        return with_vendor_fields(media_block(kind, name=name), block.left, unknown)
     found = media_block(kind, mediaType=media_type, name=name, **content)
-    return with_vendor_fields(found, source.rest(), block.rest())
+    return with_vendor_fields(found, source.left, block.left)
 
 
 def _tool(draft: Draft, value: Any, path: str) -> None:
     tool = Fields(value, path)
     tool.drop("cache_control")
-    if tool.text("type") in ("custom", None) and tool.has("input_schema"):
+    if tool.text("type") in ("custom", None) and "input_schema" in tool.left:
         draft.function(tool, "input_schema")
     else:
         draft.hosted_tool(_uncached(value), path)
@@ -151,7 +150,7 @@ def _choice(draft: Draft) -> None:
     elif kind == "tool":
         draft.choice("tool", names=[choice.need_text("name")])
     else:
-        draft.choice("vendor", value={"type": kind, **choice.rest()})
+        draft.choice("vendor", value={"type": kind, **choice.left})
         return
     draft.options(choice, "tool_choice.")
 
@@ -169,6 +168,6 @@ def _answer_form(draft: Draft) -> None:
         return
     given = Fields(value, path)
     if given.text("type") == "json_schema":
-        draft.answer_form("json", schema=given.object("schema"), value=given.rest())
+        draft.answer_form("json", schema=given.object("schema"), value=given.left)
     else:
         draft.answer_form("vendor", value=value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from antiphon.llm._draft import (
@@ -21,13 +20,17 @@ from antiphon.llm._draft import (
 
 _ROLES: Final = {"user": "user", "model": "assistant", "function": "user", "tool": "user", "system": "system"}
 _CHOICES: Final = {"AUTO": "auto", "NONE": "none", "ANY": "required"}
-_SETTINGS: Final[Mapping[str, Sequence[str]]] = {
-    "temperature": ("temperature",),
-    "topP": ("topP", "top_p"),
-    "topK": ("topK", "top_k"),
-    "maxOutputTokens": ("maxOutputTokens", "max_output_tokens"),
-    "seed": ("seed",),
-    "stop": ("stopSequences", "stop_sequences"),
+_SETTINGS: Final = {
+    "temperature": "temperature",
+    "topP": "topP",
+    "top_p": "topP",
+    "topK": "topK",
+    "top_k": "topK",
+    "maxOutputTokens": "maxOutputTokens",
+    "max_output_tokens": "maxOutputTokens",
+    "seed": "seed",
+    "stopSequences": "stop",
+    "stop_sequences": "stop",
 }
 
 
@@ -54,7 +57,7 @@ def read(draft: Draft) -> None:
 
 def _content(draft: Draft, value: Any, path: str, role: str = "") -> None:
     if isinstance(value, str):
-        draft.say(role or "user", [text_block(value)] if value else [])
+        draft.messages.append({"role": role or "user", "content": value})
         return
     content = Fields(value, path)
     said = content.text("role") or "user"
@@ -65,7 +68,7 @@ def _content(draft: Draft, value: Any, path: str, role: str = "") -> None:
     if parts is None:
         raise wrong(f"{path}.parts", "a list of parts")
     given = elements([parts] if isinstance(parts, dict) else parts, f"{path}.parts")
-    draft.say_in_turn(role, (_part(draft, part, at) for part, at in given), vendorFields=content.rest())
+    draft.add_turn(role, (_part(draft, part, at) for part, at in given), content.left)
 
 
 def _part(draft: Draft, value: Any, path: str) -> Block:
@@ -82,24 +85,26 @@ def _part(draft: Draft, value: Any, path: str) -> Block:
             block["signature"] = signature
         elif signature is not None:
             block["vendorFields"] = {"thoughtSignature": signature}
-        return with_vendor_fields(block, part.rest())
+        return with_vendor_fields(block, part.left)
     call = part.fields("functionCall", "function_call")
     if call is not None:
         name, call_id, arguments = call.need_text("name"), call.text("id"), call.object("args") or {}
-        block = draft.call(name, arguments, call.path, call_id, signature=signature)
-        return with_vendor_fields(block, call.rest(), part.rest())
+        block = draft.call(name, arguments, call.path, call_id)
+        if signature is not None:
+            block["signature"] = signature
+        return with_vendor_fields(block, call.left, part.left)
     data = part.fields("inlineData", "inline_data")
     if data is not None:
         media_type = data.need_text("mimeType", "mime_type")
         digest = digest_of_base64(data.take("data"), f"{data.path}.data")
         shown = data.text("displayName", "display_name") or None
         block = media_block(_media_kind(media_type), mediaType=media_type, digest=digest, name=shown)
-        return with_vendor_fields(block, data.rest(), part.rest())
+        return with_vendor_fields(block, data.left, part.left)
     file = part.fields("fileData", "file_data")
     if file is not None:
         kind, uri = file.text("mimeType", "mime_type"), file.need_text("fileUri", "file_uri")
         block = media_block(_media_kind(kind or ""), mediaType=kind, url=uri)
-        return with_vendor_fields(block, file.rest(), part.rest())
+        return with_vendor_fields(block, file.left, part.left)
     return draft.vendor_block(value, path)
 
 
@@ -119,8 +124,8 @@ def _result(draft: Draft, result: Fields, part: Fields) -> dict[str, Any]:
     blocks: list[Block] = [{"type": "json", "value": value}]
     if isinstance(value, str):
         blocks = [text_block(value)] if value else []
-    extra = {**result.rest(), **part.rest()}
-    return draft.message("tool", blocks, name=name, toolCallId=call_id, isError=is_error, vendorFields=extra)
+    extra = {**result.left, **part.left}
+    return draft.message("tool", blocks, name=name, call_id=call_id, is_error=is_error, extra=extra)
 
 
 def _tools(draft: Draft, group: Fields) -> None:
@@ -131,8 +136,8 @@ def _tools(draft: Draft, group: Fields) -> None:
         parameters = function.object("parametersJsonSchema", "parameters_json_schema")
         if parameters is None and (given := function.object("parameters")) is not None:
             parameters = json_schema(given)
-        draft.tool(name, description=description, parameters=parameters, extra=function.rest())
-    for name, value in group.rest().items():
+        draft.tool(name, parameters, description, extra=function.left)
+    for name, value in group.left.items():
         draft.tool(name, hosted={name: value})
 
 

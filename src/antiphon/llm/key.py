@@ -37,6 +37,7 @@ VARIANT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "parallelToolCalls": ("parallel_tool_calls",),
 }
 """What shapes an answer beside the six fields of the key: name in the variant -> spellings in a request."""
+_VARIANT_SPELLINGS: Final = frozenset(spelling for spellings in VARIANT_FIELDS.values() for spelling in spellings)
 
 
 def llm_cache_key(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
@@ -68,6 +69,8 @@ def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
     """The fields :func:`variant_digest` hashes, under one spelling; null counts as absent."""
     _check_object(request)
     parts: dict[str, Any] = {}
+    if _VARIANT_SPELLINGS.isdisjoint(request):
+        return parts
     for name, spellings in VARIANT_FIELDS.items():
         given = [request[spelling] for spelling in spellings if request.get(spelling) is not None]
         if given:

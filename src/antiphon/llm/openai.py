@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from antiphon.llm._draft import (
@@ -23,27 +23,43 @@ from antiphon.llm._draft import (
 _RESPONSES_ROLES: Final = ("system", "developer", "user", "assistant")
 _CHAT_ROLES: Final = (*_RESPONSES_ROLES, "tool", "function")
 _TEXT_ROLES: Final = ("system", "user", "assistant")
-_SETTINGS: Final[Mapping[str, Sequence[str]]] = {
-    "temperature": ("temperature",),
-    "topP": ("top_p",),
-    "maxOutputTokens": ("max_output_tokens",),
-    "seed": ("seed",),
-    "stop": ("stop",),
+_CHAT_SETTINGS: Final = {
+    "temperature": "temperature",
+    "top_p": "topP",
+    "max_completion_tokens": "maxOutputTokens",
+    "max_tokens": "maxOutputTokens",
+    "seed": "seed",
+    "stop": "stop",
+    "top_k": "topK",
 }
-_CHAT_SETTINGS: Final = {**_SETTINGS, "topK": ("top_k",), "maxOutputTokens": ("max_completion_tokens", "max_tokens")}
+_RESPONSES_SETTINGS: Final = {
+    "temperature": "temperature",
+    "top_p": "topP",
+    "max_output_tokens": "maxOutputTokens",
+    "seed": "seed",
+    "stop": "stop",
+}
 
 
 def read_chat(draft: Draft) -> None:
     """Move everything from the body of a chat completion into *draft*."""
     body = draft.body
-    if not body.has("messages"):
+    messages = body.take("messages")
+    if messages is None:
         raise wrong("$.messages", "a list of messages")
-    for value, path in body.items("messages"):
-        _chat_message(draft, value, path)
+    for index, value in enumerate(as_list(messages, "$.messages")):
+        if type(value) is dict and len(value) == 2 and value.get("role") in _TEXT_ROLES:
+            text = value.get("content")
+            if type(text) is str:  # most of a conversation is this
+                draft.messages.append({"role": value["role"], "content": text})
+                continue
+        _chat_message(draft, Fields(value, f"$.messages[{index}]"))
     for value, path in body.items("tools"):
         tool = Fields(value, path)
         if tool.text("type") in ("function", None):
-            draft.function(tool.fields("function") or tool, "parameters")
+            if "function" in tool.left:
+                tool = Fields(tool.left["function"], f"{path}.function")
+            draft.function(tool, "parameters")
         else:
             draft.hosted_tool(value, path)
     for value, path in body.items("functions"):
@@ -58,7 +74,7 @@ def read_responses(draft: Draft) -> None:
     body = draft.body
     instructions = body.take("instructions")
     if instructions:
-        draft.say("system", _content(draft, instructions, "$.instructions"))
+        draft.messages.append(draft.message("system", _content(draft, instructions, "$.instructions")))
     _input(draft)
     for value, path in body.items("tools"):
         tool = Fields(value, path)
@@ -71,63 +87,57 @@ def read_responses(draft: Draft) -> None:
     if text is not None:
         _response_format(draft, text.take("format"), "$.text.format", nested="")
         draft.options(text, "text.")
-    draft.settings(body, _SETTINGS)
+    draft.settings(body, _RESPONSES_SETTINGS)
 
 
 # -- chat messages ---------------------------------------------------------------------------------------------------
 
 
-def _chat_message(draft: Draft, value: Any, path: str) -> None:
-    if isinstance(value, dict) and len(value) == 2 and value.get("role") in _TEXT_ROLES:
-        text = value.get("content")
-        if isinstance(text, str):  # a long talk is mostly this
-            draft.say(value["role"], [text_block(text)] if text else [])
-            return
-    message = Fields(value, path)
+def _chat_message(draft: Draft, message: Fields) -> None:
+    left = message.left
     role = _role(message, _CHAT_ROLES)
-    blocks = _content(draft, message.take("content"), f"{path}.content")
-    if not message.rest():
-        draft.say(role, blocks)
-        return
-    thought = message.text("reasoning_content")
-    if thought is not None:
-        blocks.insert(0, {"type": "thinking", "text": thought})
-    refusal = message.text("refusal")
-    if refusal is not None:
-        blocks.append({"type": "refusal", "text": refusal})
-    blocks += [_chat_call(draft, Fields(call, at)) for call, at in message.items("tool_calls")]
-    old_call = message.fields("function_call")
-    if old_call is not None:
-        blocks.append(draft.call(old_call.need_text("name"), old_call.text("arguments") or "", path))
-    name, call_id = message.text("name"), message.text("tool_call_id")
-    draft.say(role, blocks, name=name, toolCallId=call_id, vendorFields=message.rest())
+    content = left.pop("content", None)
+    blocks = [] if content is None else _content(draft, content, f"{message.path}.content")
+    if "reasoning_content" in left:
+        blocks.insert(0, {"type": "thinking", "text": message.text("reasoning_content")})
+    if "refusal" in left:
+        blocks.append({"type": "refusal", "text": message.text("refusal")})
+    if "tool_calls" in left:
+        path = f"{message.path}.tool_calls"
+        for index, call in enumerate(as_list(left.pop("tool_calls"), path)):
+            blocks.append(_chat_call(draft, Fields(call, f"{path}[{index}]")))
+    if "function_call" in left:
+        old_call = Fields(left.pop("function_call"), f"{message.path}.function_call")
+        blocks.append(draft.call(old_call.need_text("name"), old_call.text("arguments") or "", message.path))
+    name = call_id = None
+    if left:
+        name, call_id = message.text("name"), message.text("tool_call_id")
+    draft.messages.append(draft.message(role, blocks, name=name, call_id=call_id, extra=left))
 
 
 def _role(message: Fields, roles: Sequence[str]) -> str:
-    role = message.text("role") or ""
+    role: Any = message.left.pop("role", "")
     if role not in roles:
-        raise wrong(f"{message.path}.role", f"one of {', '.join(roles)}")
+        raise wrong(f"{message.path}.role", f"one of {', '.join(roles)}" if isinstance(role, str) else "a string")
     return "tool" if role == "function" else role
 
 
 def _chat_call(draft: Draft, call: Fields) -> Block:
     kind = call.text("type") or "function"
     call_id = call.text("id")
-    inner = call.fields("custom" if kind == "custom" else "function")
-    if inner is None:
-        raise wrong(f"{call.path}.{kind}", "an object")
+    function = "custom" if kind == "custom" else "function"
+    inner = Fields(call.left.pop(function, None), f"{call.path}.{function}")
     name = inner.need_text("name")
     if kind == "custom":
         return _custom_call(draft, name, inner, call_id)
     arguments = inner.text("arguments") or ""
-    extra = {**call.rest(), **inner.rest()}
-    return draft.call(name, arguments, call.path, call_id, vendorFields=extra or None)
+    return draft.call(name, arguments, call.path, call_id, {**call.left, **inner.left})
 
 
 def _custom_call(draft: Draft, name: str, given: Fields, call_id: str | None) -> Block:
     """A call whose argument is any text."""
     text = given.text("input") or ""
-    return draft.call(name, None, given.path, call_id, argumentsText=text, vendorFields={"type": "custom"})
+    return draft.call(name, text, given.path, call_id, {"type": "custom"}, is_json=False)
 
 
 # -- items of the Responses API --------------------------------------------------------------------------------------
@@ -136,10 +146,10 @@ def _custom_call(draft: Draft, name: str, given: Fields, call_id: str | None) ->
 def _input(draft: Draft) -> None:
     value = draft.body.take("input")
     if value is None:
-        if not draft.body.has("prompt", "previous_response_id", "conversation"):
+        if draft.body.left.keys().isdisjoint(("prompt", "previous_response_id", "conversation")):
             raise wrong("$.input", "a string or a list of items")
     elif isinstance(value, str):
-        draft.say("user", _content(draft, value, "$.input"))
+        draft.messages.append({"role": "user", "content": value})
     else:
         items = _Items(draft)
         for item, path in elements(value, "$.input"):
@@ -168,7 +178,7 @@ class _Items:
             self._answer(self._call(item, path, kind))
         elif kind in ("function_call_output", "custom_tool_call_output"):
             call_id = item.need_text("call_id")
-            if not item.has("output"):
+            if "output" not in item.left:
                 raise wrong(f"{path}.output", "a string or a list of parts")
             self._tool(call_id, _content(self._draft, item.take("output"), f"{path}.output"))
         elif kind.endswith("_output"):
@@ -179,16 +189,16 @@ class _Items:
     def close(self) -> None:
         """End the assistant message that is open."""
         if self._is_open:
-            self._draft.say("assistant", self._blocks)
+            self._draft.messages.append(self._draft.message("assistant", self._blocks))
             self._blocks, self._is_open, self._has_message = [], False, False
 
     def _message(self, item: Fields, path: str) -> None:
         role = _role(item, _RESPONSES_ROLES)
         blocks = _content(self._draft, item.take("content"), f"{path}.content")
         item.drop("id", "status")
-        if role != "assistant" or item.rest():
+        if role != "assistant" or item.left:
             self.close()
-            self._draft.say(role, blocks, vendorFields=item.rest())
+            self._draft.messages.append(self._draft.message(role, blocks, extra=item.left))
             return
         if self._has_message or any(block["type"] == "toolCall" for block in self._blocks):
             self.close()
@@ -201,7 +211,7 @@ class _Items:
 
     def _tool(self, call_id: str | None, blocks: list[Block]) -> None:
         self.close()
-        self._draft.say("tool", blocks, toolCallId=call_id)
+        self._draft.messages.append(self._draft.message("tool", blocks, call_id=call_id))
 
     def _call(self, item: Fields, path: str, kind: str) -> Block:
         item.drop("id", "status")
@@ -209,9 +219,9 @@ class _Items:
         call_id = item.need_text("call_id")
         if kind == "function_call":
             arguments = item.text("arguments") or ""
-            return self._draft.call(name, arguments, path, call_id, vendorFields=item.rest() or None)
+            return self._draft.call(name, arguments, path, call_id, item.left)
         block = _custom_call(self._draft, name, item, call_id)
-        return with_vendor_fields(block, item.rest())
+        return with_vendor_fields(block, item.left)
 
 
 def _thinking(item: Fields) -> Block:
@@ -226,7 +236,7 @@ def _thinking(item: Fields) -> Block:
     for name, source in (("encrypted", "encrypted_content"), ("id", "id")):
         if (value := item.text(source)) is not None:
             block[name] = value
-    return with_vendor_fields(block, item.rest())
+    return with_vendor_fields(block, item.left)
 
 
 # -- content ---------------------------------------------------------------------------------------------------------
@@ -248,31 +258,31 @@ def _part(draft: Draft, value: Any, path: str) -> Block:
     if kind in ("text", "input_text", "output_text"):
         if kind == "output_text":
             part.drop("annotations", "logprobs")  # about the text, not part of what the model reads
-        return text_block(part.text("text") or "", part.rest())
+        return text_block(part.text("text") or "", part.left)
     if kind == "refusal":
-        return with_vendor_fields({"type": "refusal", "text": part.text("refusal") or ""}, part.rest())
+        return with_vendor_fields({"type": "refusal", "text": part.text("refusal") or ""}, part.left)
     if kind == "image_url":
         image = part.take("image_url")
         source = Fields({"url": image} if isinstance(image, str) else image, f"{path}.image_url")
         address, detail = source.need_text("url"), source.text("detail")
         block = located("image", address, f"{path}.image_url.url", detail=detail)
-        return with_vendor_fields(block, source.rest(), part.rest())
+        return with_vendor_fields(block, source.left, part.left)
     if kind == "input_image":
         url, detail = part.text("image_url"), part.text("detail")
         if url is not None:
             block = located("image", url, f"{path}.image_url", detail=detail)
         else:
             block = media_block("image", fileId=part.need_text("file_id"), detail=detail)
-        return with_vendor_fields(block, part.rest())
+        return with_vendor_fields(block, part.left)
     if kind == "input_audio":
         sound = Fields(part.take("input_audio"), f"{path}.input_audio")
         sound_format = sound.need_text("format")
         digest = digest_of_base64(sound.take("data"), f"{path}.input_audio.data")
         block = media_block("audio", mediaType=f"audio/{sound_format}", digest=digest)
-        return with_vendor_fields(block, sound.rest(), part.rest())
+        return with_vendor_fields(block, sound.left, part.left)
     if kind in ("file", "input_file"):
         source = Fields(part.take("file"), f"{path}.file") if kind == "file" else part
-        return with_vendor_fields(_file(source), source.rest(), part.rest())
+        return with_vendor_fields(_file(source), source.left, part.left)
     return draft.vendor_block(value, path)
 
 
@@ -314,12 +324,12 @@ def _response_format(draft: Draft, value: Any, path: str, *, nested: str) -> Non
     given = Fields(value, path)
     kind = given.text("type")
     if kind == "text":
-        draft.answer_form("text", value=given.rest())
+        draft.answer_form("text", value=given.left)
     elif kind == "json_object":
-        draft.answer_form("json", value=given.rest())
+        draft.answer_form("json", value=given.left)
     elif kind == "json_schema":
         inner = Fields(given.take(nested), f"{path}.{nested}") if nested else given
         schema, name, strict = inner.object("schema"), inner.text("name"), inner.flag("strict")
-        draft.answer_form("json", schema=schema, name=name, strict=strict, value=inner.rest())
+        draft.answer_form("json", schema=schema, name=name, strict=strict, value=inner.left)
     else:
         draft.answer_form("vendor", value=value)

@@ -92,7 +92,7 @@ PLANTED: dict[str, tuple[Any, str, Any, Callable[[], bool]]] = {
     "volatile names are kept": (keys, "VOLATILE", frozenset(), _keys_hold),
     "tools are sorted by code point": (key, "tool_order", _by_code_point, _keys_hold),
     "another key version": (keys, "KEY_VERSION", "k2", _stores_hold),
-    "no field is transport": (_draft, "TRANSPORT", (), _requests_hold),
+    "no field is transport": (_draft, "TRANSPORT", frozenset(), _requests_hold),
     "images are kept whole": (_draft, "digest_of_base64", _undigested, _requests_hold),
     "a guardrail is an answer": (response, "_BEDROCK_BLOCKS", frozenset(), _refusals_hold),
     "blocked content is an answer": (response, "_GEMINI_BLOCKS", frozenset(), _refusals_hold),
