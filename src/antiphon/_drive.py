@@ -26,7 +26,7 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     coroutine.close()
-    raise Suspended("an asynchronous part suspended inside the synchronous face")
+    raise Suspended("asynchronous code suspended in the synchronous journal")
 
 
 AFTER = "cancelledAfterMs"
@@ -54,6 +54,6 @@ async def until_cancelled(what: str, after_ms: Any) -> NoReturn:
     waited = after_ms if isinstance(after_ms, (int, float)) else 0
     await asyncio.sleep((2 * min(waited, 3_600_000) + _PATIENCE_MS) / 1000)
     raise ReplayMiss(
-        f"The recorded caller gave up its call of {what} after {waited:.0f} ms; now nobody cancels it.",
-        hint="Look for a timeout or a race of tasks that is no longer there.",
+        f"The recorded caller cancelled its call of {what} after {waited:.0f} ms; this one was not cancelled.",
+        hint="A timeout or a race between tasks may have been removed.",
     )

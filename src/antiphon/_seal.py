@@ -37,8 +37,8 @@ class Sealer:
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ConfigError(
-                f"A seal key has {KEY_BYTES} bytes; this one has {len(key)}.",
-                hint='Make one with: python -c "import secrets; print(secrets.token_hex(32))"',
+                f"A seal key must have {KEY_BYTES} bytes; this one has {len(key)}.",
+                hint='Create one with: python -c "import secrets; print(secrets.token_hex(32))"',
                 path="seal_key",
             )
         # Imported here: only a process that seals or unseals something pays for it.
@@ -104,14 +104,14 @@ class Sealer:
         if not hmac.compare_digest(key_id.encode(), self.key_id.encode()):
             raise StoreError(
                 f"The value was sealed with another key ({key_id[:8]!r}, ours is {self.key_id!r}).",
-                hint="Restore the key file that lay beside the store, or clear the record.",
+                hint="Restore the key file of the store, or clear the record.",
                 code="seal_key",
             )
         raw = _strict_base64(body)
         data = self._open(raw, context) if version == "s2" else self._old.open(raw, context)
         if data is None:
             raise StoreError(
-                "The sealed value is not what was written: it was changed, cut, or moved from another record.",
+                "The sealed value is not what was written: it was modified, truncated, or moved from another record.",
                 hint="Nothing was decrypted. Clear the record.",
                 code="seal_broken",
             )
@@ -186,7 +186,7 @@ def _read_key(file: Path) -> bytes | None:
         if len(key) == KEY_BYTES:
             return key
     raise StoreError(
-        f"The file {file} is no seal key.",
+        f"The file {file} is not a seal key.",
         hint="Restore it from a backup. Without it, results that were sealed with it cannot be read again.",
         code="seal_key",
     )

@@ -328,7 +328,7 @@ class ParamsRule:
     def canonical(self, params: dict[str, Any]) -> tuple[bytes, bytes]:
         """Canonical JSON of the normalised and of the given parameters: one object where they are equal."""
         if not isinstance(params, dict):
-            raise InvalidInput(f"The parameters are an object, not a {type(params).__name__}.", path="$.params")
+            raise InvalidInput(f"The parameters must be an object, not a {type(params).__name__}.", path="$.params")
         exact = canonical_json(params)
         kept = params
         if not self._names.isdisjoint(params):

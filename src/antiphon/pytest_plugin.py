@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Describe the marker."""
-    text = "antiphon(path=None, fence=True): record the test once, replay it strictly ever after"
+    text = "antiphon(path=None, sandbox=True): record the test once, then replay it strictly"
     config.addinivalue_line("markers", text)
     config.stash[_counts] = {}
 
@@ -132,7 +132,7 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
         return
     if not path.exists():
         pytest.fail(f"There is no recording {path}. Record it with: pytest --antiphon-record", pytrace=False)
-    with _replayed(app, path, bool(marker.kwargs.get("fence", True))) as run:
+    with _replayed(app, path, bool(marker.kwargs.get("sandbox", marker.kwargs.get("fence", True)))) as run:
         yield run
     counts["replayed"] = counts.get("replayed", 0) + 1
 
@@ -168,7 +168,7 @@ def _replayed(app: Antiphon, path: Path, sandbox: bool) -> Iterator[Run]:
     result.observer.escaped(tried)
     result.observer.finish()
     if result.divergences:
-        lines = [f"The test is not what {path.name} recorded:"]
+        lines = [f"The test diverges from {path.name}:"]
         lines += [f"  {found.message()}" for found in result.divergences[:10]]
-        lines.append("If this is meant: pytest --antiphon-rewrite")
+        lines.append("If this is intended: pytest --antiphon-rewrite")
         pytest.fail("\n".join(lines), pytrace=False)

@@ -69,7 +69,7 @@ if __name__ == "__main__":
         app.record(function, "how?")
     else:
         for _ in range(int(times)):
-            report = antiphon.replay(app=app, mode="strict", function=function, fence=False, keep=False)
+            report = antiphon.replay(app=app, mode="strict", function=function, sandbox=False, keep=False)
             assert report.passed, report.text()
     print("done", flush=True)
     sys.stdin.readline()

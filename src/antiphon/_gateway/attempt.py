@@ -346,7 +346,7 @@ def stream_broken_off(call: GuardedCall, why: str, said: str, chunks: int) -> St
     plan = call.plan
     _vote(call, None)
     note(call, plan.monotonic(), "cancelled", False)
-    message = f"The stream of {plan.name} was broken off after {chunks} pieces: {said}".rstrip(": ")
+    message = f"The stream of {plan.name} ended early after {chunks} chunks: {said}".rstrip(": ")
     call.outcome = failed("error", "stream_broken_off", message, attempts=call.number)
     call.outcome.metadata = {"chunks": chunks}
     call.off_path().dispatched = True

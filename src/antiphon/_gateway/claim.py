@@ -115,7 +115,7 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
         case rules.Wait(version, left_ms):
             return _wait(call, version, left_ms / 1000)
         case rules.Busy():
-            return answered(call, outcomes.in_flight(name, "the call asked not to wait"))
+            return answered(call, outcomes.in_flight(name, "the call does not wait"))
         case rules.Conflict(found) if plan.tool.spec.on_conflict != "independent":
             plan.reporter.conflict(call)
             return answered(call, outcomes.conflict(found.tool))
@@ -150,7 +150,7 @@ def _wait(call: GuardedCall, version: int, seconds: float) -> Step:
     if deadline is not None:
         seconds = min(seconds, deadline - plan.monotonic())
         if seconds <= 0:
-            return answered(call, outcomes.in_flight(plan.name, "the deadline came first"))
+            return answered(call, outcomes.in_flight(plan.name, "the deadline passed first"))
     return Wait(call.key, version, seconds, _woken)
 
 

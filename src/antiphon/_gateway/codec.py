@@ -123,7 +123,7 @@ def decoder(returns: Any, name: str = "") -> Callable[[bytes], Any]:
             return convert(plain(data)) if _has_tag(data) else read(data)
         except Exception as error:  # whatever the user's own types raise
             log.warning(
-                "a kept result of %s is given as plain data: it does not fit the declared type (%s)",
+                "a stored result of %s is returned as plain data: it does not match the declared type (%s)",
                 name,
                 type(error).__name__,
             )

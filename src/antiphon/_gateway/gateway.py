@@ -71,7 +71,9 @@ class BaseGateway:
         if idempotent is None:
             raise TypeError(f"{_WRITE}: there is no default.")
         if callable(name):
-            raise InvalidInput(f"{_WRITE}; to wrap a function by hand, gateway.tool(idempotent=...)(function).")
+            raise InvalidInput(
+                f"{_WRITE}; to wrap a function without the decorator: gateway.tool(idempotent=...)(function)."
+            )
 
         def decorate(function: F) -> F:
             if getattr(function, _MARK, None) is self:
@@ -90,7 +92,9 @@ class BaseGateway:
         try:
             ToolSpec.from_wire(spec.to_wire())  # made by hand, so nobody has checked it yet
         except ContractError as error:
-            raise InvalidInput(f"The declaration of {spec.name!r} is wrong: {error.message}", path=error.path) from None
+            raise InvalidInput(
+                f"The declaration of {spec.name!r} is invalid: {error.message}", path=error.path
+            ) from None
         tool = Tool(function, spec, self._plans.settings)
         self._check(tool)
         self._plans.add(tool)

@@ -246,7 +246,7 @@ class _Service:
             try:
                 nap = min(nap, leases.look())
             except Exception:
-                log.exception("leases could not be looked after; will try again")
+                log.exception("leases could not be renewed; will retry")
                 nap = min(nap, 1.0)
         return max(0.0, nap)
 

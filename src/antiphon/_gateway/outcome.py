@@ -78,12 +78,12 @@ def too_late() -> Outcome:
 
 
 def reentrant(tool: str) -> Outcome:
-    message = f"{tool} called itself with equal arguments; its own call is still running."
+    message = f"{tool} called itself with equal arguments while its own call is still running."
     return failed("retriable_error", "in_flight", message, retriable=True, reason="reentrant")
 
 
 def in_flight(tool: str, why: str) -> Outcome:
-    message = f"An equal call of {tool} is in flight ({why}). This one was not made."
+    message = f"An equal call of {tool} is in flight ({why}). This call was not made."
     return failed("retriable_error", "in_flight", message, retriable=True, reason="in_flight")
 
 
@@ -91,7 +91,7 @@ def conflict(tool: str) -> Outcome:
     return failed(
         "error",
         "idempotency_conflict",
-        f"The idempotency key was used for {tool} with other parameters. Nothing was run: use a new key for "
+        f"The idempotency key was already used for {tool} with other parameters. Nothing ran: use a new key for "
         "a new intent, or repeat the parameters exactly.",
     )
 

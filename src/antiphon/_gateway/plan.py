@@ -407,7 +407,7 @@ class Plans:
         try:
             settings = self._reload()
         except ConfigError as error:
-            log.error("the changed configuration was not taken: %s", error)
+            log.error("the changed configuration was rejected: %s", error)
             return
         if settings is not None:
             self.configure(settings)

@@ -177,11 +177,13 @@ def _with_chunks(outcome: Outcome, chunks: list[Any]) -> Outcome:
 
 def _left(call: GuardedCall, chunks: int) -> Outcome:
     """The reader of a recorded stream stopped; said in the words of a live one."""
-    message = f"The stream of {call.plan.name} was broken off after {chunks} pieces: {READER_STOPPED}"
+    message = f"The stream of {call.plan.name} ended early after {chunks} chunks: {READER_STOPPED}"
     return failed("error", "stream_broken_off", message)
 
 
 def _stream_failure(call: GuardedCall, outcome: Outcome) -> BaseException:
     if outcome.code == "stream_broken_off":
-        return ReplayMiss(f"The recorded reader left the stream of {call.plan.name} here; now it reads on.")
+        return ReplayMiss(
+            f"The recorded reader stopped reading the stream of {call.plan.name} here; the replay continues reading."
+        )
     return results.exception_of(call, outcome)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("antiphon.gateway")
 
-NO_PAYLOAD = "The call succeeded; its result could not be kept and cannot be given again."
+NO_PAYLOAD = "The call succeeded; its result could not be stored and is not available."
 _SEALED = "sealed+"
 
 
@@ -56,7 +56,7 @@ class ResultStore:
         Raises :class:`~antiphon._gateway.codec.NotSerialisable` if the result cannot be kept.
         """
         if len(payload) > self._result_limit:
-            raise codec.NotSerialisable(f"{len(payload)} bytes are over the limit of {self._result_limit}")
+            raise codec.NotSerialisable(f"{len(payload)} bytes exceed the limit of {self._result_limit}")
         clean, secret = payload, False
         if self.redactor is not None:
             clean, secret = _clean_chunks(self.redactor, payload) if streamed else self.redactor.redact_bytes(payload)
@@ -81,7 +81,7 @@ class ResultStore:
     def required_blobs(self) -> Blobs:
         blobs = self.blobs()
         if blobs is None:
-            raise StoreError("The result was spilled to a blob store, and none is configured.")
+            raise StoreError("The result is in a blob store, but none is configured.")
         return blobs
 
     # -- giving again --------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def _check_kept(call: GuardedCall, outcome: Outcome) -> None:
     if note is not None:
         raise errors.ResultNotKept(
             f"{call.plan.name} was called before with the same intent, and is not called again. {note}",
-            hint="Return what can be kept: JSON, bytes, times, numbers, a class that is declared as the return type.",
+            hint="Return a value that can be stored: JSON, bytes, times, numbers, a class declared as the return type.",
             tool=call.plan.name,
         )
 

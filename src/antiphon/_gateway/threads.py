@@ -13,7 +13,7 @@ class TimedOut(Exception):
     """An attempt took longer than it was allowed to."""
 
     def __init__(self, seconds: float, *, still_running: bool = False) -> None:
-        super().__init__(f"no answer within {seconds:g} s")
+        super().__init__(f"no result within {seconds:g} s")
         self.seconds = seconds
         self.still_running = still_running
 

@@ -72,7 +72,7 @@ class Tool:
         )
         if params and params[0].name in ("self", "cls") and params[0].kind in _PLAIN:
             raise InvalidInput(
-                f"{self.full_name} is a method without its object: {params[0].name!r} is no argument of a call.",
+                f"{self.full_name} is an unbound method: {params[0].name!r} is not a call argument.",
                 hint="Register the bound one: gateway.tool(idempotent=...)(thing.method).",
             )
         plain = self.signature is not None and all(p.kind in _PLAIN for p in params)
@@ -231,7 +231,7 @@ def name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None)
     if isinstance(name, str) and name != "<lambda>":
         return name
-    raise InvalidInput("This callable has no name of its own: write @gateway.tool('name', idempotent=...).")
+    raise InvalidInput("This callable has no name; write @gateway.tool('name', idempotent=...).")
 
 
 def _return_type(function: Callable[..., Any], signature: inspect.Signature | None) -> Any:

@@ -52,7 +52,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 def _fitting(digits: str) -> int:
     if len(digits) > _LONGEST_INT or abs(number := int(digits)) > _LARGEST:
-        raise BadJson("a number is too large to be kept exactly")
+        raise BadJson("a number cannot be represented exactly")
     return number
 
 
@@ -404,7 +404,7 @@ def _manifest(head: dict[str, Any], path: Path) -> RunManifest:
         orjson.dumps(head)
         manifest = RunManifest.from_wire(head.get("manifest"))
     except TypeError:
-        raise ArtifactError(f"{path}: its head is nested too deeply.") from None
+        raise ArtifactError(f"{path}: it is nested too deeply.") from None
     except ContractError as error:
         raise ArtifactError(f"{path}: the manifest is damaged: {error.message}") from None
     if max(manifest.started_at_ms, manifest.finished_at_ms or 0) > LAST_MS or len(manifest.name) > _LONGEST_NAME:

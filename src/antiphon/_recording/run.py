@@ -260,7 +260,7 @@ class Run:
         allowed = {"llm_config", "tool_schemas", "graph_digest", "tags", "session"}
         unknown = set(facts) - allowed
         if unknown:
-            raise AntiphonError(f"A run cannot be described by {', '.join(sorted(unknown))}.")
+            raise AntiphonError(f"A run has no attribute {', '.join(sorted(unknown))}.")
         self._facts.update(facts)
 
     # -- calls ---------------------------------------------------------------------------------------------------

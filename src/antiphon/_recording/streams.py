@@ -59,7 +59,7 @@ class StreamLog:
         if error is None or (left and self.complete()):
             await self.finish()
             return
-        message = f"The stream was not read after piece {len(self.chunks)}."
+        message = f"The stream was not read after chunk {len(self.chunks)}."
         failure = {"class": "", "code": BROKEN_OFF, "message": message} if left else self.failed(error)
         await self.boundary.finish("error", value=self.partial(), error=failure, meta=self._meta)
 

@@ -182,7 +182,7 @@ class ExploreInvoker:
         if found is None:
             raise ReplayMiss(
                 "The model is frozen and the recording has no answer for this request.",
-                hint="Let it answer: --live llm",
+                hint="Allow it with: --live llm",
             )
         self.model_hits += 1
         return self._recording.answer(found, realtime=self._realtime)
@@ -268,7 +268,7 @@ class ExploreInvoker:
 def _given(name: str, answer: Answer) -> Answer:
     why = not_kept(answer)
     if why is not None:
-        raise ReplayMiss(f"The recording has no answer for {name}: {why}.", hint=f"Let it run: --live {name}")
+        raise ReplayMiss(f"The recording has no answer for {name}: {why}.", hint=f"Allow it with: --live {name}")
     return answer
 
 

@@ -53,8 +53,8 @@ class DivergenceFound(NamedTuple):
             "miss": f"the recording has no answer for {self.what} ({where})",
             "missing": f"{self.what} did not happen ({where})",
             "extra": f"{self.what} is not in the recording ({where})",
-            "escape": f"the code tried to reach the world past Antiphon: {self.what}",
-        }.get(self.kind, f"{self.what} is not as recorded ({where})")
+            "escape": f"the code tried to bypass Antiphon: {self.what}",
+        }.get(self.kind, f"{self.what} differs from the recording ({where})")
         details = "; ".join(str(diff) for diff in self.fields[:3])
         more = f" and {len(self.fields) - 3} more" if len(self.fields) > 3 else ""
         return head + (f": {details}{more}" if details else "") + (f" [{self.note}]" if self.note else "")
@@ -127,7 +127,7 @@ class Observer:
     def escaped(self, tried: Sequence[str]) -> None:
         """Report what the code tried without Antiphon: nobody recorded it, and nobody can answer it."""
         for what in tried:
-            self.add(DivergenceFound("escape", "0", 0, None, what, note="refused; see --no-fence"))
+            self.add(DivergenceFound("escape", "0", 0, None, what, note="refused; see --no-sandbox"))
 
     def answered(self, site: Site, found: RecordedCall) -> None:
         """Remember which recorded call stands behind a call of the replay."""
@@ -198,7 +198,7 @@ class Observer:
         fields = tuple(best.diffs[:_SHOWN]) if best is not None else ()
         note = "after an earlier divergence in this lane" if site.lane in self._silent else ""
         if near is not None and not fields:
-            asked = f"asked for in lane {site.lane} as occurrence {site.nth + 1}"
+            asked = f"requested in lane {site.lane} as occurrence {site.nth + 1}"
             note = f"recorded in lane {near.lane} as occurrence {near.nth + 1}, {asked}"
         found = DivergenceFound(
             "miss",
@@ -238,7 +238,7 @@ class Observer:
             )
         for call in self._answered.values():
             if call.finished is not None and call.lane not in self._silent:
-                note = "the call was begun, but its end was not reached"
+                note = "the call started but did not finish"
                 words = f"call.finished {call.name}"
                 self.add(DivergenceFound("missing", call.lane, call.index, call.finished, words, note=note))
 

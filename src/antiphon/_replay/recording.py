@@ -306,7 +306,7 @@ def not_kept(answer: Answer) -> str | None:
     """Why a result cannot be given again: it was recorded as the name of its type. ``None`` if it can."""
     values = (answer.value, *(answer.chunks or ()))
     found = next((kind for kind in map(type_not_kept, values) if kind is not None), None)
-    return None if found is None else f"it returned a {found}, which a recording cannot hold"
+    return None if found is None else f"it returned a {found}, which cannot be recorded"
 
 
 def set_at(document: Any, path: str, value: Any, where: str) -> Any:
@@ -321,7 +321,7 @@ def set_at(document: Any, path: str, value: Any, where: str) -> Any:
     known = (
         ", ".join(document) if isinstance(document, dict) else f"0 to {len(document) - 1}" if document else "nothing"
     )
-    raise InvalidInput(f"The {where} has no {name!r} at that place.", hint=f"There is: {known}.")
+    raise InvalidInput(f"The {where} has no {name!r} there.", hint=f"There is: {known}.")
 
 
 def _bytes(body: Any) -> bytes | None:

@@ -116,14 +116,14 @@ class VerifyInvoker(StrictInvoker):
         ask = self._ask or call.send
         if ask is None:
             raise InvalidInput(
-                "This model call can only be verified with a function that asks the model.",
+                "Verifying this model call needs a function that calls the model.",
                 hint="Pass --llm file.py:function (in Python: llm=…).",
             )
         try:
             with self._outside():
                 outcome, reason = await _kind_of(ask, call)
         except Exception as error:
-            note = f"the model could not be asked: {type(error).__name__}: {error}"
+            note = f"the model could not be called: {type(error).__name__}: {error}"
             self._observer.add(
                 DivergenceFound("verify", call.site.lane, call.site.index, found.started, "llm", note=note)
             )

@@ -37,7 +37,7 @@ class Order(msgspec.Struct, frozen=True):
     """Where the process says what came of it."""
     config: str | None = None
     replay: str | None = None
-    fence: bool = True
+    sandbox: bool = True
 
 
 def begin(text: str) -> None:
@@ -134,9 +134,9 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
     stack.enter_context(using(app))
     stack.enter_context(run.attached())
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network for prices
-    if order.fence and app.store.url.startswith("sqlite"):  # other stores are reached over the network
+    if order.sandbox and app.store.url.startswith("sqlite"):  # other stores are reached over the network
         leave_network()
-    escapes = enter_process() if order.fence else []
+    escapes = enter_process() if order.sandbox else []
 
     def end(error: BaseException | None) -> dict[str, Any]:
         leave_process()
@@ -207,7 +207,7 @@ def _notice(kind: Any, name: str, place: int) -> None:
         method = "POST" if not place else str(args[0] if args else options.get("method")).upper()
         path = str(args[place] if len(args) > place else options.get("url")).partition("?")[0]
         if endpoint_of(method, path) is not None and recording_scope() is not None:
-            message = f"a model call over aiohttp is not recorded: {path}. Let its SDK send over httpx."
+            message = f"a model call over aiohttp is not recorded: {path}. Configure its SDK to use httpx."
             warnings.warn(f"antiphon: {message}", RuntimeWarning, stacklevel=2)
         return original(self, *args, **options)
 

@@ -82,7 +82,7 @@ def _name(module: ModuleType | str) -> str:
 def _types(name: str) -> tuple[Any, Any]:
     """A synchronous and an asynchronous transport class around another transport."""
     if name not in ("httpx", "httpx2"):
-        raise InvalidInput(f"The module is httpx or httpx2, not {name!r}.")
+        raise InvalidInput(f"The module must be httpx or httpx2, not {name!r}.")
     module = need(name)
 
     class RecordingTransport(module.BaseTransport):  # type: ignore[misc, name-defined]

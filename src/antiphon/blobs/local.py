@@ -110,7 +110,7 @@ class LocalObjects:
     def _trouble(self, error: OSError) -> StoreUnavailable:
         return StoreUnavailable(
             f"The folder {self.folder} cannot be used: {error.strerror or error}.",
-            hint="Check that the disk has room and that the folder can be written. What was kept before is there.",
+            hint="Check free space and permissions. Stored objects are unaffected.",
         )
 
 

@@ -177,7 +177,7 @@ class Multipart:
                 if attempt == _TRIES:
                     raise StoreUnavailable(
                         f"The bucket {self._bucket.url} cannot be reached: {error}.",
-                        hint="The parts that arrived are kept there; the upload goes on when it is tried again.",
+                        hint="The parts that arrived are kept there; the upload resumes on retry.",
                     ) from error
             else:
                 if answer.status == 404:
@@ -308,7 +308,7 @@ class S3Objects:
         except exceptions.BaseError as error:
             raise StoreUnavailable(
                 f"The bucket {self.url} cannot be reached or refused the request: {_first_line(error)}",
-                hint="Check the endpoint, the region and the network; nothing that was kept is lost.",
+                hint="Check the endpoint, the region and the network; stored objects are unaffected.",
             ) from error
 
     def _store(self) -> Any:
@@ -389,7 +389,7 @@ def _first_line(error: Exception) -> str:
 def _tree(body: bytes) -> ET.Element:
     """The answer without name spaces. Documents with a DTD are refused: entities could grow without bound."""
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
-        raise StoreUnavailable("The bucket answered with a document that is not to be trusted.")
+        raise StoreUnavailable("The bucket answered with an untrusted document.")
     try:
         tree = ET.fromstring(body)  # noqa: S314 - no DTD, see above
     except ET.ParseError as error:

@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("antiphon.cli.admin:models", "install the sentence-embedding model"),
     "serve": ("antiphon.cli.serve:serve", "start the HTTP host"),
     "apikeys": ("antiphon.cli.serve:apikeys", "create or revoke API keys of the host"),
-    "demo": ("antiphon.cli.demo:demo", "see it work: one minute, offline, no key"),
+    "demo": ("antiphon.cli.demo:demo", "show a demo: one minute, offline, no API key"),
 }
 
 own_process = False

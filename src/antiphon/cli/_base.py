@@ -53,6 +53,17 @@ def flag(name: str, text: str) -> Argument:
     return argument(name, action="store_true", help=text)
 
 
+def no_sandbox(whose: str) -> Argument:
+    """``--no-sandbox``; ``--no-fence`` is its name of 0.1.0."""
+
+    def add(parser: Any) -> None:
+        text = f"no sandbox: {whose} may use files, sockets and processes"
+        parser.add_argument("--no-sandbox", action="store_true", help=text)
+        parser.add_argument("--no-fence", dest="no_sandbox", action="store_true", help=argparse.SUPPRESS)
+
+    return add
+
+
 def repeated(name: str, metavar: str, text: str) -> Argument:
     """An option that may be given several times."""
     return argument(name, action="append", default=[], metavar=metavar, help=text)
@@ -74,7 +85,7 @@ def _add(parser: Any, arguments: Iterable[Argument]) -> None:
 
 
 CONFIG = argument("--config", metavar="FILE", help="configuration file (default: antiphon.toml)")
-JSON = flag("--json", "print JSON for machines")
+JSON = flag("--json", "print JSON")
 LATEST = flag("--latest", "the latest run")
 RUN = (argument("run", nargs="?", help="run id or a unique prefix (default: the latest run)"), LATEST)
 

@@ -42,13 +42,13 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
         flag("--did-not-happen", "resolve: it did not; the next call runs"),
     ),
     argument("--value", metavar="JSON", help="resolve --happened: the result that duplicates get"),
-    argument("--reason", default="", help="goes to the audit log"),
+    argument("--reason", default="", help="recorded in the audit log"),
     argument("--limit", type=positive_int, default=50),
     CONFIG,
     JSON,
 )
 def claims(arguments: argparse.Namespace) -> int:
-    """Claim records: list them, show one, settle an unknown outcome, forget one or many, see what they cost.
+    """List, show, resolve or delete claim records, or show their memory use.
 
     examples:
       antiphon claims list --state unknown
@@ -82,7 +82,7 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
     if arguments.what == "flush":
         return await admin.flush(**chosen, reason=arguments.reason)
     if not (arguments.happened or arguments.did_not_happen):
-        raise InvalidInput("Say how it ended: --happened or --did-not-happen.")
+        raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
     verdict = "happened" if arguments.happened else "did-not-happen"
     value = json_value(arguments.value, "--value")
     return await admin.resolve(arguments.key, verdict, value=value, reason=arguments.reason)
@@ -106,7 +106,7 @@ def _claims(found: list[dict[str, Any]]) -> Iterator[str]:
     unknown = sum(claim["state"] == "unknown" for claim in found)
     if unknown:
         yield ui.yellow(
-            f"{unknown} with an unknown outcome: find out what happened, then antiphon claims resolve CLAIM"
+            f"{unknown} with an unknown outcome: verify what happened, then run: antiphon claims resolve CLAIM"
         )
 
 
@@ -121,7 +121,7 @@ def _claims(found: list[dict[str, Any]]) -> Iterator[str]:
         metavar="SECONDS",
         help="force-open: for how long",
     ),
-    argument("--reason", default="", help="shown to callers, and kept in the audit log"),
+    argument("--reason", default="", help="shown to callers and recorded in the audit log"),
     CONFIG,
     JSON,
 )
@@ -150,14 +150,16 @@ def breakers(arguments: argparse.Namespace) -> int:
     lines = [
         (r["key"], r["state"], r["by"], ui.when(r["untilMs"]), ui.when(r["updatedAtMs"]), r["reason"]) for r in rows
     ]
-    text = ui.table(head, lines) if rows else "All breakers are closed; none has ever changed its state."
+    text = ui.table(head, lines) if rows else "All breakers are closed; none has ever opened."
     ui.output(arguments, {"breakers": rows}, text)
     return 0
 
 
-@command(argument("--entry", metavar="TARGET", help="also look at the tools this entry point registers"), CONFIG, JSON)
+@command(
+    argument("--entry", metavar="TARGET", help="also check the tools that this entry point registers"), CONFIG, JSON
+)
 def doctor(arguments: argparse.Namespace) -> int:
-    """Check what can be checked: stores, records that need a person, waiting uploads, tools, retry owners, limits.
+    """Check stores, unknown outcomes, pending uploads, tools, retry owners and limits.
 
     example:
       antiphon doctor --entry agent.py:main
@@ -240,7 +242,7 @@ def _shown(value: object) -> str:
 
 @command(argument("what", choices=["install", "status"]), JSON)
 def models(arguments: argparse.Namespace) -> int:
-    """Install the sentence-embedding model that scores compare texts with (about 90 MB, once).
+    """Install the sentence-embedding model used for scores (about 90 MB).
 
     example:
       antiphon models install
@@ -249,7 +251,7 @@ def models(arguments: argparse.Namespace) -> int:
 
     folder = install_model() if arguments.what == "install" else model_folder()
     there = arguments.what == "install" or installed()
-    text = f"{'installed in' if there else 'not installed; it would go to'} {folder}"
+    text = f"{'installed in' if there else 'not installed; target folder:'} {folder}"
     ui.output(arguments, {"installed": there, "folder": str(folder)}, text)
     return 0 if there else EXIT["entry"]
 
@@ -258,7 +260,7 @@ def models(arguments: argparse.Namespace) -> int:
     argument("--older-than", type=non_negative_number, metavar="DAYS", help="delete runs that ended longer ago"),
     argument("--keep", type=non_negative_int, metavar="N", help="keep at most the newest N runs"),
     argument("--max-bytes", type=non_negative_int, metavar="B", help="delete the oldest runs until the log is smaller"),
-    flag("--force", "also inside the retention window"),
+    flag("--force", "also delete runs inside the retention window"),
     flag("--dry-run", "only list what would be deleted"),
     CONFIG,
     JSON,

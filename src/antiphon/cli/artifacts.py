@@ -17,20 +17,22 @@ from antiphon.errors import InvalidInput, NotFound
 
 @command(
     *RUN,
-    argument("-o", "--output", metavar="FILE", help="where to (default: artifacts/<id>.antiphon); - prints it"),
-    argument("--format", choices=["antiphon", "kurral"], help="default: by the file's ending"),
-    flag("--upload", "send it to the configured bucket"),
-    flag("--waiting", "only send what earlier uploads could not"),
+    argument(
+        "-o", "--output", metavar="FILE", help="output file (default: artifacts/<id>.antiphon); - for standard output"
+    ),
+    argument("--format", choices=["antiphon", "kurral"], help="default: by file extension"),
+    flag("--upload", "upload it to the configured bucket"),
+    flag("--waiting", "only retry pending uploads"),
     CONFIG,
     JSON,
 )
 def export(arguments: argparse.Namespace) -> int:
-    """Write a run as one readable JSON document (.antiphon, or .kurral by its ending), or send it to the bucket.
+    """Write a run as one readable JSON document (.antiphon, or .kurral by extension), or upload it to the bucket.
 
     examples:
       antiphon export --latest -o golden/triage.antiphon && jq .tool_calls golden/triage.antiphon
       antiphon export --latest -o - | jq .llm_config
-      antiphon export --latest --upload    # to the bucket of [artifacts]; exit code 1 while anything waits for it
+      antiphon export --latest --upload    # to the bucket of [artifacts]; exit code 1 while uploads are pending
       antiphon export --waiting            # send what earlier uploads could not
     """
     from antiphon.ops.runs import find_run
@@ -57,7 +59,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.json and arguments.output == "-":
         raise InvalidInput("Give --json or --output -, not both.", hint="The artifact is JSON itself.")
     if arguments.waiting and (arguments.run or arguments.latest or arguments.upload or arguments.output):
-        raise InvalidInput("--waiting sends what waits and nothing else.")
+        raise InvalidInput("--waiting cannot be combined with a run or an output.")
 
 
 def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path, int]:
@@ -104,7 +106,7 @@ def _waiting(app: Any, arguments: argparse.Namespace) -> int:
     if arguments.json:
         ui.print_json(kept._asdict())
     elif not kept.waiting:
-        print(f"nothing waits for {kept.place}")
+        print(f"no uploads pending for {kept.place}")
     return _complain(kept, "object", arguments.json)
 
 
@@ -114,7 +116,8 @@ def _complain(kept: Any, what: str, as_json: bool) -> int:
         files = f"1 {what} waits" if kept.waiting == 1 else f"{kept.waiting} {what}s wait"
         print(ui.yellow(f"{files} for the bucket: {kept.trouble}"), file=sys.stderr)
         print(
-            ui.yellow("Kept in the outbox of the state folder; send again: antiphon export --waiting"), file=sys.stderr
+            ui.yellow("Stored in the outbox of the state folder; retry with: antiphon export --waiting"),
+            file=sys.stderr,
         )
     return 1 if kept.waiting else 0
 
@@ -146,7 +149,7 @@ def import_(arguments: argparse.Namespace) -> int:
 
 @command(argument("paths", nargs="+", metavar="PATH"), CONFIG, JSON)
 def scan(arguments: argparse.Namespace) -> int:
-    """Look for secrets in files or folders. The secrets themselves are never printed. Exit code 1 if any is found.
+    """Search files or folders for secrets. The secrets themselves are never printed. Exit code 1 if any are found.
 
     example:
       antiphon scan golden/    # as a pre-commit or CI step

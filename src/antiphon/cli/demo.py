@@ -80,10 +80,10 @@ class _Stage:
 
 @command(flag("--keep", "keep the demo's folder"))
 def demo(arguments: argparse.Namespace) -> int:
-    """One minute, offline, no key: a write that happens once although its process is killed, and its replay.
+    """One minute, offline, no key: a write that happens once even though its process is killed, and its replay.
 
     example:
-      antiphon demo --keep   # leaves the folder, to look around with antiphon show
+      antiphon demo --keep   # keeps the folder, to inspect it with antiphon show
     """
     folder = Path(tempfile.mkdtemp(prefix="antiphon-demo-"))
     stage = _Stage(folder)
@@ -95,17 +95,19 @@ def demo(arguments: argparse.Namespace) -> int:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     for failure in stage.failures:
-        print(ui.red(f"not as promised: {failure}"), file=sys.stderr)
+        print(ui.red(f"unexpected: {failure}"), file=sys.stderr)
     return 1 if stage.failures else 0
 
 
 def _play(stage: _Stage) -> None:
     import orjson
 
-    stage.title("1. An agent refunds an order and writes an e-mail; the process is killed right after the e-mail left.")
+    stage.title(
+        "1. An agent refunds an order and writes an e-mail; the process is killed right after the e-mail was sent."
+    )
     stage.type("run", _AGENT, "--input", _QUESTION, expect=-9, DEMO_CRASH="1")
     stage.type("show")
-    stage.check("one e-mail left, and the run says where it stopped", stage.sent == 1)
+    stage.check("one e-mail was sent, and the run shows where it stopped", stage.sent == 1)
 
     stage.title("2. The run is resumed. Finished calls are answered from records; the e-mail's outcome is unknown.")
     listed = stage.type("runs", "--json", show=False)
@@ -113,7 +115,7 @@ def _play(stage: _Stage) -> None:
     stage.type("run", _AGENT, "--input", _QUESTION, "--resume", run_id)
     stage.type("show", run_id)
     stage.check("still one e-mail and one refund: nothing was sent twice", stage.sent == 1 and stage.refunds == 1)
-    print("  A person looks into the outbox and settles it:")
+    print("  An operator checks the outbox and settles it:")
     stage.type("claims", "list", "--state", "unknown")
     unknown = orjson.loads(stage.type("claims", "list", "--state", "unknown", "--json", show=False))["claims"]
     stage.type("claims", "resolve", unknown[0]["fingerprint"], "--happened", "--value", '"sent"')
@@ -130,7 +132,7 @@ def _play(stage: _Stage) -> None:
     stage.type("replay", "--latest", "--strict")
     stage.check("the replay passed and sent nothing", stage.sent == before)
 
-    stage.title("5. Somebody changes one argument. The replay names it.")
+    stage.title("5. One argument is changed. The replay names it.")
     stage.type("replay", "--latest", "--strict", expect=1, DEMO_TYPO="1")
     stage.check("no refund was made by the replay", stage.refunds == 2)
 

@@ -16,16 +16,16 @@ from typing import Any
 
 from antiphon.cli import EXIT
 from antiphon.cli import _ui as ui
-from antiphon.cli._base import CONFIG, application, argument, command, flag
+from antiphon.cli._base import CONFIG, application, argument, command, flag, no_sandbox
 from antiphon.errors import AntiphonError, InvalidInput
 
-_NOTE = "plain functions are not seen by exec: decorate them, or use an adapter"
+_NOTE = "exec does not record plain functions: decorate them or use an adapter"
 
 
 @command(
     argument("--name", help="name of the run (default: the program's file name)"),
-    argument("--replay", metavar="RUN", help="answer from this recording (id, prefix, latest, or an artifact)"),
-    flag("--no-fence", "no sandbox: a replay may use files, sockets and processes"),
+    argument("--replay", metavar="RUN", help="replay this recording (id, prefix, latest, or an artifact)"),
+    no_sandbox("a replay"),
     flag("--quiet", "no summary"),
     CONFIG,
     argument("command", nargs=argparse.REMAINDER, help="-- python agent.py …"),
@@ -44,7 +44,7 @@ def exec_(arguments: argparse.Namespace) -> int:
     if not words:
         raise InvalidInput("There is no command to run.", hint="Write: antiphon exec -- python agent.py")
     if shutil.which(words[0]) is None:
-        raise InvalidInput(f"There is no program {words[0]!r}.", hint="Give its path, or the name of one in PATH.")
+        raise InvalidInput(f"There is no program {words[0]!r}.", hint="Give its path, or a name in PATH.")
     replay = _resolve(arguments) if arguments.replay else None
     with tempfile.TemporaryDirectory(prefix="antiphon-exec-") as folder:
         report = Path(folder, "report.json")
@@ -53,7 +53,7 @@ def exec_(arguments: argparse.Namespace) -> int:
             "report": str(report),
             "config": arguments.config,
             "replay": replay,
-            "fence": not arguments.no_fence,
+            "sandbox": not arguments.no_sandbox,
         }
         ended = _start(words, order)
         code = 128 - ended if ended < 0 else ended  # as a shell tells of a signal
@@ -61,7 +61,7 @@ def exec_(arguments: argparse.Namespace) -> int:
     if found is None:
         print(
             "antiphon: nothing was recorded: the command did not start a Python that loads sitecustomize "
-            "(-S, -I and -E switch it off).",
+            "(-S, -I and -E disable it).",
             file=sys.stderr,
         )
         return code or EXIT["blocked"]
@@ -95,11 +95,11 @@ def _cut_off(run: str, code: int, replay: bool) -> int:
     """The process was killed, or left by os._exit: what it had recorded is there, and it was compared with nothing."""
     if replay:
         print(
-            f"antiphon: the replay of {run} was cut off: its process ended at once, so nothing is known of it.",
+            f"antiphon: the replay of {run} ended abruptly; its result is unknown.",
             file=sys.stderr,
         )
         return code or EXIT["diverged"]
-    print(f"antiphon: run {run} was cut off: its process ended at once. Kept: antiphon show {run}", file=sys.stderr)
+    print(f"antiphon: run {run} ended abruptly. What was recorded: antiphon show {run}", file=sys.stderr)
     return code
 
 

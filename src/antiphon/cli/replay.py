@@ -20,6 +20,7 @@ from antiphon.cli._base import (
     exit_code,
     flag,
     group,
+    no_sandbox,
     non_negative_int,
     non_negative_number,
     one_of,
@@ -44,7 +45,7 @@ _OPTIONS = (
     LATEST,
     one_of(
         argument("--strict", action="store_const", const="strict", dest="mode", help="A: only recorded answers"),
-        argument("--explore", action="store_const", const="explore", dest="mode", help="B: ask the model again"),
+        argument("--explore", action="store_const", const="explore", dest="mode", help="B: call the model again"),
     ),
     argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry point"),
     argument("--llm", metavar="TARGET", help="file.py:function that answers model requests"),
@@ -55,7 +56,7 @@ _OPTIONS = (
         flag("--no-execute", "do not run the agent's code; only check the recording"),
         flag("--verify", "also ask the model, to find refusals that appeared or disappeared"),
         flag("--realtime", "replay streams with their recorded timing"),
-        flag("--no-fence", "no sandbox: the code may use files, sockets and processes"),
+        no_sandbox("the code"),
     ),
     group(
         "explore replay",
@@ -70,7 +71,7 @@ _OPTIONS = (
             dest="from_event",
             type=non_negative_int,
             metavar="N",
-            help="frozen before event N, live from it on",
+            help="answer from the recording before event N, live from N on",
         ),
         argument(
             "--edit", action="append", default=[], metavar="N.PATH=JSON", help="change a part of recorded event N"
@@ -97,7 +98,7 @@ _OPTIONS = (
     JSON,
 )
 def replay(arguments: argparse.Namespace) -> int:
-    """Replay a run: strictly (nothing leaves the process) or exploring a new model, prompt or code.
+    """Replay a run: strictly (no side effects) or as an exploration of a new model, prompt or code.
 
     examples:
       antiphon replay --latest
@@ -134,7 +135,7 @@ def replay(arguments: argparse.Namespace) -> int:
         "input": json_value(arguments.input, "--input"),
         "exact_only": arguments.exact_only or None,
         "edits": _edits(arguments.edit),
-        "fence": False if arguments.no_fence else "process",
+        "sandbox": False if arguments.no_sandbox else "process",
         "table": table_of(
             Path(arguments.table) if arguments.table else None,
             live=arguments.live,
@@ -146,7 +147,7 @@ def replay(arguments: argparse.Namespace) -> int:
     with application(arguments) as app:
         options["function"] = load_entry(arguments.entry) if arguments.entry else None
         options["llm"] = load_entry(arguments.llm) if arguments.llm else None
-        if arguments.mode == "strict" and not (arguments.verify or arguments.no_fence):
+        if arguments.mode == "strict" and not (arguments.verify or arguments.no_sandbox):
             _leave_network(app)
         report = ops.replay(arguments.run, app=app, **options)
         lines = [report.text().rstrip("\n"), *map(ui.dim, _more(report.to_wire()))]
@@ -174,7 +175,7 @@ def _more(data: dict[str, Any]) -> Iterator[str]:
         yield f"Ambiguous lanes: {len(data['ambiguousLanes'])} (name parallel work with antiphon.branch)"
     shown = next((found["show"] for found in data["divergences"] if "show" in found), None)
     if shown:
-        yield f"Look at the recorded side: {shown}"
+        yield f"Show the recorded side: {shown}"
 
 
 def _leave_network(app: Any) -> None:
@@ -221,13 +222,13 @@ def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:
     argument("places", nargs="+", type=Path, metavar="DIR", help="folders or files (.antiphon, .kurral)"),
     argument("--jobs", "-j", type=positive_int, default=1, metavar="N", help="replay in N processes"),
     argument("--min-ars", type=ratio, default=0.9, metavar="X", help="fail below this score (default 0.9)"),
-    flag("--explore", "ask the model again instead of replaying strictly"),
+    flag("--explore", "call the model again instead of replaying strictly"),
     argument("--model", help="another model, for --explore"),
     argument("--llm", metavar="TARGET", help="file.py:function that answers model requests, for --explore"),
     argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry points"),
     argument("--junit", metavar="FILE", type=Path, help="write JUnit XML"),
     argument("--markdown", metavar="FILE", type=Path, help="write a summary for a pull request"),
-    flag("--no-fence", "no sandbox: the code may use files, sockets and processes"),
+    no_sandbox("the code"),
     CONFIG,
     JSON,
 )
@@ -251,7 +252,7 @@ def test(arguments: argparse.Namespace) -> int:
         min_ars=arguments.min_ars,
         config=arguments.config,
         llm=arguments.llm,
-        sandbox=not arguments.no_fence,
+        sandbox=not arguments.no_sandbox,
         model=arguments.model,
         entry=arguments.entry,
     )

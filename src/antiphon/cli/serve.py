@@ -22,7 +22,7 @@ from antiphon.errors import ConfigError, InvalidInput, missing_extra
     CONFIG,
 )
 def serve(arguments: argparse.Namespace) -> int:
-    """Start the HTTP host: runs, replay forks, events, admin. Binds to loopback unless told otherwise.
+    """Start the HTTP host: runs, replay forks, events, admin. Binds to loopback by default.
 
     example:
       ANTIPHON_API_KEY=$(openssl rand -hex 32) antiphon serve --port 8321 --config antiphon.toml
@@ -41,7 +41,7 @@ def serve(arguments: argparse.Namespace) -> int:
     port = settings.port if arguments.port is None else arguments.port
     workers = arguments.workers or settings.workers
     if not 0 <= port <= 65535 or workers < 1:
-        raise InvalidInput("A port is from 0 to 65535, and there is at least one worker.")
+        raise InvalidInput("The port must be from 0 to 65535, with at least one worker.")
     public = not is_loopback(host)
     if public and not settings.auth:
         raise ConfigError(
@@ -57,7 +57,7 @@ def serve(arguments: argparse.Namespace) -> int:
                 path="host.auth",
             )
         os.environ[ENVIRONMENT_KEY] = token = secrets.token_urlsafe(32)
-        print(f"antiphon: no API key yet; for this process only, with all rights:\n  {token}", file=sys.stderr)
+        print(f"antiphon: no API key yet; for this process only, with the admin role:\n  {token}", file=sys.stderr)
     if arguments.config is not None:
         os.environ["ANTIPHON_CONFIG"] = os.path.abspath(arguments.config)  # noqa: PTH100 - as the user wrote it
     os.environ["ANTIPHON_HOST_HOST"] = host
@@ -98,13 +98,13 @@ def _key_ring(app: Any) -> Any:
     argument("act", choices=("create", "list", "revoke")),
     argument("id", nargs="?", help="which key to revoke"),
     argument("--role", choices=("read", "run", "admin"), default="run", help="what it allows (default: run)"),
-    argument("--tenant", help="whose data it opens (default: the configured tenant)"),
+    argument("--tenant", help="tenant that the key gives access to (default: the configured tenant)"),
     argument("--name", default="", help="a label for people"),
     CONFIG,
     JSON,
 )
 def apikeys(arguments: argparse.Namespace) -> int:
-    """Create, list or revoke API keys of the host. A key is shown once; only its digest is kept.
+    """Create, list or revoke API keys of the host. A key is shown once; only its digest is stored.
 
     example:
       antiphon apikeys create --role run --tenant acme --name ci
@@ -118,7 +118,7 @@ def apikeys(arguments: argparse.Namespace) -> int:
             ui.output(arguments, {"token": token, **key.to_wire()}, [token, note])
         elif arguments.act == "revoke":
             if not arguments.id:
-                raise InvalidInput("Say which key to revoke.", hint="List them: antiphon apikeys list")
+                raise InvalidInput("Name the key to revoke.", hint="List them: antiphon apikeys list")
             revoked = drive(ring.revoke(arguments.id))
             ui.output(arguments, revoked.to_wire(), f"key {revoked.id} is revoked")
         else:

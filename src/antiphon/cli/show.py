@@ -159,7 +159,7 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
         yield ui.dim(f"replay of {ui.safe(run['sourceRun'])}")
     yield from _nodes(run["timeline"], "")
     if run["stoppedAt"] is not None:
-        why = "it is not finished" if run["status"] == "running" else "its process ended before it was finished"
+        why = "it is not finished" if run["status"] == "running" else "its process ended before the run finished"
         yield ui.yellow(f"the run stops after event {run['stoppedAt']}: {why}")
     if run["error"]:
         yield ui.red(_error(run["error"], "class"))
@@ -239,7 +239,7 @@ def _note(note: dict[str, Any]) -> str:
     argument("a", help="run id, a unique prefix, latest, or an artifact"),
     argument("b", help="the run to compare it with"),
     argument("--html", metavar="FILE", help="write the comparison as one page"),
-    argument("--min-ars", type=ratio, default=0.0, metavar="X", help="the score the verdict asks for"),
+    argument("--min-ars", type=ratio, default=0.0, metavar="X", help="the score required to pass"),
     CONFIG,
     JSON,
 )

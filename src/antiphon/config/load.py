@@ -103,7 +103,7 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
             config = msgspec.convert(table, Config, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(
-                f"{variable}={value!r} does not fit {key}: {_AT.sub('', str(error))}.", path=variable
+                f"{variable}={value!r} is not valid for {key}: {_AT.sub('', str(error))}.", path=variable
             ) from None
         sources[key] = f"environment {variable}"
     return Loaded(config, sources, path, None if path is None else _stamp(path))

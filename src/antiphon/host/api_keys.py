@@ -114,9 +114,9 @@ class KeyRing:
     async def create(self, *, role: str, tenant: str, name: str = "") -> tuple[str, ApiKey]:
         """A new key: the token, to be shown once, and what is kept."""
         if role not in ROLES:
-            raise InvalidInput(f"A role is one of {', '.join(ROLES)}.", path="role")
+            raise InvalidInput(f"The role must be one of {', '.join(ROLES)}.", path="role")
         if not tenant or tenant == HOST_TENANT:
-            raise InvalidInput("The tenant of a key is a name of your own.", path="tenant")
+            raise InvalidInput("The tenant must be a non-reserved name.", path="tenant")
         token = f"antiphon_{secrets.token_urlsafe(32)}"
         now = self._clock.now_ms()
         key = ApiKey(secrets.token_hex(6), digest_of(token), role, tenant, name, now)

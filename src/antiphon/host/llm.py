@@ -80,7 +80,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
             answer = _account(response, request["provider"])
             if answer["kind"] == "refusal":
                 await visit.emit("envelope.refusal", _refusal(node, request, answer["refusal"]))
-                raise NodeFailed("envelope_refusal", "The model refused to answer; it was not asked again.")
+                raise NodeFailed("envelope_refusal", "The model refused to answer; it was not called again.")
             value, reason, wrong = _read(answer, schema)
             if reason is None:
                 return value
@@ -92,7 +92,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
             else:
                 payload = {"nodeId": node, "totalAttempts": attempt, "finalReason": reason, "finalError": wrong}
                 await visit.emit("envelope.retry.exhausted", payload)
-        raise NodeFailed("envelope_payload_invalid", f"No answer fitted the schema in {attempts} attempts.")
+        raise NodeFailed("envelope_payload_invalid", f"No response matched the schema in {attempts} attempts.")
 
     async def _once(self, visit: Visit, request: Mapping[str, Any]) -> Any:
         recipe = self.settings.llm_key_recipe

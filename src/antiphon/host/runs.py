@@ -70,7 +70,7 @@ class Fork(msgspec.Struct, kw_only=True, rename="camel"):
             text = "A branch needs 'fromSeq': the number of the first event to execute again."
             raise InvalidInput(text, path="$.fromSeq")
         if found and self.mode == "replay":
-            text = "A replay changes nothing: 'runOptionsOverlay' must be empty."
+            text = "A replay cannot change options: 'runOptionsOverlay' must be empty."
             raise InvalidInput(text, path="$.runOptionsOverlay")
         return found
 
@@ -161,7 +161,7 @@ async def fork_run(
         raise Rejected(
             422,
             "fork_point_invalid",
-            f"The source run has the events 0 to {len(recorded) - 1}; fromSeq {start} is not among them.",
+            f"The source run has the events 0 to {len(recorded) - 1}; fromSeq {start} is out of range.",
             {"sourceRunId": source.id, "fromSeq": start, "events": len(recorded)},
         )
     events = [event.told for event in recorded[: max(start, 1)]]

@@ -85,7 +85,7 @@ def check_url(url: Any, *, loopback: bool) -> str:
     if loopback and all(address.is_loopback for address in addresses):
         return url
     if not all(address.is_global for address in addresses):
-        raise AddressRefused("'url' leads into a private network.", path="$.url")
+        raise AddressRefused("'url' resolves to a private network.", path="$.url")
     if parts.scheme != "https":
         raise AddressRefused("'url' is an https address.", path="$.url")
     return url

@@ -112,7 +112,7 @@ class WorkerLease:
         try:
             await self._journal.clear(self._key)
         except StoreError as error:
-            log.warning("the worker lease could not be given back: %s", error)
+            log.warning("the worker lease could not be released: %s", error)
 
 
 async def is_gone(journal: Journal, owner: str) -> bool:

@@ -35,7 +35,7 @@ def as_breaker_key(tool: str, context: str | None = None) -> str:
     if context:
         return context if context == "global" or "/" in context else f"dependency/{context}"
     if not tool:
-        raise InvalidInput("Say which breaker: a tool, a dependency or global.", path="$.tool")
+        raise InvalidInput("Name a breaker: a tool, a dependency or global.", path="$.tool")
     if tool.startswith(("tool/", "dependency/")) or tool == "global":
         return tool
     return f"tool/{tool}" if "/" in tool else f"tool/tools/{tool}"
@@ -113,7 +113,9 @@ class Admin:
     async def force_open(self, key: str, reason: str = "", for_ms: int | None = None) -> dict[str, Any]:
         """Hold a breaker open until a reset, or for *for_ms*; every process follows within a second."""
         if for_ms is not None and for_ms <= 0:
-            raise InvalidInput("The time of a forced state is a positive number of milliseconds.", path="$.forMs")
+            raise InvalidInput(
+                "The duration of a forced state must be a positive number of milliseconds.", path="$.forMs"
+            )
         until = 0 if for_ms is None else self._clock.now_ms() + for_ms
         return await self._override("force_open", key, "FORCED_OPEN", until, reason or "forced by an operator")
 
@@ -180,14 +182,14 @@ class Admin:
             settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False)
         settled = await self._journal.settle(record.key, record.version, settlement)
         if settled is None:
-            raise InvalidInput("The claim changed at the same moment.", hint="Look at it again, then decide.")
+            raise InvalidInput("The claim changed at the same moment.", hint="Check the claim again, then decide.")
         await self._note("resolve", {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason})
         return {"key": record.key, "resolved": verdict}
 
     async def flush(self, *, tool: str = "", session: str = "", prefix: str = "", reason: str = "") -> dict[str, Any]:
         """Forget all claims of a tool, a session or a key prefix."""
         if not (tool or session or prefix):
-            raise InvalidInput("Say what to forget: a tool, a session or a prefix of keys.", path="$")
+            raise InvalidInput("Specify what to flush: a tool, a session or a prefix of keys.", path="$")
         number = await self._journal.flush(tenant=self.tenant, tool=tool, session=session, prefix=prefix)
         await self._note(
             "flush", {"tool": tool, "session": session, "prefix": prefix, "flushed": number, "reason": reason}
@@ -196,7 +198,7 @@ class Admin:
 
     async def _find(self, key: str) -> DedupeRecord:
         if not key:
-            raise InvalidInput("Say which claim: its key or fingerprint.", path="$.key")
+            raise InvalidInput("Name a claim: its key or fingerprint.", path="$.key")
         found = await self._journal.read(key)
         if found is not None and found.current.tenant == self.tenant:
             return found.current

@@ -57,7 +57,9 @@ def _store(app: Antiphon) -> Iterator[dict[str, Any]]:
     for part in parts:
         yield from _server(app.store.url if part is facts else "", part)
     if not app.journal.durable:
-        yield _found("warning", "store", "claims do not outlive this process", "Use sqlite:, redis: or postgresql:.")
+        yield _found(
+            "warning", "store", "claims are lost when this process ends", "Use sqlite:, redis: or postgresql:."
+        )
 
 
 def _server(url: str, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -78,7 +80,7 @@ def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
     stale, live = (sum(n for (_, state), n in counts.items() if state == wanted) for wanted in ("stale", "inflight"))
     if stale:
         share = stale / (stale + live)
-        yield _found("warning", "claims", f"{stale} in flight past their lease ({share:.0%} of those in flight)")
+        yield _found("warning", "claims", f"{stale} in flight with an expired lease (of {share:.0%} in flight)")
     for claim in unknown:
         command = f"antiphon claims resolve {claim['fingerprint']} --happened | --did-not-happen"
         hint = f"Find out what happened, then: {command}"
@@ -93,7 +95,7 @@ def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
 def _runs(app: Antiphon) -> Iterator[dict[str, Any]]:
     interrupted = list_runs(app, status="interrupted", limit=5)
     for row in interrupted:
-        hint = "Go on with one: antiphon run TARGET --resume RUN"
+        hint = "Resume one: antiphon run TARGET --resume RUN"
         yield _found("warning", "runs", f"{row['name']} {row['id']} was interrupted", hint)
     if not interrupted:
         yield _found("ok", "runs", "no interrupted runs")
@@ -112,12 +114,12 @@ def _uploads(app: Antiphon) -> Iterator[dict[str, Any]]:
             hint = "No bucket is configured here: name it in [artifacts], then: antiphon export --waiting"
         yield _found("warning", "uploads", text, hint)
     if is_remote(app) and not found:
-        yield _found("ok", "uploads", "nothing waits for the bucket")
+        yield _found("ok", "uploads", "no uploads pending")
 
 
 def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
     if entry is None:
-        yield _found("note", "tools", "not looked at; name an entry point with --entry to see its tools")
+        yield _found("note", "tools", "not checked; name an entry point with --entry to check its tools")
         return
     load_entry(entry)
     specs = declared()
@@ -135,11 +137,11 @@ def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
 def _retry_owners() -> Iterator[dict[str, Any]]:
     for package, rule in _RETRYING.items():
         if importlib.util.find_spec(package) is not None:
-            yield _found("note", "retries", f"{package} is installed and retries by itself", f"One owner: {rule}.")
+            yield _found("note", "retries", f"{package} is installed and retries on its own", f"One owner: {rule}.")
 
 
 def _limits() -> Iterator[dict[str, Any]]:
-    yield _found("note", "limits", "functions that were never wrapped are not seen, neither live nor in a replay")
+    yield _found("note", "limits", "functions that were never wrapped are invisible, both live and in a replay")
     yield _found("note", "limits", "outside a run, a decorated call without a call id is always a new call")
     if os.environ.get("TOOL_RELIABILITY_ENABLED", "").lower() in ("0", "false", "off", "no"):
         yield _found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded")

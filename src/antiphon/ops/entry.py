@@ -129,7 +129,7 @@ def check_arguments(target: str, function: Callable[..., Any], args: list[Any], 
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise InvalidInput(
-            f"{target} does not fit its input: {error}.",
+            f"{target} does not accept this input: {error}.",
             hint="Give --input: one value, or an object with args and kwargs for several.",
         ) from None
 

@@ -107,8 +107,8 @@ class _Patience:
         if self._quiet < QUIET_S:
             return None
         return ReplayMiss(
-            f"The code makes no more calls since one had no answer, {QUIET_S} s ago, and does not end.",
-            hint="It probably waits for a task that failed.",
+            f"The code has made no calls since one had no recorded answer {QUIET_S} s ago, and has not ended.",
+            hint="It is probably waiting for a failed task.",
         )
 
 

@@ -68,7 +68,7 @@ def collect(places: Iterable[Path]) -> list[Path]:
     if not found:
         where = ", ".join(map(str, places))
         raise NotFound(
-            f"There are no golden runs in {where}.", hint="Make one: antiphon export RUN -o golden/NAME.antiphon"
+            f"There are no golden runs in {where}.", hint="Create one: antiphon export RUN -o golden/NAME.antiphon"
         )
     return list(found)
 
@@ -94,7 +94,7 @@ def check(path: Path, options: Options, code_of: Callable[[AntiphonError], int] 
                 function=load_entry(options.entry) if options.entry else None,
                 llm=load_entry(options.llm) if options.llm else None,
                 model=options.model,
-                fence="process" if options.sandbox else False,
+                sandbox="process" if options.sandbox else False,
                 keep=False,
             )
     except AntiphonError as error:

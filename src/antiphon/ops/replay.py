@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
+from warnings import warn
 
 from antiphon import scoring
 from antiphon._recording.manifest import source_digest
@@ -49,8 +50,9 @@ def replay(
     samples: int = 1,
     baseline: bool = False,
     realtime: bool = False,
-    fence: Sandbox = True,
+    sandbox: Sandbox = True,
     keep: bool = True,
+    fence: Sandbox | None = None,
 ) -> Report:
     """Replay a run by object, id, unique prefix, ``latest`` or artifact path.
 
@@ -59,6 +61,9 @@ def replay(
     strict replay, to find refusals that came or went.
     """
     app = app or current()
+    if fence is not None:
+        warn("replay(fence=...) is now replay(sandbox=...)", DeprecationWarning, stacklevel=2)
+        sandbox = fence
     if samples < 1:
         raise InvalidInput("A replay takes at least one sample.", path="samples")
     recording = open_recording(app, run_or_id)
@@ -80,8 +85,8 @@ def replay(
     )
     if (mode == "strict" or (mode is None and verify)) and wanted.only_exploring:
         raise InvalidInput(
-            f"A strict replay answers all calls from the recording; it cannot have {', '.join(wanted.only_exploring)}.",
-            hint="Ask for an exploring replay (--explore), or leave them out.",
+            f"A strict replay answers from the recording and does not support {', '.join(wanted.only_exploring)}.",
+            hint="Use an explore replay (--explore), or omit these options.",
             path="mode",
         )
     function = _function(recording, function, execute)
@@ -95,7 +100,7 @@ def replay(
     setup = before
     if not explores and function is not None:
         strict = execute_strictly(
-            app, recording, function, sandbox=fence, realtime=realtime, verify=verify, ask=llm if verify else None
+            app, recording, function, sandbox=sandbox, realtime=realtime, verify=verify, ask=llm if verify else None
         )
         _code(strict.setup, function)
         setup = before.merged_with(strict.setup)
@@ -125,9 +130,9 @@ def _plan(
     if mode is not None:
         kind, reason = ("A" if mode == "strict" else "B"), f"asked for {mode}"
     elif verify:
-        kind, reason = "A", "asked to verify the recorded answers"
+        kind, reason = "A", "verification requested"
     elif explores:
-        kind, reason = "B", "asked for by its options"
+        kind, reason = "B", "requested by options"
     return {
         "sourceRun": recording.manifest.id,
         "title": recording.manifest.name,
@@ -152,7 +157,7 @@ def _explore(
 ) -> dict[str, Any]:
     if function is None:
         raise InvalidInput(
-            "This replay has to run the agent again, and the recording does not name its entry point.",
+            "This replay must run the agent, but the recording does not name its entry point.",
             hint="Record it with antiphon run file.py:function, or pass --entry (in Python: function=).",
             code="entry_missing",
         )

@@ -367,7 +367,9 @@ def explore_report(
     elif error is not None:
         reasons.append(f"the agent failed: {error}")
     for rule in invoker.unmet_faults():
-        reasons.append(f"the fault {rule.fault} was never met: no call was {rule.match.removeprefix('*:')}")
+        reasons.append(
+            f"the fault {rule.fault} was never injected: there was no call of {rule.match.removeprefix('*:')}"
+        )
     if reasons:
         data["verdict"], data["verdictReasons"] = "fail", reasons
     fresh = app.journal.manifest(explored.run.id)

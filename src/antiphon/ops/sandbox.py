@@ -71,9 +71,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         return
     if what := _effect(event, args):
         escapes.append(what)
-        raise ReplayBlocked(
-            f"A replay may not touch the world: {what} was refused.", hint="See docs: what strict means."
-        )
+        raise ReplayBlocked(f"Refused in the replay sandbox: {what}.", hint="See docs: what strict means.")
 
 
 def _effect(event: str, args: tuple[Any, ...]) -> str:

@@ -83,7 +83,7 @@ def _pairs(path: Path, node: yaml.Node | None) -> Iterator[tuple[str, yaml.Node]
         if not isinstance(key.value, str):
             raise _refused(path, key.start_mark, "this is not a name")
         if key.value in seen:
-            raise _refused(path, key.start_mark, f"{key.value!r} is there twice")
+            raise _refused(path, key.start_mark, f"{key.value!r} is listed twice")
         seen.add(key.value)
         yield key.value, value
 
@@ -148,7 +148,7 @@ def notice(entry: str | None, tools: Iterable[Known]) -> str:
             write(path, found)
         except OSError:  # a strict replay needs no file
             return ""
-    return f"[Antiphon] Side effects are not reviewed yet: {path} (an explore replay waits for 'done: true')"
+    return f"[Antiphon] Side effects are not reviewed yet: {path} (an explore replay requires 'done: true')"
 
 
 def gate(entry: str | None, tools: Iterable[Known]) -> dict[str, bool]:

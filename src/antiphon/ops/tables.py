@@ -69,7 +69,7 @@ def check_names(table: BoundaryTable, recorded: Iterable[tuple[str, str]], decla
         tools = ", ".join(name for kind, name in calls if kind != "llm") or "none"
         models = any(kind == "llm" for kind, _ in calls)
         raise InvalidInput(
-            f"No call of the recording is {rule.match.removeprefix('*:')!r} ({rule.mode}).",
+            f"The recording has no call of {rule.match.removeprefix('*:')!r} ({rule.mode}).",
             hint=f"Its tools: {tools}{'; its model calls: llm' if models else ''}.",
             path="table",
         )

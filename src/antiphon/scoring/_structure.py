@@ -340,7 +340,7 @@ def effect_gate(compared: Structure, *, ordered: bool = False) -> list[Violation
         what = "; ".join(str(diff) for diff in change.diffs if not _in_result(diff))
         found.append(_violation("changed", call, f"differs: {what}"))
     if ordered:
-        found += [_violation("reordered", call, "is made at another place") for call in compared.reordered]
+        found += [_violation("reordered", call, "is made in a different position") for call in compared.reordered]
     return [violation for violation in found if violation is not None]
 
 

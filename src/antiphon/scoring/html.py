@@ -152,7 +152,7 @@ _SAID = {
     "added": "was not in the recording",
     "dropped": "was not made again",
     "changed": "differs",
-    "moved": "was made at another place",
+    "moved": "was made in a different position",
 }
 
 

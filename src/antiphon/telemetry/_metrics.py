@@ -27,13 +27,13 @@ class Metric(NamedTuple):
 
 CALLS = Metric("tool_calls", "counter", ("tool", "status", "scope"), "Tool calls by outcome.")
 DURATION = Metric("tool_call_duration_ms", "histogram", ("tool", "status"), "Duration of tool calls in milliseconds.")
-RETRIES = Metric("tool_retry_attempts", "counter", ("tool", "reason"), "Attempts that were made again, by cause.")
+RETRIES = Metric("tool_retry_attempts", "counter", ("tool", "reason"), "Retries by reason.")
 HITS = Metric("tool_idempotency_hits", "counter", ("tool", "state"), "Calls answered from an earlier claim.")
-CACHE_SIZE = Metric("tool_dedupe_cache_size", "gauge", ("tool", "scope"), "Claim records that are kept.")
+CACHE_SIZE = Metric("tool_dedupe_cache_size", "gauge", ("tool", "scope"), "Claim records in the store.")
 TTL = Metric("tool_dedupe_ttl_seconds", "gauge", ("tool", "state"), "How long a claim record is kept, by state.")
 BREAKER = Metric("tool_circuit_breaker_state", "gauge", ("tool", "state"), "1 for the state the breaker is in, else 0.")
 TRANSITIONS = Metric(
-    "tool_circuit_breaker_transitions", "counter", ("tool", "from_state", "to_state"), "Changes of a breaker's state."
+    "tool_circuit_breaker_transitions", "counter", ("tool", "from_state", "to_state"), "Breaker state transitions."
 )
 INFLIGHT = Metric("tool_dedupe_inflight", "gauge", ("tool", "stale"), "Claims in flight; stale: past their lease.")
 INFO = Metric("tool_info", "gauge", ("tool", "effect"), "Always 1; says whether a tool reads or writes.")

@@ -181,7 +181,7 @@ def test_an_interrupted_run_says_where_it_stopped(antiphon: Command) -> None:
     run = killed(antiphon)
     shown = antiphon("show", run).out
     assert "interrupted" in shown
-    assert "the run stops after event 3: its process ended before it was finished" in shown
+    assert "the run stops after event 3: its process ended before the run finished" in shown
     assert antiphon("show", run, "--json").json["stoppedAt"] == 3
     assert antiphon("show", run, "--event", "4").code == 4
     assert antiphon("export", run, "-o", "cut.antiphon").code == 0

@@ -115,8 +115,8 @@ def test_doctor_names_what_weakens_a_server(valkey_server: Callable[..., Valkey]
     weak = valkey_server(maxmemory="64mb", maxmemory_policy="allkeys-lru")
     said = _commands(weak.url, tmp_path)("doctor")
     assert said.returncode == 0
-    assert "allkeys-lru: Redis may forget claims; set noeviction" in said.stdout
-    assert "appendonly is off: a restart forgets claims" in said.stdout
+    assert "allkeys-lru: Redis may evict claims; set noeviction" in said.stdout
+    assert "appendonly is off: a restart loses claims" in said.stdout
     replica = valkey_server(replicaof=weak)
     said = _commands(replica.url, tmp_path)("doctor")
     assert "this is a replica: claims cannot be written" in said.stdout

@@ -58,7 +58,7 @@ def test_nobody_listens(face: Face) -> None:
 
 @both_faces
 @pytest.mark.parametrize(
-    ("login", "words"), [("", "asks for a password"), (":wrong@", "refused user or password")], ids=["none", "wrong"]
+    ("login", "words"), [("", "requires a password"), (":wrong@", "refused user or password")], ids=["none", "wrong"]
 )
 def test_auth_refused(face: Face, login: str, words: str, valkey_server: Start) -> None:
     server = valkey_server(requirepass="geheim")

@@ -58,7 +58,7 @@ def test_a_wrong_file_is_explained(text: str, message: str, tmp_path: Path) -> N
 
 
 def test_a_wrong_variable_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"ANTIPHON_HOST_PORT='http' does not fit host\.port"):
+    with pytest.raises(ConfigError, match=r"ANTIPHON_HOST_PORT='http' is not valid for host\.port"):
         load({}, {"ANTIPHON_HOST_PORT": "http"})
 
 

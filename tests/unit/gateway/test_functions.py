@@ -49,7 +49,7 @@ def test_a_method_is_registered_with_its_object() -> None:
         def price(self, n: int) -> int:
             return self.fee * n
 
-    with pytest.raises(InvalidInput, match=r"price is a method without its object.*\(thing\.method\)"):
+    with pytest.raises(InvalidInput, match=r"price is an unbound method.*\(thing\.method\)"):
         gateway.tool(idempotent=True)(Desk.price)
     assert gateway.tool(idempotent=True)(Desk().price)(2) == 14
 

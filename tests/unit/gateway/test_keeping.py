@@ -87,7 +87,7 @@ def test_a_result_that_cannot_be_serialised_is_done_without_payload(redact: bool
     assert (record.state, record.payload) == ("done", UNSET)
     again = rig.execute(call_id="c1")
     assert (again.status, again.from_cache, again.content) == ("success", True, None)
-    assert "could not be kept" in again.output.metadata["payload"]
+    assert "could not be stored" in again.output.metadata["payload"]
     assert len(script) == 1
 
 
@@ -181,7 +181,7 @@ def test_a_result_over_the_limit_is_not_kept() -> None:
     script = rig.tool("x" * 1_000)
     first = rig.execute(call_id="c1")
     assert first.content == "x" * 1_000
-    assert "over the limit" in first.output.metadata["payload"]
+    assert "exceed the limit" in first.output.metadata["payload"]
     assert rig.execute(call_id="c1").content is None
     assert len(script) == 1
 

@@ -218,10 +218,10 @@ def test_a_result_that_was_not_recorded_is_never_another_one() -> None:
     run = app.record(main)
     report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
     assert not report.passed
-    assert "it returned a _thread.lock, which a recording cannot hold" in report.text()
+    assert "it returned a _thread.lock, which cannot be recorded" in report.text()
     recording = load_recording(app, run.manifest)
     invoker = ExploreInvoker(recording, BoundaryTable(), reviewed={"made": True})
-    with using(app), pytest.raises(ReplayMiss, match="a recording cannot hold"):
+    with using(app), pytest.raises(ReplayMiss, match="cannot be recorded"):
         drive(invoker.answer(_asked_again(recording)))
     assert len(got) == 1, "a replay may not hand out anything in its place"
 
@@ -252,7 +252,7 @@ def test_a_miss_that_the_code_swallows_is_still_reported() -> None:
 
 def test_a_kept_result_that_no_longer_fits_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert codec.decoder(Reading, "tools/read")(b'{"other":1}') == {"other": 1}
-    assert "tools/read is given as plain data" in caplog.text
+    assert "tools/read is returned as plain data" in caplog.text
 
 
 # -- secrets --------------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ def test_a_fault_that_no_call_met_fails_the_replay() -> None:
         BoundaryRule(match="llm", mode="live"),
     )
     report = agent.explore(run, [says("sunny")], table=BoundaryTable(rules=rules))
-    assert "the fault timeout was never met: no call was tool:search_web" in report["verdictReasons"]
+    assert "the fault timeout was never injected: there was no call of tool:search_web" in report["verdictReasons"]
     assert not report.passed
 
 

@@ -123,3 +123,9 @@ def test_a_replay_reports_what_was_tried() -> None:
     report = antiphon.replay(run, app=app, mode="strict", function=main, keep=False)
     assert "example.test" in report["blocked"][0]["what"]
     assert [found["kind"] for found in report.divergences] == ["escape"]
+
+
+def test_the_keyword_of_release_0_1_still_works() -> None:
+    app = memory_app()
+    with pytest.deprecated_call(match=r"sandbox="), pytest.raises(antiphon.errors.NotFound):
+        antiphon.replay("none", app=app, fence=False)

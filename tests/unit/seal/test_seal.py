@@ -179,7 +179,7 @@ def test_a_damaged_key_file_is_never_replaced(tmp_path: Path, content: str) -> N
     file = tmp_path / "k"
     file.write_text(content)
     file.chmod(0o600)
-    with pytest.raises(StoreError, match="no seal key"):
+    with pytest.raises(StoreError, match="is not a seal key"):
         Sealer.from_key_file(file)
     assert file.read_text() == content
 

@@ -166,7 +166,7 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
     async def life(application: Starlette) -> AsyncIterator[None]:
         failed = await self_test(settings.llm_key_recipe)
         if failed:
-            log.error("the self-test failed, so the host claims less: %s", "; ".join(failed))
+            log.error("the self-test failed; replay support is not advertised: %s", "; ".join(failed))
         host = Host(base, post)
         host.claims = {"passed": not failed, "failed": failed}
         application.state.host = host
@@ -178,7 +178,7 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
 
     async def refused(request: Request, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
-        text = {404: "There is nothing at this path.", 405: "This method is not allowed here."}
+        text = {404: "No such endpoint.", 405: "This method is not allowed here."}
         code = {404: "not_found", 405: "method_not_allowed"}
         status = problem.status_code
         headers = dict(problem.headers or {})

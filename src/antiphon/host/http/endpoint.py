@@ -68,7 +68,7 @@ def failure(problem: Exception) -> Response:
     if isinstance(problem, AntiphonError):
         return error(422, problem.code, str(problem))
     log.error("a request failed", exc_info=problem)
-    return error(500, "internal_error", "The host failed to answer this request; its log says why.")
+    return error(500, "internal_error", "Internal error; see the host's log.")
 
 
 # -- credentials -----------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ async def authenticate(host: Host, request: Request) -> Principal:
             return principal
     elif not host.settings.auth and is_loopback(_host_name(request)):
         return Principal("anonymous", host.app.tenant, "admin")
-    text = "A valid API key is needed: Authorization: Bearer <key>. Make one with: antiphon apikeys create"
+    text = "A valid API key is needed: Authorization: Bearer <key>. Create one with: antiphon apikeys create"
     raise Rejected(401, "unauthenticated", text)
 
 
@@ -128,7 +128,7 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
                 raise Rejected(403, "forbidden", f"This needs a key with the role {role}; yours has {principal.role}.")
             return await handler(request, host, principal)
         except ClientDisconnect:
-            return error(400, "client_disconnected", "The request was not sent to its end.")
+            return error(400, "client_disconnected", "The request is incomplete.")
         except Exception as problem:
             found = failure(problem)
             if found.status_code == 401:
@@ -168,7 +168,7 @@ async def body_of(request: Request, host: Host) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         raise Rejected(400, "invalid_json", "The body is not JSON (RFC 8259, UTF-8).") from None
     if not isinstance(value, dict):
-        raise InvalidInput("The body is a JSON object.", path="$")
+        raise InvalidInput("The body must be a JSON object.", path="$")
     return value
 
 

@@ -286,7 +286,7 @@ async def cache_key(request: Request, host: Host, principal: Principal) -> Respo
     try:
         body = parse_json(getattr(request.state, "raw", b"{}"))
         if not isinstance(body, dict):
-            raise InvalidInput("The body is a JSON object.")
+            raise InvalidInput("The body must be a JSON object.")
         key = llm_cache_key(body, recipe=host.settings.llm_key_recipe)
     except InvalidInput as problem:
         return error(400, "invalid_argument", str(problem), {"path": problem.path})

@@ -127,7 +127,7 @@ def _unique(what: str, names: Iterable[str]) -> set[str]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InvalidInput(f"{name!r} stands twice among the {what}.", path=f"$.{what}")
+            raise InvalidInput(f"Duplicate {name!r} in {what}.", path=f"$.{what}")
         seen.add(name)
     return seen
 

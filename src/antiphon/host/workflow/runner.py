@@ -193,7 +193,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         if recorded is None:
             raise NodeFailed(
                 "replay_source_missing",
-                f"The source run has no outcome number {visit.execution + 1} of this node, and a replay performs none.",
+                f"The source run has no outcome {visit.execution + 1} of this node, and a replay executes nothing.",
                 {"sourceRunId": source.run, "nodeId": visit.node.id, "n": visit.execution + 1},
             )
         if visit.node.type_id.startswith("agent:"):
@@ -242,7 +242,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         }
         raise NodeFailed(
             "replay_diverged_at_refusal",
-            f"The source run got a {before} answer here, the replay a {now} one. Nothing after this node was run.",
+            f"The source run got a {before} response here, the replay a {now} one. Later nodes did not run.",
             details,
         )
 

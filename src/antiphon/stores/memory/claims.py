@@ -381,7 +381,7 @@ class MemoryClaims(MemoryLog):
         if size < self._max or self._evict(min(_ROOM, max(1, self._max // 8))) or self._sweep(64, now):
             return
         raise StoreUnavailable(
-            f"The memory store is full: {size} claims are in flight or of unknown outcome and must be kept.",
+            f"The memory store is full: {size} claims are in flight or unknown and cannot be evicted.",
             hint="Settle or clear some of them, give MemoryStore more max_keys, or use SQLiteStore.",
             code="store_full",
         )

@@ -240,8 +240,8 @@ def _conninfo(options: Options, dsn: str, name: str) -> str:
 class Fate(Enum):
     """What became of a statement that raised."""
 
-    REDO = "certainly not done; do it again"
-    LOST = "the connection broke, nobody knows"
+    REDO = "not executed; retry"
+    LOST = "connection lost, outcome unknown"
     STALE = "this connection leads to a server that takes no writes; another one may not"
     FAILED = "certainly not done, and trying again would not help"
 
@@ -277,7 +277,7 @@ def cannot_connect(error: Exception, url: str) -> Unreachable | ConfigError:
     """The one sentence for a server that did not let us in."""
     if isinstance(error, psycopg.ProgrammingError):  # its text quotes the address, password included
         return ConfigError(
-            "The address of the PostgreSQL server cannot be read.",
+            "The DSN of the PostgreSQL server is invalid.",
             path="store",
             hint=f"Write {_SETTING} as postgresql://user:password@host:port/database.",
         )

@@ -45,7 +45,7 @@ _EMPTY = struct.Struct("!iiI")
 _TEXT, _BYTEA, _INT8 = 25, 17, 20
 _TEXT_ARRAY, _BYTEA_ARRAY, _INT8_ARRAY = 1009, 1001, 1016
 _ESCAPE = "\ue000"
-_NO_ENCODING = "A text with half a surrogate pair cannot be stored."
+_NO_ENCODING = "Text with a lone surrogate cannot be stored."
 
 
 _encode = msgspec.json.Encoder().encode

@@ -124,7 +124,7 @@ class RedisClaims(RedisLog):
         await self._release(key, nonce)
         raise StoreUnavailable(
             f"Only {confirmed} of {wanted} replicas confirmed the claim in {self._wait_ms} ms; nothing was dispatched.",
-            hint="Look at the replicas of this Redis, or ask for fewer (wait_replicas).",
+            hint="Check the replicas, or require fewer (wait_replicas).",
             store="redis",
         )
 

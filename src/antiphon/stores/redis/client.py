@@ -44,22 +44,22 @@ _TOO_FEW_RIGHTS: Final = (
     "The rules it takes are in docs/how-to/run-a-fleet-redis.md.",
 )
 _MEANING: Final = {
-    "NOAUTH": ("asks for a password", "Put user and password into the URL."),
+    "NOAUTH": ("requires a password", "Put user and password into the URL."),
     "WRONGPASS": ("refused user or password", "Check user and password in the URL."),
     "ERR invalid password": ("refused the password", "Check the password in the URL."),
-    "ERR AUTH": ("does not want a password", "Take the password out of the URL."),
+    "ERR AUTH": ("does not use a password", "Remove the password from the URL."),
     "NOPERM": _TOO_FEW_RIGHTS,
     "ERR ACL failure": _TOO_FEW_RIGHTS,
     "READONLY": ("is a read-only replica", "Give the address of the primary, or of the Sentinels."),
     "OOM": ("is full (maxmemory)", "Raise maxmemory; the policy must stay noeviction."),
     "MISCONF": ("refuses writes because it cannot write its snapshot", "Look at the server's log and disk."),
     "LOADING": ("is still loading its data", "Try again in a moment."),
-    "CLUSTERDOWN": ("is a Cluster that is down", "Look at CLUSTER INFO."),
+    "CLUSTERDOWN": ("is a Cluster that is down", "Check CLUSTER INFO."),
     "MASTERDOWN": ("has lost its primary", "Look at the replication state."),
     "NOREPLICAS": ("has too few replicas to accept writes", "Look at the replication state."),
     "BUSY ": ("is busy with a script", "Look for slow scripts of others."),
     "ERR DB index": ("does not have this database", "Check the number after the host in the URL."),
-    "ERR unknown command": ("does not know a command this store needs", "It takes Redis 6.2 or newer, or Valkey."),
+    "ERR unknown command": ("does not know a command this store needs", "Use Redis 6.2 or newer, or Valkey."),
 }
 
 pack: Callable[[Words], bytes] = pack_command

@@ -223,9 +223,9 @@ def _report(target: Target, about: Mapping[str, str], latency_ms: float) -> Mapp
     append_only = about.get("aof_enabled") == "1"
     warnings = []
     if policy not in ("noeviction", "unknown") and about.get("maxmemory", "0") != "0":
-        warnings.append(f"maxmemory-policy is {policy}: Redis may forget claims; set noeviction")
+        warnings.append(f"maxmemory-policy is {policy}: Redis may evict claims; set noeviction")
     if not append_only:
-        warnings.append("appendonly is off: a restart forgets claims")
+        warnings.append("appendonly is off: a restart loses claims")
     if about.get("role") not in ("master", None):
         warnings.append("this is a replica: claims cannot be written")
     return {

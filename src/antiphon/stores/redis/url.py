@@ -79,7 +79,7 @@ def parse(url: str, setting: str = "") -> Target:
     except _Unusable as error:
         what = str(error)
     except ValueError:  # its text could hold a piece of a password
-        what = "it cannot be read; special characters of a password are written as %XX"
+        what = "it is invalid; write special characters of a password as %XX"
     except OSError as error:  # a certificate or key that cannot be read; ssl.SSLError is one too
         what = f"TLS: {error}"
     check = f"Check the setting {setting}; a usual one" if setting else "A usual one"
@@ -94,7 +94,7 @@ def _parse(url: str) -> Target:
     scheme, mark, rest = url.partition("://")
     base, _, mode = scheme.replace("valkey", "redis", 1).partition("+")
     if not mark or base not in ("redis", "rediss", "unix") or mode not in ("", "sentinel", "cluster"):
-        raise _Unusable(f"{scheme if mark else 'a text without ://'} is not a scheme of Redis")
+        raise _Unusable(f"{scheme if mark else 'a text without ://'} is not a Redis scheme")
     if mode and base == "unix":
         raise _Unusable("a socket cannot be a Sentinel or a Cluster")
     parts = urlsplit(f"{base}://{rest}")
@@ -119,7 +119,7 @@ def _parse(url: str) -> Target:
     if mode == "cluster" and options.pop("db", 0):
         raise _Unusable("a Cluster has database 0 only")
     if mode == "cluster" and _NOT_FOR_A_CLUSTER & options.keys():
-        raise _Unusable("ssl_ca_path and ssl_password are not for a Cluster")
+        raise _Unusable("ssl_ca_path and ssl_password are not supported for a Cluster")
     if mode == "sentinel":
         copied = {name: value for name, value in options.items() if name.startswith(("ssl", "socket_", "client_name"))}
         sentinel = copied | sentinel

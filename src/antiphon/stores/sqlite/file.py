@@ -325,7 +325,7 @@ class DatabaseFile:
         self.schema = 0
         raise StoreUnavailable(
             f"The store {self.path} was removed or replaced while it was in use. Nothing was written.",
-            hint="The next call starts with what is there now; put the old file back if claims must be kept.",
+            hint="The next call uses the current file; restore the old file to keep its claims.",
             reason="replaced",
         )
 

@@ -170,7 +170,7 @@ def unavailable(path: str, error: sqlite3.Error | OSError) -> StoreUnavailable:
         text = f"cannot be used: {error.strerror or error}. {_KEPT}"
     else:
         reason, what, hint = _SENTENCES.get(_code(error), ("failed", "failed", "This is a bug: please report it."))
-        kept = "Whether this step was kept is uncertain." if reason == "io" else _KEPT
+        kept = "It is uncertain whether this step was stored." if reason == "io" else _KEPT
         text = f"{what} ({error}). {kept}"
     found = StoreUnavailable(f"The store {path} {text}", hint=hint, reason=reason)
     found.__cause__ = error
