@@ -64,7 +64,7 @@ def test_recorded_without_a_change_and_replayed_without_a_provider(program: Prog
     assert first.returncode == 7, first.stderr
     assert first.stdout == "hello there, friend\nhello there, friend\n"
     assert "2 model calls" in first.stderr
-    assert "plain functions are not seen" in first.stderr
+    assert "exec does not record plain functions" in first.stderr
     assert provider.requests == 2
     provider.switch_off()
     again = program.run("--replay", "latest", "--", "hi", "7")
@@ -147,11 +147,11 @@ def test_the_exit_code_of_an_exception_is_kept_beside_it(program: Program) -> No
 def test_a_program_that_is_cut_off_says_which_run_it_left(program: Program, end: str, code: int) -> None:
     found = program.run("--", "hi", "0", code=_AGENT.replace("sys.exit(int(sys.argv[2]))", end))
     assert found.returncode == code
-    run = re.search(r"run (\S+) was cut off: .* antiphon show \1", found.stderr)
+    run = re.search(r"run (\S+) ended abruptly\. .* antiphon show \1", found.stderr)
     assert run is not None, found.stderr
     again = program.run("--replay", run[1], "--", "hi", "0", code=_AGENT.replace("sys.exit(int(sys.argv[2]))", end))
     assert again.returncode == (code or 1), "what was not compared has not passed"
-    assert f"the replay of {run[1]} was cut off" in again.stderr
+    assert f"the replay of {run[1]} ended abruptly" in again.stderr
 
 
 _THREADS = """

@@ -185,7 +185,7 @@ WRONG: list[tuple[tuple[str, ...], int, str]] = [
     (("import", "agent.py"), 6, "agent.py is not"),
     (("scan", "nope"), 4, "There is no nope."),
     (("claims", "clear", "zzz"), 4, "There is no claim 'zzz'."),
-    (("claims", "flush"), 2, "Say what to forget"),
+    (("claims", "flush"), 2, "Specify what to flush"),
     (("runs", "--config", "nope.toml"), 2, "nope.toml cannot be read"),
     (("exec",), 2, "Write: antiphon exec -- python agent.py"),
 ]

@@ -62,7 +62,7 @@ def test_a_store_may_be_given_by_its_url(tmp_path: Path) -> None:
 
 def test_a_wrong_declaration_is_refused() -> None:
     gateway = antiphon.Gateway("memory:")
-    with pytest.raises(InvalidInput, match=r"'send' is wrong: Invalid enum value 'reed' \(at \$\.effect\)"):
+    with pytest.raises(InvalidInput, match=r"'send' is invalid: Invalid enum value 'reed' \(at \$\.effect\)"):
 
         @gateway.tool(idempotent=False, effect="reed")
         def send() -> None: ...

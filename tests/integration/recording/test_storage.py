@@ -267,7 +267,7 @@ def test_export_upload(
     proxy.heal()
     antiphon.configure()
     assert main(["export", "--waiting"]) == 0
-    assert "nothing waits" in capsys.readouterr().out
+    assert "no uploads pending" in capsys.readouterr().out
 
 
 def test_export_upload_without_a_bucket(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

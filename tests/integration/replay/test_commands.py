@@ -241,7 +241,7 @@ def test_exit_codes(folder: Folder, tmp_path: Path) -> None:
 def test_a_rule_for_a_tool_that_is_not_there_is_a_usage_error(folder: Folder, rule: tuple[str, str]) -> None:
     done = folder.antiphon("replay", "--latest", *rule)
     assert (done.code, done.out) == (2, "")
-    assert "No call of the recording is 'nope'" in done.err
+    assert "The recording has no call of 'nope'" in done.err
     assert "Its tools: tools/search_web, tools/send_email; its model calls: llm." in done.err
     assert not (folder.path / "agents" / "side_effect").exists(), "nothing was begun"
     strict = folder.antiphon("replay", "--latest", "--strict", "--fault", "search_web=timeout")

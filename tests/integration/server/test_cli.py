@@ -78,7 +78,7 @@ def test_without_a_key_one_is_made_for_the_process(config: str, tmp_path: Path) 
         assert httpx.get(f"{url}/v1/runs").status_code == 401
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=20)
-        token = said.split("with all rights:\n")[1].split()[0]
+        token = said.split("with the admin role:\n")[1].split()[0]
         assert len(token) >= 40
         assert process.returncode in (0, -signal.SIGTERM)
     finally:

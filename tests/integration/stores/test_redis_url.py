@@ -117,8 +117,8 @@ def test_the_old_name_of_the_retry_timeout_works(name: str) -> None:
     [
         ("", "without ://"),
         ("localhost:6379", "without ://"),
-        ("http://localhost", "http is not a scheme"),
-        ("redis+magic://localhost", "not a scheme"),
+        ("http://localhost", "http is not a Redis scheme"),
+        ("redis+magic://localhost", "not a Redis scheme"),
         ("unix+cluster:///x", "socket cannot be"),
         ("unix://", "path of the socket"),
         ("redis://localhost/orders", "number of the database"),
@@ -133,7 +133,7 @@ def test_the_old_name_of_the_retry_timeout_works(name: str) -> None:
         ("rediss://localhost?ssl_cert_reqs=maybe", "ssl_cert_reqs"),
         ("rediss://localhost?ssl_ca_certs=/no/such/file", "TLS"),
         ("rediss://localhost?ssl_min_version=1", "%XX"),
-        ("rediss+cluster://localhost?ssl_ca_path=/", "not for a Cluster"),
+        ("rediss+cluster://localhost?ssl_ca_path=/", "not supported for a Cluster"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(url: str, words: str) -> None:
