@@ -39,7 +39,7 @@ _ASTRAL_LEADS: Final = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
 _STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"').match
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*\Z")
 _dumps = orjson.dumps
-_sha256 = hashlib.sha256
+_new_sha256 = hashlib.sha256().copy  # a copy starts quicker than a new one
 
 
 def canonical_json(value: Any) -> bytes:
@@ -59,7 +59,9 @@ def canonical_json(value: Any) -> bytes:
 
 def canonical_digest(value: Any) -> str:
     """SHA-256 of the canonical form, as lower-case hex."""
-    return _sha256(canonical_json(value)).hexdigest()
+    state = _new_sha256()
+    state.update(canonical_json(value))
+    return state.hexdigest()
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:

@@ -352,7 +352,8 @@ class Draft:
             hint = "Pass model=… where the body does not name it."
             raise ContractError("$.model must be a non-empty string.", path="$.model", hint=hint)
         self.body.drop("model")
-        self.options(self.body)
+        if self.body.left:
+            self.options(self.body)
         if self._developer:
             self.option("developerMessages", self._developer)
         self._tools.sort(key=tool_order)

@@ -37,6 +37,7 @@ VARIANT_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "parallelToolCalls": ("parallel_tool_calls",),
 }
 """What shapes an answer beside the six fields of the key: name in the variant -> spellings in a request."""
+_NO_VARIANT: Final = canonical_digest({})
 _VARIANT_SPELLINGS: Final = frozenset(spelling for spellings in VARIANT_FIELDS.values() for spelling in spellings)
 
 
@@ -62,7 +63,8 @@ def llm_cache_key_parts(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041
 
 def variant_digest(request: Mapping[str, Any]) -> str:
     """Digest of what else shapes the answer (D14); a live cache hit needs an equal key and an equal variant."""
-    return canonical_digest(variant_parts(request))
+    parts = variant_parts(request)
+    return canonical_digest(parts) if parts else _NO_VARIANT
 
 
 def variant_parts(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +111,10 @@ class Conversation:
 
 
 def _parts(request: Mapping[str, Any], messages: Any, recipe: str) -> dict[str, Any]:
-    model = _text(request, "model")
-    provider = _text(request, "provider")
+    model, provider = request.get("model"), request.get("provider")
+    for name, value in (("model", model), ("provider", provider)):
+        if not isinstance(value, str) or not value:
+            raise InvalidInput(f"'{name}' is required: a non-empty string.", path=f"$.{name}")
     temperature = _number(request, "temperature")
     tools = _sorted_tools(request)
     if recipe == "rfc0041":
@@ -144,13 +148,6 @@ def _parts(request: Mapping[str, Any], messages: Any, recipe: str) -> dict[str, 
 def _check_object(request: Any) -> None:
     if type(request) is not dict and not isinstance(request, Mapping):
         raise InvalidInput(f"The request is an object, not a {type(request).__name__}.", path="$")
-
-
-def _text(request: Mapping[str, Any], name: str) -> str:
-    value = request.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidInput(f"'{name}' is required: a non-empty string.", path=f"$.{name}")
-    return value
 
 
 def _number(request: Mapping[str, Any], name: str) -> float | int | None:

@@ -12,7 +12,6 @@ from antiphon.llm._draft import (
     as_list,
     as_text,
     digest_of_base64,
-    elements,
     located,
     media_block,
     text_block,
@@ -22,7 +21,8 @@ from antiphon.llm._draft import (
 
 _RESPONSES_ROLES: Final = ("system", "developer", "user", "assistant")
 _CHAT_ROLES: Final = (*_RESPONSES_ROLES, "tool", "function")
-_TEXT_ROLES: Final = ("system", "user", "assistant")
+_ASKING_ROLES: Final = ("user", "system")
+_TEXT_ROLES: Final = (*_ASKING_ROLES, "assistant")
 _CHAT_SETTINGS: Final = {
     "temperature": "temperature",
     "top_p": "topP",
@@ -43,51 +43,57 @@ _RESPONSES_SETTINGS: Final = {
 
 def read_chat(draft: Draft) -> None:
     """Move everything from the body of a chat completion into *draft*."""
-    body = draft.body
-    messages = body.take("messages")
-    if messages is None:
+    left = draft.body.left
+    if "messages" not in left:
         raise wrong("$.messages", "a list of messages")
-    for index, value in enumerate(as_list(messages, "$.messages")):
+    for index, value in enumerate(as_list(left.pop("messages"), "$.messages")):
         if type(value) is dict and len(value) == 2 and value.get("role") in _TEXT_ROLES:
             text = value.get("content")
             if type(text) is str:  # most of a conversation is this
                 draft.messages.append({"role": value["role"], "content": text})
                 continue
         _chat_message(draft, Fields(value, f"$.messages[{index}]"))
-    for value, path in body.items("tools"):
-        tool = Fields(value, path)
-        if tool.text("type") in ("function", None):
-            if "function" in tool.left:
-                tool = Fields(tool.left["function"], f"{path}.function")
-            draft.function(tool, "parameters")
-        else:
-            draft.hosted_tool(value, path)
-    for value, path in body.items("functions"):
-        draft.function(Fields(value, path), "parameters")
-    _choose(draft, body.take("tool_choice", "function_call"))
-    _response_format(draft, body.take("response_format"), "$.response_format", nested="json_schema")
-    draft.settings(body, _CHAT_SETTINGS)
+    if "tools" in left:
+        for value, path in draft.body.items("tools"):
+            tool = Fields(value, path)
+            if tool.text("type") in ("function", None):
+                if "function" in tool.left:
+                    tool = Fields(tool.left["function"], f"{path}.function")
+                draft.function(tool, "parameters")
+            else:
+                draft.hosted_tool(value, path)
+    if "functions" in left:
+        for value, path in draft.body.items("functions"):
+            draft.function(Fields(value, path), "parameters")
+    if "tool_choice" in left or "function_call" in left:
+        _choose(draft, draft.body.take("tool_choice", "function_call"))
+    if "response_format" in left:
+        _response_format(draft, left.pop("response_format"), "$.response_format", nested="json_schema")
+    draft.settings(draft.body, _CHAT_SETTINGS)
 
 
 def read_responses(draft: Draft) -> None:
     """The same for a request of the Responses API."""
-    body = draft.body
-    instructions = body.take("instructions")
+    left = draft.body.left
+    instructions = left.pop("instructions", None)
     if instructions:
         draft.messages.append(draft.message("system", _content(draft, instructions, "$.instructions")))
-    _input(draft)
-    for value, path in body.items("tools"):
-        tool = Fields(value, path)
-        if tool.text("type") == "function":
-            draft.function(tool, "parameters")
-        else:
-            draft.hosted_tool(value, path)
-    _choose(draft, body.take("tool_choice"))
-    text = body.fields("text")
-    if text is not None:
-        _response_format(draft, text.take("format"), "$.text.format", nested="")
+    _input(draft, left.pop("input", None))
+    if "tools" in left:
+        for value, path in draft.body.items("tools"):
+            tool = Fields(value, path)
+            if tool.text("type") == "function":
+                draft.function(tool, "parameters")
+            else:
+                draft.hosted_tool(value, path)
+    if "tool_choice" in left:
+        _choose(draft, left.pop("tool_choice"))
+    if "text" in left:
+        text = Fields(left.pop("text"), "$.text")
+        if "format" in text.left:
+            _response_format(draft, text.left.pop("format"), "$.text.format", nested="")
         draft.options(text, "text.")
-    draft.settings(body, _RESPONSES_SETTINGS)
+    draft.settings(draft.body, _RESPONSES_SETTINGS)
 
 
 # -- chat messages ---------------------------------------------------------------------------------------------------
@@ -143,8 +149,7 @@ def _custom_call(draft: Draft, name: str, given: Fields, call_id: str | None) ->
 # -- items of the Responses API --------------------------------------------------------------------------------------
 
 
-def _input(draft: Draft) -> None:
-    value = draft.body.take("input")
+def _input(draft: Draft, value: Any) -> None:
     if value is None:
         if draft.body.left.keys().isdisjoint(("prompt", "previous_response_id", "conversation")):
             raise wrong("$.input", "a string or a list of items")
@@ -152,8 +157,14 @@ def _input(draft: Draft) -> None:
         draft.messages.append({"role": "user", "content": value})
     else:
         items = _Items(draft)
-        for item, path in elements(value, "$.input"):
-            items.add(item, path)
+        for index, item in enumerate(as_list(value, "$.input")):
+            if type(item) is dict and len(item) == 2 and item.get("role") in _ASKING_ROLES:
+                text = item.get("content")
+                if type(text) is str:
+                    items.close()
+                    draft.messages.append({"role": item["role"], "content": text})
+                    continue
+            items.add(item, f"$.input[{index}]")
         items.close()
 
 
@@ -302,8 +313,6 @@ def _file(source: Fields) -> Block:
 
 
 def _choose(draft: Draft, value: Any) -> None:
-    if value is None:
-        return
     if value in ("none", "auto", "required"):
         draft.choice(value)
         return
@@ -319,8 +328,6 @@ def _choose(draft: Draft, value: Any) -> None:
 
 def _response_format(draft: Draft, value: Any, path: str, *, nested: str) -> None:
     """Set the form of the answer from ``response_format`` or ``text.format``."""
-    if value is None:
-        return
     given = Fields(value, path)
     kind = given.text("type")
     if kind == "text":
