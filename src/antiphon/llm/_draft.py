@@ -347,12 +347,16 @@ class Draft:
 
     def done(self) -> dict[str, Any]:
         """The finished request; what is left of the body becomes options."""
-        model = self._model if self._model is not None else self.body.text("model")
+        left = self.body.left
+        model = left.pop("model", None)
+        if self._model is not None:
+            model = self._model
+        elif model is not None and not isinstance(model, str):
+            raise wrong("$.model", "a string")
         if not model:
             hint = "Pass model=… where the body does not name it."
             raise ContractError("$.model must be a non-empty string.", path="$.model", hint=hint)
-        self.body.drop("model")
-        if self.body.left:
+        if left:
             self.options(self.body)
         if self._developer:
             self.option("developerMessages", self._developer)

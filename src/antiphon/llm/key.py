@@ -58,7 +58,39 @@ def llm_cache_key_parts(request: Mapping[str, Any], *, recipe: Recipe = "rfc0041
     for message in messages if isinstance(messages, (list, tuple)) else (None,):
         if not isinstance(message, dict):
             raise InvalidInput("'messages' is a list of objects.", path="$.messages")
-    return _parts(request, messages, recipe)
+    model, provider = request.get("model"), request.get("provider")
+    for name, value in (("model", model), ("provider", provider)):
+        if not isinstance(value, str) or not value:
+            raise InvalidInput(f"'{name}' is required: a non-empty string.", path=f"$.{name}")
+    temperature = _number(request, "temperature") if "temperature" in request else None
+    tools = _sorted_tools(request) if "tools" in request else []
+    if recipe == "rfc0041":
+        schema = _typed(request, "responseSchema", dict, "an object") if "responseSchema" in request else None
+        return {
+            "model": model,
+            "provider": provider,
+            "messages": messages,
+            "tools": tools,
+            "temperature": temperature,
+            "responseSchema": schema,
+        }
+    if recipe != "semantic-request-v2":
+        raise InvalidInput(f"The recipe is one of {', '.join(RECIPES)}, not {recipe!r}.", path="recipe")
+    inner: dict[str, Any] = {"messages": messages}
+    if tools:
+        inner["tools"] = tools
+    for name in _V2_NUMBERS:
+        if (number := _number(request, name)) is not None:
+            inner[name] = number
+    if (stop := _typed(request, "stop", (list, tuple), "a list")) is not None:
+        inner["stop"] = stop
+    for name in _V2_OBJECTS:
+        if (value := _typed(request, name, dict, "an object")) is not None:
+            inner[name] = value
+    parts = {"recipe": V2_STAMP, "provider": provider, "model": model, "request": inner}
+    if (options := _typed(request, "providerOptions", dict, "an object")) is not None:
+        parts["providerOptions"] = options
+    return parts
 
 
 def variant_digest(request: Mapping[str, Any]) -> str:
@@ -108,41 +140,6 @@ class Conversation:
     def key(self, rest: Mapping[str, Any], *, recipe: Recipe = "rfc0041") -> str:
         """What :func:`llm_cache_key` gives for *rest* with these messages."""
         return llm_cache_key({**rest, "messages": self._messages}, recipe=recipe)
-
-
-def _parts(request: Mapping[str, Any], messages: Any, recipe: str) -> dict[str, Any]:
-    model, provider = request.get("model"), request.get("provider")
-    for name, value in (("model", model), ("provider", provider)):
-        if not isinstance(value, str) or not value:
-            raise InvalidInput(f"'{name}' is required: a non-empty string.", path=f"$.{name}")
-    temperature = _number(request, "temperature")
-    tools = _sorted_tools(request)
-    if recipe == "rfc0041":
-        return {
-            "model": model,
-            "provider": provider,
-            "messages": messages,
-            "tools": tools,
-            "temperature": temperature,
-            "responseSchema": _typed(request, "responseSchema", dict, "an object"),
-        }
-    if recipe != "semantic-request-v2":
-        raise InvalidInput(f"The recipe is one of {', '.join(RECIPES)}, not {recipe!r}.", path="recipe")
-    inner: dict[str, Any] = {"messages": messages}
-    if tools:
-        inner["tools"] = tools
-    for name in _V2_NUMBERS:
-        if (number := _number(request, name)) is not None:
-            inner[name] = number
-    if (stop := _typed(request, "stop", (list, tuple), "a list")) is not None:
-        inner["stop"] = stop
-    for name in _V2_OBJECTS:
-        if (value := _typed(request, name, dict, "an object")) is not None:
-            inner[name] = value
-    parts = {"recipe": V2_STAMP, "provider": provider, "model": model, "request": inner}
-    if (options := _typed(request, "providerOptions", dict, "an object")) is not None:
-        parts["providerOptions"] = options
-    return parts
 
 
 def _check_object(request: Any) -> None:

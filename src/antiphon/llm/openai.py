@@ -12,6 +12,7 @@ from antiphon.llm._draft import (
     as_list,
     as_text,
     digest_of_base64,
+    elements,
     located,
     media_block,
     text_block,
@@ -53,8 +54,9 @@ def read_chat(draft: Draft) -> None:
                 draft.messages.append({"role": value["role"], "content": text})
                 continue
         _chat_message(draft, Fields(value, f"$.messages[{index}]"))
-    if "tools" in left:
-        for value, path in draft.body.items("tools"):
+    tools = left.pop("tools", None)
+    if tools is not None and tools != []:
+        for value, path in elements(tools, "$.tools"):
             tool = Fields(value, path)
             if tool.text("type") in ("function", None):
                 if "function" in tool.left:
@@ -76,11 +78,15 @@ def read_responses(draft: Draft) -> None:
     """The same for a request of the Responses API."""
     left = draft.body.left
     instructions = left.pop("instructions", None)
-    if instructions:
+    if isinstance(instructions, str):
+        if instructions:
+            draft.messages.append({"role": "system", "content": instructions})
+    elif instructions:
         draft.messages.append(draft.message("system", _content(draft, instructions, "$.instructions")))
     _input(draft, left.pop("input", None))
-    if "tools" in left:
-        for value, path in draft.body.items("tools"):
+    tools = left.pop("tools", None)
+    if tools is not None and tools != []:
+        for value, path in elements(tools, "$.tools"):
             tool = Fields(value, path)
             if tool.text("type") == "function":
                 draft.function(tool, "parameters")
@@ -156,16 +162,20 @@ def _input(draft: Draft, value: Any) -> None:
     elif isinstance(value, str):
         draft.messages.append({"role": "user", "content": value})
     else:
-        items = _Items(draft)
+        items: _Items | None = None
         for index, item in enumerate(as_list(value, "$.input")):
             if type(item) is dict and len(item) == 2 and item.get("role") in _ASKING_ROLES:
                 text = item.get("content")
                 if type(text) is str:
-                    items.close()
+                    if items is not None:
+                        items.close()
                     draft.messages.append({"role": item["role"], "content": text})
                     continue
+            if items is None:
+                items = _Items(draft)
             items.add(item, f"$.input[{index}]")
-        items.close()
+        if items is not None:
+            items.close()
 
 
 class _Items:
