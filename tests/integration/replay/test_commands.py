@@ -246,7 +246,7 @@ def test_a_rule_for_a_tool_that_is_not_there_is_a_usage_error(folder: Folder, ru
     assert not (folder.path / "agents" / "side_effect").exists(), "nothing was begun"
     strict = folder.antiphon("replay", "--latest", "--strict", "--fault", "search_web=timeout")
     assert (strict.code, strict.out) == (2, "")
-    assert "it cannot have boundary rules" in strict.err
+    assert "does not support boundary rules" in strict.err
 
 
 def test_a_fault_by_the_name_that_show_prints(folder: Folder) -> None:
