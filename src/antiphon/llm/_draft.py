@@ -184,7 +184,7 @@ class Draft:
         self._camel = camel
         self._model = model
         self.messages: list[dict[str, Any]] = []
-        self._tools: list[dict[str, Any]] = []
+        self.tools: list[dict[str, Any]] = []
         self._fields: dict[str, Any] = {}
         self._options: dict[str, Any] = {}
         self._developer: list[int] = []
@@ -235,24 +235,13 @@ class Draft:
         if run or len(self.messages) == before:
             self.messages.append(self.message(role, run, extra=extra))
 
-    def call(
-        self,
-        name: str,
-        arguments: Any,
-        path: str,
-        call_id: str | None = None,
-        extra: Fieldset = None,
-        *,
-        is_json: bool = True,
-    ) -> Block:
+    def call(self, name: str, arguments: Any, path: str, call_id: str | None, extra: Fieldset = None) -> Block:
         """The block of a call the model asked for; arguments given as text are read as JSON if they are."""
         block: Block = {"type": "toolCall", "name": name}
         if call_id is not None:
             block["id"] = call_id
             self._calls[call_id] = name
-        if not is_json:
-            block["argumentsText"] = arguments
-        elif isinstance(arguments, str):
+        if isinstance(arguments, str):
             try:
                 block["arguments"] = parse_json(arguments) if arguments else {}
             except CanonicalError:
@@ -267,32 +256,21 @@ class Draft:
         """A block only one vendor has, kept as it is."""
         return {"type": "vendor", "vendor": self.vendor, "block": as_object(value, path)}
 
-    def tool(
-        self,
-        name: str,
-        parameters: Fieldset = None,
-        description: str | None = None,
-        *,
-        strict: bool | None = None,
-        hosted: Fieldset = None,
-        extra: Fieldset = None,
-    ) -> None:
+    def tool(self, name: str, parameters: Fieldset, description: str | None, strict: bool | None, extra: Any) -> None:
         """Add a tool; one without parameters takes none."""
         tool: dict[str, Any] = {"name": name, "parameters": parameters or {}}
         if description is not None:
             tool["description"] = description
         if strict is not None:
             tool["strict"] = strict
-        if hosted is not None:
-            tool["hosted"] = hosted
         if extra:
             tool["vendorFields"] = extra
-        self._tools.append(tool)
+        self.tools.append(tool)
 
     def function(self, tool: Fields, parameters: str) -> None:
         """Add a function tool; its schema is in the field *parameters*."""
         name, description, strict = tool.need_text("name"), tool.text("description"), tool.flag("strict")
-        self.tool(name, tool.object(parameters), description, strict=strict, extra=tool.left)
+        self.tool(name, tool.object(parameters), description, strict, tool.left)
 
     def hosted_tool(self, value: Any, path: str) -> None:
         """Add a tool the vendor runs itself; credentials given to it are not part of any key."""
@@ -302,7 +280,7 @@ class Draft:
         custom = kept.get("custom")
         named = custom if isinstance(custom, dict) else kept
         name = named.get("name") or kept.get("server_label") or kept.get("type")
-        self.tool(as_text(name, f"{path}.type"), hosted=kept)
+        self.tools.append({"name": as_text(name, f"{path}.type"), "parameters": {}, "hosted": kept})
 
     def set(self, name: str, value: Any) -> None:
         """Set a field unless it is absent."""
@@ -360,12 +338,12 @@ class Draft:
             self.options(self.body)
         if self._developer:
             self.option("developerMessages", self._developer)
-        self._tools.sort(key=tool_order)
+        self.tools.sort(key=tool_order)
         request: dict[str, Any] = {
             "model": model,
             "provider": self.vendor,
             "messages": self.messages,
-            "tools": self._tools,
+            "tools": self.tools,
         }
         if self._fields:
             request.update((name, self._fields[name]) for name in FIELD_ORDER if name in self._fields)

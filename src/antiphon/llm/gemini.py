@@ -136,9 +136,9 @@ def _tools(draft: Draft, group: Fields) -> None:
         parameters = function.object("parametersJsonSchema", "parameters_json_schema")
         if parameters is None and (given := function.object("parameters")) is not None:
             parameters = json_schema(given)
-        draft.tool(name, parameters, description, extra=function.left)
+        draft.tool(name, parameters, description, None, function.left)
     for name, value in group.left.items():
-        draft.tool(name, hosted={name: value})
+        draft.tools.append({"name": name, "parameters": {}, "hosted": {name: value}})
 
 
 def json_schema(schema: Any) -> Any:

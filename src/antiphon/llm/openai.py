@@ -24,21 +24,13 @@ _RESPONSES_ROLES: Final = ("system", "developer", "user", "assistant")
 _CHAT_ROLES: Final = (*_RESPONSES_ROLES, "tool", "function")
 _ASKING_ROLES: Final = ("user", "system")
 _TEXT_ROLES: Final = (*_ASKING_ROLES, "assistant")
+_SETTINGS: Final = {"temperature": "temperature", "top_p": "topP", "seed": "seed", "stop": "stop"}
+_RESPONSES_SETTINGS: Final = {**_SETTINGS, "max_output_tokens": "maxOutputTokens"}
 _CHAT_SETTINGS: Final = {
-    "temperature": "temperature",
-    "top_p": "topP",
+    **_SETTINGS,
     "max_completion_tokens": "maxOutputTokens",
     "max_tokens": "maxOutputTokens",
-    "seed": "seed",
-    "stop": "stop",
     "top_k": "topK",
-}
-_RESPONSES_SETTINGS: Final = {
-    "temperature": "temperature",
-    "top_p": "topP",
-    "max_output_tokens": "maxOutputTokens",
-    "seed": "seed",
-    "stop": "stop",
 }
 
 
@@ -120,7 +112,7 @@ def _chat_message(draft: Draft, message: Fields) -> None:
             blocks.append(_chat_call(draft, Fields(call, f"{path}[{index}]")))
     if "function_call" in left:
         old_call = Fields(left.pop("function_call"), f"{message.path}.function_call")
-        blocks.append(draft.call(old_call.need_text("name"), old_call.text("arguments") or "", message.path))
+        blocks.append(draft.call(old_call.need_text("name"), old_call.text("arguments") or "", message.path, None))
     name = call_id = None
     if left:
         name, call_id = message.text("name"), message.text("tool_call_id")
@@ -148,8 +140,9 @@ def _chat_call(draft: Draft, call: Fields) -> Block:
 
 def _custom_call(draft: Draft, name: str, given: Fields, call_id: str | None) -> Block:
     """A call whose argument is any text."""
-    text = given.text("input") or ""
-    return draft.call(name, text, given.path, call_id, {"type": "custom"}, is_json=False)
+    block = draft.call(name, {}, given.path, call_id)
+    del block["arguments"]
+    return {**block, "argumentsText": given.text("input") or "", "vendorFields": {"type": "custom"}}
 
 
 # -- items of the Responses API --------------------------------------------------------------------------------------
