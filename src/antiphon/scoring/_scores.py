@@ -14,7 +14,7 @@ import orjson
 from antiphon._diff import ABSENT
 from antiphon.errors import InvalidInput
 from antiphon.scoring._structure import Violation
-from antiphon.similarity import Contradiction, Embedder, contradictions, cosine
+from antiphon.similarity import Contradiction, Embedder, Vectors, contradictions
 
 _DIGITS = 12
 """Rounding that removes binary noise (0.8449999999999999) and nothing else."""
@@ -204,7 +204,8 @@ class Interaction:
 
     index: int
     score: float
-    how: Literal["equal", "meaning", "missing", "extra"]
+    how: Literal["equal", "meaning", "characters", "missing", "extra"]
+    """``characters``: the embedder cannot read the texts, so their characters were compared."""
     contradictions: list[Contradiction]
 
 
@@ -261,7 +262,8 @@ def output_similarity(recorded: Sequence[Any], replayed: Sequence[Any], embedder
     ]
     unequal = [pair for pair in pairs if pair[0] is not ABSENT and pair[1] is not ABSENT and pair[0] != pair[1]]
     texts = list(dict.fromkeys(text for pair in unequal for text in pair if isinstance(text, str) and text.strip()))
-    vectors = dict(zip(texts, embedder(texts), strict=True)) if texts else {}
+    vectors = Vectors(embedder)
+    vectors.warm(texts)
     interactions = []
     for index, (old, new) in enumerate(pairs):
         if not isinstance(old, str):
@@ -270,10 +272,10 @@ def output_similarity(recorded: Sequence[Any], replayed: Sequence[Any], embedder
             interactions.append(Interaction(index, 0.0, "missing", []))
         elif old == new:
             interactions.append(Interaction(index, 1.0, "equal", []))
+        elif not old.strip() or not new.strip():
+            interactions.append(Interaction(index, 0.0, "meaning", contradictions(old, new)))
         else:
-            empty = old not in vectors or new not in vectors
-            near = 0.0 if empty else min(1.0, max(0.0, cosine(vectors[old], vectors[new])))
-            interactions.append(Interaction(index, near, "meaning", contradictions(old, new)))
+            interactions.append(Interaction(index, *vectors.compare(old, new), contradictions(old, new)))
     return OutputSimilarity.of(interactions, str(getattr(embedder, "name", "custom")))
 
 

@@ -6,11 +6,10 @@ for each other. The rules are pure; only the model's files and the word lists ar
 
 from __future__ import annotations
 
-from antiphon.similarity._alike import Embedder, cosine
+from antiphon._minilm import ModelMissing, install_model, installed, model_folder
 from antiphon.similarity.arguments import DEFAULT_THRESHOLD, LeafMatch, Match, SemanticIndex, similar_arguments
 from antiphon.similarity.contradiction import Contradiction, contradictions
-from antiphon.similarity.embedding import LexicalEmbedder, lexical, load, name_of
-from antiphon.similarity.install import ModelMissing, install_model, installed, model_folder
+from antiphon.similarity.embedding import Embedder, LexicalEmbedder, Vectors, cosine, lexical, load, name_of
 
 __all__ = [
     "DEFAULT_THRESHOLD",
@@ -21,6 +20,7 @@ __all__ = [
     "Match",
     "ModelMissing",
     "SemanticIndex",
+    "Vectors",
     "contradictions",
     "cosine",
     "install_model",

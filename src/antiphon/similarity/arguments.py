@@ -1,20 +1,19 @@
-"""Match a live call's arguments to a recorded one by meaning: explore replay only, free text only (D11).
+"""Match a live call's arguments to a recorded one by meaning: explore replay only, free text only.
 
-Numbers, booleans, dates, ids, codes, paths, addresses, enumerated values and keys must be equal. The score of a
-match is the lowest over its free-text leaves; each leaf scores ``max(token containment, embedding cosine)``, and 0
-where negations, opposites, numbers, names or roles disagree. Tools with side effects never come here.
+Numbers, booleans, dates, ids, codes, paths, addresses, enumerated values and keys must be equal. Two free texts must
+agree in what their words are known to mean (see ``_reading``); then they score ``max(token containment, embedding
+cosine)``. The score of a match is the lowest over its leaves. Tools with side effects never come here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from functools import cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from antiphon.similarity._alike import MAX_LOOSE, MAX_NEAR_WORDS, Embedder, Likeness, Vectors, compare, may_abbreviate
-from antiphon.similarity._phrase import Phrase, lexicon, read
-
-__all__ = ["DEFAULT_THRESHOLD", "Embedder", "LeafMatch", "Match", "SemanticIndex", "similar_arguments"]
+from antiphon.similarity._reading import STEM, Reading, clashes, lexicon, read
+from antiphon.similarity.embedding import SAME_FROM, Embedder, Vectors
 
 DEFAULT_THRESHOLD = 0.85
 T = TypeVar("T")
@@ -30,27 +29,15 @@ _MATH = re.compile(r"(?=.*[\d)a-z]\s*[-+*/^%=<>])(?=.*\d)[\d\s.,()+*/^%=<>-]*(?:
 _SINGLE = re.compile(r"[^\W\d_]+")
 _PLAIN = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*[.!?,]?")
 """A plain or hyphenated word; any other single token is an identifier, a code or a number."""
-_SQL = re.compile(
-    r"\s*(?:select\b.+\bfrom|insert\s+into|update\b.+\bset|delete\s+from|with\b.+\bas\s*\("
-    r"|(?:create|drop|alter|truncate)\s+(?:table|index|view|database|schema)|merge\s+into|grant\b.+\bto|revoke\b.+\bfrom|explain\s+select|match\s*\()",
-    re.IGNORECASE | re.DOTALL,
-)
-_SHELL = re.compile(
-    r"\s*(?:sudo\s|\$\s|(?:ls|cat|rm|cp|mv|cd|grep|sed|awk|find|git|docker|kubectl|helm|curl|wget|pip|npm|yarn|python3?|node"
-    r"|bash|sh|chmod|chown|tar|ssh|scp|echo|export|make|cargo|go|apt|apt-get|systemctl|ps|kill|touch|mkdir|psql|redis-cli"
-    r"|terraform|aws|gcloud|az)\s(?=.*(?:\s-{1,2}\w|[|>;$`*&]|\s[./~])))",
-    re.DOTALL,
-)
-_CODE = re.compile(
-    r"[{}\\`]|=>|==|!=|->|\(\)|\);|</?\w{1,20}[^>]{0,200}>|\w\(\w{0,40}[,)]|\bdef \w|\breturn\b.{0,200};"
-    r"|\w\s{0,3}=\s{0,3}['\"\w\[({]|\.\*|\.\+|\[\^|\(\?|\n[ \t]{1,8}\S|&&|\|\|"
-)
-_EMAIL = re.compile(r"\S+@\S+\.\w+")
-_URL = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:|www\.)\S+")
-_PATH = re.compile(r"(?:~|\.{0,2})/\S*|[A-Za-z]:\\.*|\\\\.*|\S+[/\\]\S+")
-_DATE = re.compile(r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*|\d{1,2}:\d{2}.*")
 _LONGEST_QUERY = 2000
 """A longer text is not a question but a document."""
+_REGION_WEIGHT = 0.15
+_FILLER_WEIGHT = 0.01
+_SHORT = 3
+"""A word more makes a request of so few words another one: *flights to Oslo*, *direct flights to Oslo*."""
+_SHARED = 1 / 3
+"""Texts of one meaning share at least this part of the shorter one's words."""
+_ALL_THE_SAME = ("day", "month", "currency", "negation")
 
 
 class Leaf(NamedTuple):
@@ -87,14 +74,6 @@ class Found(NamedTuple, Generic[T]):
     match: Match
 
 
-class _Prepared(NamedTuple):
-    """Arguments read once."""
-
-    leaves: list[Leaf]
-    phrases: list[Phrase | None]
-    bucket: Hashable
-
-
 def similar_arguments(
     recorded: Any,
     live: Any,
@@ -114,77 +93,7 @@ def similar_arguments(
     >>> similar_arguments(recorded, {"location": "San Francisco, CA", "units": "imperial"}).why
     "$.units: 'metric' is not 'imperial'"
     """
-    vectors = Vectors(embedder) if embedder is not None else None
-    return _match(_prepare(recorded, schema, exact), _prepare(live, schema, exact), vectors, threshold)
-
-
-def _prepare(arguments: Any, schema: Mapping[str, Any] | None, exact: Collection[str]) -> _Prepared:
-    found = leaves(arguments, schema, exact)
-    phrases: list[Phrase | None] = []
-    bucket: list[Hashable] = []
-    for leaf in found:
-        if leaf.kind in ("text", "word", "data"):
-            phrase = read(leaf.value)
-            phrases.append(phrase)
-            # What two texts must share goes into the bucket: a call elsewhere is never looked at.
-            bucket.append((leaf.path, phrase.figures, phrase.negated, phrase.past))
-        else:
-            phrases.append(None)
-            bucket.append((leaf.path, _frozen(squeeze_math(leaf.value) if leaf.kind == "math" else leaf.value)))
-    return _Prepared(found, phrases, tuple(bucket))
-
-
-def _frozen(value: Any) -> Hashable:
-    """A hashable stand-in in which 1 is 1.0 but not True."""
-    if isinstance(value, bool) or value is None:
-        return ("constant", value)
-    if isinstance(value, (int, float, str)):
-        return value
-    return repr(value)
-
-
-def _match(recorded: _Prepared, live: _Prepared, vectors: Vectors | None, threshold: float) -> Match:
-    ours, theirs = [leaf.path for leaf in recorded.leaves], [leaf.path for leaf in live.leaves]
-    if ours != theirs:
-        odd = sorted(set(ours) ^ set(theirs))
-        return Match(0.0, False, (), f"{odd[0] if odd else '$'} stands on one side only")
-    differing: list[LeafMatch] = []
-    for old, new, old_phrase, new_phrase in zip(
-        recorded.leaves, live.leaves, recorded.phrases, live.phrases, strict=True
-    ):
-        if same_value(old.value, new.value):
-            continue
-        likeness = _leaf(old, new, old_phrase, new_phrase, vectors)
-        differing.append(LeafMatch(old.path, old.value, new.value, likeness.score, likeness.why))
-        if likeness.score < threshold:
-            why = f"{old.path}: {likeness.why}"
-            if likeness.score:
-                why += f" ({likeness.score:.0%} is below {threshold:.0%})"
-            return Match(likeness.score, False, tuple(differing), why)
-    if not differing:
-        return Match(1.0, True, (), "equal")
-    worst = min(differing, key=lambda leaf: leaf.score)
-    return Match(worst.score, True, tuple(differing), f"{worst.path}: {worst.why}")
-
-
-def _leaf(
-    old: Leaf, new: Leaf, old_phrase: Phrase | None, new_phrase: Phrase | None, vectors: Vectors | None
-) -> Likeness:
-    """Score two unequal leaves."""
-    unequal = Likeness(0.0, f"{old.value!r} is not {new.value!r}")
-    kinds = {old.kind, new.kind}
-    if kinds == {"math"}:
-        return Likeness(1.0, "same expression") if squeeze_math(old.value) == squeeze_math(new.value) else unequal
-    if old_phrase is None or new_phrase is None:
-        return unequal
-    if "data" in kinds or kinds == {"word"}:
-        # A lone word may be one of a fixed set, a text that is worked on is no question: only spelling may differ.
-        # Capitals beyond the first letter may make a lone word another one (*US*, *us*).
-        same = old_phrase.plain == new_phrase.plain and (
-            kinds != {"word"} or old.value.strip()[1:] == new.value.strip()[1:]
-        )
-        return Likeness(1.0, "same words") if same else unequal
-    return compare(old_phrase, new_phrase, old.value, new.value, vectors)
+    return _Matcher(embedder, threshold).match(leaves(recorded, schema, exact), leaves(live, schema, exact))
 
 
 class SemanticIndex(Generic[T]):
@@ -198,8 +107,8 @@ class SemanticIndex(Generic[T]):
 
     def __init__(self, embedder: Embedder | None = None, threshold: float = DEFAULT_THRESHOLD) -> None:
         self.threshold = threshold
-        self._vectors = Vectors(embedder) if embedder is not None else None
-        self._buckets: dict[Hashable, list[tuple[T, _Prepared]]] = {}
+        self._matcher = _Matcher(embedder, threshold)
+        self._buckets: dict[Hashable, list[tuple[T, list[Leaf]]]] = {}
         self._rules: dict[str, tuple[Mapping[str, Any] | None, Collection[str]]] = {}
 
     def declare(self, tool: str, schema: Mapping[str, Any] | None = None, exact: Collection[str] = ()) -> None:
@@ -208,37 +117,166 @@ class SemanticIndex(Generic[T]):
 
     def add(self, tool: str, arguments: Any, ref: T) -> None:
         """Keep a recorded call under *ref*."""
-        prepared = _prepare(arguments, *self._rules.get(tool, (None, ())))
-        self._buckets.setdefault((tool, prepared.bucket), []).append((ref, prepared))
+        found = leaves(arguments, *self._rules.get(tool, (None, ())))
+        self._buckets.setdefault((tool, *map(_must_agree, found)), []).append((ref, found))
 
     def find(self, tool: str, arguments: Any) -> list[Found[T]]:
         """All matches, best first, equal scores in recorded order."""
-        live = _prepare(arguments, *self._rules.get(tool, (None, ())))
-        hits = [
-            Found(ref, match)
-            for ref, recorded in self._buckets.get((tool, live.bucket), ())
-            if _worth_a_look(recorded.phrases, live.phrases, self._vectors is not None)
-            for match in (_match(recorded, live, self._vectors, self.threshold),)
-            if match.hit
-        ]
-        hits.sort(key=lambda found: -found.match.score)
-        return hits
+        live = leaves(arguments, *self._rules.get(tool, (None, ())))
+        bucket = self._buckets.get((tool, *map(_must_agree, live)), ())
+        tried = (Found(ref, self._matcher.match(recorded, live)) for ref, recorded in bucket)
+        return sorted((found for found in tried if found.match.hit), key=lambda found: -found.match.score)
 
 
-def _worth_a_look(recorded: Iterable[Phrase | None], live: Iterable[Phrase | None], by_meaning: bool) -> bool:
-    """Cheap and never wrong: whether the words that only one side has could still be paired at all."""
-    for a, b in zip(recorded, live, strict=True):
-        if a is None or b is None:
-            continue
-        shared = len(a.canons & b.canons)
-        ours, theirs = len(a.canons) - shared, len(b.canons) - shared
-        if ours + theirs > MAX_LOOSE:
-            return False
-        if (not ours and not theirs) or (by_meaning and ours <= MAX_NEAR_WORDS and theirs <= MAX_NEAR_WORDS):
-            continue
-        if not may_abbreviate(a.canons - b.canons, b.canons - a.canons):
-            return False
-    return True
+def _must_agree(leaf: Leaf) -> Hashable:
+    """What two leaves share if they match: a call that differs here is never looked at."""
+    if leaf.kind in ("text", "word", "data"):
+        reading = read(leaf.value)
+        return leaf.path, reading.figures, *(_said(reading, kind) for kind in _ALL_THE_SAME)
+    value = squeeze_math(leaf.value) if leaf.kind == "math" else leaf.value
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return leaf.path, "constant", repr(value)
+    return leaf.path, value
+
+
+def _said(reading: Reading, kind: str) -> Hashable:
+    return tuple(sorted(reading.values(kind).elements()))
+
+
+class _Matcher:
+    """Compares leaves by one embedder and one threshold."""
+
+    def __init__(self, embedder: Embedder | None, threshold: float) -> None:
+        self._same_from: float = getattr(embedder, "same_from", SAME_FROM)
+        self._vectors = Vectors(embedder) if embedder is not None and self._same_from <= 1 else None
+        self._threshold = threshold
+
+    def match(self, recorded: list[Leaf], live: list[Leaf]) -> Match:
+        """Compare two lists of leaves."""
+        ours, theirs = [leaf.path for leaf in recorded], [leaf.path for leaf in live]
+        if ours != theirs:
+            odd = sorted(set(ours) ^ set(theirs))
+            return Match(0.0, False, (), f"{odd[0] if odd else '$'} stands on one side only")
+        differing: list[LeafMatch] = []
+        for old, new in zip(recorded, live, strict=True):
+            if same_value(old.value, new.value):
+                continue
+            score, why = self._leaf(old, new)
+            differing.append(LeafMatch(old.path, old.value, new.value, score, why))
+            if score < self._threshold:
+                why = f"{old.path}: {why}" + (f" ({score:.0%} is below {self._threshold:.0%})" if score else "")
+                return Match(score, False, tuple(differing), why)
+        if not differing:
+            return Match(1.0, True, (), "equal")
+        worst = min(differing, key=lambda leaf: leaf.score)
+        return Match(worst.score, True, tuple(differing), f"{worst.path}: {worst.why}")
+
+    def _leaf(self, old: Leaf, new: Leaf) -> tuple[float, str]:
+        """Score two unequal leaves."""
+        unequal = 0.0, f"{old.value!r} is not {new.value!r}"
+        kinds = {old.kind, new.kind}
+        if kinds == {"math"}:
+            return (1.0, "same expression") if squeeze_math(old.value) == squeeze_math(new.value) else unequal
+        if kinds & {"exact", "math"}:
+            return unequal
+        if "data" in kinds or kinds == {"word"}:
+            # A lone word may be one of a fixed set, a text that is worked on is no question: only spelling may differ.
+            # Capitals beyond the first letter may make a lone word another one (*US*, *us*).
+            same = _spelling(old.value) == _spelling(new.value) and (
+                kinds != {"word"} or old.value.strip()[1:] == new.value.strip()[1:]
+            )
+            return (1.0, "same words") if same else unequal
+        return self._text(old.value, new.value)
+
+    def _text(self, old: str, new: str) -> tuple[float, str]:
+        """Score two free texts; 0 with the reason if they may not stand for each other."""
+        if _spelling(old) == _spelling(new):
+            return 1.0, "same words"
+        (recorded, regions), (live, other_regions) = _place(old), _place(new)
+        dropped = regions ^ other_regions
+        if regions - other_regions and other_regions - regions:
+            return 0.0, "the region differs"
+        a, b = read(recorded), read(live)
+        why = _disagreement(a, b)
+        if why:
+            return 0.0, why
+        if a.words == b.words or _turned(a, b):
+            extra = len(dropped) * _REGION_WEIGHT + abs(len(a.tokens) - len(b.tokens)) * _FILLER_WEIGHT
+            return len(a.words) / (len(a.words) + extra) if a.words else 0.0, "words contained"
+        ours, theirs = {*a.words}, {*b.words}
+        odd = next(iter(sorted(ours ^ theirs)), "the order of words")
+        alone = 0.0, f"'{odd}' stands on one side only"
+        fewer = min(len(ours), len(theirs))
+        narrowed = fewer <= _SHORT and (ours < theirs or theirs < ours)
+        if self._vectors is None or narrowed or len(ours & theirs) < _SHARED * fewer:
+            return alone
+        score, how = self._vectors.compare(old, new)
+        return (score, how) if score >= self._same_from else alone
+
+
+def _spelling(text: str) -> Hashable:
+    return read(text).tokens, read(text).figures
+
+
+def _disagreement(a: Reading, b: Reading) -> str:
+    """Why two texts may not stand for each other, or nothing."""
+    if a.figures != b.figures or a.values("number") - b.values("number") or b.values("number") - a.values("number"):
+        return "a number or a sign differs"
+    for kind in _ALL_THE_SAME:
+        if a.values(kind) != b.values(kind):
+            return f"{kind} differs"
+    for left, right in clashes(a, b, "states", "requests"):
+        return f"'{left}' is the opposite of '{right}'"
+    for name in sorted((a.names - {*b.tokens}) | (b.names - {*a.tokens})):
+        return f"'{name}' stands on one side only"
+    roles = {*lexicon().lists["arguments"]["roles"].split()}
+    if roles.intersection(a.words) != roles.intersection(b.words):
+        return f"'{min(roles.intersection(a.words) ^ roles.intersection(b.words))}' stands on one side only"
+    moved = a.tokens != b.tokens and sorted(a.tokens) == sorted(b.tokens)
+    return "words change places" if moved or (_reordered(a, b) and not _turned(a, b)) else ""
+
+
+def _turned(a: Reading, b: Reading) -> bool:
+    """*news of jazz* may become *jazz news*: the words turn around a link that goes."""
+    links = lexicon().lists["arguments"]["links"].split()
+    counts = [sum(word in links for word in side.tokens) for side in (a, b)]
+    turns = (a.words[n:] + a.words[:n] for n in range(1, len(a.words)))
+    return counts[0] != counts[1] and len(a.words) == len(b.words) and b.words in turns
+
+
+def _reordered(a: Reading, b: Reading) -> bool:
+    """Whether words that both have stand in another order, which only a passive explains."""
+    left, right = ([word[:STEM] for word in side.words] for side in (a, b))
+    shared = [word for word in left if left.count(word) == right.count(word) == 1]
+    passive = ("by" in a.tokens) != ("by" in b.tokens)
+    return not passive and [right.index(word) for word in shared] != sorted(right.index(word) for word in shared)
+
+
+def _place(text: str) -> tuple[str, set[str]]:
+    """*text* without the region that ends it behind a comma, where that region goes without saying; and the region.
+
+    >>> _place("Paris, France"), _place("Paris, Texas")
+    (('Paris', {'france'}), ('Paris, Texas', set()))
+    """
+    regions, homes, ambiguous = _regions()
+    rest, _, last = text.rpartition(",")
+    name = regions.get(last.strip().casefold().replace(" ", "_"))
+    if not rest or name is None:
+        return text, set()
+    inner, wider = _place(rest)
+    place = inner.casefold().split()[-1].strip(",")
+    if place in ambiguous or place in regions or name not in homes.get(place, {name}) | wider:
+        return text, set()
+    return inner, wider | {name}
+
+
+@cache
+def _regions() -> tuple[dict[str, str], dict[str, set[str]], frozenset[str]]:
+    lists = lexicon().lists["arguments"]
+    states = dict(line.split() for line in lists["states"].strip().splitlines())
+    names = {name: name for name in (*states.values(), *lists["countries"].split())}
+    homes = {city: set(found) for city, *found in map(str.split, lists["homes"].strip().splitlines())}
+    return {**names, **states}, homes, frozenset(lists["ambiguous_places"].split())
 
 
 # -- which leaves are free text; everything else must be equal --------------------------------------------------------
@@ -253,38 +291,33 @@ def key_words(key: str) -> list[str]:
     return [word.lower() for word in _KEY_WORDS.findall(key)]
 
 
+@cache
+def _rules() -> tuple[frozenset[str], frozenset[str], tuple[re.Pattern[str], ...]]:
+    lists = lexicon().lists["arguments"]
+    patterns = tuple(re.compile(pattern, re.DOTALL) for pattern in lists["code"])
+    return frozenset(lists["exact_keys"].split()), frozenset(lists["data_keys"].split()), patterns
+
+
 def kind_of(value: str, key: str, schema: Mapping[str, Any] | None = None) -> Kind:
     """How much of this string may differ.
 
     >>> kind_of("San Francisco, CA", "location"), kind_of("metric", "units"), kind_of("SELECT a FROM b", "query")
     ('text', 'exact', 'exact')
     """
-    if schema and _fixed_by(schema):
+    exact_keys, data_keys, code = _rules()
+    words, text = key_words(key), value.strip()
+    if (schema and _fixed_by(schema)) or exact_keys.intersection((*words[-1:], key.lower())):
         return "exact"
-    words, known = key_words(key), lexicon()
-    if words and (words[-1] in known.exact_keys or key.lower() in known.exact_keys):
-        return "exact"
-    if words and words[-1] in known.data_keys:
+    if data_keys.intersection(words[-1:]):
         return "data"
-    text = value.strip()
     if not 0 < len(text) <= _LONGEST_QUERY:
         return "exact"
     if _MATH.fullmatch(text):
         return "math"
     if _SINGLE.fullmatch(text):
         return "word"
-    if len(text.split(maxsplit=1)) == 1 and _PLAIN.fullmatch(text) is None:
-        return "exact"
-    return "exact" if _is_code(text) else "text"
-
-
-def _is_code(text: str) -> bool:
-    """An address, a path, a date, SQL, a shell command, source code or a pattern."""
-    return (
-        any(pattern.fullmatch(text) is not None for pattern in (_EMAIL, _URL, _PATH, _DATE))
-        or any(pattern.match(text) is not None for pattern in (_SQL, _SHELL))
-        or _CODE.search(text) is not None
-    )
+    lone = len(text.split(maxsplit=1)) == 1 and _PLAIN.fullmatch(text) is None
+    return "exact" if lone or any(pattern.search(text) for pattern in code) else "text"
 
 
 def _fixed_by(schema: Mapping[str, Any]) -> bool:
@@ -298,23 +331,21 @@ def _fixed_by(schema: Mapping[str, Any]) -> bool:
 def leaves(arguments: Any, schema: Mapping[str, Any] | None = None, exact: Collection[str] = ()) -> list[Leaf]:
     """All leaves in a fixed order; an empty container is a leaf of its own."""
     found: list[Leaf] = []
-    stack: list[tuple[str, str, Any, Mapping[str, Any] | None]] = [("$", "", arguments, schema)]
+    stack: list[tuple[str, str, Any, Any]] = [("$", "", arguments, schema)]
     while stack:
         path, key, value, part = stack.pop()
+        part = part if isinstance(part, Mapping) else {}
         if isinstance(value, Mapping) and value:
-            properties = part.get("properties") if isinstance(part, Mapping) else None
+            properties = part.get("properties")
             for name in sorted(value, key=str, reverse=True):
                 inner = properties.get(name) if isinstance(properties, Mapping) else None
                 stack.append((f"{path}.{name}", str(name), value[name], inner))
         elif isinstance(value, (list, tuple)) and value:
-            items = part.get("items") if isinstance(part, Mapping) else None
             for index in range(len(value) - 1, -1, -1):
-                stack.append((f"{path}[{index}]", key, value[index], items if isinstance(items, Mapping) else None))
-        elif isinstance(value, str):
-            kind: Kind = "exact" if key in exact or path[2:] in exact else kind_of(value, key, part)
-            found.append(Leaf(path, kind, value))
+                stack.append((f"{path}[{index}]", key, value[index], part.get("items")))
         else:
-            found.append(Leaf(path, "exact", value))
+            fixed = not isinstance(value, str) or key in exact or path[2:] in exact
+            found.append(Leaf(path, "exact" if fixed else kind_of(value, key, part), value))
     return found
 
 

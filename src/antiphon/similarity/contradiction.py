@@ -1,28 +1,26 @@
 """Answers that sound alike and say the opposite. An embedding does not see that, so it is reported beside it.
 
-*approved* and *denied*, *yes* and *no*, *$100* and *$900* have nearly the same vector. Each such pair is one
-:class:`Contradiction`; the similarity itself stays what K5 says it is.
+*approved* and *denied*, *yes* and *no*, *$100* and *$900*, ✅ and ❌ have nearly the same vector. Each such pair is one
+:class:`Contradiction`; the similarity itself stays the documented one.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from antiphon.similarity._alike import swapped
-from antiphon.similarity._phrase import Phrase, lexicon, opposite, read
+from antiphon.similarity._reading import STEM, Reading, clashes, lexicon, plain, read, swapped
 
-Kind = Literal["opposite", "negation", "number", "currency", "roles"]
+Kind = Literal["opposite", "negation", "number", "currency", "day", "month", "roles"]
 
-_SENTENCE = re.compile(r"[^.!?\n]+(?:[.!?](?!\s|$)[^.!?\n]*)*[.!?]*")
-_TRAILING_ZEROS = re.compile(r"(?<=\d)\.0+$|(?<=\.\d)0+$")
-_CURRENCY_SIGNS = frozenset("$€£¥₹₩₽")
+_SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?](?!\s|$)[^.!?。！？\n]*)*[.!?。！？]*")
+_FIRST = re.compile(r"\W*(\w+)\s*(?:[,;:、，.!。]|$)")
+_LAST = re.compile(r"\b(\w+)\W*$")
 _MAX_SENTENCES = 200
 _SHORT = 4
 _OVERLAP = 0.3
-_SAME_CLAIM = 0.6
+_SAME_CLAIM = 0.3
 
 
 class Contradiction(NamedTuple):
@@ -38,7 +36,7 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
-    """Where *replayed* says the opposite of *recorded*, or another number.
+    """Where *replayed* says the opposite of *recorded*, or another number, day or month.
 
     >>> contradictions("refund approved for order 12", "refund denied for order 12")
     [Contradiction(kind='opposite', recorded='approved', replayed='denied')]
@@ -48,74 +46,76 @@ def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
     if recorded == replayed:
         return []
     found = [*_sentences(recorded, replayed)]
-    old, new = _figures(recorded), _figures(replayed)
-    found += _differing("number", (old - new).elements(), (new - old).elements())
-    money, other_money = _money(recorded), _money(replayed)
-    found += _differing("currency", sorted(money - other_money), sorted(other_money - money))
+    old, new = read(recorded), read(replayed)
+    kinds: tuple[Kind, ...] = ("number", "currency", "day", "month")
+    for kind in kinds:
+        ours, theirs = old.values(kind) - new.values(kind), new.values(kind) - old.values(kind)
+        if ours and theirs:
+            left, right = (
+                ", ".join(mark.text for mark in side.marks if mark.kind == kind and mark.value in only)
+                for side, only in ((old, ours), (new, theirs))
+            )
+            found.append(Contradiction(kind, left, right))
     return list(dict.fromkeys(found))
-
-
-def _differing(kind: Kind, recorded: Iterable[str], replayed: Iterable[str]) -> list[Contradiction]:
-    left, right = ", ".join(recorded), ", ".join(replayed)
-    return [Contradiction(kind, left, right)] if left and right else []
 
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in _SENTENCE.findall(text)[:_MAX_SENTENCES] if part.strip()]
 
 
-def _sentences(recorded: str, replayed: str) -> Iterable[Contradiction]:
+def _sentences(recorded: str, replayed: str) -> Iterator[Contradiction]:
     """Compare each recorded sentence with the one that is closest to it."""
-    old = [(text, read(text)) for text in _split(recorded)]
-    new = [(text, read(text)) for text in _split(replayed)]
-    if not old or not new:
+    new = [(text, _claim(read(text))) for text in _split(replayed)]
+    for text in _split(recorded) if new else ():
+        claim = _claim(read(text))
+        overlap, other = max(((_overlap(claim, words), part) for part, words in new), key=lambda entry: entry[0])
+        said, answered = _answer(text), _answer(other)
+        if said and answered and said[0] != answered[0]:
+            yield Contradiction("opposite", said[1], answered[1])
+        elif read(text).tokens != read(other).tokens:
+            yield from _compare(text, other, overlap)
+
+
+def _answer(sentence: str) -> tuple[str, str] | None:
+    """*yes* or *no* as an answer of its own, and how it is written."""
+    for found in (_FIRST.match(plain(sentence)), _LAST.search(plain(sentence))):
+        for meaning, words in lexicon().lists["answers"].items():
+            if found and found[1].casefold() in words.split():
+                return meaning, found[1].casefold()
+    return None
+
+
+def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
+    a, b = read(text), read(other)
+    if overlap < _OVERLAP and max(len(a.words), len(b.words)) > _SHORT:
         return
-    for text, phrase in old:
-        overlap, other, other_text = max(
-            ((_overlap(phrase, candidate), candidate, candidate_text) for candidate_text, candidate in new),
-            key=lambda entry: entry[0],
-        )
-        if phrase.plain == other.plain:
-            continue
-        short = max(len(phrase.words), len(other.words)) <= _SHORT
-        if overlap < _OVERLAP and not short:
-            continue
-        pairs = list(_opposites(phrase, other))
-        yield from pairs
-        if not pairs and overlap >= _SAME_CLAIM and len(phrase.negated) % 2 != len(other.negated) % 2:
-            yield Contradiction("negation", text, other_text)
-        if not pairs and sorted(phrase.plain) == sorted(other.plain) and swapped(phrase, other):
-            yield Contradiction("roles", text, other_text)
+    opposites = list(clashes(a, b, "states"))
+    counts = [side.values("negation").total() for side in (a, b)]
+    differ = bool(counts[0]) != bool(counts[1]) or (counts[0] != counts[1] and _affirmed(a) == _affirmed(b))
+    if opposites and not differ:
+        yield from (Contradiction("opposite", left, right) for left, right in opposites)
+    elif differ and not opposites and overlap >= _SAME_CLAIM:
+        # "not approved" and "rejected" agree: one side's negation is the other side's negative state.
+        positive, negated = (a, b) if counts[0] < counts[1] else (b, a)
+        states = [{(m.group, m.value) for m in side.marks if m.kind == "states"} for side in (positive, negated)]
+        if not any(value != "0" for _, value in states[0] - states[1]):
+            yield Contradiction("negation", text, other)
+    elif swapped(a, b):
+        yield Contradiction("roles", text, other)
 
 
-def _overlap(a: Phrase, b: Phrase) -> float:
-    union = len(a.canons | b.canons)
-    return len(a.canons & b.canons) / union if union else 0.0
+def _affirmed(reading: Reading) -> list[str]:
+    negations = {mark.text for mark in reading.marks if mark.kind == "negation"}
+    return [word for word in reading.tokens if word not in negations]
 
 
-def _opposites(a: Phrase, b: Phrase) -> Iterable[Contradiction]:
-    weak = lexicon().weak_opposites
-    only_a = [word for word in dict.fromkeys(a.plain) if word not in b.plain and word not in weak]
-    only_b = [word for word in dict.fromkeys(b.plain) if word not in a.plain and word not in weak]
-    for left in only_a:
-        for right in only_b:
-            if opposite(left, right):
-                yield Contradiction("opposite", left, right)
+def _claim(reading: Reading) -> set[str]:
+    """The words beside negations and states, by their first letters: the forms of a word share them."""
+    known = {
+        word for mark in reading.marks if mark.kind in ("negation", "neutral", "states") for word in mark.text.split()
+    }
+    return {word[:STEM] for word in reading.words if word not in known}
 
 
-def _figures(text: str) -> Counter[str]:
-    """Everything with a digit in it; small numbers in words count as figures."""
-    found: Counter[str] = Counter()
-    spelled = lexicon().numbers
-    for token in read(text).plain:
-        if token in spelled:
-            found[str(spelled[token])] += 1
-        elif any(character.isdigit() for character in token):
-            found[_TRAILING_ZEROS.sub("", token)] += 1
-    return found
-
-
-def _money(text: str) -> set[str]:
-    phrase, names = read(text), lexicon().currencies
-    named = {names[word] for word in phrase.plain if word in names}
-    return named | {names.get(sign, sign) for sign in phrase.signs if sign in _CURRENCY_SIGNS}
+def _overlap(left: set[str], right: set[str]) -> float:
+    return len(left & right) / len(left | right) if left | right else 1.0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from antiphon._minilm.model import MiniLM
 from antiphon.similarity import install_model, load, model_folder
-from antiphon.similarity.minilm import MiniLM
 from tests.sharing import locked
 
 

