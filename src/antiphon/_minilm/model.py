@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from antiphon._minilm import require_model
 from antiphon.errors import ArtifactError, missing_extra
@@ -30,13 +30,6 @@ _WINDOW = 254
 """Word pieces per window: 256 with the two marks at its ends, the length the model was trained for."""
 _UNKNOWN, _START, _END = 100, 101, 102
 _BATCH_TOKENS = 4096
-_EMBEDDINGS = (
-    "word_embeddings.weight",
-    "position_embeddings.weight",
-    "token_type_embeddings.weight",
-    "LayerNorm.weight",
-    "LayerNorm.bias",
-)
 
 _lock = Lock()
 _users = 0
@@ -61,8 +54,7 @@ class MiniLM:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._tensors = read_safetensors(folder / "model.safetensors")
-        self._layers = [_layer(self._tensors, number, np) for number in range(_LAYERS)]
+        self._weights = _Weights(read_safetensors(folder / "model.safetensors"), np)
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
         """Vectors of *texts*, in their order."""
@@ -91,19 +83,18 @@ class MiniLM:
         return [text[start:end] for number, (start, end) in parts if number == _UNKNOWN], len(found.ids)
 
     def _forward(self, batch: list[list[int]]) -> Array:
-        np = self._np
-        words, positions, kinds, scale, shift = (self._tensors[f"embeddings.{name}"] for name in _EMBEDDINGS)
+        np, w = self._np, self._weights
         count, longest = len(batch), max(map(len, batch))
         ids = np.zeros((count, longest), dtype=np.int64)
         mask = np.zeros((count, longest), dtype=np.float32)
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = tokens
             mask[row, : len(tokens)] = 1.0
-        hidden = words[ids] + positions[:longest] + kinds[0]
-        hidden = _layer_norm(hidden, scale, shift, np).reshape(count * longest, _WIDTH)
+        hidden = w.words[ids] + w.positions[:longest] + w.kind
+        hidden = _layer_norm(hidden, *w.norm, np).reshape(count * longest, _WIDTH)
         hide = (mask - 1.0)[:, None, None, :] * np.float32(1e9)
-        for layer in self._layers:
-            mixed = hidden @ layer.qkv[0] + layer.qkv[1]
+        for layer in w.layers:
+            mixed = hidden @ layer.qkv + layer.qkv_bias
             q, k, v = mixed.reshape(count, longest, 3, _HEADS, -1).transpose(2, 0, 3, 1, 4)
             scores = q @ k.transpose(0, 1, 3, 2)
             scores += hide
@@ -111,46 +102,52 @@ class MiniLM:
             np.exp(scores, out=scores)
             scores /= scores.sum(axis=-1, keepdims=True)
             context = (scores @ v).transpose(0, 2, 1, 3).reshape(count * longest, _WIDTH)
-            hidden = _layer_norm(hidden + (context @ layer.out[0] + layer.out[1]), *layer.out_norm, np)
-            inner = _gelu(hidden @ layer.up[0] + layer.up[1], np)
-            hidden = _layer_norm(hidden + (inner @ layer.down[0] + layer.down[1]), *layer.down_norm, np)
+            hidden = _layer_norm(hidden + (context @ layer.out + layer.out_bias), *layer.out_norm, np)
+            inner = _gelu(hidden @ layer.up + layer.up_bias, np)
+            hidden = _layer_norm(hidden + (inner @ layer.down + layer.down_bias), *layer.down_norm, np)
         states = hidden.reshape(count, longest, _WIDTH) * mask[:, :, None]
         pooled = states.sum(axis=1) / mask.sum(axis=1, keepdims=True)
         result: Array = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
         return result
 
 
-class _Layer(NamedTuple):
-    """One transformer layer: weights and biases, laid out for row-major products."""
+class _Layer:
+    """One transformer layer, laid out for row-major products."""
 
-    qkv: tuple[Array, Array]
-    out: tuple[Array, Array]
-    out_norm: tuple[Array, Array]
-    up: tuple[Array, Array]
-    down: tuple[Array, Array]
-    down_norm: tuple[Array, Array]
+    __slots__ = ("down", "down_bias", "down_norm", "out", "out_bias", "out_norm", "qkv", "qkv_bias", "up", "up_bias")
+
+    def __init__(self, tensors: dict[str, Array], number: int, np: Any) -> None:
+        def get(name: str) -> Array:
+            return tensors[f"encoder.layer.{number}.{name}"]
+
+        # The scale of the dot product is folded into the query's weights.
+        scale = np.float32((_WIDTH / _HEADS) ** -0.5)
+        parts = ("query", "key", "value")
+        weights = [get(f"attention.self.{part}.weight").T for part in parts]
+        biases = [get(f"attention.self.{part}.bias") for part in parts]
+        self.qkv = np.ascontiguousarray(np.concatenate([weights[0] * scale, *weights[1:]], axis=1))
+        self.qkv_bias = np.concatenate([biases[0] * scale, *biases[1:]])
+        self.out = np.ascontiguousarray(get("attention.output.dense.weight").T)
+        self.out_bias = get("attention.output.dense.bias")
+        self.out_norm = (get("attention.output.LayerNorm.weight"), get("attention.output.LayerNorm.bias"))
+        self.up = np.ascontiguousarray(get("intermediate.dense.weight").T)
+        self.up_bias = get("intermediate.dense.bias")
+        self.down = np.ascontiguousarray(get("output.dense.weight").T)
+        self.down_bias = get("output.dense.bias")
+        self.down_norm = (get("output.LayerNorm.weight"), get("output.LayerNorm.bias"))
 
 
-def _layer(tensors: dict[str, Array], number: int, np: Any) -> _Layer:
-    def get(name: str) -> tuple[Array, Array]:
-        prefix = f"encoder.layer.{number}.{name}"
-        return tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"]
+class _Weights:
+    """All weights of the model."""
 
-    def dense(*parts: tuple[Array, Array]) -> tuple[Array, Array]:
-        weights = np.concatenate([weight.T for weight, _ in parts], axis=1)
-        return np.ascontiguousarray(weights), np.concatenate([bias for _, bias in parts])
+    __slots__ = ("kind", "layers", "norm", "positions", "words")
 
-    # The scale of the dot product is folded into the query's weights.
-    scale = np.float32((_WIDTH / _HEADS) ** -0.5)
-    query, key, value = (get(f"attention.self.{part}") for part in ("query", "key", "value"))
-    return _Layer(
-        qkv=dense((query[0] * scale, query[1] * scale), key, value),
-        out=dense(get("attention.output.dense")),
-        out_norm=get("attention.output.LayerNorm"),
-        up=dense(get("intermediate.dense")),
-        down=dense(get("output.dense")),
-        down_norm=get("output.LayerNorm"),
-    )
+    def __init__(self, tensors: dict[str, Array], np: Any) -> None:
+        self.words = tensors["embeddings.word_embeddings.weight"]
+        self.positions = tensors["embeddings.position_embeddings.weight"]
+        self.kind = tensors["embeddings.token_type_embeddings.weight"][0]
+        self.norm = (tensors["embeddings.LayerNorm.weight"], tensors["embeddings.LayerNorm.bias"])
+        self.layers = [_Layer(tensors, number, np) for number in range(_LAYERS)]
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:

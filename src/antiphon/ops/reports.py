@@ -90,10 +90,19 @@ class LazyEmbedder:
         """What the report says; texts that are equal need no embedder."""
         return "none needed" if self._found is None else similarity.name_of(self._found)
 
-    def __call__(self, texts: Sequence[str]) -> Any:
+    def _load(self) -> Any:
         if self._found is None:
             self._found = similarity.load(self._wanted)
-        return self._found(texts)
+        return self._found
+
+    def __call__(self, texts: Sequence[str]) -> Any:
+        return self._load()(texts)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the embedder says of itself, such as ``same_from``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._load(), name)
 
 
 # -- calls as scores see them ----------------------------------------------------------------------------------------

@@ -62,13 +62,14 @@ class Lexicon(NamedTuple):
 
     entries: dict[tuple[str, ...], list[Mark]]
     prefixes: dict[str, list[Mark]]
-    longest: int
+    longest: dict[str, int]
+    """First token to the tokens of the longest entry that starts with it."""
     lists: dict[str, Any]
 
     def at(self, raw: list[str], low: list[str], place: int) -> tuple[int, list[Mark]]:
         """The longest entry that starts at *place*: how many tokens it has and what it says."""
-        for length in range(min(self.longest, len(low) - place), 0, -1):
-            for tokens in (low, raw):
+        for tokens in (raw, low):
+            for length in range(self.longest.get(tokens[place], 0), 0, -1):
                 found = self.entries.get(tuple(tokens[place : place + length]))
                 if found is not None:
                     return length, found
@@ -88,16 +89,17 @@ def lexicon() -> Lexicon:
     from importlib.resources import files
 
     lists = tomllib.loads((files("antiphon.similarity") / "words.toml").read_text(encoding="utf-8"))
-    made = Lexicon({}, {}, 1, lists)
-    longest = 1
+    made = Lexicon({}, {}, {}, lists)
     for mark in _marks(lists):
         star = mark.text.endswith("*")
         tokens = tuple(found.group() for found in _TOKEN.finditer(plain(mark.text.rstrip("*").replace("_", " "))))
         tokens = tokens if mark.text != mark.text.lower() else tuple(token.casefold() for token in tokens)
-        longest = max(longest, len(tokens))
-        place = made.prefixes.setdefault(tokens[0], []) if star else made.entries.setdefault(tokens, [])
-        place.append(mark)
-    return made._replace(longest=longest)
+        if star:
+            made.prefixes.setdefault(tokens[0], []).append(mark)
+        else:
+            made.entries.setdefault(tokens, []).append(mark)
+            made.longest[tokens[0]] = max(len(tokens), made.longest.get(tokens[0], 0))
+    return made
 
 
 def _marks(lists: dict[str, Any]) -> Iterator[Mark]:
@@ -194,8 +196,8 @@ def clashes(a: Reading, b: Reading, *kinds: str) -> Iterator[tuple[str, str]]:
             if one.group == other.group and (other.group, other.value) in theirs - ours:
                 yield one.text, other.text
     prefixes = lexicon().lists["negating_prefixes"].split()
-    for left in {*a.words} - {*b.words}:
-        for right in {*b.words} - {*a.words}:
+    for left in sorted({*a.words} - {*b.words}):
+        for right in sorted({*b.words} - {*a.words}):
             short, long = sorted((left, right), key=len)
             if len(short) > _SHORT and long.endswith(short) and long[: -len(short)] in prefixes:
                 yield left, right

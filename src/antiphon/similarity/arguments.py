@@ -37,7 +37,7 @@ _SHORT = 3
 """A word more makes a request of so few words another one: *flights to Oslo*, *direct flights to Oslo*."""
 _SHARED = 1 / 3
 """Texts of one meaning share at least this part of the shorter one's words."""
-_ALL_THE_SAME = ("day", "month", "currency", "negation")
+_ALL_THE_SAME = ("day", "month", "currency", "negation", "neutral")
 
 
 class Leaf(NamedTuple):
@@ -108,7 +108,7 @@ class SemanticIndex(Generic[T]):
     def __init__(self, embedder: Embedder | None = None, threshold: float = DEFAULT_THRESHOLD) -> None:
         self.threshold = threshold
         self._matcher = _Matcher(embedder, threshold)
-        self._buckets: dict[Hashable, list[tuple[T, list[Leaf]]]] = {}
+        self._buckets: dict[Hashable, list[tuple[T, list[Leaf], _Words]]] = {}
         self._rules: dict[str, tuple[Mapping[str, Any] | None, Collection[str]]] = {}
 
     def declare(self, tool: str, schema: Mapping[str, Any] | None = None, exact: Collection[str] = ()) -> None:
@@ -118,14 +118,30 @@ class SemanticIndex(Generic[T]):
     def add(self, tool: str, arguments: Any, ref: T) -> None:
         """Keep a recorded call under *ref*."""
         found = leaves(arguments, *self._rules.get(tool, (None, ())))
-        self._buckets.setdefault((tool, *map(_must_agree, found)), []).append((ref, found))
+        self._buckets.setdefault((tool, *map(_must_agree, found)), []).append((ref, found, _words(found)))
 
     def find(self, tool: str, arguments: Any) -> list[Found[T]]:
         """All matches, best first, equal scores in recorded order."""
         live = leaves(arguments, *self._rules.get(tool, (None, ())))
-        bucket = self._buckets.get((tool, *map(_must_agree, live)), ())
-        tried = (Found(ref, self._matcher.match(recorded, live)) for ref, recorded in bucket)
+        words = _words(live)
+        tried = (
+            Found(ref, self._matcher.match(recorded, live))
+            for ref, recorded, others in self._buckets.get((tool, *map(_must_agree, live)), ())
+            if all(map(_enough, words, others))
+        )
         return sorted((found for found in tried if found.match.hit), key=lambda found: -found.match.score)
+
+
+_Words = list[frozenset[str]]
+
+
+def _words(found: list[Leaf]) -> _Words:
+    return [frozenset(read(leaf.value).words) for leaf in found if leaf.kind in ("text", "word", "data")]
+
+
+def _enough(ours: frozenset[str], theirs: frozenset[str]) -> bool:
+    """Cheap: whether two texts share so many words that they may mean the same."""
+    return len(ours & theirs) >= _SHARED * min(len(ours), len(theirs))
 
 
 def _must_agree(leaf: Leaf) -> Hashable:
@@ -147,8 +163,8 @@ class _Matcher:
     """Compares leaves by one embedder and one threshold."""
 
     def __init__(self, embedder: Embedder | None, threshold: float) -> None:
-        self._same_from: float = getattr(embedder, "same_from", SAME_FROM)
-        self._vectors = Vectors(embedder) if embedder is not None and self._same_from <= 1 else None
+        self._embedder = embedder
+        self._vectors = Vectors(embedder) if embedder is not None else None
         self._threshold = threshold
 
     def match(self, recorded: list[Leaf], live: list[Leaf]) -> Match:
@@ -203,15 +219,16 @@ class _Matcher:
         if a.words == b.words or _turned(a, b):
             extra = len(dropped) * _REGION_WEIGHT + abs(len(a.tokens) - len(b.tokens)) * _FILLER_WEIGHT
             return len(a.words) / (len(a.words) + extra) if a.words else 0.0, "words contained"
-        ours, theirs = {*a.words}, {*b.words}
+        ours, theirs = frozenset(a.words), frozenset(b.words)
         odd = next(iter(sorted(ours ^ theirs)), "the order of words")
         alone = 0.0, f"'{odd}' stands on one side only"
-        fewer = min(len(ours), len(theirs))
-        narrowed = fewer <= _SHORT and (ours < theirs or theirs < ours)
-        if self._vectors is None or narrowed or len(ours & theirs) < _SHARED * fewer:
+        narrowed = min(len(ours), len(theirs)) <= _SHORT and (ours < theirs or theirs < ours)
+        if self._vectors is None or narrowed or not _enough(ours, theirs):
             return alone
-        score, how = self._vectors.compare(old, new)
-        return (score, how) if score >= self._same_from else alone
+        # Asked for late: an embedder may be loaded by it.
+        same_from = getattr(self._embedder, "same_from", SAME_FROM)
+        score, how = self._vectors.compare(old, new) if same_from <= 1 else (0.0, "")
+        return (score, how) if score >= same_from else alone
 
 
 def _spelling(text: str) -> Hashable:
@@ -224,7 +241,7 @@ def _disagreement(a: Reading, b: Reading) -> str:
         return "a number or a sign differs"
     for kind in _ALL_THE_SAME:
         if a.values(kind) != b.values(kind):
-            return f"{kind} differs"
+            return f"{kind.replace('neutral', 'negation')} differs"
     for left, right in clashes(a, b, "states", "requests"):
         return f"'{left}' is the opposite of '{right}'"
     for name in sorted((a.names - {*b.tokens}) | (b.names - {*a.tokens})):

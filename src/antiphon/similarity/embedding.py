@@ -22,8 +22,8 @@ from antiphon.errors import ConfigError, MissingExtra
 Embedder = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 """Texts in, vectors out.
 
-An embedder may have ``name`` (a string), ``same_from`` (the cosine from which two texts mean the same, 0.88 if it is not
-given) and ``unknown`` (a method that returns the parts of a text that it cannot read, and how many parts there are).
+An embedder may have ``name`` (a string), ``same_from`` (the cosine from which two texts mean the same, 0.88 if it is
+not given) and ``unknown`` (a method: the parts of a text that it cannot read, and how many parts there are).
 """
 SAME_FROM = 0.88
 """The cosine of MiniLM from which precision on SICK's training pairs is at least 0.94."""
@@ -51,7 +51,6 @@ class Vectors:
 
     def __init__(self, embedder: Embedder, limit: int = 20_000) -> None:
         self._embedder = embedder
-        self._unknown = getattr(embedder, "unknown", None)
         self._known: dict[str, Sequence[float]] = {}
         self._limit = limit
 
@@ -72,9 +71,10 @@ class Vectors:
 
     def _unreadable(self, left: str, right: str) -> bool:
         """Unknown parts all have the same vector: it says nothing where they differ, or where they are the most."""
-        if self._unknown is None or (left.isascii() and right.isascii()):
+        unknown = None if left.isascii() and right.isascii() else getattr(self._embedder, "unknown", None)
+        if unknown is None:
             return False
-        (ours, count), (theirs, other_count) = self._unknown(left), self._unknown(right)
+        (ours, count), (theirs, other_count) = unknown(left), unknown(right)
         old, new = Counter[str](ours), Counter[str](theirs)
         lost = ((old - new) + (new - old)).total()
         return bool(max(lost * _LOST, old.total() * 2, new.total() * 2) > max(count, other_count))

@@ -83,8 +83,8 @@ def test_the_documents_example_is_a_hit_of_93_percent(minilm: MiniLM) -> None:
 @pytest.mark.parametrize("pairs", [PAIRS, HELD_OUT], ids=["all", "held out"])
 def test_precision_and_recall(minilm: MiniLM, pairs: list[dict[str, Any]]) -> None:
     precision, recall = precision_and_recall(pairs, minilm)
-    assert precision >= 0.93
-    assert recall >= 0.8
+    assert precision >= 0.95
+    assert recall >= 0.75
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.ops.reports import LazyEmbedder
 from antiphon.similarity import SemanticIndex, similar_arguments
 from antiphon.similarity.arguments import kind_of, leaves, same_value, squeeze_math
 
@@ -203,6 +205,16 @@ def test_an_embedder_says_from_which_cosine_texts_mean_the_same() -> None:
     assert similar_arguments(recorded, live, Near(), threshold=0.75).score == pytest.approx(0.8)
     assert not similar_arguments(recorded, live, Near(), threshold=0.85).hit
     assert not similar_arguments(recorded, live, lambda texts: Near()(texts), threshold=0.75).hit
+
+
+def test_spelling_is_not_meaning_also_where_the_embedder_is_loaded_late() -> None:
+    app: Any = SimpleNamespace(config=SimpleNamespace(replay=SimpleNamespace(embedder="lexical")))
+    embedder = LazyEmbedder(app)
+    recorded = "the long history of gardening in northern Scandinavia"
+    assert not similar_arguments({"q": recorded}, {"q": f"not {recorded}"}, embedder).hit
+    assert embedder.name == "none needed"
+    assert not similar_arguments({"q": recorded}, {"q": recorded.replace("gardening", "gardener")}, embedder).hit
+    assert embedder.name == "lexical"
 
 
 def test_texts_that_the_embedder_cannot_read_are_compared_by_characters() -> None:
