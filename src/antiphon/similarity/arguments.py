@@ -33,6 +33,7 @@ _LONGEST_QUERY = 2000
 """A longer text is not a question but a document."""
 _REGION_WEIGHT = 0.15
 _FILLER_WEIGHT = 0.01
+_SURE = 0.99
 _SHORT = 3
 """A word more makes a request of so few words another one: *flights to Oslo*, *direct flights to Oslo*."""
 _SHARED = 1 / 3
@@ -216,19 +217,21 @@ class _Matcher:
         why = _disagreement(a, b)
         if why:
             return 0.0, why
-        if a.words == b.words or _turned(a, b):
-            extra = len(dropped) * _REGION_WEIGHT + abs(len(a.tokens) - len(b.tokens)) * _FILLER_WEIGHT
-            return len(a.words) / (len(a.words) + extra) if a.words else 0.0, "words contained"
         ours, theirs = frozenset(a.words), frozenset(b.words)
-        odd = next(iter(sorted(ours ^ theirs)), "the order of words")
-        alone = 0.0, f"'{odd}' stands on one side only"
-        narrowed = min(len(ours), len(theirs)) <= _SHORT and (ours < theirs or theirs < ours)
-        if self._vectors is None or narrowed or not _enough(ours, theirs):
-            return alone
+        if a.words and (a.words == b.words or _turned(a, b)):
+            extra = len(dropped) * _REGION_WEIGHT + abs(len(a.tokens) - len(b.tokens)) * _FILLER_WEIGHT
+            by_words = len(a.words) / (len(a.words) + extra), "words contained"
+        else:
+            by_words = 0.0, f"'{min(ours ^ theirs, default='the order of words')}' stands on one side only"
+            narrowed = min(len(ours), len(theirs)) <= _SHORT and (ours < theirs or theirs < ours)
+            if narrowed or not _enough(ours, theirs):
+                return by_words
+        if self._vectors is None or by_words[0] > _SURE:
+            return by_words
         # Asked for late: an embedder may be loaded by it.
         same_from = getattr(self._embedder, "same_from", SAME_FROM)
-        score, how = self._vectors.compare(old, new) if same_from <= 1 else (0.0, "")
-        return (score, how) if score >= same_from else alone
+        by_vectors = self._vectors.compare(old, new) if same_from <= 1 else (0.0, "")
+        return max(by_words, by_vectors) if by_vectors[0] >= same_from else by_words
 
 
 def _spelling(text: str) -> Hashable:
