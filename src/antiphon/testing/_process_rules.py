@@ -75,8 +75,9 @@ class ProcessRules(Harness):
             _spawn.Process(target=_racer, args=(self, what, number, there), daemon=True)
             for number, (_, there) in enumerate(pipes)
         ]
-        for child in children:
+        for child, (_, there) in zip(children, pipes, strict=True):
             child.start()
+            there.close()  # so that the end of a process is the end of its pipe
         for here, _ in pipes:
             must(here.recv() == "ready", "a process did not start")
         for here, _ in pipes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from antiphon.stores import SQLiteStore
+from antiphon.stores.sqlite import schema
 from antiphon.stores.sqlite.claims import SQL
 from antiphon.stores.sqlite.index import Filter
 from antiphon.stores.sqlite.schema import FOLDER, migrations, statements
@@ -100,4 +102,25 @@ def test_records_of_earlier_releases_are_read_and_settled(tmp_path: Path) -> Non
     own = existing(journal.read("k", "call-1")).own
     assert own is not None
     assert own.owner == "worker-1"
+    journal.close()
+
+
+def test_a_database_that_is_busy_while_its_schema_is_read_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is for a moment while another process recovers the write-ahead log."""
+    busy = [sqlite3.OperationalError("database is locked") for _ in range(3)]
+    for error in busy:
+        error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+
+    class Busy(schema.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if "sqlite_master" in sql and busy:
+                raise busy.pop()
+            return super().execute(sql, *parameters)
+
+    monkeypatch.setattr(schema, "Connection", Busy)
+    journal = SQLiteStore(tmp_path / "antiphon.db").open_sync()
+    assert journal.ping()["schema"] == len(schema.migrations())
+    assert not busy
     journal.close()

@@ -117,12 +117,13 @@ def _set_up(connection: sqlite3.Connection, path: Path, synchronous: str) -> Non
 def _migrate(connection: Connection, path: Path, busy_s: float) -> int:
     """Bring the schema up to date; returns its number. A newer or a foreign database is refused."""
     steps = migrations()
-    if _schema(connection, path) < len(steps):
+    found = retry_busy(lambda: _schema(connection, path), busy_s)  # busy while another process recovers the log
+    if found < len(steps):
         retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), busy_s)
         for number in range(_schema(connection, path), len(steps)):
             _apply(connection, number + 1, steps[number])
         connection.execute("COMMIT")
-    found = _schema(connection, path)
+        found = _schema(connection, path)
     check_version(f"The database {path}", found, len(steps))
     return found
 
