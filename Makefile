@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test lint format bench bench-pins schemas reference docs lock clean distclean
+.PHONY: help setup demo unit test lint format bench bench-pins schemas reference docs site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -70,13 +70,17 @@ reference: setup ## write docs/reference/cli.md and settings.md from the code
 docs: setup ## check the documentation: links, navigation, examples
 	$(PY) -m pytest -q tests/docs
 
+site: setup ## build the documentation as a site under site/
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	@echo "read it with: $(PY) -m http.server --directory site 8000"
+
 lock: setup ## resolve requirements.lock again, after a change of pyproject.toml
-	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes pyproject.toml --all-extras --group dev \
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes pyproject.toml --all-extras --group dev --group site --group examples \
 	  --no-emit-package antiphon --custom-compile-command "make lock" -o requirements.lock
 	@! grep -nE '^ *(--index-url|--extra-index-url|--find-links|.* @ )' requirements.lock
 
 clean: ## remove what tools left behind
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/out
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/out site
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## … and the environments
