@@ -81,10 +81,19 @@ def _code_has_no_schema(kind: Any) -> dict[str, Any]:
 def _tidy(definition: dict[str, Any]) -> None:
     """Leave out fields that are code, and what tools cannot rely on."""
     properties = definition.get("properties", {})
-    for name in [name for name, schema in properties.items() if _CODE in schema.get("anyOf", [])]:
+    for name in [name for name, schema in properties.items() if _is_code(schema)]:
         del properties[name]
     if "required" in definition:
         definition["required"] = [name for name in definition["required"] if name in properties]
+
+
+def _is_code(schema: dict[str, Any]) -> bool:
+    """A function, functions by name, or either of them or null."""
+    return (
+        schema == _CODE
+        or any(map(_is_code, schema.get("anyOf", [])))
+        or (isinstance(inner := schema.get("additionalProperties"), dict) and _is_code(inner))
+    )
 
 
 if __name__ == "__main__":

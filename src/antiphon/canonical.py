@@ -201,7 +201,7 @@ def _rebuild(value: Any) -> Any:
         loop = _loop(value, trail)
         if loop is not None:
             raise CanonicalError(f"The value contains itself (at {loop}).", path=loop) from None
-        path = _path(trail)
+        path = path_of(trail)
         raise CanonicalError(f"{bad.reason} (at {path}).", path=path, hint=bad.hint) from None
 
 
@@ -307,12 +307,12 @@ def _loop(value: Any, trail: list[str | int]) -> str | None:
             node = node[part]
         if isinstance(node, (dict, list, tuple)):
             if id(node) in seen:
-                return _path(trail[: position + 1])
+                return path_of(trail[: position + 1])
             seen.add(id(node))
     return None
 
 
-def _path(trail: list[str | int]) -> str:
+def path_of(trail: list[str | int]) -> str:
     """``$.a[3].b``; names that are not plain words are quoted."""
     path = "$"
     for part in trail:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from antiphon.canonical import canonical_json
@@ -48,8 +49,12 @@ __all__ = [
     "variant_parts",
 ]
 
+OBJECT: Final = "$object"
+"""The tag of an object of a class (``_arguments``)."""
 VOLATILE: Final = frozenset({"clientTs", "retryCount", "traceparent"})
 """Top-level parameters that never belong to an intent, unless the tool marks them ``exact``."""
+TYPED: Final = "$typed"
+"""First element of the list that stands for parameters with values of types that JSON lacks."""
 KEY_VERSION: Final = "k1"
 """First element of a store key: a release that changes canonicalisation counts on, and reads both for one TTL."""
 
@@ -149,7 +154,10 @@ class KeyMaker:
         """
         volatile = self._volatile
         if volatile is not None and volatile.isdisjoint(params):
-            canonical = exact = canonical_json(params)
+            try:
+                canonical = exact = canonical_json(params)
+            except CanonicalError as error:
+                canonical, exact = self._rule.typed(params, error)
         else:
             canonical, exact = self._rule.canonical(params)
         if remember:
@@ -312,16 +320,27 @@ class ParamsRule:
     wins over everything else.
     """
 
-    __slots__ = ("_everywhere", "_exact", "_insensitive", "_names", "_paths", "_squeezes", "only_leaves_out")
+    __slots__ = (
+        "_everywhere",
+        "_exact",
+        "_insensitive",
+        "_names",
+        "_paths",
+        "_serialisers",
+        "_squeezes",
+        "only_leaves_out",
+    )
 
     def __init__(self, spec: ToolSpec | None) -> None:
+        self._serialisers: Mapping[str, Callable[[Any], Any]] = (spec.serialisers or {}) if spec is not None else {}
         self._exact: frozenset[str] = frozenset(spec.exact) if spec is not None else frozenset()
         self._insensitive: frozenset[str] = frozenset(spec.insensitive) if spec is not None else frozenset()
         self._everywhere = spec is not None and spec.effect == "read"
         self._squeezes = self._everywhere or bool(self._insensitive)
         volatile = (VOLATILE | set(spec.volatile) if spec is not None else VOLATILE) - self._exact
         self._names = frozenset(name for name in volatile if "." not in name)
-        self.only_leaves_out = None if self._squeezes or any("." in name for name in volatile) else self._names
+        more = self._squeezes or self._serialisers or any("." in name for name in volatile)
+        self.only_leaves_out = None if more else self._names
         """The names of parameters that are left out, if that is all this rule does."""
         self._paths = tuple(tuple(path.split(".")) for path in sorted(volatile) if "." in path)
 
@@ -329,19 +348,55 @@ class ParamsRule:
         """Canonical JSON of the normalised and of the given parameters: one object where they are equal."""
         if not isinstance(params, dict):
             raise InvalidInput(f"The parameters must be an object, not a {type(params).__name__}.", path="$.params")
-        exact = canonical_json(params)
+        if self._serialisers:
+            from antiphon._arguments import serialised
+
+            params = serialised(params, self._serialisers)
+        try:
+            exact = canonical_json(params)
+        except CanonicalError as error:
+            return self.typed(params, error)
+        kept = self._left_out(params)
+        if self._squeezes and not _surely_tidy(exact):
+            kept = self._tidy(kept)
+        return (exact if kept is params else canonical_json(kept)), exact
+
+    def typed(self, params: dict[str, Any], error: CanonicalError) -> tuple[bytes, bytes]:
+        """The same for parameters that are not plain JSON: two objects, always.
+
+        What is hashed is a list, which parameters never are: no plain JSON can meet the tags of a type.
+        """
+        from antiphon._arguments import Unwritable, written
+
+        kept = self._left_out(params)
+        try:
+            given, has_tags = written(params, self._names)
+            tidy, tags_count = written(self._tidy(kept) if self._squeezes else kept)
+        except Unwritable:
+            raise error from None
+        for path in self._paths:  # also into objects of classes
+            tidy = _without(tidy, path)
+        return (
+            canonical_json([TYPED, tidy] if tags_count else tidy),
+            canonical_json([TYPED, given] if has_tags else given),
+        )
+
+    def _left_out(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Without what is volatile; itself if there is nothing of that kind."""
         kept = params
         if not self._names.isdisjoint(params):
             kept = {name: value for name, value in params.items() if name not in self._names}
         for path in self._paths:
             kept = _without(kept, path)
-        if self._squeezes and not _surely_tidy(exact):
-            try:
-                named = self._exact or self._insensitive
-                kept = self._squeezed(kept, self._everywhere, "") if named else _all_squeezed(kept)
-            except RecursionError:
-                raise CanonicalError("The value is nested deeper than the interpreter's stack allows here.") from None
-        return (exact if kept is params else canonical_json(kept)), exact
+        return kept
+
+    def _tidy(self, params: dict[str, Any]) -> dict[str, Any]:
+        """With white space squeezed where that does not matter."""
+        try:
+            named = self._exact or self._insensitive
+            return self._squeezed(params, self._everywhere, "") if named else _all_squeezed(params)  # type: ignore[no-any-return]
+        except RecursionError:
+            raise CanonicalError("The value is nested deeper than the interpreter's stack allows here.") from None
 
     def _squeezed(self, value: Any, on: bool, path: str) -> Any:
         """*value* with white space trimmed and collapsed where that is *on*; itself if there was nothing to do."""
@@ -399,6 +454,9 @@ def _without(value: Any, path: tuple[str, ...]) -> Any:
     """*value* without the field at *path*; itself if there is none."""
     if isinstance(value, dict):
         name = path[0]
+        if OBJECT in value and len(value) == 1:  # of a class: its fields
+            inner = _without(value[OBJECT], path)
+            return value if inner is value[OBJECT] else {OBJECT: inner}
         if name not in value:
             return value
         if len(path) == 1:

@@ -67,6 +67,7 @@ def _policy(kind: type[Value], name: str, fields: Mapping[str, Any]) -> Value:
     return kind(**fields)
 
 
+_CODE = ("reconcile", "serialisers")
 _POLICIES: tuple[tuple[str, type[Value]], ...] = (("retry", RetryPolicy), ("breaker", BreakerPolicy), ("ttl", Ttls))
 
 
@@ -111,6 +112,7 @@ class ToolSpec(Value, frozen=True):
     breaker: BreakerPolicy | None = None
     ttl: Ttls = Ttls()
     reconcile: Callable[..., Any] | None = None
+    serialisers: Mapping[str, Callable[[Any], Any]] | None = None
 
     def __post_init__(self) -> None:
         """``retry={"max_attempts": 2}`` stands for the policy with that field."""
@@ -120,11 +122,12 @@ class ToolSpec(Value, frozen=True):
                 force_setattr(self, name, _policy(kind, name, given))
 
     def to_wire(self) -> dict[str, Any]:
-        """The JSON form; ``reconcile`` is code and stays behind."""
+        """The JSON form; what is code stays behind."""
         import msgspec
 
-        wire: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, reconcile=None))
-        del wire["reconcile"]
+        wire: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, **dict.fromkeys(_CODE)))
+        for name in _CODE:
+            del wire[name]
         return wire
 
     @property
