@@ -110,9 +110,11 @@ class ComposedStore:
         return getattr(self.claims, "seal_key", None)
 
     def open_sync(self) -> SyncComposedJournal:
+        """A journal for threads."""
         return SyncComposedJournal(self.claims.open_sync(), self.log.open_sync())
 
     def open_async(self) -> ComposedJournal:
+        """A journal for the running event loop."""
         return ComposedJournal(self.claims.open_async(), self.log.open_async())
 
 

@@ -53,6 +53,7 @@ class JsonLogListener:
         return self._logger.isEnabledFor(level) and _is_heard(self._logger, level)
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Write *event* as one line."""
         level = LEVELS.get(event, logging.WARNING)
         logger = self._logger
         if logger.isEnabledFor(level) and _is_heard(logger, level):

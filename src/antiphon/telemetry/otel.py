@@ -294,6 +294,7 @@ class OtelMetrics:
         self._scopes: dict[str, str] = {}
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
+        """Count a call and its duration."""
         (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
 
     def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
@@ -313,18 +314,22 @@ class OtelMetrics:
         return ended
 
     def retried(self, tool: str, reason: str) -> None:
+        """Count a repeated attempt."""
         self._instruments[schema.RETRIES.name].add(1, {"tool": self._tool(tool), "reason": self._code(reason)})
 
     def hit(self, tool: str, state: str) -> None:
+        """Count a call that a record answered."""
         self._instruments[schema.HITS.name].add(1, {"tool": self._tool(tool), "state": self._code(state)})
 
     def breaker(self, key: str, before: str, after: str) -> None:
+        """Count a change of a breaker's state."""
         tool = self._tool(tool_of_breaker(key))
         self._instruments[schema.TRANSITIONS.name].add(1, {"tool": tool, "from_state": before, "to_state": after})
         for state in schema.BREAKER_STATES:
             self._instruments[schema.BREAKER.name].set(float(state == after), {"tool": tool, "state": state})
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
+        """Take note of a tool that was registered."""
         label = self._tool(tool)
         self._scopes[tool] = scope
         self._instruments[schema.INFO.name].set(1.0, {"tool": label, "effect": effect or "unset"})
@@ -334,6 +339,7 @@ class OtelMetrics:
             self._instruments[schema.TTL.name].set(seconds, {"tool": label, "state": state})
 
     def dedupe(self, counts: Counts) -> None:
+        """Take a sample of the claim records."""
         sizes, inflight = by_tool(counts)
         for tool, size in sizes.items():
             label = self._tool(tool)

@@ -130,6 +130,7 @@ class PrometheusListener:
         self._sampled: set[tuple[str, str, str]] = set()
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
+        """Count a call and its duration."""
         (self._quick.get((tool, status, scope)) or self.bound(tool, status, scope))(duration_ms)
 
     def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Callable[[float], None]:
@@ -143,9 +144,11 @@ class PrometheusListener:
         return ended
 
     def retried(self, tool: str, reason: str) -> None:
+        """Count a repeated attempt."""
         (self._counters.get((schema.RETRIES.name, tool, reason)) or self._counter(schema.RETRIES, tool, reason))()
 
     def hit(self, tool: str, state: str) -> None:
+        """Count a call that a record answered."""
         (self._counters.get((schema.HITS.name, tool, state)) or self._counter(schema.HITS, tool, state))()
 
     def _counter(self, metric: schema.Metric, tool: str, second: str) -> Callable[[], None]:
@@ -156,12 +159,14 @@ class PrometheusListener:
         return add
 
     def breaker(self, key: str, before: str, after: str) -> None:
+        """Count a change of a breaker's state."""
         tool = self._tool(tool_of_breaker(key))
         self._metrics[schema.TRANSITIONS.name].labels(tool, before, after).inc()
         for state in schema.BREAKER_STATES:
             self._metrics[schema.BREAKER.name].labels(tool, state).set(float(state == after))
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
+        """Take note of a tool that was registered."""
         label = self._tool(tool)
         self._scopes[tool] = scope
         self._metrics[schema.INFO.name].labels(label, effect or "unset").set(1)
@@ -173,6 +178,7 @@ class PrometheusListener:
             self._metrics[schema.TTL.name].labels(label, state).set(seconds)
 
     def dedupe(self, counts: Counts) -> None:
+        """Take a sample of the claim records."""
         sizes, inflight = by_tool(counts)
         values: dict[tuple[str, str, str], float] = dict.fromkeys(self._sampled, 0.0)
         for tool, size in sizes.items():

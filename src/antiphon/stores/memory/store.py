@@ -35,6 +35,7 @@ class MemoryStore:
 
     @property
     def url(self) -> str:
+        """Where the records are, without secrets."""
         return "memory://"
 
     def open_sync(self) -> SyncMemoryJournal:
@@ -42,6 +43,7 @@ class MemoryStore:
         return self._journal
 
     def open_async(self) -> MemoryJournal:
+        """A journal for the running event loop."""
         return MemoryJournal(self._journal)
 
 

@@ -75,6 +75,7 @@ class SQLiteStore:
 
     @property
     def url(self) -> str:
+        """Where the records are, without secrets."""
         return f"sqlite:///{self._path}"
 
     @property
@@ -83,9 +84,11 @@ class SQLiteStore:
         return self._path
 
     def open_sync(self) -> SyncSQLiteJournal:
+        """A journal for threads."""
         return SyncSQLiteJournal(self._file(), self._clock)
 
     def open_async(self) -> SQLiteJournal:
+        """A journal for the running event loop."""
         from antiphon.stores.sqlite.executor import AsyncAccess
 
         file = self._file()
