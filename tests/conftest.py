@@ -18,6 +18,7 @@ import pytest
 from hypothesis import settings
 
 from tests import browser, sharing
+from tests import promtool as prometheus
 from tests.faultproxy import FaultProxy
 from tests.servers import S3_KEY, S3_SECRET, VARIABLES, Postgres, Server, ServerFailed, Valkey, Weed
 
@@ -64,10 +65,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Install the browser before the clock of a test runs, and only if a test wants it."""
-    if any("chromium" in getattr(item, "fixturenames", ()) for item in session.items):
+    """Install the browser and promtool before the clock of a test runs, and only if a test wants them."""
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    if "chromium" in wanted:
         with contextlib.suppress(browser.NoBrowser):  # the fixture reports the reason
             browser.ensure(Path(os.environ[MEETING]))
+    if "promtool" in wanted:
+        with contextlib.suppress(prometheus.NoPromtool):
+            prometheus.ensure(Path(os.environ[MEETING]))
 
 
 def _address(kind: str) -> str:
@@ -185,3 +190,9 @@ def fault_proxy() -> Iterator[Callable[[int], FaultProxy]]:
 def chromium() -> str:
     """The path of a Chromium to drive; installed by the test run when it is missing."""
     return browser.ensure(Path(os.environ[MEETING]))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """The path of Prometheus' promtool; fetched by the test run when it is missing."""
+    return prometheus.ensure(Path(os.environ[MEETING]))

@@ -261,7 +261,11 @@ class SyncJournal(Protocol):
         ...
 
     def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
-        """Number of live records by (tool, state); in-flight past its lease counts as ``stale``."""
+        """Number of live records by (tool, state).
+
+        One in flight past its lease counts as ``stale``. A failed one of unknown outcome counts as ``unknown``, as
+        ``unknown_1h`` when it is an hour old, and as ``unknown_1d`` when it is a day old.
+        """
         ...
 
     def sweep(self, limit: int = 1000) -> int:

@@ -37,14 +37,29 @@ TRANSITIONS = Metric(
 )
 INFLIGHT = Metric("tool_dedupe_inflight", "gauge", ("tool", "stale"), "Claims in flight; stale: past their lease.")
 INFO = Metric("tool_info", "gauge", ("tool", "effect"), "Always 1; says whether a tool reads or writes.")
+UNKNOWN = Metric("tool_unknown_outcomes", "gauge", ("tool", "age"), "Unknown outcomes that nobody has settled, by age.")
+STORE_UP = Metric("store_up", "gauge", ("store",), "1 if the store answered when the metrics were read, else 0.")
+STORE_LATENCY = Metric("store_latency_ms", "gauge", ("store",), "How long the store took to answer, in milliseconds.")
+STORE_BREAKER = Metric("store_breaker_state", "gauge", ("store", "state"), "1 for the state the breaker is in, else 0.")
+UNRECORDED = Metric("outcomes_unrecorded", "gauge", ("store",), "Outcomes that this process has yet to record.")
+INTERRUPTED = Metric("runs_interrupted", "gauge", ("store",), "Unfinished runs whose process is gone.")
 
-METRICS = (CALLS, DURATION, RETRIES, HITS, CACHE_SIZE, TTL, BREAKER, TRANSITIONS, INFLIGHT, INFO)
-"""The document's eight, the ninth of R11, and what tells read tools from write tools."""
+METRICS = (
+    *(CALLS, DURATION, RETRIES, HITS, CACHE_SIZE, TTL, BREAKER, TRANSITIONS, INFLIGHT, INFO),
+    *(UNKNOWN, STORE_UP, STORE_LATENCY, STORE_BREAKER, UNRECORDED, INTERRUPTED),
+)
+"""The document's eight, the ninth of R11, what tells read tools from write tools, and what operators watch."""
+
+OF_STORE = frozenset({CACHE_SIZE, INFLIGHT, UNKNOWN, STORE_UP, STORE_LATENCY, INTERRUPTED})
+"""Gauges that say the same in every process that shares the store."""
 
 BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0, 10000.0, 30000.0, 60000.0)
 STATUSES = ("success", "error", "retriable_error", "retry_exhausted", "circuit_open", "timeout")
 SCOPES = ("session", "global")
 BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN", "FORCED_OPEN")
+STORE_STATES = ("CLOSED", "OPEN", "HALF_OPEN")
+AGES = {"unknown": "new", "unknown_1h": "1h", "unknown_1d": "1d"}
+"""The ``age`` label of unknown outcomes by the state that a store counts them in."""
 FIRST_HITS = ("done", "failed", "inflight", "conflict", "store_outage_open", "store_outage_closed")
 FIRST_TRANSITIONS = (
     ("CLOSED", "OPEN"),
@@ -93,7 +108,9 @@ def tool_of_breaker(key: str) -> str:
 
 
 Counts = Mapping[tuple[str, str], int]
-"""Live claim records by (tool, state); ``stale`` is in flight past its lease (``Claims.counts``)."""
+"""Live claim records by (tool, state), as :meth:`antiphon.ports.SyncJournal.counts` gives them."""
+Values = Mapping[tuple[str, ...], float]
+"""Values of a gauge by its labels."""
 
 
 class Sink(Protocol):
@@ -122,6 +139,10 @@ class Sink(Protocol):
         """A sample of the claim store, taken by whoever exposes the metrics."""
         ...
 
+    def sampled(self, metric: Metric, values: Values) -> None:
+        """What a gauge says now; labels that it no longer names are 0."""
+        ...
+
 
 def tool_name(fields: Mapping[str, Any]) -> str:
     """``namespace/name``, as the metrics call a tool."""
@@ -144,16 +165,29 @@ def count(sink: Sink, event: str, fields: Mapping[str, Any]) -> None:
         sink.breaker(str(fields.get("toolName", "")), str(fields.get("fromState", "")), str(fields.get("toState", "")))
 
 
-def by_tool(counts: Counts) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
-    """The sample as records per tool, and as (fresh, stale) claims in flight per tool."""
-    sizes: dict[str, int] = {}
-    inflight: dict[str, tuple[int, int]] = {}
+def of_claims(counts: Counts, scopes: Mapping[str, str]) -> dict[Metric, dict[tuple[str, ...], float]]:
+    """The gauges that a sample of the claim store gives."""
+    found: dict[Metric, dict[tuple[str, ...], float]] = {CACHE_SIZE: {}, INFLIGHT: {}, UNKNOWN: {}}
+    for tool in {tool for tool, _ in counts}:
+        for stale in ("false", "true"):
+            found[INFLIGHT][tool, stale] = 0.0
+        for age in AGES.values():
+            found[UNKNOWN][tool, age] = 0.0
     for (tool, state), number in counts.items():
-        sizes[tool] = sizes.get(tool, 0) + number
-        fresh, stale = inflight.get(tool, (0, 0))
-        if state == "inflight":
-            fresh += number
-        elif state == "stale":
-            stale += number
-        inflight[tool] = (fresh, stale)
-    return sizes, inflight
+        place = (tool, scopes.get(tool, "session"))
+        found[CACHE_SIZE][place] = found[CACHE_SIZE].get(place, 0.0) + number
+        if state in ("inflight", "stale"):
+            found[INFLIGHT][tool, "true" if state == "stale" else "false"] += number
+        elif state in AGES:
+            found[UNKNOWN][tool, AGES[state]] += number
+    return found
+
+
+def labelled(values: Values, metric: Metric, label: Callable[[str], str]) -> dict[tuple[str, ...], float]:
+    """The values by admitted labels: tools that go by one label are added up."""
+    by_tool = metric.labels[0] == "tool"
+    found: dict[tuple[str, ...], float] = {}
+    for (first, *rest), value in values.items():
+        place = (label(first) if by_tool else first, *rest)
+        found[place] = found.get(place, 0.0) + value
+    return found

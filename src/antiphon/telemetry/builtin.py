@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from antiphon.telemetry import _metrics as schema
-from antiphon.telemetry._metrics import MAX_CODES, MAX_TOOLS, Counts, Labels, by_tool, count, tool_of_breaker
+from antiphon.telemetry._metrics import (
+    MAX_CODES,
+    MAX_TOOLS,
+    Counts,
+    Labels,
+    Values,
+    count,
+    labelled,
+    of_claims,
+    tool_of_breaker,
+)
 
 _Series = dict[tuple[str, ...], float]
 _LEFT_MOST = 1024
@@ -119,19 +129,15 @@ class BuiltinMetrics:
             self._set(schema.TTL, seconds, label, state)
 
     def dedupe(self, counts: Counts) -> None:
-        sizes, inflight = by_tool(counts)
-        cache: _Series = {}
-        claims: _Series = {}
-        for tool, size in sizes.items():
-            label = self._tool(tool)
-            place = (label, self._scopes.get(tool, "session"))
-            cache[place] = cache.get(place, 0.0) + size
-            for stale, number in zip(("false", "true"), inflight[tool], strict=True):
-                claims[(label, stale)] = claims.get((label, stale), 0.0) + number
+        """Take the numbers of claim records by tool and state."""
+        for metric, values in of_claims(counts, self._scopes).items():
+            self.sampled(metric, values)
+
+    def sampled(self, metric: schema.Metric, values: Values) -> None:
+        """Set a gauge; labels that are no longer named are 0."""
+        fresh = labelled(values, metric, self._tool)
         with self._lock:
-            for metric, fresh in ((schema.CACHE_SIZE, cache), (schema.INFLIGHT, claims)):
-                old = self._series[metric.name]
-                self._series[metric.name] = dict.fromkeys(old, 0.0) | fresh
+            self._series[metric.name] = {**dict.fromkeys(self._series[metric.name], 0.0), **fresh}
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """The generic port, for whoever has events and no direct line."""

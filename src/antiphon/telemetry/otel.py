@@ -23,8 +23,10 @@ from antiphon.telemetry._metrics import (
     MAX_TOOLS,
     Counts,
     Labels,
-    by_tool,
+    Values,
     count,
+    labelled,
+    of_claims,
     tool_name,
     tool_of_breaker,
 )
@@ -117,6 +119,11 @@ class OtelListener:
         """A sample of the claim store."""
         if self._metrics is not None:
             self._metrics.dedupe(counts)
+
+    def sampled(self, metric: schema.Metric, values: Values) -> None:
+        """What a gauge says now."""
+        if self._metrics is not None:
+            self._metrics.sampled(metric, values)
 
     @contextmanager
     def attempt_context(self, request_id: str) -> Iterator[None]:
@@ -292,6 +299,7 @@ class OtelMetrics:
         self._code = Labels(MAX_CODES, clean)
         self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
         self._scopes: dict[str, str] = {}
+        self._sampled: dict[str, set[tuple[str, ...]]] = {}
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
         """Count a call and its duration."""
@@ -339,14 +347,17 @@ class OtelMetrics:
             self._instruments[schema.TTL.name].set(seconds, {"tool": label, "state": state})
 
     def dedupe(self, counts: Counts) -> None:
-        """Take a sample of the claim records."""
-        sizes, inflight = by_tool(counts)
-        for tool, size in sizes.items():
-            label = self._tool(tool)
-            scope = self._scopes.get(tool, "session")
-            self._instruments[schema.CACHE_SIZE.name].set(size, {"tool": label, "scope": scope})
-            for stale, number in zip(("false", "true"), inflight[tool], strict=True):
-                self._instruments[schema.INFLIGHT.name].set(number, {"tool": label, "stale": stale})
+        """Take the numbers of claim records by tool and state."""
+        for metric, values in of_claims(counts, self._scopes).items():
+            self.sampled(metric, values)
+
+    def sampled(self, metric: schema.Metric, values: Values) -> None:
+        """Set a gauge; labels that are no longer named are 0."""
+        known = self._sampled.setdefault(metric.name, set())
+        fresh = labelled(values, metric, self._tool)
+        for labels in (*known.difference(fresh), *fresh):
+            self._instruments[metric.name].set(fresh.get(labels, 0.0), dict(zip(metric.labels, labels, strict=True)))
+        known.update(fresh)
 
 
 def _make(meter: Meter, metric: schema.Metric, prefix: str) -> Any:

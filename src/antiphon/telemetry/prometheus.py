@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from antiphon.errors import missing_extra
 from antiphon.telemetry import _metrics as schema
-from antiphon.telemetry._metrics import MAX_CODES, MAX_TOOLS, Counts, Labels, by_tool, count, tool_of_breaker
+from antiphon.telemetry._metrics import (
+    MAX_CODES,
+    MAX_TOOLS,
+    Counts,
+    Labels,
+    Values,
+    count,
+    labelled,
+    of_claims,
+    tool_of_breaker,
+)
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -18,6 +30,12 @@ if TYPE_CHECKING:
 _made: WeakKeyDictionary[Any, dict[str, _Shared]] = WeakKeyDictionary()
 _making = threading.Lock()
 _LEFT_MOST = 64
+_MODES = {
+    **dict.fromkeys(schema.OF_STORE, "mostrecent"),
+    **dict.fromkeys((schema.INFO, schema.TTL), "max"),
+    schema.UNRECORDED: "livesum",
+}
+"""How gauges of several processes become one; the rest is what the worst living process says."""
 
 
 class _Calls:
@@ -65,7 +83,8 @@ class _Shared:
 
     def __init__(self, client: Any, prefix: str, registry: Any) -> None:
         self.metrics = {metric.name: _make(client, metric, prefix, registry) for metric in schema.METRICS}
-        self._at_once: bool = getattr(client.values.ValueClass, "_multiprocess", True)
+        self.at_once: bool = getattr(client.values.ValueClass, "_multiprocess", True)
+        """Whether the client is in its multi-process mode, where another process may read the numbers."""
         self._calls: dict[tuple[str, str, str, str], _Calls] = {}
         for metric in (schema.CALLS, schema.DURATION, schema.HITS):
             self._read_all(self.metrics[metric.name])
@@ -80,7 +99,7 @@ class _Shared:
                 counters.append(self.metrics[schema.HITS.name].labels(tool, hit).inc)
             observe = self.metrics[schema.DURATION.name].labels(tool, status).observe
             calls = self._calls.setdefault(labels, _Calls(counters, observe))
-        return calls.add_at_once if self._at_once else calls.add
+        return calls.add_at_once if self.at_once else calls.add
 
     def _read_all(self, metric: Any) -> None:
         """Whoever reads *metric* reads all that was counted."""
@@ -127,7 +146,7 @@ class PrometheusListener:
         self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
         self._counters: dict[tuple[str, str, str], Callable[[], None]] = {}
         self._scopes: dict[str, str] = {}
-        self._sampled: set[tuple[str, str, str]] = set()
+        self._sampled: dict[str, set[tuple[str, ...]]] = {}
 
     def call_ended(self, tool: str, status: str, scope: str, duration_ms: float) -> None:
         """Count a call and its duration."""
@@ -178,27 +197,54 @@ class PrometheusListener:
             self._metrics[schema.TTL.name].labels(label, state).set(seconds)
 
     def dedupe(self, counts: Counts) -> None:
-        """Take a sample of the claim records."""
-        sizes, inflight = by_tool(counts)
-        values: dict[tuple[str, str, str], float] = dict.fromkeys(self._sampled, 0.0)
-        for tool, size in sizes.items():
-            label = self._tool(tool)
-            place = (schema.CACHE_SIZE.name, label, self._scopes.get(tool, "session"))
-            values[place] = values.get(place, 0.0) + size
-            for stale, number in zip(("false", "true"), inflight[tool], strict=True):
-                place = (schema.INFLIGHT.name, label, stale)
-                values[place] = values.get(place, 0.0) + number
-        for (name, *labels), value in values.items():
-            self._metrics[name].labels(*labels).set(value)
-        self._sampled = set(values)
+        """Take the numbers of claim records by tool and state."""
+        for metric, values in of_claims(counts, self._scopes).items():
+            self.sampled(metric, values)
+
+    def sampled(self, metric: schema.Metric, values: Values) -> None:
+        """Set a gauge; labels that are no longer named are 0."""
+        known = self._sampled.setdefault(metric.name, set())
+        fresh = labelled(values, metric, self._tool)
+        for labels in known.difference(fresh):
+            self._metrics[metric.name].labels(*labels).set(0)
+        for labels, value in fresh.items():
+            self._metrics[metric.name].labels(*labels).set(value)
+        known.update(fresh)
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """The generic port, for whoever has events and no direct line."""
         count(self, event, fields)
 
     def render(self) -> str:
-        """Everything in the registry, in the text format."""
-        return self._latest(self._registry).decode()
+        """Everything in the registry, in the text format; in multi-process mode, of all processes that share it."""
+        if not self._shared.at_once:
+            return self._latest(self._registry).decode()
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+        folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+        for pid in {_pid_of(file.stem) for file in Path(folder).glob("gauge_live*.db")}:
+            if not _lives(pid):
+                mark_process_dead(pid, folder)  # type: ignore[no-untyped-call]
+        together = CollectorRegistry()
+        MultiProcessCollector(together, folder)  # type: ignore[no-untyped-call]
+        return self._latest(together).decode()
+
+
+def _pid_of(name: str) -> int:
+    """Whose file of the multi-process mode this is: ``gauge_livemax_4711``."""
+    digits = name.rpartition("_")[2]
+    return int(digits) if digits.isdecimal() else os.getpid()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _make(client: Any, metric: schema.Metric, prefix: str, registry: Any) -> Any:
@@ -206,5 +252,7 @@ def _make(client: Any, metric: schema.Metric, prefix: str, registry: Any) -> Any
     if metric.type == "counter":
         return client.Counter(name, metric.help, metric.labels, registry=registry)
     if metric.type == "gauge":
-        return client.Gauge(name, metric.help, metric.labels, registry=registry)
+        return client.Gauge(
+            name, metric.help, metric.labels, registry=registry, multiprocess_mode=_MODES.get(metric, "livemax")
+        )
     return client.Histogram(name, metric.help, metric.labels, buckets=schema.BUCKETS_MS, registry=registry)

@@ -76,6 +76,11 @@ class Harness:
         """A journal of this face; one for threads behind coroutines that never suspend."""
         return AsyncFromSync(self.store.open_sync()) if self.face == "sync" else self.store.open_async()
 
+    @property
+    def has_clock(self) -> bool:
+        """Whether time passes on the store's clock as fast as the rules like."""
+        return self._advance is not None
+
     async def pass_ms(self, milliseconds: int) -> None:
         """Let time pass on the store's clock."""
         if self._advance is not None:

@@ -29,6 +29,7 @@ from antiphon.testing._harness import (
     must,
 )
 
+DAY_MS = 86_400_000
 RACERS = 12
 ROUNDS = 20
 
@@ -628,17 +629,23 @@ class AdminRules(Harness):
         must(newest.key == current.key, "a new execution makes a claim the newest")
 
     async def rule_counts_by_tool_and_state(self, j: Journal) -> None:
-        """Live records by tool and state; in flight past the lease is stale, expired is not counted."""
+        """Live records by tool and state; in flight past the lease is stale, unknowns go by age, expired ones not."""
         for n, state in enumerate(("done", "done", "failed", "unknown", "inflight", "stale", "gone")):
             key = self.key(f"{n}")
             held = claimed(await j.begin(self.request(key, lease_ms=50 if state == "stale" else TTL_MS)))
             if state in ("done", "gone"):
                 await j.settle(key, held.version, done(ttl_ms=SHORT_MS if state == "gone" else TTL_MS))
             elif state in ("failed", "unknown"):
-                await j.settle(key, held.version, failed("outcome_unknown" if state == "unknown" else "refused"))
+                code = "outcome_unknown" if state == "unknown" else '"error":{"code":"outcome_unknown"'
+                await j.settle(key, held.version, failed(code, ttl_ms=3 * DAY_MS))
         await self.pass_ms(SHORT_MS + 50)
         found = {state: number for (tool, state), number in (await j.counts(self.tenant)).items() if number}
-        must(found == {"done": 2, "failed": 2, "inflight": 1, "stale": 1}, f"counted {found}")
+        must(found == {"done": 2, "failed": 1, "unknown": 1, "inflight": 1, "stale": 1}, f"counted {found}")
+        if self.has_clock:
+            for ms, expected in ((DAY_MS // 24, "unknown_1h"), (DAY_MS, "unknown_1d")):
+                await self.pass_ms(ms)
+                found = {state: n for (tool, state), n in (await j.counts(self.tenant)).items() if n}
+                must(found.get(expected) == 1 and "unknown" not in found, f"after {ms} ms: {found}")
 
     async def rule_sweep_drops_only_what_expired(self, j: Journal) -> None:
         """Sweeping removes expired records and their history, and nothing that lives."""

@@ -293,6 +293,59 @@ def test_in_the_multi_process_mode_a_call_is_counted_at_once(tmp_path: Path) -> 
     assert 'antiphon_tool_idempotency_hits_total{state="done",tool="t"} 10.0' in done.stdout
 
 
+ELSEWHERE = """
+import os
+from antiphon.telemetry._metrics import STORE_UP
+from antiphon.telemetry.prometheus import PrometheusListener
+
+made = PrometheusListener()
+made.described("shop/buy", scope="session", effect="write", ttl_s={"done": 60.0})
+made.call_ended("shop/buy", "success", "session", 5.0)
+made.breaker("tool/shop/buy", "CLOSED", "OPEN")
+made.dedupe({("shop/buy", "unknown_1h"): 2})
+made.sampled(STORE_UP, {("here",): 1.0})
+%s
+os._exit(0)
+"""
+
+
+def test_in_the_multi_process_mode_every_process_is_seen(tmp_path: Path) -> None:
+    """A process that has ended is still counted; what only a living process can say of itself is not shown."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    shown = ""
+    for end in ("", "", "print(made.render(), flush=True)"):
+        command = [sys.executable, "-c", ELSEWHERE % end]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+        shown = done.stdout
+    found = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(shown)
+        for sample in family.samples
+    }
+
+    def one(name: str, **labels: str) -> float | None:
+        return found.get((name, frozenset(labels.items())))
+
+    assert one("antiphon_tool_calls_total", tool="shop/buy", status="success", scope="session") == 3
+    assert one("antiphon_tool_unknown_outcomes", tool="shop/buy", age="1h") == 2, "what the store says is not added up"
+    assert one("antiphon_tool_info", tool="shop/buy", effect="write") == 1
+    assert one("antiphon_store_up", store="here") == 1
+    assert one("antiphon_tool_circuit_breaker_state", tool="shop/buy", state="OPEN") == 1
+    assert len(list(tmp_path.glob("gauge_livemax_*.db"))) == 1, "the others are gone with their processes"
+
+
+@both
+def test_unknown_outcomes_are_shown_by_tool_and_age_until_they_are_settled(make: Callable[..., Made]) -> None:
+    made = make()
+    made.dedupe({("shop/buy", "unknown"): 1, ("shop/buy", "unknown_1d"): 2, ("shop/find", "done"): 4})
+    assert value(made, "antiphon_tool_unknown_outcomes", tool="shop/buy", age="new") == 1
+    assert value(made, "antiphon_tool_unknown_outcomes", tool="shop/buy", age="1d") == 2
+    assert value(made, "antiphon_tool_unknown_outcomes", tool="shop/find", age="1h") == 0
+    assert value(made, "antiphon_tool_dedupe_cache_size", tool="shop/buy", scope="session") == 3
+    made.dedupe({("shop/find", "done"): 4})
+    assert value(made, "antiphon_tool_unknown_outcomes", tool="shop/buy", age="1d") == 0
+
+
 def test_labels_stay_bounded_between_threads() -> None:
     cleaned: list[str] = []
 

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from antiphon.redact import Redactor
 from antiphon.telemetry import otel as module
+from antiphon.telemetry._metrics import STORE_UP
 from antiphon.telemetry.otel import OtelListener
 from tests.unit.redact.corpus import Forge, in_text, tokens
 
@@ -256,7 +257,8 @@ def test_metrics_have_the_documented_names(bench: Bench) -> None:
     bench.listener.emit("tool_call_retry", fields(errorCode="http_503", delayMs=1))
     bench.listener.emit("tool_call_end", fields(status="success", elapsedMs=7.0, fromCache=True))
     bench.listener.emit("tool_call_circuit_state", {"toolName": "tool/t", "fromState": "CLOSED", "toState": "OPEN"})
-    bench.listener.dedupe({("tools/send_email", "stale"): 2})
+    bench.listener.dedupe({("tools/send_email", "stale"): 2, ("tools/send_email", "unknown_1d"): 3})
+    bench.listener.sampled(STORE_UP, {("sqlite:///a.db",): 1.0})
     points = bench.points()
     assert set(points) == {
         "antiphon_tool_calls",
@@ -269,10 +271,14 @@ def test_metrics_have_the_documented_names(bench: Bench) -> None:
         "antiphon_tool_circuit_breaker_transitions",
         "antiphon_tool_dedupe_inflight",
         "antiphon_tool_info",
+        "antiphon_tool_unknown_outcomes",
+        "antiphon_store_up",
     }
     (calls,) = points["antiphon_tool_calls"]
     assert dict(calls.attributes) == {"tool": "tools/send_email", "status": "success", "scope": "session"}
     assert calls.value == 1
+    unknown = {dict(point.attributes)["age"]: point.value for point in points["antiphon_tool_unknown_outcomes"]}
+    assert unknown == {"new": 0, "1h": 0, "1d": 3}
 
 
 def test_unsampled_calls_get_no_attributes_but_carry_the_decision() -> None:

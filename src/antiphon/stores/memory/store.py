@@ -82,7 +82,12 @@ class SyncMemoryJournal(MemoryClaims):
         for node in self._all_current():
             if not node.lives(now) or node.template.tenant != tenant:
                 continue
-            state = "stale" if node.state == "inflight" and node.lock_until <= now else node.state
+            state = node.state
+            if state == "inflight" and node.lock_until <= now:
+                state = "stale"
+            elif state == "failed" and node.kept:
+                age = now - node.updated
+                state = "unknown_1d" if age >= 86_400_000 else "unknown_1h" if age >= 3_600_000 else "unknown"
             found[node.template.tool, state] = found.get((node.template.tool, state), 0) + 1
         return found
 

@@ -291,7 +291,15 @@ LIMIT %(limit)s
 
 -- name: counts
 WITH {_clock}
-SELECT c.tool, CASE WHEN c.state = 'inflight' AND c.lock_until_ms <= clock.ms THEN 'stale' ELSE c.state END, count(*)
+SELECT c.tool,
+    CASE
+        WHEN c.state = 'inflight' AND c.lock_until_ms <= clock.ms THEN 'stale'
+        WHEN c.state <> 'failed' OR position('"error":{"code":"outcome_unknown"'::bytea IN c.outcome) = 0 THEN c.state
+        WHEN c.updated_at_ms <= clock.ms - 86400000 THEN 'unknown_1d'
+        WHEN c.updated_at_ms <= clock.ms - 3600000 THEN 'unknown_1h'
+        ELSE 'unknown'
+    END,
+    count(*)
 FROM antiphon.claims AS c, clock
 WHERE c.tenant = %(tenant)s AND {_lives}
 GROUP BY 1, 2

@@ -99,11 +99,10 @@ def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[
     known = _indexed(connection)
     done = dict(connection.execute(SQL["count_all"], (tenant,)).fetchall())
     found: dict[tuple[str, str], int] = {}
-    for tool, state, stale, expired, number in connection.execute(SQL["count_not_done"], (tenant, now, known)):
+    for tool, state, expired, number in connection.execute(SQL["count_not_done"], (tenant, now, known)):
         done[tool] -= number
         if not expired:
-            name = "stale" if stale else state
-            found[tool, name] = found.get((tool, name), 0) + number
+            found[tool, state] = number
     for tool, number in connection.execute(SQL["count_done_expired"], (tenant, now, known)):
         done[tool] -= number
     found.update({(tool, "done"): number for tool, number in done.items() if number})

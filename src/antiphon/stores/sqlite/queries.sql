@@ -135,9 +135,17 @@ SELECT tool FROM tools WHERE tool IS NOT NULL;
 SELECT value, count(*) FROM claim_places WHERE tenant = ? AND kind = 'tool' GROUP BY value;
 
 -- name: count_not_done
-SELECT c.tool, c.state, c.state = 'inflight' AND c.lock_until_ms <= ?2, c.expires_at_ms <= ?2 AND c.state <> 'inflight', count(*)
+SELECT c.tool,
+    CASE
+        WHEN c.state = 'inflight' AND c.lock_until_ms <= ?2 THEN 'stale'
+        WHEN c.state <> 'failed' OR NOT instr(c.outcome, CAST('"error":{"code":"outcome_unknown"' AS BLOB)) THEN c.state
+        WHEN c.updated_at_ms <= ?2 - 86400000 THEN 'unknown_1d'
+        WHEN c.updated_at_ms <= ?2 - 3600000 THEN 'unknown_1h'
+        ELSE 'unknown'
+    END,
+    c.expires_at_ms <= ?2 AND c.state <> 'inflight', count(*)
 FROM claim_open AS o CROSS JOIN claims AS c ON c.id = o.id
-WHERE c.tenant = ?1 AND c.state <> 'done' AND c.id <= ?3 GROUP BY 1, 2, 3, 4;
+WHERE c.tenant = ?1 AND c.state <> 'done' AND c.id <= ?3 GROUP BY 1, 2, 3;
 
 -- name: count_done_expired
 SELECT c.tool, count(DISTINCT c.id) FROM claim_expiry AS e CROSS JOIN claims AS c ON c.id = e.id

@@ -1,6 +1,6 @@
 -- Count a batch of records of one shard by tool and state.
 -- KEYS: records
--- Returns {tool, state, number, ...}; in flight past its lease is 'stale'.
+-- Returns {tool, state, number, ...}; in flight past its lease is 'stale', an unknown outcome 'unknown' by its age.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local numbers, answer = {}, {}
@@ -14,6 +14,13 @@ for _, key in ipairs(KEYS) do
   if state then
     if state == 'inflight' and math.floor(updated / 1000) + lease <= now then
       state = 'stale'
+    elseif state == 'failed' then
+      local record = redis.call('GET', key) or ''
+      local outcome = string.match(record, '^[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n[^\n]*\n([^\n]*)') or ''
+      if string.find(outcome, '"error":{"code":"outcome_unknown"', 1, true) then
+        local age = now - math.floor(updated / 1000)
+        state = age >= 86400000 and 'unknown_1d' or age >= 3600000 and 'unknown_1h' or 'unknown'
+      end
     end
     local group = tool .. state
     numbers[group] = (numbers[group] or 0) + 1
