@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import random
@@ -23,9 +24,17 @@ GET_SICK = (
     f"SICK is not measured: set {SICK} to a folder with SICK_train.txt and SICK_test_annotated.txt "
     "(SemEval-2014 task 1; a copy is in github.com/brmson/dataset-sts, data/sts/sick2014)."
 )
+OPPOSITES = "ANTIPHON_OPPOSITES"
+GET_OPPOSITES = (
+    f"Public opposites are not measured: set {OPPOSITES} to a folder with clones of github.com/mahartmann/"
+    "negationminpairs, verypluming/JSICK, hitz-zentroa/XNLIvar and PhilipMay/stsb-multi-mt."
+)
+EACH = 20
+"""Public pairs of one language and label; which ones is decided by their digest."""
 GOAL = 0.94
 """The precision on the training pairs from which the cosine is chosen; then the test pairs are looked at."""
 _NEGATION = re.compile(r"\b(?:no|not|nobody|nothing|none|never|without|neither|nor|cannot)\b|n't\b", re.IGNORECASE)
+_NO = re.compile(r"\b(?:no|nunca|nadie|nada|ning[uú]n\w*|jamás|sin)\b", re.IGNORECASE)
 _NUMBER = re.compile(r"\b(?:\d+|two|three|four|five|six|seven|eight|nine|ten)\b", re.IGNORECASE)
 
 
@@ -41,7 +50,8 @@ class Pair(NamedTuple):
 def run(ctx: Context) -> list[Row]:
     similarity.install_model()
     minilm = similarity.load("minilm")
-    rows = public(minilm) + accuracy("no embedder", None) + accuracy("MiniLM", minilm) + answers()
+    rows = public(minilm) + accuracy("no embedder", None) + accuracy("MiniLM", minilm)
+    rows += answers() + opposites()
     rows += _miss(ctx, characters=40, recorded=1000)
     rows += _miss(ctx, characters=200, recorded=100)
     rows.append(_miss_of_many(ctx))
@@ -170,6 +180,81 @@ def answers() -> list[Row]:
             note=f"our own, {len(flagged['no'])} pairs",
         ),
     ]
+
+
+def opposites() -> list[Row]:
+    """Pairs by somebody who had not seen the rules, and pairs of public sets."""
+    own = (line.split("\t") for line in (DATA / "opposites.tsv").read_text("utf-8").splitlines())
+    pairs = [(kind == "opposite", (old, new)) for _, _, kind, old, new in (row for row in own if len(row) > 1)]
+    rows = _flagged("by another hand", pairs)
+    folder = os.environ.get(OPPOSITES)
+    if not folder:
+        print(GET_OPPOSITES)
+        return rows
+    sets = {language: [*_negated(Path(folder), language)] for language in ("en", "de", "fr", "zh", "es", "ja")}
+    same = {language: [*_equivalent(Path(folder), language)] for language in sets}
+    for name, choose in (("public sample", _sample), ("public, all", list)):
+        chosen = [(True, pair) for found in sets.values() for pair in choose(found)]
+        chosen += [(False, pair) for found in same.values() for pair in choose(found)]
+        rows += _flagged(name, chosen)
+    return rows
+
+
+def _flagged(name: str, pairs: list[tuple[bool, tuple[str, str]]]) -> list[Row]:
+    rows = []
+    for opposite, label, limits in ((True, "opposites", {"at_least": 0.95}), (False, "harmless", {"at_most": 0.05})):
+        found = [bool(contradictions(*pair)) for kind, pair in pairs if kind is opposite]
+        note = f"{sum(found)} of {len(found)} pairs, six languages"
+        rows.append(Row(name=f"{label} flagged, {name}", value=sum(found) / len(found), unit="", note=note, **limits))
+    return rows
+
+
+def _sample(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return sorted(pairs, key=lambda pair: hashlib.sha256("\t".join(pair).encode()).digest())[:EACH]
+
+
+def _negated(folder: Path, language: str) -> Iterator[tuple[str, str]]:
+    """Sentences of which people say that the second contradicts the first, by a negation."""
+    if language == "es":
+        for name in ("xnli-es-original.tsv", "xnli-eu2es-native.tsv"):
+            for row in _table(folder / "XNLIvar" / "data" / "es" / name):
+                a, b = row["premise"], row["hypothesis"]
+                words = [{*re.findall(r"\w+", text.casefold())} for text in (a, b)]
+                negated = [bool(_NO.search(text)) for text in (a, b)]
+                alike = len(words[0] & words[1]) / len(words[0] | words[1])
+                if row["label"] == "2" and alike >= 0.4 and negated[0] != negated[1]:
+                    yield a, b
+    elif language == "ja":
+        for row in _table(folder / "JSICK" / "jsick" / "test.tsv"):
+            near = float(row["relatedness_score_Ja"]) >= 4
+            if row["entailment_label_Ja"] == "contradiction" and near and "Negation" in row["semtag_short"]:
+                yield row["sentence_A_Ja"], row["sentence_B_Ja"]
+    else:
+        name = f"negationminpairs/data/minimal_pairs/eval_splits/minimal_pairs_xnli_{language}.test.json"
+        for versions in json.loads((folder / name).read_bytes()).values():
+            first = versions.pop("Orig")
+            for other in versions.values():
+                for side in ("sentence1", "sentence2"):
+                    if other["gold_label"] != other["orig_label"] and first[side] != other[side]:
+                        yield _joined(first[side]), _joined(other[side])
+
+
+def _equivalent(folder: Path, language: str) -> Iterator[tuple[str, str]]:
+    """Sentences to which people gave the highest grade."""
+    with (folder / "stsb-multi-mt" / "data" / f"stsb-{language}-test.csv").open(encoding="utf-8") as file:
+        yield from ((row[0], row[1]) for row in csv.reader(file) if float(row[2]) >= 5)
+
+
+def _table(path: Path) -> Iterator[dict[str, str]]:
+    with path.open(encoding="utf-8") as file:
+        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+
+
+def _joined(text: str) -> str:
+    """A sentence whose tokens were set apart, as people write it."""
+    text = re.sub(r"\s+'\s?(?=\w)", "'", text)
+    text = re.sub(r"(?<=[\u3400-\u9fff，。])\s+(?=[\u3400-\u9fff，。])", "", text)
+    return re.sub(r"\s+([.,!?;:])", r"\1", text)
 
 
 def _miss(ctx: Context, *, characters: int, recorded: int) -> list[Row]:

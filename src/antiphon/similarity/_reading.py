@@ -23,6 +23,14 @@ _TOKEN = re.compile(
 _ROMAN = re.compile(r"(?=[IVX]{2,}$)(X{0,3})(IX|IV|V?I{0,3})$")
 _ONES = ("", "I", "II", "III", "IV", "V", "VI", "VII", "VIII", "IX")
 _GROUPED = re.compile(r"-?\d{1,3}([ ',.]\d{3})+(?:[.,]\d{1,2})?$")
+_SIGNED = re.compile(r"(?<!\w)([-+])([$€£¥])(?=\d)")
+_CLOCK = re.compile(r"\b0?(\d{1,2})(:\d\d)?\s?([ap])\.?m\b\.?", re.IGNORECASE)
+_SCALED = re.compile(
+    r"(?<![\w.,])(\d{1,3}(?:[.,]\d{1,2})?)\s?(?:(k|thousand|tausend|mille)"
+    r"|(m|mn|mio|millions?|millionen|millones|millón)|(bn?|billions?|mrd|milliarden?|milliards?))\b",
+    re.IGNORECASE,
+)
+_SPELLING = str.maketrans({"’": "'", "−": "-", "\ufe0f": None})
 STEM = 4
 """As many letters the forms of a word share in most languages."""
 _SWAPPED = 2
@@ -94,10 +102,10 @@ def lexicon() -> Lexicon:
         star = mark.text.endswith("*")
         tokens = tuple(found.group() for found in _TOKEN.finditer(plain(mark.text.rstrip("*").replace("_", " "))))
         tokens = tokens if mark.text != mark.text.lower() else tuple(token.casefold() for token in tokens)
-        if star:
-            made.prefixes.setdefault(tokens[0], []).append(mark)
-        else:
-            made.entries.setdefault(tokens, []).append(mark)
+        known = made.prefixes.setdefault(tokens[0], []) if star else made.entries.setdefault(tokens, [])
+        if not any(mark[:3] == other[:3] for other in known):  # a word of two languages counts once
+            known.append(mark)
+        if not star:
             made.longest[tokens[0]] = max(len(tokens), made.longest.get(tokens[0], 0))
     return made
 
@@ -121,8 +129,22 @@ def plain(text: str) -> str:
     ('4 plan, do not', '12')
     """
     digits = "".join(f"{numeric(c):g}" if category(c) in ("Nl", "No") else c for c in text)
-    text = normalize("NFKC", digits).replace("’", "'").replace("\ufe0f", "")
+    text = normalize("NFKC", digits).translate(_SPELLING)
+    text = _SIGNED.sub(r"\2\1", _SCALED.sub(_scaled, _CLOCK.sub(_clock, text)))
     return re.sub(r"\b(ca|wo|sha)?n't\b|n't\b", lambda m: {"ca": "can", "wo": "will"}.get(m[1], "") + " not", text)
+
+
+def _clock(found: re.Match[str]) -> str:
+    """*3 pm* as 15:00."""
+    hour = int(found[1]) % 12 + 12 * (found[3].lower() == "p")
+    return f"{hour}{found[2] or ':00'}"
+
+
+def _scaled(found: re.Match[str]) -> str:
+    """*1.5 million* as 1500000."""
+    zeros = 3 if found[2] else 6 if found[3] else 9
+    whole, _, part = found[1].replace(",", ".").partition(".")
+    return (whole + part.ljust(zeros, "0")).lstrip("0") or "0"
 
 
 @lru_cache(maxsize=8192)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Literal, NamedTuple
 
 from antiphon.similarity._reading import STEM, Reading, clashes, lexicon, plain, read, swapped
 
-Kind = Literal["opposite", "negation", "number", "currency", "day", "month", "roles"]
+Kind = Literal["opposite", "negation", "number", "currency", "day", "month", "time", "roles"]
 
 _SENTENCE = re.compile(r"[^.!?。！？\n]+(?:[.!?](?!\s|$)[^.!?。！？\n]*)*[.!?。！？]*")
+_ABBREVIATED = re.compile(r"\b(Mr|Mrs|Ms|Dr|Prof|St|Sr|Sra|Mme|Nr|vs|approx|ca|bzw|etc)\.")
 _FIRST = re.compile(r"\W*(\w+)\s*(?:[,;:、，.!。]|$)")
 _LAST = re.compile(r"\b(\w+)\W*$")
 _MAX_SENTENCES = 200
 _SHORT = 4
 _OVERLAP = 0.3
 _SAME_CLAIM = 0.3
+_SAME_WORDS = 0.75
 
 
 class Contradiction(NamedTuple):
@@ -47,7 +50,7 @@ def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
         return []
     found = [*_sentences(recorded, replayed)]
     old, new = read(recorded), read(replayed)
-    kinds: tuple[Kind, ...] = ("number", "currency", "day", "month")
+    kinds: tuple[Kind, ...] = ("number", "currency", "day", "month", "time")
     for kind in kinds:
         ours, theirs = old.values(kind) - new.values(kind), new.values(kind) - old.values(kind)
         if ours and theirs:
@@ -60,7 +63,8 @@ def contradictions(recorded: str, replayed: str) -> list[Contradiction]:
 
 
 def _split(text: str) -> list[str]:
-    return [part.strip() for part in _SENTENCE.findall(text)[:_MAX_SENTENCES] if part.strip()]
+    found = _SENTENCE.findall(_ABBREVIATED.sub(r"\1", text))
+    return [part.strip() for part in found[:_MAX_SENTENCES] if part.strip()]
 
 
 def _sentences(recorded: str, replayed: str) -> Iterator[Contradiction]:
@@ -86,12 +90,12 @@ def _answer(sentence: str) -> tuple[str, str] | None:
 
 
 def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
-    a, b = read(text), read(other)
+    a, b = read(_bare(text)), read(_bare(other))
     if overlap < _OVERLAP and max(len(a.words), len(b.words)) > _SHORT:
         return
-    opposites = list(clashes(a, b, "states"))
-    counts = [side.values("negation").total() for side in (a, b)]
-    differ = bool(counts[0]) != bool(counts[1]) or (counts[0] != counts[1] and _affirmed(a) == _affirmed(b))
+    opposites = [pair for pair in clashes(a, b, "states") if not {*pair} & (_negations(a) | _negations(b))]
+    counts = [_count(side) for side in (a, b)]
+    differ = bool(counts[0]) != bool(counts[1]) or (counts[0] != counts[1] and overlap >= _SAME_WORDS)
     if opposites and not differ:
         yield from (Contradiction("opposite", left, right) for left, right in opposites)
     elif differ and not opposites and overlap >= _SAME_CLAIM:
@@ -104,9 +108,29 @@ def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
         yield Contradiction("roles", text, other)
 
 
-def _affirmed(reading: Reading) -> list[str]:
-    negations = {mark.text for mark in reading.marks if mark.kind == "negation"}
-    return [word for word in reading.tokens if word not in negations]
+def _count(reading: Reading) -> int:
+    """How often a sentence is negated; *no … ninguna* and *ne … pas* once."""
+    said = [mark.text for mark in reading.marks if mark.kind == "negation"]
+    own = [word for word in said if word not in lexicon().lists["concord"].split()]
+    return len(own) or min(len(said), 1)
+
+
+def _negations(reading: Reading) -> set[str]:
+    return {word for mark in reading.marks if mark.kind == "negation" for word in mark.text.split()}
+
+
+def _bare(sentence: str) -> str:
+    """The sentence without a *No,* or *No problem,* in front of what it says."""
+    lead = _lead().match(plain(sentence))
+    return sentence if lead is None else plain(sentence)[lead.end() :]
+
+
+@cache
+def _lead() -> re.Pattern[str]:
+    lists = lexicon().lists
+    words = " ".join([*lists["answers"].values(), lists["polite"]]).split()
+    known = "|".join(re.escape(word.replace("_", " ")) for word in sorted(words, key=len, reverse=True))
+    return re.compile(rf"\W*(?:{known})\s*[,;:!、，。.-]\s*(?=\w)", re.IGNORECASE)
 
 
 def _claim(reading: Reading) -> set[str]:

@@ -88,3 +88,13 @@ def test_contradicting_answers_are_flagged_and_harmless_ones_are_not(language: s
                 flagged[contradicts].append(bool(contradictions(old, new)))
     assert sum(flagged["yes"]) >= 0.95 * len(flagged["yes"])
     assert sum(flagged["no"]) <= 0.05 * len(flagged["no"])
+
+
+def test_opposites_by_another_hand_are_flagged_and_harmless_answers_are_not() -> None:
+    rows = [line.split("\t") for line in (DATA / "opposites.tsv").read_text("utf-8").splitlines() if line[0] != "#"]
+    wrong: Counter[str] = Counter()
+    for _, _, label, recorded, replayed in rows:
+        for old, new in ((recorded, replayed), (replayed, recorded)):
+            wrong[label] += bool(contradictions(old, new)) != (label == "opposite")
+    assert Counter(label for _, _, label, *_ in rows) == {"opposite": 72, "harmless": 72}
+    assert wrong["opposite"] <= 0.05 * 144 and wrong["harmless"] <= 0.05 * 144
