@@ -9,6 +9,7 @@ import os
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -202,10 +203,11 @@ def opposites() -> list[Row]:
 
 def _flagged(name: str, pairs: list[tuple[bool, tuple[str, str]]]) -> list[Row]:
     rows = []
-    for opposite, label, limits in ((True, "opposites", {"at_least": 0.95}), (False, "harmless", {"at_most": 0.05})):
+    for opposite, label in ((True, "opposites"), (False, "harmless")):
         found = [bool(contradictions(*pair)) for kind, pair in pairs if kind is opposite]
         note = f"{sum(found)} of {len(found)} pairs, six languages"
-        rows.append(Row(name=f"{label} flagged, {name}", value=sum(found) / len(found), unit="", note=note, **limits))
+        row = Row(name=f"{label} flagged, {name}", value=sum(found) / len(found), unit="", note=note)
+        rows.append(replace(row, at_least=0.95) if opposite else replace(row, at_most=0.05))
     return rows
 
 

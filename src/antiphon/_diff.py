@@ -256,3 +256,23 @@ def likeness(a: dict[str, Any], b: dict[str, Any]) -> float:
         else:
             points += 0.1
     return points / total if total else 1.0
+
+
+def plural(number: int, word: str) -> str:
+    """*1 call*, *2 calls*.
+
+    >>> plural(1, "retry"), plural(2, "retry"), plural(0, "call")
+    ('1 retry', '2 retries', '0 calls')
+    """
+    if number == 1:
+        return f"1 {word}"
+    return f"{number} {word[:-1]}ies" if word.endswith("ry") else f"{number} {word}s"
+
+
+def with_article(words: str) -> str:
+    """*an* before a vowel, *a* before everything else.
+
+    >>> with_article("openai-agents agent"), with_article("langchain agent")
+    ('an openai-agents agent', 'a langchain agent')
+    """
+    return f"{'an' if words[:1].lower() in 'aeiou' else 'a'} {words}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ _PACKAGES = (
     "pydantic-ai-slim",
 )
 _GIT_SECONDS = 2.0
+_MAX_FILES = 200
+_STANDARD = Path(os.__file__).resolve().parent
+_OURS = Path(__file__).resolve().parents[1]
 
 
 @lru_cache(maxsize=8)
@@ -63,7 +67,7 @@ def code_version(function: Callable[..., Any] | None) -> CodeVersion:
     if function is not None and digest is not None:
         folder = str(Path(inspect.getfile(function)).resolve().parent)
     commit, dirty = _git(folder)
-    return CodeVersion(commit=commit, dirty=dirty, source_digest=digest)
+    return CodeVersion(commit=commit, dirty=dirty, source_digest=digest, files=source_files(function))
 
 
 def source_digest(function: Callable[..., Any] | None) -> str | None:
@@ -73,6 +77,78 @@ def source_digest(function: Callable[..., Any] | None) -> str | None:
     try:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
     except (OSError, TypeError):
+        return None
+
+
+def source_files(function: Callable[..., Any] | None) -> dict[str, str] | None:
+    """The project's files that *function* can reach, and digests of their source.
+
+    Followed are the modules, functions and classes that a module names, and what its functions import when they run.
+    Installed packages and files outside the folder of *function*'s project are not looked at.
+    """
+    first = sys.modules.get(getattr(inspect.unwrap(function), "__module__", "")) if function is not None else None
+    file = getattr(first, "__file__", None)
+    if first is None or file is None or not _is_own(file):
+        return None
+    root = _project(Path(file).resolve().parent)
+    found: dict[str, str] = {}
+    waiting, seen = [first], {first.__name__}
+    while waiting and len(found) < _MAX_FILES:
+        module = waiting.pop()
+        path = Path(str(module.__file__)).resolve()
+        digest = _file_digest(str(path), _stamp(path))
+        if digest is not None:
+            found[path.relative_to(root).as_posix()] = digest
+        for name in _named(module):
+            other = sys.modules.get(name)
+            place = getattr(other, "__file__", None)
+            if other is None or name in seen or place is None:
+                continue
+            seen.add(name)
+            if _is_own(place) and Path(place).resolve().is_relative_to(root):
+                waiting.append(other)
+    return dict(sorted(found.items())) or None
+
+
+def _is_own(file: str) -> bool:
+    """Whether a source file is the user's: not installed, not the standard library, not this package."""
+    path = Path(file).resolve()
+    foreign = {"site-packages", "dist-packages"} & {*path.parts} or path.suffix != ".py"
+    return not foreign and not path.is_relative_to(_STANDARD) and not path.is_relative_to(_OURS)
+
+
+def _project(folder: Path) -> Path:
+    """The folder that holds the project: the nearest one upwards with a pyproject.toml or a checkout."""
+    marks = ("pyproject.toml", "antiphon.toml", ".git")
+    found = (place for place in (folder, *folder.parents) if any((place / mark).exists() for mark in marks))
+    return next(found, folder)
+
+
+def _named(module: Any) -> Iterator[str]:
+    """The names of modules that the objects of *module* come from, and that its functions import."""
+    for value in list(vars(module).values()):
+        if inspect.ismodule(value):
+            yield value.__name__
+            continue
+        yield str(getattr(value, "__module__", None) or "")
+        code = getattr(inspect.unwrap(value), "__code__", None) if callable(value) else None
+        if code is not None and getattr(value, "__module__", None) == module.__name__:
+            yield from code.co_names
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        known = path.stat()
+    except OSError:
+        return 0, 0
+    return known.st_mtime_ns, known.st_size
+
+
+@lru_cache(maxsize=1024)
+def _file_digest(path: str, stamp: tuple[int, int]) -> str | None:
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
         return None
 
 

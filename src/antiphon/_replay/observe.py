@@ -15,6 +15,7 @@ from antiphon.ports import Invocation
 
 NOTES_ONLY = frozenset({"providerRequest", "key", "unmapped"})
 """Fields of a model call whose difference is reported but is no divergence: the canonical request decides (D14)."""
+_ON_THE_WAY = frozenset({"miss", "changed", "type", "extra", "draw"})
 _SHOWN = 50
 _AMBIGUOUS = "the recording marked this lane as ambiguous: name parallel work with antiphon.branch"
 
@@ -92,6 +93,10 @@ class Observer:
         self.divergences: list[DivergenceFound] = []
         self.total = 0
         self.notes: list[FieldDiff] = []
+        self.consequences: list[str] = []
+        """What the recording did after the first divergence and the replay did not, in words."""
+        self._first: int | None = None
+        """The recorded event at which the replay went its own way."""
         self._silent: set[str] = set()
         """Lanes that have gone their own way: what follows there is a consequence."""
 
@@ -101,6 +106,10 @@ class Observer:
 
     def add(self, found: DivergenceFound) -> None:
         self.total += 1
+        if self._first is None and found.kind in _ON_THE_WAY:
+            expected = self.recording.lanes.get(found.lane, ())
+            place = expected[min(found.at, len(expected) - 1)] if expected else None
+            self._first = place if found.seq is None else found.seq
         if len(self.divergences) < _SHOWN:
             if self.recording.is_ambiguous(found.lane):
                 found = found._replace(note=f"{found.note}; {_AMBIGUOUS}".removeprefix("; "))
@@ -229,6 +238,9 @@ class Observer:
             if place >= len(expected) or lane in self._silent or recording.covered(lane):
                 continue
             recorded = recording.event(self._unasked(lane) or expected[place])
+            if self._first is not None and expected[0] > self._first:
+                self.consequences.append(_words(recorded.type, recorded.payload))
+                continue
             left = len(expected) - place
             note = f"{left} recorded event{'s' if left > 1 else ''} of this lane did not happen"
             self.add(

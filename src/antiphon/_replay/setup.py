@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from antiphon._replay.recording import Recording
@@ -96,6 +97,11 @@ def recorded_setup(recording: Recording) -> Setup:
     if not setup.tools and manifest.tool_schemas:
         setup.tools = dict(manifest.tool_schemas)
     setup.graph = manifest.graph_digest or None
-    if manifest.code.source_digest:
-        setup.code = {"source_digest": manifest.code.source_digest}
+    setup.code = code_of(manifest.code.source_digest, manifest.code.files)
     return setup
+
+
+def code_of(digest: str | None, files: Mapping[str, str] | None) -> dict[str, Any] | None:
+    """The code of a run as scores compare it; a file that only one side has is not compared."""
+    code = {"source_digest": digest} if digest else {}
+    return {**code, **(files or {})} or None

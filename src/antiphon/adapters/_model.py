@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from antiphon._diff import with_article
 from antiphon._drive import drive
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary, error_payload
@@ -160,7 +161,7 @@ def _open(
 
     if scope.invoker is not None and dict(model.rewritten(scope, asking.body)) != asking.body:
         raise InvalidInput(
-            f"The model of a {asking.framework} agent is chosen in its code, not by a replay's options.",
+            f"The model of {with_article(asking.framework)} agent is chosen in its code, not by a replay's options.",
             hint="Change it there and replay with --explore.",
         )
     return model.open_llm(

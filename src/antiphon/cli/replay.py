@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from antiphon._diff import plural
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
@@ -170,7 +171,8 @@ def _more(data: dict[str, Any]) -> Iterator[str]:
     saved = data.get("saved") or {}
     if saved.get("calls"):
         money = f", {saved['cost']:.4f} in money" if saved.get("cost") else ""
-        yield f"Answered from the recording: {saved['calls']} calls, {saved.get('tokens', 0)} tokens{money}"
+        paid = plural(saved.get("tokens", 0), "token")
+        yield f"Answered from the recording: {plural(saved['calls'], 'call')}, {paid}{money}"
     if data.get("ambiguousLanes"):
         yield f"Ambiguous lanes: {len(data['ambiguousLanes'])} (name parallel work with antiphon.branch)"
     shown = next((found["show"] for found in data["divergences"] if "show" in found), None)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon._diff import mark_words, shorten
+from antiphon._diff import mark_words, plural, shorten
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
@@ -166,9 +167,10 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
     elif run["output"] is not None:
         yield f"output  {_short(str(run['output']))}"
     counts = run["counts"]
-    words = [f"{counts['nodes']} nodes"] if counts["nodes"] else []
-    words += [f"{counts['calls']} tool calls", f"{counts['models']} model calls"]
-    words += [f"{counts[name]} {name}" for name in ("retries", "reused", "blocked", "errors") if counts[name]]
+    words = [plural(counts["nodes"], "node")] if counts["nodes"] else []
+    words += [plural(counts["calls"], "tool call"), plural(counts["models"], "model call")]
+    words += [plural(counts[name], word) for name, word in (("retries", "retry"), ("errors", "error")) if counts[name]]
+    words += [f"{counts[name]} {name}" for name in ("reused", "blocked") if counts[name]]
     if run["tokens"]["input"] or run["tokens"]["output"]:
         words.append(f"{run['tokens']['input']} + {run['tokens']['output']} tokens")
     if run["cost"] is not None:
@@ -198,6 +200,14 @@ def _short(text: str) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
+_ANSWERED = {"recording": "from the recording", "semantic": "from a similar recorded call", "live": "live"}
+
+
+def _blocked(node: dict[str, Any]) -> bool:
+    told = node["meta"].get("metadata")
+    return isinstance(told, dict) and told.get("answeredBy") == "blocked"
+
+
 def _line(node: dict[str, Any]) -> str:
     meta = node["meta"]
     name = node["name"] if node["kind"] != "llm" else f"model {node.get('model') or ''}".rstrip()
@@ -206,7 +216,7 @@ def _line(node: dict[str, Any]) -> str:
         parts.append(ui.safe(node["what"]))
     if node.get("orphan"):
         parts.append(ui.yellow("orphan"))
-    if node["outcome"]:
+    if node["outcome"] and not _blocked(node):
         colour = _OUTCOME.get(str(node["outcome"]), ui.plain)
         parts.append(colour(ui.safe(node["outcome"])))
     elif node["kind"] in ("tool", "llm", "mcp", "node"):
@@ -215,8 +225,12 @@ def _line(node: dict[str, Any]) -> str:
         parts.append(ui.dim(ui.duration(meta["durationMs"])))
     if meta.get("attempts", 1) > 1:
         parts.append(ui.yellow(f"{meta['attempts']} attempts"))
-    if meta.get("fromCache"):
-        parts.append(ui.yellow("reused"))
+    told = meta.get("metadata")
+    answered = told.get("answeredBy") if isinstance(told, dict) else None
+    if _blocked(node):
+        parts.append(ui.red("blocked"))
+    elif answered or meta.get("fromCache"):
+        parts.append(ui.yellow(_ANSWERED.get(str(answered), "reused")))
     if meta.get("breakerState"):
         parts.append(ui.yellow(ui.safe(f"breaker {meta['breakerState']}")))
     usage = meta.get("usage") or {}
@@ -260,14 +274,39 @@ def diff(arguments: argparse.Namespace) -> int:
         left, right = open_recording(app, arguments.a), open_recording(app, arguments.b)
         data = score_runs(app, left, right, min_ars=arguments.min_ars)
     data = {"sourceRun": left.manifest.id, "replayRun": right.manifest.id, "title": left.manifest.name, **data}
+    ids = _without_ids(data["structure"])
     data["equal"] = _equal(data)
+    if not data["equal"] and data["verdict"] == "pass":
+        data["verdict"], data["verdictReasons"] = "fail", ["the runs differ"]
     lines = [ui.bold(f"{left.manifest.name} {left.manifest.id}  →  {right.manifest.name} {right.manifest.id}")]
     lines += _differences(data)
+    if ids:
+        lines.append(ui.dim(f"{plural(ids, 'id')} of model calls differ, as in any two runs"))
     if arguments.html:
         Path(arguments.html).write_text(scoring.render_report(data), encoding="utf-8")  # type: ignore[arg-type]
         lines.append(ui.dim(f"report: {arguments.html}"))
     ui.output(arguments, data, lines)
     return 0 if data["equal"] else 1
+
+
+_ISSUED = re.compile(r"(?:^|[.\]])(?:id|tool_call_id|call_id|toolCallId|callId|created|system_fingerprint|responseId)$")
+
+
+def _without_ids(structure: dict[str, Any]) -> int:
+    """Take out what a provider gives each response anew (ids, times); how many there were."""
+    ids = 0
+    for name in ("changed", "resultsChanged"):
+        kept = []
+        for change in structure[name]:
+            model = change["kind"] == "llm"
+            fields = [field for field in change["fields"] if not (model and _ISSUED.search(field["path"]))]
+            ids += len(change["fields"]) - len(fields)
+            if fields:
+                kept.append({**change, "fields": fields})
+            else:
+                structure["equal"] += 1
+        structure[name] = kept
+    return ids
 
 
 def _equal(data: dict[str, Any]) -> bool:
@@ -277,11 +316,13 @@ def _equal(data: dict[str, Any]) -> bool:
 
 
 def _differences(data: dict[str, Any]) -> Iterator[str]:
+    from antiphon import scoring
+
     structure = data["structure"]
     if data["equal"]:
-        yield ui.green(f"equal: {structure['equal']} calls, same outputs")
+        yield ui.green(f"equal: {plural(structure['equal'], 'call')}, same outputs")
         return
-    yield f"{structure['equal']} calls equal"
+    yield f"{plural(structure['equal'], 'call')} equal"
     for call in structure["added"]:
         yield ui.green(f"  + added    {call['name']} {shorten(call.get('arguments'), 160)}")
     for call in structure["dropped"]:
@@ -305,8 +346,9 @@ def _differences(data: dict[str, Any]) -> Iterator[str]:
             f"  contradiction: {found.get('kind')}, {found.get('recorded')!r} became {found.get('replayed')!r}"
         )
     if structure.get("sideEffectsChanged"):
-        yield ui.red(f"  {structure['sideEffectsChanged']} side effects changed")
-    yield ui.dim(f"ARS {data['ars']['score']:.3f} ({data['ars']['band']})")
+        yield ui.red(f"  {plural(structure['sideEffectsChanged'], 'side effect')} changed")
+    how = scoring.compared_text(data)  # type: ignore[arg-type]
+    yield ui.dim(f"ARS (Agent Regression Score) {data['ars']['score']:.3f} ({data['ars']['band']}); answers: {how}")
 
 
 def _field(field: dict[str, Any]) -> str:

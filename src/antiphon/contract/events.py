@@ -76,11 +76,13 @@ class EventBody(Value, frozen=True):
 
 
 class CodeVersion(Value, frozen=True):
-    """Which code ran: git commit, whether the tree had changes, digest of the entry point's source."""
+    """Which code ran: git commit, whether the tree had changes, digests of the entry point and of its files."""
 
     commit: str | None = None
     dirty: bool | None = None
     source_digest: str | None = None
+    files: dict[str, str] | None = None
+    """The project's files that the entry point can reach, by their place beside it, to the digest of their source."""
 
 
 class RunManifest(Value, frozen=True):

@@ -39,6 +39,8 @@ class StrictResult(msgspec.Struct, eq=False):
     output: Any = None
     error: BaseException | None = None
     escapes: list[str] = []
+    interactions: list[Any] = []
+    """The outputs of the interactions, in their order."""
 
     @property
     def divergences(self) -> list[DivergenceFound]:
@@ -129,12 +131,15 @@ def watched(
     else:
         invoker = StrictInvoker(recording, observer, realtime=realtime)
     setup = Setup()
+    result = StrictResult(observer, invoker, setup)
 
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Any:
         if kind == "call.started" and payload.get("kind") == "llm":
             setup.saw_request(payload)
         elif kind == "prompt":
             setup.saw_prompt(payload)
+        elif kind == "interaction.finished":
+            result.interactions.append(payload.get("output"))
         return Seen(kind, site, payload, meta)
 
     def compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Any:
@@ -164,7 +169,7 @@ def watched(
     recorded = recording.input()
     given = {} if recorded is None else {"input": recorded}
     observer.see((Seen("run.started", None, {"name": recording.manifest.name, **entry, **given}, {}),))
-    return StrictResult(observer, invoker, setup), Run(recorder, recording.manifest)
+    return result, Run(recorder, recording.manifest)
 
 
 def _compare_end(recording: Recording, observer: Observer, payload: dict[str, Any]) -> None:

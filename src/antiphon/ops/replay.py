@@ -8,9 +8,9 @@ from typing import Any, Literal
 from warnings import warn
 
 from antiphon import scoring
-from antiphon._recording.manifest import source_digest
+from antiphon._recording.manifest import source_digest, source_files
 from antiphon._replay.recording import Recording
-from antiphon._replay.setup import Setup, recorded_setup
+from antiphon._replay.setup import Setup, code_of, recorded_setup
 from antiphon.decide.effects import BoundaryTable
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon, current
@@ -111,7 +111,7 @@ def replay(
         if keep:
             keep_strict(app, recording, data, [] if strict is None else strict.invoker.refusals)
     else:
-        data = _explore(app, recording, function, wanted, head, floor, embedder)
+        data = _explore(app, recording, function, wanted, before, head, floor, embedder)
     report = Report(data, recording)
     if verbose:
         sys.stdout.write(report.text())
@@ -138,10 +138,18 @@ def _plan(
         "title": recording.manifest.name,
         "replayType": kind,
         "reason": reason,
+        "threshold": limit,
+        **_compared(before, setup),
+    }
+
+
+def _compared(before: Setup, setup: Setup) -> dict[str, Any]:
+    """What differs between the recorded setup and another one."""
+    score = scoring.determinism(before.llm_config or {}, setup.llm_config or {})
+    return {
         "determinismScore": float(score),
         "determinismParts": dict(score.parts),
-        "threshold": limit,
-        "changes": changes,
+        "changes": scoring.changes(before.to_wire(), setup.to_wire()),
         "notCompared": scoring.not_compared(before.to_wire(), setup.to_wire()),
     }
 
@@ -151,6 +159,7 @@ def _explore(
     recording: Recording,
     function: Callable[..., Any] | None,
     wanted: Exploration,
+    before: Setup,
     head: dict[str, Any],
     floor: float,
     embedder: Any,
@@ -166,7 +175,10 @@ def _explore(
 
     def sample(wanted: Exploration, kind: str) -> dict[str, Any]:
         explored = execute_exploring(app, recording, function, wanted, reviewed=reviewed, embedder=texts, kind=kind)
-        return explore_report(app, recording, explored, head, floor, texts, reviewed)
+        seen = recorded_setup(explored.recording)  # what was really asked, not what the options say
+        _code(seen, function)
+        called = {**head, **_compared(before, before.merged_with(seen))}
+        return explore_report(app, recording, explored, called, floor, texts, reviewed)
 
     reports = [sample(wanted, "B") for _ in range(wanted.samples)]
     data = min(reports, key=lambda report: (report["verdict"] == "pass", report["ars"]["score"]))
@@ -197,7 +209,5 @@ def _function(recording: Recording, given: Callable[..., Any] | None, execute: b
 
 
 def _code(setup: Setup, function: Callable[..., Any]) -> None:
-    """Which code this is; only the source of the entry point is compared, a new commit alone is no change."""
-    digest = source_digest(function)
-    if digest:
-        setup.code = {"source_digest": digest}
+    """Which code this is: the entry point and the project's files behind it; a new commit alone is no change."""
+    setup.code = code_of(source_digest(function), source_files(function))

@@ -190,6 +190,7 @@ def _scored(
     return {
         "ars": score.to_wire(),
         "embedder": same.embedder,
+        "answers": same.counts,
         "contradictions": [{"interaction": index, **found.to_wire()} for index, found in same.contradictions],
         "newToolCalls": new,
         "unusedToolCalls": total - used,
@@ -260,6 +261,12 @@ def strict_report(
     missed = [] if strict is None else strict.invoker.missed
     used = sum(call.kind != "llm" for call in answered)
     outputs = _outputs(recording)
+    if strict is None:
+        current = outputs
+    elif recording.interactions or strict.interactions:
+        current = [observer.presented(output) for output in strict.interactions]
+    else:
+        current = [observer.presented(strict.output)]
     data = {
         **head,
         "executed": strict is not None,
@@ -269,6 +276,7 @@ def strict_report(
         "blocked": [] if strict is None else [{"what": what} for what in strict.escapes],
         "divergences": divergences,
         "divergenceCount": observer.total,
+        "consequences": observer.consequences,
         "notes": [note.to_wire() for note in observer.notes],
         "ambiguousLanes": sorted(recording.ambiguous),
         "saved": _saved(app, recording, answered),
@@ -277,13 +285,16 @@ def strict_report(
             used,
             sum(call.kind != "llm" for call in missed),
             outputs,
-            outputs if strict is None or recording.interactions else [observer.presented(strict.output)],
+            current,
             embedder or LazyEmbedder(app),
             min_ars=floor,
             divergences=divergences,
         ),
     }
-    if strict is not None:
+    if strict is None:
+        data |= _NOT_RUN
+    else:
+        data["verdictReasons"] += _unanswerable(head["changes"], divergences)
         data |= _ended(strict.invoker.refusals, strict.error)
         if isinstance(strict.invoker, VerifyInvoker):
             data["verifiedModelCalls"] = strict.invoker.verified
@@ -292,6 +303,26 @@ def strict_report(
         data["timelineA"] = list(left.values())
         data["timelineB"] = [left[call.started] for call in answered] + [_missed(call).to_wire() for call in missed]
     return data
+
+
+_NOT_RUN: dict[str, Any] = {
+    "determinismScore": None,
+    "determinismParts": {},
+    "ars": {},
+    "answers": {},
+    "embedder": "none",
+    "reason": "no code ran",
+}
+"""Nothing was measured."""
+
+
+def _unanswerable(changes: Mapping[str, Any], divergences: Sequence[Any]) -> list[str]:
+    """Why a strict replay failed although nothing critical changed: another request has no recorded answer."""
+    fields = changes.get("llm_config") or {}
+    if not fields or not divergences:
+        return []
+    said = ", ".join(f"{name} from {change['artifact']!r} to {change['current']!r}" for name, change in fields.items())
+    return [f"{said}: a strict replay has no answer for a changed request; score the change with --explore"]
 
 
 def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, Any]:

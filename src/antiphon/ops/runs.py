@@ -370,9 +370,11 @@ class _Tree:
 
     def _count(self, node: Node, event: Event) -> None:
         outcome = event.payload.get("outcome")
-        if event.meta.get("fromCache"):
+        told = event.meta.get("metadata")
+        blocked = isinstance(told, Mapping) and told.get("answeredBy") == "blocked"
+        if event.meta.get("fromCache") and not blocked:
             self.counted["reused"] += 1
-        if outcome == "denied" or event.meta.get("status") == "circuit_open":
+        if blocked or outcome == "denied" or event.meta.get("status") == "circuit_open":
             self.counted["blocked"] += 1
         elif outcome == "error":
             self.counted["errors"] += 1

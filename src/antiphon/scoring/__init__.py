@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from antiphon.scoring._changes import Decision, changes, critical, decide_replay_type, not_compared
-from antiphon.scoring._report import ReplayReport, findings_text, plan_text, report_text, result_text
+from antiphon.scoring._report import (
+    ReplayReport,
+    compared_text,
+    findings_text,
+    plan_text,
+    report_text,
+    result_text,
+)
 from antiphon.scoring._scores import (
     BANDS,
     THRESHOLD,
@@ -41,6 +48,7 @@ __all__ = [
     "ars",
     "band",
     "changes",
+    "compared_text",
     "contradictions",
     "critical",
     "decide_replay_type",

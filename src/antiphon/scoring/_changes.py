@@ -169,10 +169,11 @@ def _templates(prompt: Any, name: str = "template") -> dict[str, Any]:
 def _plain(old: Any, new: Any) -> dict[str, Change]:
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return {} if old == new else {"digest": _change(old, new)}
-    shared = {name: value for name, value in old.items() if value is not None and new.get(name) is not None}
     return {
-        diff.path.removeprefix("."): _change(diff.left, diff.right)
-        for diff in diff_values(shared, {name: new[name] for name in shared}, root="")
+        diff.path: _change(diff.left, diff.right)
+        for name, value in old.items()
+        if value is not None and new.get(name) is not None
+        for diff in diff_values(value, new[name], root=str(name))
     }
 
 

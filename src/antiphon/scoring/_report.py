@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from antiphon._diff import shorten
+from antiphon._diff import plural, shorten
 from antiphon.scoring._scores import THRESHOLD, band
 
 
@@ -50,6 +50,11 @@ class ReplayReport(TypedDict, total=False):
     contradictions: Sequence[Mapping[str, Any]]
     ars: ArsPart
     embedder: str
+    answers: Mapping[str, int]
+    """How many answers were ``equal``, compared by ``meaning`` or by ``characters``, ``missing`` or ``extra``."""
+    executed: bool
+    consequences: Sequence[str]
+    """What the recording did after the first divergence and the replay did not."""
     structure: Mapping[str, Any]
     saved: Saved
     verdict: Literal["pass", "fail"]
@@ -73,12 +78,36 @@ _EXECUTING = {
     "B": "Executing B Replay (Re-executing agent with cached tool calls)...",
 }
 _WIDEST = 200
+_MEANS = {
+    "A": "strict: every answer comes from the recording",
+    "B": "explore: the model is called again, tools answer from the recording",
+}
+NOT_RUN = "No code ran: the recording was only checked."
+
+
+def compared_text(report: ReplayReport) -> str:
+    """How the answers were compared, and by which embedder: *1 by meaning (minilm), 2 equal*."""
+    counts = report.get("answers") or {}
+    by = f" ({report.get('embedder')})"
+    words = {
+        "meaning": f"by meaning{by}",
+        "characters": f"by characters ({report.get('embedder')} does not know their words)",
+        "equal": "equal",
+        "missing": "missing",
+        "extra": "not recorded",
+    }
+    said = [f"{counts[how]} {words[how]}" for how in words if counts.get(how)]
+    if said and not counts.get("meaning") and not counts.get("characters"):
+        said.append("no embedder needed")
+    return ", ".join(said)
 
 
 def plan_text(report: ReplayReport) -> str:
     """Type, score and changes: what is printed before the replay runs."""
     kind = report.get("replayType", "A")
     score, limit = report.get("determinismScore", 1.0), report.get("threshold", THRESHOLD)
+    if report.get("executed") is False:
+        return f"Replay Type: {kind}\n\n{NOT_RUN}\n"
     lines = [f"Replay Type: {kind}", f"Determinism Score: {score:.2f} (threshold: {limit:.2f})", ""]
     changes = report.get("changes") or {}
     if changes:
@@ -91,6 +120,8 @@ def plan_text(report: ReplayReport) -> str:
 def result_text(report: ReplayReport) -> str:
     """Counts and scores: what is printed after it."""
     ars = report.get("ars") or {}
+    if report.get("executed") is False:
+        return ""
     digits = 3 if report.get("replayType", "A") == "A" else 2
     return (
         "[Antiphon] Replay Execution:\n"
@@ -113,7 +144,7 @@ def findings_text(report: ReplayReport) -> str:
 def report_text(report: ReplayReport) -> str:
     """The whole output of a replay."""
     findings = findings_text(report)
-    return plan_text(report) + "\n" + result_text(report) + (f"\n{findings}" if findings else "")
+    return "\n".join(part for part in (plan_text(report), result_text(report), findings) if part)
 
 
 def _changes(changes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
@@ -128,12 +159,17 @@ def _findings(report: ReplayReport) -> Iterator[str]:
         yield f"Blocked Side Effects: {count(report.get('blocked'))}"
     if report.get("notCompared"):
         yield f"Not Compared (unknown on one side): {', '.join(report['notCompared'])}"
+    if report.get("answers"):
+        yield f"Answers Compared: {compared_text(report)}"
     for hit in report.get("semanticHits") or ():
         yield f"Semantic Hit: {hit.get('name', '?')} {float(hit.get('score', 0)):.0%}"
         yield f"  - recorded: {shorten(hit.get('recorded'), _WIDEST)}"
         yield f"  - replayed: {shorten(hit.get('live'), _WIDEST)}"
     for divergence in report.get("divergences") or ():
         yield f"Divergence: {divergence.get('message') or shorten(dict(divergence), _WIDEST)}"
+    if report.get("consequences"):
+        missing = report["consequences"]
+        yield f"  - so {plural(len(missing), 'recorded lane')} did not happen: {', '.join(missing[:5])}"
     for found in report.get("contradictions") or ():
         old, new = shorten(found.get("recorded")), shorten(found.get("replayed"))
         yield f"Contradiction: {found.get('kind', '?')}, {old} became {new}"
@@ -143,3 +179,6 @@ def _findings(report: ReplayReport) -> Iterator[str]:
         yield f"Verdict: {report['verdict']}{meaning}"
         for reason in report.get("verdictReasons") or ():
             yield f"  - {reason}"
+        if "score" in ars and report.get("executed"):
+            kind = report.get("replayType", "A")
+            yield f"({kind} is {_MEANS[kind]}. ARS: 1 is the same answers and calls.)"

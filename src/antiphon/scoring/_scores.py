@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -223,6 +224,11 @@ class OutputSimilarity(Score):
         made = cls(mean, {f"interaction{entry.index}": entry.score for entry in interactions})
         made.interactions, made.embedder = interactions, embedder
         return made
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many answers were compared in which way."""
+        return dict(Counter(entry.how for entry in self.interactions))
 
     @property
     def contradictions(self) -> list[tuple[int, Contradiction]]:

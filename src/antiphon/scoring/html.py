@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from antiphon._diff import ABSENT, word_diff
-from antiphon.scoring._report import ReplayReport, count
+from antiphon.scoring._report import NOT_RUN, ReplayReport, compared_text, count
 from antiphon.scoring._scores import THRESHOLD, answer_text, band
 from antiphon.scoring._structure import Call, Pair, align
 
@@ -139,6 +139,11 @@ def tile(label: str, value: object, note: str = "", kind: str = "") -> Markup:
 
 _MAX_DIFFERENT = 500
 _MAX_EQUAL = 100
+_KINDS = {
+    "A": "strict (A): every answer comes from the recording",
+    "B": "explore (B): the model is called again, tools answer from the recording",
+}
+_ARS = "1 is the same answers and calls: 0.7 × output similarity + 0.3 × tool accuracy."
 _FOLD = 3
 """More equal calls in a row than this are folded away."""
 _SAVED = (
@@ -185,7 +190,9 @@ def _timeline_pairs(report: ReplayReport) -> tuple[list[Pair], list[Call], list[
 def _header(report: ReplayReport, title: str) -> Markup:
     runs = [report.get("sourceRun"), report.get("replayRun")]
     line = " → ".join(str(run) for run in runs if run)
-    kind = {"A": "strict (A)", "B": "explore (B)"}.get(report.get("replayType", ""), "")
+    kind = _KINDS.get(report.get("replayType", ""), "")
+    if report.get("executed") is False:
+        kind = NOT_RUN
     verdict = report.get("verdict")
     reasons = join(fill("item", item=reason) for reason in report.get("verdictReasons") or ())
     return fill(
@@ -242,9 +249,10 @@ def _scores(report: ReplayReport) -> Markup:
         label = ars.get("band") or band(ars["score"]).label
         names = (("outputSimilarity", "Output similarity"), ("toolAccuracy", "Tool accuracy"))
         parts = [bar(name, float(ars[key])) for key, name in names if key in ars]  # type: ignore[literal-required]
-        by = f"Similarity by {report['embedder']}." if report.get("embedder") else ""
-        cards.append(_score("Agent regression score", ars["score"], parts, f"{label}. {by}"))
-    if "determinismScore" in report:
+        by = compared_text(report)
+        by = f"{label}. Answers: {by}." if by else f"{label}."
+        cards.append(_score("Agent regression score (ARS)", ars["score"], parts, f"{by} {_ARS}"))
+    if report.get("determinismScore") is not None:
         parts = [bar(name.capitalize(), value) for name, value in (report.get("determinismParts") or {}).items()]
         limit = report.get("threshold", THRESHOLD)
         cards.append(_score("Determinism score", report["determinismScore"], parts, f"Threshold {limit:.2f}."))
@@ -257,7 +265,11 @@ def _score(name: str, value: float, parts: Iterable[Markup], note: str) -> Marku
 
 def _numbers(report: ReplayReport) -> Markup:
     saved: Mapping[str, Any] = report.get("saved") or {}
-    saved_tiles = [tile(name, form.format(saved[key])) for key, name, form in _SAVED if key in saved]
+    saved_tiles = [
+        tile(name, form.format(saved[key]))
+        for key, name, form in _SAVED
+        if key in saved and (saved[key] or key != "cost")
+    ]
     counts = join(_counts(report))
     parts = []
     if saved_tiles:
@@ -294,7 +306,7 @@ def _change(path: str, entry: Mapping[str, Any], old: str, new: str) -> dict[str
 
 def _changes(report: ReplayReport) -> Markup:
     changes = report.get("changes")
-    if changes is None:
+    if changes is None or report.get("executed") is False:
         return Markup()
     parts: list[Markup] = []
     for section, fields in changes.items():

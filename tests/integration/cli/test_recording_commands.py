@@ -201,7 +201,7 @@ def test_show_draws_the_run_as_a_tree(antiphon: Command) -> None:
     assert re.search(r"   └─ +6 +tools/look +ok .*2 attempts", tree)
     assert "· retry" in tree
     assert "output  refunded 7" in tree
-    assert "2 tool calls · 2 model calls · 1 retries · 2000 + 1000 tokens" in tree
+    assert "2 tool calls · 2 model calls · 1 retry · 2000 + 1000 tokens" in tree
     assert antiphon("show", "--latest").out == antiphon("show").out == antiphon("show", run[:30]).out
 
 

@@ -289,7 +289,7 @@ def test_diff(folder: Folder, tmp_path: Path) -> None:
     assert done.code == 1
     assert "~ changed  tools/send_email" in done.out
     assert "arguments.text: 'sunny' → 'rainy'" in done.out
-    assert "1 side effects changed" in done.out
+    assert "1 side effect changed" in done.out
     assert "<!doctype html>" in (tmp_path / "diff.html").read_text()
     assert folder.antiphon("diff", older, "latest", "--json").json["equal"] is False
 
