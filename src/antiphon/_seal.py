@@ -3,18 +3,24 @@
 The key is derived from the configured secret with HKDF-SHA-256. Form and context are authenticated together with the
 data, so a value that was moved from another record is refused. A sealed text is ``s2.KEYID.`` and the base64 of nonce,
 ciphertext and tag. Values of release 0.1.0 (``s1.``) can still be read. See decision 0020.
+
+A key file has one key per line. The first one seals; the others only unseal what was sealed before a rotation. A
+process that runs looks at its file again before it seals, and when it meets a key that it does not know.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import os
 import stat
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from antiphon.errors import ConfigError, StoreError
 
@@ -25,12 +31,100 @@ _FILE_HEAD = "antiphon-seal-key-1 "
 
 
 class Sealer:
-    """Seals and unseals under one key.
+    """Seals under one key, and unseals under that one and any *older* one.
 
     >>> sealer = Sealer(bytes(32))
     >>> sealer.unseal(sealer.seal(b"the result", context=b"record 1"), context=b"record 1")
     b'the result'
     """
+
+    __slots__ = ("_current", "_file", "_keys", "_seen")
+
+    def __init__(self, key: bytes, older: Sequence[bytes] = ()) -> None:
+        self._file: Path | None = None
+        self._seen: object = None
+        self._use((key, *older))
+
+    def _use(self, keys: Sequence[bytes]) -> None:
+        self._keys = {one.key_id: one for one in map(_Key, reversed(keys))}
+        self._current = self._keys[key_id_of(keys[0])]
+
+    @property
+    def key_id(self) -> str:
+        """Names the key that seals without giving it away."""
+        return self._current.key_id
+
+    @classmethod
+    def from_text(cls, text: str) -> Sealer:
+        """From a configured key: 64 hexadecimal digits, or base64 of 32 bytes; older ones behind it, with commas."""
+        keys = []
+        for part in text.split(","):
+            given = part.strip()
+            try:
+                keys.append(bytes.fromhex(given) if len(given) == 2 * KEY_BYTES else _from_base64(given))
+            except (binascii.Error, ValueError):
+                keys.append(b"")
+        return cls(keys[0], keys[1:])
+
+    @classmethod
+    def from_key_file(cls, path: str | os.PathLike[str]) -> Sealer:
+        """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it."""
+        file = Path(path)
+        if not file.exists():
+            _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True))
+        keys = read_keys(file)
+        sealer = cls(keys[0], keys[1:])
+        sealer._file, sealer._seen = file, _stamp(file)
+        return sealer
+
+    def _look_again(self) -> None:
+        """Take the keys of the file if it was changed; a file that cannot be read leaves the known ones."""
+        if self._file is None or _stamp(self._file) == self._seen:
+            return
+        stamp = _stamp(self._file)
+        with contextlib.suppress(StoreError):
+            self._use(read_keys(self._file))
+        self._seen = stamp
+
+    def seal(self, data: bytes, context: bytes = b"") -> str:
+        """Encrypt *data*; what is sealed with a *context* (the key of its record) is unsealed only with the same."""
+        self._look_again()
+        return self._current.seal(data, context)
+
+    def unseal(self, text: str, context: bytes = b"") -> bytes:
+        """Check and decrypt; anything that was changed by one bit is refused.
+
+        A value of release 0.1.0 may have been sealed without a context, and is then accepted with any.
+        """
+        version, _, rest = text.partition(".")
+        key_id, _, body = rest.partition(".")
+        if version not in ("s1", "s2"):
+            raise StoreError(
+                "The sealed value has a form that this release does not know.",
+                hint="It was written by a newer release, or damaged: use that release, or clear the record.",
+                code="seal_version",
+            )
+        if key_id not in self._keys:
+            self._look_again()
+        key = self._keys.get(key_id)
+        if key is None:
+            raise StoreError(
+                f"The value was sealed with another key ({key_id[:8]!r}, ours is {self.key_id!r}).",
+                hint="Restore the key file of the store, or clear the record.",
+                code="seal_key",
+            )
+        data = key.open(version, _strict_base64(body), context)
+        if data is None:
+            raise StoreError(
+                "The sealed value is not what was written: it was modified, truncated, or moved from another record.",
+                hint="Nothing was decrypted. Clear the record.",
+                code="seal_broken",
+            )
+        return data
+
+
+class _Key:
+    """One key, ready for use."""
 
     __slots__ = ("_cipher", "_old", "_prefix", "key_id")
 
@@ -49,83 +143,31 @@ class Sealer:
         derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"antiphon seal 2 encrypt").derive(key)
         self._cipher = AESGCM(derived)
         self._old = _FirstForm(key)
-        self.key_id = hmac.digest(key, b"antiphon seal 1 id", "sha256")[:4].hex()
-        """Names the key without giving it away; the same in both forms."""
+        self.key_id = key_id_of(key)
         self._prefix = f"s2.{self.key_id}."
 
-    @classmethod
-    def from_text(cls, text: str) -> Sealer:
-        """From a configured key: 64 hexadecimal digits, or base64 of 32 bytes."""
-        text = text.strip()
-        try:
-            key = bytes.fromhex(text) if len(text) == 2 * KEY_BYTES else _from_base64(text)
-        except (binascii.Error, ValueError):
-            key = b""
-        return cls(key)
-
-    @classmethod
-    def from_key_file(cls, path: str | os.PathLike[str]) -> Sealer:
-        """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it."""
-        file = Path(path)
-        try:
-            key = _read_key(file)
-            if key is None:
-                _make_key_file(file)
-                key = _read_key(file)
-        except OSError as error:
-            raise StoreError(
-                f"The seal key {file} cannot be used: {error.strerror or error}.",
-                hint="Make its folder readable and writable for this user, or configure a seal key.",
-                code="seal_key",
-            ) from error
-        if key is None:
-            raise StoreError(f"The seal key {file} was removed while it was read.", code="seal_key")
-        return cls(key)
-
-    def seal(self, data: bytes, context: bytes = b"") -> str:
-        """Encrypt *data*; what is sealed with a *context* (the key of its record) is unsealed only with the same."""
+    def seal(self, data: bytes, context: bytes) -> str:
         nonce = os.urandom(_NONCE_BYTES)
         sealed = self._cipher.encrypt(nonce, data, self._prefix.encode() + context)
         return self._prefix + base64.b64encode(nonce + sealed).decode("ascii")
 
-    def unseal(self, text: str, context: bytes = b"") -> bytes:
-        """Check and decrypt; anything that was changed by one bit is refused.
-
-        A value of release 0.1.0 may have been sealed without a context, and is then accepted with any.
-        """
-        version, _, rest = text.partition(".")
-        key_id, _, body = rest.partition(".")
-        if version not in ("s1", "s2"):
-            raise StoreError(
-                "The sealed value has a form that this release does not know.",
-                hint="It was written by a newer release, or damaged: use that release, or clear the record.",
-                code="seal_version",
-            )
-        if not hmac.compare_digest(key_id.encode(), self.key_id.encode()):
-            raise StoreError(
-                f"The value was sealed with another key ({key_id[:8]!r}, ours is {self.key_id!r}).",
-                hint="Restore the key file of the store, or clear the record.",
-                code="seal_key",
-            )
-        raw = _strict_base64(body)
-        data = self._open(raw, context) if version == "s2" else self._old.open(raw, context)
-        if data is None:
-            raise StoreError(
-                "The sealed value is not what was written: it was modified, truncated, or moved from another record.",
-                hint="Nothing was decrypted. Clear the record.",
-                code="seal_broken",
-            )
-        return data
-
-    def _open(self, raw: bytes, context: bytes) -> bytes | None:
+    def open(self, version: str, raw: bytes, context: bytes) -> bytes | None:
+        """The data; ``None`` if it is not what was written."""
         from cryptography.exceptions import InvalidTag
 
+        if version == "s1":
+            return self._old.open(raw, context)
         if len(raw) < _NONCE_BYTES + _TAG_BYTES:
             return None
         try:
             return self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._prefix.encode() + context)
         except InvalidTag:
             return None
+
+
+def key_id_of(key: bytes) -> str:
+    """Names a key without giving it away; the same in both forms."""
+    return hmac.digest(key, b"antiphon seal 1 id", "sha256")[:4].hex()
 
 
 class _FirstForm:
@@ -163,52 +205,89 @@ def _strict_base64(text: str) -> bytes:
     return raw if binascii.b2a_base64(raw, newline=False).decode("ascii") == text else b""
 
 
-def _read_key(file: Path) -> bytes | None:
-    """The key in *file*, or ``None`` if there is no file."""
+T = TypeVar("T")
+
+
+def _usable(file: Path, act: Callable[[], T]) -> T:
     try:
-        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-    except FileNotFoundError:
+        return act()
+    except OSError as error:
+        raise StoreError(
+            f"The seal key {file} cannot be used: {error.strerror or error}.",
+            hint="Make its folder readable and writable for this user, or configure a seal key.",
+            code="seal_key",
+        ) from error
+
+
+def _stamp(file: Path) -> object:
+    """Changes with the content of the file: it is only ever replaced."""
+    try:
+        found = file.stat()
+    except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as stream:
-        mode = os.fstat(stream.fileno()).st_mode
-        text = stream.read(4096).decode("ascii", "replace")
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def read_keys(file: Path) -> list[bytes]:
+    """The keys of a key file; the first one seals."""
+
+    def read() -> tuple[int, str]:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        with os.fdopen(descriptor, "rb") as stream:
+            return os.fstat(stream.fileno()).st_mode, stream.read(65_536).decode("ascii", "replace")
+
+    mode, text = _usable(file, read)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise StoreError(
             f"The seal key {file} can be read by other users (mode {stat.S_IMODE(mode):o}).",
             hint=f"Run: chmod 600 {file}",
             code="seal_key",
         )
-    if text.startswith(_FILE_HEAD):
-        try:
-            key = _from_base64(text[len(_FILE_HEAD) :].strip())
-        except (binascii.Error, ValueError):
-            key = b""
-        if len(key) == KEY_BYTES:
-            return key
-    raise StoreError(
-        f"The file {file} is not a seal key.",
-        hint="Restore it from a backup. Without it, results that were sealed with it cannot be read again.",
-        code="seal_key",
-    )
+    keys = [_key_in(line) for line in text.splitlines() if line.strip()]
+    if not keys or b"" in keys:
+        raise StoreError(
+            f"The file {file} is not a seal key.",
+            hint="Restore it from a backup. Without it, results that were sealed with it cannot be read again.",
+            code="seal_key",
+        )
+    return keys
 
 
-def _make_key_file(file: Path) -> None:
-    """Make the key file whole or not at all: it is written under another name, and linking it never overwrites."""
+def _key_in(line: str) -> bytes:
+    """The key in a line of a key file; empty if there is none."""
+    if not line.startswith(_FILE_HEAD):
+        return b""
+    try:
+        key = _from_base64(line[len(_FILE_HEAD) :].strip())
+    except (binascii.Error, ValueError):
+        return b""
+    return key if len(key) == KEY_BYTES else b""
+
+
+def key_ids(file: Path) -> list[str]:
+    """The ids of the keys in a key file; the first one seals."""
+    return [key_id_of(key) for key in read_keys(file)]
+
+
+def write_keys(file: Path, keys: Sequence[bytes], *, new: bool = False) -> None:
+    """Write the key file whole or not at all; *new*: another process that made it first is left its own."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    line = _FILE_HEAD + base64.b64encode(os.urandom(KEY_BYTES)).decode("ascii") + "\n"
+    text = "".join(f"{_FILE_HEAD}{base64.b64encode(key).decode('ascii')}\n" for key in keys)
     descriptor, name = tempfile.mkstemp(prefix=".seal-", dir=file.parent)  # mkstemp makes it 0600
+    written = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(line.encode("ascii"))
+            stream.write(text.encode("ascii"))
             stream.flush()
             os.fsync(stream.fileno())
-        try:
-            os.link(name, file)
-        except FileExistsError:
-            return  # another process was first: its key counts
+        if new:
+            with contextlib.suppress(FileExistsError):
+                os.link(name, file)
+        else:
+            written.replace(file)
         _sync_folder(file.parent)
     finally:
-        Path(name).unlink()
+        written.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -164,7 +164,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     example:
       antiphon doctor --entry agent.py:main
     """
-    from antiphon.ops.doctor import examine
+    from antiphon.ops.doctor import examine, grouped
 
     with application(arguments) as app:
         findings = examine(app, arguments.entry)
@@ -174,7 +174,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         lines.append(f"{_MARK[finding['level']]} {finding['check']}: {finding['message']}")
         if finding.get("hint"):
             lines.append(ui.dim(f"    {finding['hint']}"))
-    ui.output(arguments, {"ok": not broken, "findings": findings}, lines)
+    ui.output(arguments, {"ok": not broken, "checks": grouped(findings), "findings": findings}, lines)
     return 1 if broken else 0
 
 

@@ -208,12 +208,17 @@ def blobs_of(config: Config) -> Blobs:
     return LocalBlobs(ensure_home() / "blobs")
 
 
+def seal_key_file(config: Config, store: Store) -> Path | None:
+    """Where the seal key is: the configured file, or one beside the SQLite database; ``None`` if there is none."""
+    path = getattr(store, "path", None)
+    if config.store.seal_key_file is not None:
+        return Path(config.store.seal_key_file)
+    return None if path is None else Path(f"{path}.seal-key")
+
+
 def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
     """The key that seals secrets in claim records: a configured one, or a file beside the SQLite database (R14)."""
-    file = config.store.seal_key_file
-    path = getattr(store, "path", None)
-    if file is None and path is not None:
-        file = f"{path}.seal-key"
+    file = seal_key_file(config, store)
     given = getattr(store, "seal_key", None)
 
     @functools.cache
@@ -223,7 +228,7 @@ def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
         from antiphon._seal import Sealer
 
         if given is None:
-            return Sealer.from_key_file(Path(str(file)))
+            return Sealer.from_key_file(file)  # type: ignore[arg-type]
         return Sealer.from_text(given) if isinstance(given, str) else Sealer(given)
 
     return sealer

@@ -7,9 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from antiphon._drive import drive
 from antiphon.errors import AntiphonError
-from antiphon.ops.admin import Admin, usage
+from antiphon.ops.admin import usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import declared
@@ -25,9 +24,23 @@ _RETRYING = {
 }
 
 
-def _found(level: str, check: str, message: str, hint: str = "") -> dict[str, Any]:
-    finding = {"level": level, "check": check, "message": message}
+LEVELS = ("error", "warning", "ok", "note")
+"""Worst first."""
+
+
+def _found(level: str, check: str, message: str, hint: str = "", **more: Any) -> dict[str, Any]:
+    finding = {"level": level, "check": check, "message": message, **more}
     return {**finding, "hint": hint} if hint else finding
+
+
+def grouped(findings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The findings by check, each with its worst level; a check is as bad as the worst that it found."""
+    checks: dict[str, dict[str, Any]] = {}
+    for finding in findings:
+        group = checks.setdefault(finding["check"], {"level": finding["level"], "findings": []})
+        group["level"] = min(group["level"], finding["level"], key=LEVELS.index)
+        group["findings"].append({name: value for name, value in finding.items() if name != "check"})
+    return checks
 
 
 def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
@@ -64,27 +77,40 @@ def _store(app: Antiphon) -> Iterator[dict[str, Any]]:
 
 def _server(url: str, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What one server says of itself, and what weakens the guarantees there."""
-    details = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("url", "warnings"))
     where = url or str(facts.get("url", facts.get("store", "")))
-    yield _found("ok", "store", f"{where} answers ({details})")
+    about = " ".join(str(facts[name]) for name in ("server", "version") if name in facts)
+    durable = "durable" if facts.get("durable") else "not durable"
+    details = ", ".join(part for part in (about, f"{facts.get('latencyMs', 0)} ms", durable) if part)
+    yield _found("ok", "store", f"{where} answers ({details})", facts=dict(facts))
     for text in facts.get("warnings", ()):
-        yield _found("warning", "store", str(text), "See docs/explanation/failover.md for what this can lose.")
+        hint = "A call that was made may be made again after such a loss. Change the setting of the server."
+        yield _found("warning", "store", str(text), hint)
     if facts.get("readOnly"):
         yield _found("error", "store", f"{where} is a read-only replica", "Name the primary in [store].")
 
 
 def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
     counts = app.journal.counts(app.tenant)
-    unknown = drive(Admin(app).claims(state="unknown", limit=20))
     cost = usage(app)
     stale, live = (sum(n for (_, state), n in counts.items() if state == wanted) for wanted in ("stale", "inflight"))
     if stale:
-        share = stale / (stale + live)
-        yield _found("warning", "claims", f"{stale} in flight with an expired lease (of {share:.0%} in flight)")
-    for claim in unknown:
-        command = f"antiphon claims resolve {claim['fingerprint']} --happened | --did-not-happen"
-        hint = f"Find out what happened, then: {command}"
-        yield _found("warning", "claims", f"{claim['tool']}: outcome unknown ({claim['fingerprint']})", hint)
+        hint = "antiphon claims list --state inflight shows whose they are."
+        yield _found(
+            "warning", "claims", f"{stale} of {stale + live} in flight have an expired lease", hint, stale=stale
+        )
+    unknown: dict[str, int] = {}
+    for (tool, state), number in counts.items():
+        if state in ("unknown", "unknown_1h", "unknown_1d"):
+            unknown[tool] = unknown.get(tool, 0) + number
+    if unknown:
+        by_tool = ", ".join(
+            f"{tool}: {number}" for tool, number in sorted(unknown.items(), key=lambda one: -one[1])[:5]
+        )
+        more = "" if len(unknown) <= 5 else f" and {len(unknown) - 5} more tools"
+        hint = "Find out what happened: antiphon claims list --state unknown, then: antiphon claims resolve CLAIM"
+        total = sum(unknown.values())
+        text = f"{total} {'outcome' if total == 1 else 'outcomes'} unknown ({by_tool}{more})"
+        yield _found("warning", "claims", text, hint, unknown=unknown)
     if "bytesPerRecord" in cost:
         text = f"about {cost['bytesPerRecord']} bytes each in the server, {cost['bytes'] / 1e6:.1f} MB together"
         yield _found("ok", "claims", f"{cost['records']} records, {text}")
@@ -93,12 +119,15 @@ def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
 
 
 def _runs(app: Antiphon) -> Iterator[dict[str, Any]]:
-    interrupted = list_runs(app, status="interrupted", limit=5)
-    for row in interrupted:
-        hint = "Resume one: antiphon run TARGET --resume RUN"
-        yield _found("warning", "runs", f"{row['name']} {row['id']} was interrupted", hint)
+    interrupted = list_runs(app, status="interrupted", limit=1000)
     if not interrupted:
         yield _found("ok", "runs", "no interrupted runs")
+        return
+    number = "1000 or more" if len(interrupted) == 1000 else str(len(interrupted))
+    newest = interrupted[0]
+    text = f"{number} interrupted; the newest is {newest['id']} ({newest['name']})"
+    hint = "Resume one: antiphon run TARGET --resume RUN; list them: antiphon runs --status interrupted"
+    yield _found("warning", "runs", text, hint, interrupted=len(interrupted))
 
 
 def _uploads(app: Antiphon) -> Iterator[dict[str, Any]]:
@@ -124,9 +153,11 @@ def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
     load_entry(entry)
     specs = declared()
     unsaid = [name for name, spec in sorted(specs.items()) if spec.effect is None]
-    for name in unsaid:
+    if unsaid:
+        shown = ", ".join(unsaid[:5]) + (f" and {len(unsaid) - 5} more" if len(unsaid) > 5 else "")
         hint = 'Declare effect="read" or effect="write": replays treat it as a side effect until then.'
-        yield _found("warning", "tools", f"{name} does not declare its effect", hint)
+        text = f"{shown}: effect not declared"
+        yield _found("warning", "tools", text, hint, undeclared=unsaid)
     if not specs:
         text = f"{entry} registers no tools: its functions are neither guarded nor recorded"
         yield _found("warning", "tools", text, "Decorate them: @gateway.tool(idempotent=...)")
@@ -135,13 +166,14 @@ def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
 
 
 def _retry_owners() -> Iterator[dict[str, Any]]:
-    for package, rule in _RETRYING.items():
-        if importlib.util.find_spec(package) is not None:
-            yield _found("note", "retries", f"{package} is installed and retries on its own", f"One owner: {rule}.")
+    found = {package: rule for package, rule in _RETRYING.items() if importlib.util.find_spec(package) is not None}
+    if found:
+        rules = "; ".join(f"{package}: {rule}" for package, rule in found.items())
+        yield _found("note", "retries", f"{', '.join(found)}: installed, retry on their own", f"One owner. {rules}.")
 
 
 def _limits() -> Iterator[dict[str, Any]]:
-    yield _found("note", "limits", "functions that were never wrapped are invisible, both live and in a replay")
-    yield _found("note", "limits", "outside a run, a decorated call without a call id is always a new call")
+    text = "functions never wrapped are invisible; outside a run, a decorated call without an id is always new"
+    yield _found("note", "limits", text)
     if os.environ.get("TOOL_RELIABILITY_ENABLED", "").lower() in ("0", "false", "off", "no"):
         yield _found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded")

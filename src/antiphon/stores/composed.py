@@ -230,7 +230,8 @@ class ComposedJournal:
     async def ping(self) -> Mapping[str, Any]:
         claims, log = await self._claims.ping(), await self._log.ping()
         latency = float(claims.get("latencyMs", 0.0)) + float(log.get("latencyMs", 0.0))
-        return {"store": "composed", "durable": self.durable, "claims": claims, "log": log, "latencyMs": latency}
+        durable = bool(claims["durable"] and log["durable"])
+        return {"store": "composed", "durable": durable, "claims": claims, "log": log, "latencyMs": latency}
 
     async def close(self) -> None:
         try:

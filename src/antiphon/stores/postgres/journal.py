@@ -148,16 +148,22 @@ class PostgresJournal(PostgresLog):
         await self._engine.run("now", {})
         latency = (time.perf_counter() - start) * 1000
         version, _, recovering, synchronous, fsync, database = (await self._engine.run("server", {}, prepare=False))[0]
+        warnings = []
+        if fsync != "on":
+            warnings.append("fsync is off: a crash of the server can lose claims or damage the database")
+        if synchronous == "off":
+            warnings.append("synchronous_commit is off: a crash of the server loses the claims of the last moments")
         return {
             "store": "postgres",
             "version": version,
             "database": database,
             "schema": self._engine.options.schema,
-            "durable": self.durable,
+            "durable": self.durable and not warnings,
             "fsync": fsync == "on",
             "synchronousCommit": synchronous,
             "readOnly": recovering,
             "latencyMs": round(latency, 3),
+            "warnings": warnings,
         }
 
     async def close(self) -> None:

@@ -233,7 +233,7 @@ def _report(target: Target, about: Mapping[str, str], latency_ms: float) -> Mapp
         "url": target.safe_url,
         "version": about.get("valkey_version") or about.get("redis_version", "unknown"),
         "server": "valkey" if "valkey_version" in about else "redis",
-        "durable": True,
+        "durable": append_only,
         "appendonly": append_only,
         "replicas": int(about.get("connected_slaves", 0)),
         "maxmemoryPolicy": policy,

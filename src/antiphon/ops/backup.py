@@ -1,0 +1,304 @@
+"""A copy of all local state, taken while it is in use, and putting it back.
+
+The database first, then the blobs: records and events refer to blobs, never the other way round. The seal key is not
+part of a backup: who has both can read what was sealed. It is copied elsewhere, if the operator says where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from antiphon._seal import key_ids
+from antiphon._version import __version__
+from antiphon.config.wiring import home, seal_key_file
+from antiphon.errors import InvalidInput, NotFound, StoreError
+from antiphon.ops.app import Antiphon
+
+FORM = 1
+MANIFEST = "backup.json"
+DATABASES = "databases"
+FOLDERS = ("blobs", "outbox")
+"""Of the state folder: large payloads, and what waits for the bucket."""
+
+Progress = Callable[[str], None]
+
+
+def _quiet(text: str) -> None:
+    """Nobody wants to know."""
+
+
+def databases_of(app: Antiphon) -> list[Path]:
+    """The SQLite files of the configured stores; other stores are backed up with their server's own tools."""
+    store: Any = app.store
+    parts = [store.claims, store.log] if hasattr(store, "claims") else [store]
+    elsewhere = [part.url for part in parts if getattr(part, "path", None) is None]
+    if elsewhere:
+        raise InvalidInput(
+            f"{' and '.join(elsewhere)}: this command backs up SQLite only. Nothing was written.",
+            hint="Use the server's own tools: pg_dump or base backups, Redis persistence.",
+        )
+    return list(dict.fromkeys(Path(part.path) for part in parts))
+
+
+def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progress: Progress = _quiet) -> dict[str, Any]:
+    """Write a consistent copy of the databases and the state folder to the new folder *target*."""
+    sources = databases_of(app)
+    for source in sources:
+        if not source.exists():
+            raise NotFound(f"There is no database {source}.", hint="Name the configuration: --config FILE")
+    if target.exists() and any(target.iterdir()):
+        raise InvalidInput(f"The folder {target} is not empty. Nothing was written.", hint="Name a new folder.")
+    key_file = seal_key_file(app.config, app.store)
+    if seal_key is not None:
+        _refuse_inside(seal_key, target)
+        if seal_key.exists():
+            raise InvalidInput(f"{seal_key} exists. Nothing was written.", hint="Name a new file.")
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    files: dict[str, str] = {}
+    for number, source in enumerate(sources):
+        name = f"{DATABASES}/{number}-{source.name}"
+        progress(f"{source} ({_megabytes(source.stat().st_size)})")
+        copy_database(source, target / name)
+        files[name] = _digest(target / name)
+    for folder in FOLDERS:
+        files.update(_copy_tree(home() / folder, target / folder, folder, progress))
+    ids = key_ids(key_file) if key_file is not None and key_file.exists() else []
+    manifest = {
+        "antiphonBackup": FORM,
+        "version": __version__,
+        "atMs": app.clock.now_ms(),
+        "databases": [str(source) for source in sources],
+        "sealKeyIds": ids,
+        "files": files,
+    }
+    copied = seal_key if ids and seal_key is not None and key_file is not None else None
+    if copied is not None and key_file is not None:
+        _write_private(copied, key_file.read_bytes())
+    partial = target / f"{MANIFEST}.part"
+    _write_private(partial, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+    partial.replace(target / MANIFEST)  # last: a backup without it was broken off
+    size = sum((target / name).stat().st_size for name in files)
+    key = {"sealKeyFile": None if key_file is None or not ids else str(key_file)}
+    return {
+        "folder": str(target),
+        "files": len(files),
+        "bytes": size,
+        **key,
+        "sealKeyCopied": str(copied or "") or None,
+    }
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """One consistent copy of a database that is in use: no writer waits for it, and none is seen halfway."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    try:
+        with (
+            contextlib.closing(
+                sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True, timeout=30)
+            ) as reader,
+            contextlib.closing(sqlite3.connect(target)) as writer,
+        ):
+            reader.backup(writer)
+            writer.execute("PRAGMA journal_mode = DELETE")  # one file, whatever the original needs beside it
+            (found,) = writer.execute("PRAGMA quick_check").fetchone()
+    except sqlite3.Error as error:
+        raise StoreError(f"The database {source} cannot be copied: {error}.", hint="Run: antiphon doctor") from error
+    if found != "ok":
+        raise StoreError(f"The database {source} is damaged: {found}.", hint="Restore an earlier backup.")
+    _sync(target)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What the backup holds."""
+    try:
+        manifest: Any = orjson.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise NotFound(
+            f"{folder} is not a complete backup: it has no {MANIFEST}.", hint="Name the folder of a backup."
+        ) from None
+    except ValueError:
+        raise InvalidInput(f"{folder / MANIFEST} cannot be read.") from None
+    form = manifest.get("antiphonBackup") if isinstance(manifest, dict) else None
+    if form != FORM:
+        raise InvalidInput(f"The backup has form {form}; this release knows {FORM}.", hint="Upgrade Antiphon.")
+    found: dict[str, Any] = manifest
+    return found
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Check that every file of a backup is there and unchanged; its manifest."""
+    manifest = read_manifest(folder)
+    for name, digest in manifest["files"].items():
+        file = folder / name
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise InvalidInput(f"The backup names a file outside its folder: {name}.")
+        if not file.is_file():
+            raise InvalidInput(f"The backup is incomplete: {name} is missing. Nothing was restored.")
+        if _digest(file) != digest:
+            raise InvalidInput(f"The backup is damaged: {name} is not what was written. Nothing was restored.")
+    return manifest
+
+
+def restore(
+    app: Antiphon, folder: Path, *, seal_key: Path | None = None, force: bool = False, progress: Progress = _quiet
+) -> dict[str, Any]:
+    """Put a backup in place of what the configuration names. What is there is moved aside, never deleted."""
+    targets = databases_of(app)
+    progress(f"checking {folder}")
+    manifest = verify(folder)
+    copies = sorted(name for name in manifest["files"] if name.startswith(f"{DATABASES}/"))
+    if len(copies) != len(targets):
+        raise InvalidInput(
+            f"The backup has {len(copies)} databases, the configuration names {len(targets)}. Nothing was restored.",
+            hint="Restore with the configuration that the backup was taken with.",
+        )
+    there = [target for target in targets if target.exists()]
+    if there and not force:
+        raise InvalidInput(
+            f"There is a store already: {', '.join(map(str, there))}. Nothing was restored.",
+            hint="Stop every process that uses it, then: antiphon restore FOLDER --force. What is there is kept aside.",
+        )
+    key_file = seal_key_file(app.config, app.store)
+    missing = _missing_keys(manifest, seal_key, key_file)
+    if missing and not force:
+        raise InvalidInput(
+            f"Results were sealed with key {', '.join(missing)}, and that key is not here. Nothing was restored.",
+            hint="Give its file: --seal-key FILE. Without it they cannot be read: --force restores the rest.",
+        )
+    with _exclusively(there):
+        pass  # nobody writes at this moment; the operator has stopped the rest
+    moved: list[str] = []
+    stamp = f"before-restore-{app.clock.now_ms()}"
+    for target in targets:
+        moved += _move_aside(target, stamp)
+    for target, name in zip(targets, copies, strict=True):
+        progress(str(target))
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _place(folder / name, target)
+    for name in manifest["files"]:
+        top = Path(name).parts[0]
+        if top in FOLDERS and not (home() / name).exists():  # blobs are named by content: what is there is the same
+            (home() / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _place(folder / name, home() / name)
+    if seal_key is not None and key_file is not None:
+        moved += _move_aside(key_file, stamp)
+        _write_private(key_file, seal_key.read_bytes())
+    return {
+        "databases": [str(target) for target in targets],
+        "takenAtMs": manifest["atMs"],
+        "files": len(manifest["files"]),
+        "movedAside": moved,
+        "sealKeysMissing": missing,
+    }
+
+
+def _missing_keys(manifest: dict[str, Any], given: Path | None, configured: Path | None) -> list[str]:
+    file = given or configured
+    known = key_ids(file) if file is not None and file.exists() else []
+    return [one for one in manifest["sealKeyIds"] if one not in known]
+
+
+@contextlib.contextmanager
+def _exclusively(databases: list[Path]) -> Iterator[None]:
+    """Refuse while a process is in the middle of a write."""
+    with contextlib.ExitStack() as held:
+        for database in databases:
+            connection = held.enter_context(contextlib.closing(sqlite3.connect(database, timeout=2)))
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.DatabaseError as error:
+                if "locked" in str(error):
+                    raise StoreError(
+                        f"{database} is in use: {error}. Nothing was restored.", hint="Stop every process that uses it."
+                    ) from error
+        yield
+
+
+def _move_aside(file: Path, stamp: str) -> list[str]:
+    moved = []
+    for suffix in ("", "-wal", "-shm"):
+        old = file.with_name(file.name + suffix)
+        if old.exists():
+            aside = file.with_name(f"{file.name}.{stamp}{suffix}")
+            old.rename(aside)
+            if not suffix:
+                moved.append(str(aside))
+    return moved
+
+
+def _place(source: Path, target: Path) -> None:
+    """Whole or not at all."""
+    descriptor, name = tempfile.mkstemp(prefix=".restore-", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as out, source.open("rb") as stream:
+            shutil.copyfileobj(stream, out, 1 << 20)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(name, target)  # noqa: PTH105 - a name from mkstemp
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _copy_tree(source: Path, target: Path, name: str, progress: Progress) -> dict[str, str]:
+    """Copy files that never change once they are there; those that vanish meanwhile have been sent or collected."""
+    files: dict[str, str] = {}
+    if not source.is_dir():
+        return files
+    progress(str(source))
+    for file in sorted(source.rglob("*")):
+        if file.name.startswith(".") or not file.is_file():
+            continue
+        relative = file.relative_to(source)
+        copy = target / relative
+        copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            _place(file, copy)
+        except FileNotFoundError:
+            continue
+        files[f"{name}/{relative.as_posix()}"] = _digest(copy)
+    return files
+
+
+def _refuse_inside(file: Path, folder: Path) -> None:
+    if folder.resolve() in file.resolve().parents:
+        raise InvalidInput(
+            "The seal key belongs elsewhere: who has it and the backup can read what was sealed. Nothing was written.",
+            hint="Name a file outside the folder of the backup.",
+        )
+
+
+def _write_private(file: Path, data: bytes) -> None:
+    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

@@ -1,0 +1,235 @@
+"""Backup and restore of a store in use: consistent, complete, checked, and with the seal key apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon._seal import key_ids
+from antiphon.stores import SQLiteStore
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+SECRET = "sk-live-4eC39HqLyjWDarjtT1zdp7dcAAAABBBB"
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "state"
+    monkeypatch.setenv("ANTIPHON_HOME", str(home))
+    monkeypatch.chdir(tmp_path)
+    return home
+
+
+@pytest.fixture
+def command(tmp_path: Path, state: Path) -> Command:
+    def run(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "antiphon.cli", *words],
+            cwd=tmp_path,
+            env={**os.environ},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def gateway_on(state: Path, made: list[str]) -> tuple[antiphon.Gateway, Callable[..., Any]]:
+    gateway = antiphon.Gateway(store=SQLiteStore(state / "antiphon.db"))
+
+    @gateway.tool(idempotent=False, effect="write")
+    def charge(order: str) -> dict[str, str]:
+        made.append(order)
+        return {"order": order, "api_key": SECRET, "text": "x" * (200_000 if order == "large" else 1)}
+
+    return gateway, lambda order: gateway.session("s").turn().call("charge", {"order": order}, call_id=order)
+
+
+def test_a_backup_under_load_restores_every_call_that_was_over(tmp_path: Path, state: Path, command: Command) -> None:
+    state.mkdir()
+    made: list[str] = []
+    gateway, call = gateway_on(state, made)
+    over: list[str] = []
+    stop = threading.Event()
+
+    def load() -> None:
+        number = 0
+        while not stop.is_set():
+            call(f"o{number}")
+            over.append(f"o{number}")
+            number += 1
+
+    call("large")
+    worker = threading.Thread(target=load)
+    worker.start()
+    try:
+        while len(over) < 20:
+            pass
+        before = list(over)
+        key = tmp_path / "vault.key"
+        said = json.loads(command("backup", "copy", "--seal-key", str(key), "--json").stdout)
+    finally:
+        stop.set()
+        worker.join()
+    gateway.close()
+    assert said["sealKeyCopied"] == str(key)
+    assert key.stat().st_mode & 0o077 == 0
+    assert key_ids(key) == key_ids(state / "antiphon.db.seal-key")
+    copied = b"".join(file.read_bytes() for file in (tmp_path / "copy").rglob("*") if file.is_file())
+    assert key.read_bytes().split()[-1] not in copied, "the key is apart"
+    assert SECRET.encode() not in copied
+
+    state.rename(tmp_path / "lost")
+    (tmp_path / "lost/antiphon.db").unlink()
+    refused = command("restore", "copy", check=False)
+    assert refused.returncode == 2
+    assert "that key is not here" in refused.stderr
+    restored = json.loads(command("restore", "copy", "--seal-key", str(key), "--json").stdout)
+    assert restored["sealKeysMissing"] == []
+    again: list[str] = []
+    gateway, call = gateway_on(state, again)
+    for order in [*before, "large"]:
+        answer = call(order)
+        assert answer.status == "success"
+        assert answer.output.content["api_key"] == SECRET
+    assert again == [], "what was over before the backup is answered, not repeated"
+    gateway.close()
+
+
+def test_a_store_that_is_there_is_kept_aside(tmp_path: Path, state: Path, command: Command) -> None:
+    state.mkdir()
+    gateway, call = gateway_on(state, [])
+    call("first")
+    command("backup", "copy")
+    call("second")
+    gateway.close()
+    refused = command("restore", "copy", check=False)
+    assert refused.returncode == 2
+    assert "There is a store already" in refused.stderr
+    said = json.loads(command("restore", "copy", "--force", "--json").stdout)
+    (aside,) = said["movedAside"]
+    assert Path(aside).exists()
+    listed = json.loads(command("claims", "list", "--json").stdout)["claims"]
+    assert len(listed) == 1, "as it was when the backup was taken"
+
+
+@pytest.mark.parametrize("damage", ["database", "missing", "unfinished"])
+def test_a_damaged_backup_is_refused_and_nothing_is_touched(
+    tmp_path: Path, state: Path, command: Command, damage: str
+) -> None:
+    state.mkdir()
+    gateway, call = gateway_on(state, [])
+    call("large")
+    gateway.close()
+    command("backup", "copy")
+    (copy,) = (tmp_path / "copy/databases").iterdir()
+    if damage == "database":
+        data = bytearray(copy.read_bytes())
+        data[len(data) // 2] ^= 1
+        copy.write_bytes(data)
+    elif damage == "missing":
+        next(file for file in (tmp_path / "copy/blobs").rglob("*") if file.is_file()).unlink()
+    else:
+        (tmp_path / "copy/backup.json").unlink()
+    before = (state / "antiphon.db").read_bytes()
+    refused = command("restore", "copy", "--force", check=False)
+    assert refused.returncode in (2, 4), refused.stdout
+    assert "backup" in refused.stderr
+    assert (state / "antiphon.db").read_bytes() == before
+    assert command("restore", "copy", "--verify", check=False).returncode in (2, 4)
+
+
+def test_what_cannot_be_backed_up_here_is_said(tmp_path: Path, state: Path, command: Command) -> None:
+    (tmp_path / "redis.toml").write_text('[store]\nurl = "redis://127.0.0.1:1/0"\n')
+    refused = command("backup", "copy", "--config", "redis.toml", check=False)
+    assert refused.returncode == 2
+    assert "SQLite only" in refused.stderr
+    state.mkdir()
+    gateway, call = gateway_on(state, [])
+    call("first")
+    gateway.close()
+    inside = command("backup", "copy", "--seal-key", "copy/key", check=False)
+    assert inside.returncode == 2
+    assert "belongs elsewhere" in inside.stderr
+    assert not (tmp_path / "copy").exists()
+
+
+def test_the_seal_key_is_rotated_while_processes_run(tmp_path: Path, state: Path, command: Command) -> None:
+    """A process that runs seals with the new key at once, and reads what others sealed with it."""
+    state.mkdir()
+    made: list[str] = []
+    gateway, call = gateway_on(state, made)
+    call("old")
+    (first,) = json.loads(command("sealkeys", "--json").stdout)["keys"]
+    rotated = json.loads(command("sealkeys", "rotate", "--json").stdout)["keys"]
+    assert [one["use"] for one in rotated] == ["seals", "unseals"]
+    call("new")
+    stored = (state / "antiphon.db").read_bytes() + (state / "antiphon.db-wal").read_bytes()
+    assert f"s2.{rotated[0]['id']}.".encode() in stored, "the running process seals with the new key"
+    other, ask = gateway_on(state, made)
+    command("sealkeys", "rotate")
+    ask("newest")
+    for order in ("old", "new", "newest"):
+        assert call(order).output.content["api_key"] == SECRET
+        assert ask(order).output.content["api_key"] == SECRET
+    assert made == ["old", "new", "newest"]
+    refused = command("sealkeys", "remove", first["id"], check=False)
+    assert refused.returncode == 2
+    assert "could never be read again" in refused.stderr
+    command("sealkeys", "remove", first["id"], "--force")
+    assert len(json.loads(command("sealkeys", "--json").stdout)["keys"]) == 2
+    added = json.loads(command("sealkeys", "add", "--json").stdout)["keys"]
+    used = json.loads(command("sealkeys", "use", added[-1]["id"], "--json").stdout)["keys"]
+    assert used[0]["id"] == added[-1]["id"]
+    for one in (gateway, other):
+        one.close()
+
+
+def test_doctor_is_short_and_grouped(tmp_path: Path, state: Path, command: Command) -> None:
+    state.mkdir()
+    gateway = antiphon.Gateway(store=SQLiteStore(state / "antiphon.db"), config={"gateway": {"open_mode": False}})
+
+    @gateway.tool(idempotent=False, effect="write")
+    def pay(order: str) -> None:
+        raise ConnectionError("the line is dead")
+
+    session = gateway.session("s")
+    for number in range(20):
+        session.turn().call("pay", {"order": f"o{number}"}, call_id=f"c{number}")
+    gateway.close()
+    text = command("doctor").stdout
+    assert "20 outcomes unknown (tools/pay: 20)" in text
+    assert len(text.splitlines()) <= 12, text
+    assert "docs/" not in text, "a pip user does not have the files"
+    found = json.loads(command("doctor", "--json").stdout)
+    assert found["ok"] is True
+    assert found["checks"]["claims"]["level"] == "warning"
+    assert found["checks"]["store"]["level"] == "ok"
+    (claims,) = found["checks"]["claims"]["findings"]
+    assert claims["unknown"] == {"tools/pay": 20}
+
+
+@pytest.mark.parametrize(("setting", "durable"), [("on", True), ("off", False)])
+def test_doctor_says_not_durable_for_postgresql_without_fsync(
+    postgres_server: Callable[..., Any], command: Command, tmp_path: Path, setting: str, durable: bool
+) -> None:
+    server = postgres_server(settings={"fsync": setting, "synchronous_commit": setting})
+    (tmp_path / "antiphon.toml").write_text(f'[store]\nurl = "{server.url}"\n')
+    found = json.loads(command("doctor", "--config", "antiphon.toml", "--json").stdout)["checks"]["store"]
+    assert found["level"] == ("ok" if durable else "warning")
+    text = " ".join(one["message"] for one in found["findings"])
+    assert ("not durable" in text) is not durable
+    assert ("fsync is off" in text) is not durable
