@@ -38,6 +38,8 @@ _SORTED: Final = _AS_GIVEN | orjson.OPT_SORT_KEYS
 _ASTRAL_LEADS: Final = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4")
 _STRING_END: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"').match
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$-]*\Z")
+_LEAVES: Final = frozenset({int, bool, type(None)})
+_CONTAINERS: Final = frozenset({dict, list, tuple})
 _dumps = orjson.dumps
 _new_sha256 = hashlib.sha256().copy  # a copy starts quicker than a new one
 
@@ -96,29 +98,34 @@ def _has_every_name(value: Any, text: str | bytes | bytearray) -> bool:
 def _is_plain(value: Any) -> bool:
     """Whether orjson prints *value* as RFC 8785 does, key order of exotic names aside.
 
-    Goes through the document level by level: one flat loop is the fastest proof Python can give.
+    Goes through the document container by container: one flat loop is the fastest proof Python can give.
     """
-    is_object = type(value) is dict
-    level: list[Any] = [value if is_object else (value,)]
-    depth, left = 0 if is_object else -1, MAX_VALUES
+    nodes: list[Any] = [value if type(value) is dict else (value,)]
+    left = MAX_VALUES
+    for node in nodes:  # grows while it is read
+        for item in node.values() if type(node) is dict else node:
+            kind = type(item)
+            if kind is str or kind in _LEAVES:
+                continue
+            if kind in _CONTAINERS:
+                nodes.append(item)
+                left -= len(item)
+            elif kind is not float or not (1e-3 <= item < 1e15 or -1e15 < item <= -1e-3) or item.is_integer():
+                return False
+        if left < 0:
+            return False
+    return len(nodes) <= MAX_DEPTH or _is_shallow(value)
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether a document of many containers is not nested too deeply."""
+    level, depth = [value], 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH or left < 0:
+        if depth > MAX_DEPTH:
             return False
-        below: list[Any] = []
-        for node in level:
-            for item in node.values() if type(node) is dict else node:
-                kind = type(item)
-                if kind is str:
-                    continue
-                if kind is dict or kind is list or kind is tuple:
-                    below.append(item)
-                    left -= len(item)
-                elif kind is int or kind is bool or item is None:
-                    continue
-                elif kind is not float or not 1e-3 <= abs(item) < 1e15 or item.is_integer():
-                    return False
-        level = below
+        inner = (node.values() if type(node) is dict else node for node in level)
+        level = [item for items in inner for item in items if type(item) in _CONTAINERS]
     return True
 
 

@@ -36,6 +36,7 @@ class ClaimTemplate:
         "actor",
         "actor_json",
         "lease_ms",
+        "lives_ms",
         "owner",
         "session",
         "session_json",
@@ -65,6 +66,8 @@ class ClaimTemplate:
         self.actor_json = orjson.dumps(actor)
         self.ttl_ms = ttl_ms
         self.lease_ms = lease_ms
+        self.lives_ms = max(ttl_ms, lease_ms)
+        """How long a claim is kept if it is never settled."""
         self.owner = owner
         """The process that asks."""
         self.tenant = tenant
@@ -172,6 +175,12 @@ class Settlement(NamedTuple):
     attempts: tuple[Attempt, ...] = ()
     attempt_count: int = 0
     dispatched: bool = True
+
+
+class Success(Settlement):
+    """The settlement of most calls: done at the first attempt, and the result is kept as it is."""
+
+    __slots__ = ()
 
 
 class BreakerRow(NamedTuple):

@@ -22,7 +22,8 @@ from antiphon.keys import KeyMaker
 
 def admit(call: GuardedCall) -> Step:
     """The first step of a call."""
-    plan, run, monotonic = call.plan, call.run, call.plan.monotonic
+    plan, run = call.plan, call.run
+    monotonic = plan.monotonic
     call.started = now = monotonic()
     if run is not None and run.scope.invoker is not None and not run.entered:
         return replay.ask(call, admit)
@@ -65,15 +66,14 @@ def admit(call: GuardedCall) -> Step:
 
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
     """Deadline, turn control, loop guard, reentrancy and breakers: what keeps a call from its claim."""
-    policy, turn, pair = call.policy, call.turn, call.pair
+    policy, turn = call.policy, call.turn
     if policy.deadline is not None and policy.deadline <= now:
         return answered(call, outcomes.too_late())
-    if turn is not None and pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
+    if turn is not None and call.pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
         return answered(call, denied)
     if plan.watches and (turn is not None or call.run is not None or call.call_id is not None):
-        call.guard = guard = _guard(call, now)  # calls that no agent loop makes have none
-        fresh = call.identity is call.request_id and plan.bound_loop
-        if not (fresh and guard.loop.is_new(pair)) and (blocked := _ask_guard(call, guard, now)) is not None:
+        blocked = _watch(call, plan, now)  # calls that no agent loop makes are not
+        if blocked is not None:
             return answered(call, blocked)
     if call.outer is not None and policy.mode != "disabled" and is_held(call.key):
         return answered(call, outcomes.reentrant(plan.name))
@@ -81,6 +81,16 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
         if breaker.pass_for_all is None and plan.open_mode and (refusal := breaker.peek(now)) is not None:
             return _refused(call, outcomes.circuit_open(plan.name, refusal))
     return claim.start_unclaimed(call) if policy.unclaimed else None
+
+
+def _watch(call: GuardedCall, plan: Plan, now: float) -> Outcome | None:
+    """Ask the loop guard of the run, else of the session; a refusal, or ``None``."""
+    turn = call.turn
+    guard = None if turn is None or call.run is not None else turn.session.known_guard
+    call.guard = guard = guard or _guard(call, now)
+    if call.identity is call.request_id and plan.bound_loop and guard.loop.is_new(call.pair):
+        return None
+    return _ask_guard(call, guard, now)
 
 
 def _refused(call: GuardedCall, stop: Outcome) -> Step:

@@ -23,8 +23,8 @@ from antiphon.errors import Paused
 
 def dispatch(call: GuardedCall) -> Step:
     """The next attempt: permits, hooks, time limit, and then the tool."""
-    plan, policy, extras = call.plan, call.policy, call.extras
-    if extras is not NO_EXTRAS or policy.deadline is not None:
+    plan, policy, number = call.plan, call.policy, call.number
+    if call.extras is not NO_EXTRAS or policy.deadline is not None:
         stopped = _not_now(call)
         if stopped is not None:
             return stopped
@@ -36,13 +36,13 @@ def dispatch(call: GuardedCall) -> Step:
         refusal = _take_permits(call)
         if refusal is not None:
             return _refused(call, refusal)
-    if call.number and extras.hooked is not None:
+    if number and call.extras.hooked is not None:
         refused = _hooks_again(call)
         if refused is not None:
             return refused
     if plan.watched_only and not plan.off:
         plan.reporter.shadow(call, call.extras.verdict or "run")
-    call.number += 1
+    call.number = number + 1
     if call.version:
         hold = plan.hold
         hold(call, plan.renew_every)
@@ -166,10 +166,12 @@ def returned(call: GuardedCall) -> Step:
             _moved(call, breaker, moves)
     plan.credit()
     ended_ms = time_ns() // 1_000_000
-    took = now - (call.started if extras is NO_EXTRAS else call.began)
-    call.attempts += ((ended_ms - int(took * 1000), ended_ms, "", False),)
-    if extras is not NO_EXTRAS and extras.stream is None:
-        after_hooks(call)
+    if extras is NO_EXTRAS:  # the first and only attempt
+        call.attempts = ((ended_ms - int((now - call.started) * 1000), ended_ms, "", False),)
+    else:
+        call.attempts += ((ended_ms - int((now - call.began) * 1000), ended_ms, "", False),)
+        if extras.stream is None:
+            after_hooks(call)
     if not call.version:
         return settled(call, 0)
     release(call)

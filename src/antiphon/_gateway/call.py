@@ -250,18 +250,17 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     call.options = NO_OPTIONS
     call.arguments = arguments
     call.outer = outer = _held()
-    turn = _turn()
+    call.turn = turn = _turn()
     session = _session() if turn is None else turn.session
     call.place = _NOBODY if session is None else session.place
-    call.turn = turn if outer is None else None  # turn control is about what the model asks for, not its tools
+    if outer is not None:
+        call.turn = None  # turn control is about what the model asks for, not its tools
     call.request_id = call.identity = call.token = uuid7()
+    call.run = call.call_id = call.guard = call.outcome = call.payload = call.settlement = None
     if _active_runs or _cursor() is not None:
         call.run = entry_of(plan.form, plan.plans.store)
         if call.run is not None:
             call.identity = ""
-    else:
-        call.run = None
-    call.call_id = call.guard = call.outcome = call.payload = call.settlement = None
     call.version = call.number = call.entered = 0
     call.events = call.attempts = ()
     call.value = NOTHING

@@ -56,7 +56,7 @@ def _started(call: GuardedCall, _: None) -> Step:
 
 def claimed(call: GuardedCall, reply: Claimed | Existing) -> Step:
     """The claim is ours, or somebody else's record decides."""
-    if reply.__class__ is not Claimed:
+    if type(reply) is not Claimed:
         return _decide(call, reply)  # type: ignore[arg-type]
     call.version = reply[0]
     plan, run = call.plan, call.run

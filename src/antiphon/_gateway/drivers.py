@@ -17,7 +17,7 @@ from typing import Any
 from antiphon._drive import until_cancelled
 from antiphon._gateway.admission import admit
 from antiphon._gateway.attempt import returned
-from antiphon._gateway.call import GuardedCall
+from antiphon._gateway.call import NO_EXTRAS, GuardedCall
 from antiphon._gateway.claim import claimed
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.outcome import Outcome
@@ -63,9 +63,8 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
     except BaseException:
         abandon(call)
         raise
-    interrupt = call.extras.interrupt
-    if interrupt is not None:
-        raise interrupt
+    if call.extras is not NO_EXTRAS and call.extras.interrupt is not None:
+        raise call.extras.interrupt
     return call.outcome
 
 

@@ -72,8 +72,9 @@ class Leases:
         self._clock = clock
         self._cap = settings.lease_cap_ms / 1000
         self._idle = settings.stream_idle_ms / 1000
-        self._held: dict[int, Lease] = {}
-        self._due: dict[int, float] = {}
+        self._held: dict[Lease, float] = {}
+        """The calls, and all how many seconds they are renewed."""
+        self._due: dict[Lease, float] = {}
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
         self._journal: SyncJournal | None = None
         self._next = _NEVER
@@ -88,7 +89,7 @@ class Leases:
 
     def hold(self, call: Lease, every: float) -> None:
         """Start renewing the lease of *call*, all *every* seconds."""
-        self._held[id(call)] = call
+        self._held[call] = every
         due = call.started + every
         if due < self._next:
             self._next = due
@@ -97,13 +98,13 @@ class Leases:
 
     def release(self, call: Lease) -> None:
         """Stop renewing."""
-        self._held.pop(id(call), None)
+        self._held.pop(call, None)
         if self._due:
-            self._due.pop(id(call), None)
+            self._due.pop(call, None)
 
     def holds(self, call: Lease) -> bool:
         """Whether the lease of *call* is being renewed."""
-        return id(call) in self._held
+        return call in self._held
 
     def abandon(self, key: str, identity: str, token: str, process: str, settlement: Settlement) -> None:
         """End the claim of a caller that was interrupted once more while it did so itself, as soon as possible."""
@@ -165,14 +166,14 @@ class Leases:
                 return
 
     def _due_of(self, call: Lease) -> float:
-        return self._due.get(id(call)) or call.started + call.renew_every
+        return self._due.get(call) or call.started + call.renew_every
 
     def _earliest(self) -> float:
-        return min((self._due_of(call) for call in list(self._held.values())), default=_NEVER)
+        return min((self._due_of(call) for call in list(self._held)), default=_NEVER)
 
     def renew_due(self, journal: SyncJournal, now: float) -> None:
         """Renew every lease whose third has passed; give up those past their deadline or lost to another."""
-        for call in list(self._held.values()):
+        for call in list(self._held):
             stream = call.stream
             if stream is not None and now - stream.last_pull > self._idle:
                 self.release(call)
@@ -190,14 +191,19 @@ class Leases:
             kept = journal.renew(call.key, call.version, call.lease_ms)
         except StoreError as error:
             log.warning("lease of %s not renewed, will try again: %s", call.tool_name, error)
-            self._due[id(call)] = now + min(1.0, every / 4)
+            self._again_at(call, now + min(1.0, every / 4))
             return
         if kept:
-            self._due[id(call)] = now + every
+            self._again_at(call, now + every)
             return
-        if id(call) in self._held:
+        if call in self._held:
             log.warning("lease of %s was lost; its result will be fenced", call.tool_name)
         self.release(call)
+
+    def _again_at(self, call: Lease, due: float) -> None:
+        self._due[call] = due
+        if call not in self._held:  # it ended meanwhile
+            self._due.pop(call, None)
 
 
 class _Service:

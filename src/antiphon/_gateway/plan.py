@@ -19,7 +19,7 @@ from antiphon._gateway.hooks import HookReply, Hooks
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.recording import Form
-from antiphon._gateway.report import About, Reporter, Tallies
+from antiphon._gateway.report import About, Reporter, Tallies, Tally
 from antiphon._gateway.result_store import ResultStore
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.switches import Switches
@@ -159,11 +159,8 @@ def _shorter(own: float | None, asked: float | None) -> float | None:
 NO_OPTIONS = Options()
 
 
-class Keys(NamedTuple):
-    """What the keys and claims of one tool, session and actor share."""
-
-    maker: KeyMaker
-    template: ClaimTemplate
+Keys = tuple[KeyMaker, ClaimTemplate]
+"""What the keys and claims of one tool, session and actor share."""
 
 
 class Plan:
@@ -179,6 +176,7 @@ class Plan:
         "bypass",
         "clock",
         "credit",
+        "dirty",
         "form",
         "function",
         "guards",
@@ -210,6 +208,7 @@ class Plan:
         "shared",
         "stale",
         "tallies",
+        "tally",
         "threads",
         "time_ns",
         "tool",
@@ -257,6 +256,7 @@ class Plan:
         # what its calls share
         self.clock, self.monotonic, self.time_ns = plans.clock, plans.clock.monotonic, plans.time_ns
         self.breakers = plans.breakers if shadow_of is None else plans.shadow_breakers
+        self.dirty = self.breakers.dirty
         self.path: Path = () if self.off else self.breakers.path(tool, "tool")
         self.budget = TokenBucket() if self.watched_only else plans.budget(tool)
         self.credit = self.budget.success
@@ -266,12 +266,19 @@ class Plan:
         self.hold, self.release = plans.leases.hold, plans.leases.release
         self.guards, self.loops = plans.guards, plans.guards.policy
         self.tallies = Tallies(None if self.off else reporter.metrics, tool)
+        self.tally: Tally = self._first_tally
+        """Counts a call that just succeeded."""
         self.begin_prefix = "" if shadow_of is None else "shadow."
         self.known_keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of.known_keys
         self.policy = Policy(self, NO_OPTIONS)
         shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
         self.shadow = Plan(plans, tool, shadow_of=self) if shadowed else None
         """How calls are made that are only watched."""
+
+    def _first_tally(self, took_ms: float) -> None:
+        """A tool that was never called is not counted."""
+        self.tally = self.tallies["success", ""]
+        self.tally(took_ms)
 
     def breakers_on(self, hint: str) -> Path:
         """The breakers that a call must pass."""
@@ -298,7 +305,7 @@ class Plan:
         )
         if len(self.known_keys) >= _PLACES_KEPT:
             self.known_keys.clear()
-        made = self.known_keys[place] = Keys(maker, template)
+        made = self.known_keys[place] = (maker, template)
         return made
 
 

@@ -7,11 +7,12 @@ import logging
 from antiphon._gateway import codec
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.call import NO_EXTRAS, NOTHING, GuardedCall
+from antiphon._gateway.codec import encode
 from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
 from antiphon._gateway.steps import DONE, SETTLE, Append, Put, ShareBreaker, Sleep, Step
 from antiphon.decide.claim import UNKNOWN_CODE
 from antiphon.errors import StoreError, StoreUnavailable
-from antiphon.ports import Attempt, Row, Settlement
+from antiphon.ports import Attempt, Row, Settlement, Success
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -27,7 +28,7 @@ def settle_success(call: GuardedCall, now: float) -> Step:
     """Keep the result with the claim, and its end in the log."""
     plan = call.plan
     try:
-        payload = call.payload = codec.encode(call.value)
+        payload = call.payload = encode(call.value)
     except codec.NotSerialisable as error:
         return not_kept(call, str(error))
     if call.outcome is not None:
@@ -36,14 +37,12 @@ def settle_success(call: GuardedCall, now: float) -> Step:
         payload = _WATCHED
     elif len(payload) > plan.largest and (plan.tool.streams or not plan.results.is_plain(payload)):
         return _keep(call, payload)
-    attempts = call.attempts
-    call.settlement = _new(
-        Settlement, ("done", plan.ttl_ms, payload, None, None, False, None, attempts, call.number, True)
-    )
-    run = call.run
+    attempts, run = call.attempts, call.run
+    first = call.extras is NO_EXTRAS
+    kind = Success if first else Settlement
+    call.settlement = _new(kind, ("done", plan.ttl_ms, payload, None, None, False, None, attempts, call.number, True))
     if run is not None and run.together and not plan.watched_only:
-        known_clean = call.number == 1 and call.extras is NO_EXTRAS and plan.results.redactor is not None
-        outcome = call.outcome if known_clean else call.result()
+        outcome = call.outcome if first and plan.results.redactor is not None else call.result()
         call.events = run.ended(outcome, payload, (now - call.started) * 1000, attempts)
     return SETTLE
 
@@ -219,12 +218,12 @@ def after_hooks(call: GuardedCall, outcome: Outcome | None = None) -> None:
 
 def settled(call: GuardedCall, version: int | None) -> Step:
     """The record says so (0: there is none; ``None``: it is another's by now); turn and loop guard learn of it."""
-    plan, run, turn, guard = call.plan, call.run, call.turn, call.guard
-    if version is None and not plan.watched_only:
-        plan.reporter.fenced(call)
-        call.result().note(fenced=True)
+    plan, run, turn = call.plan, call.run, call.turn
     if version != 0:
         call.version = 0  # the claim is over
+        if version is None and not plan.watched_only:
+            plan.reporter.fenced(call)
+            call.result().note(fenced=True)
         if run is not None and run.together and not plan.watched_only:
             run.finished = True
     if call.extras is not NO_EXTRAS:
@@ -238,9 +237,10 @@ def settled(call: GuardedCall, version: int | None) -> Step:
         turn.identities.add(call.identity)
         if outcome is None or outcome.status == "success":
             turn.succeeded.setdefault(call.pair, call.call_id or call.request_id)
+    guard = call.guard
     if guard is not None:
         if outcome is None and plan.bound_loop and call.payload is not None:
-            guard.loop.record(*call.pair, call.payload)
+            guard.loop.note(call.pair, call.payload)
         else:
             guard.after(call.pair, call.result(), plan.tool.spec.poll)
     if run is not None and run.entered and not run.finished:
@@ -287,14 +287,18 @@ def append_missed(call: GuardedCall, error: StoreError) -> None:
 
 def _conclude(call: GuardedCall) -> Step:
     """Other processes learn of breakers; metrics and listeners of the call."""
-    plan, outcome, extras, monotonic = call.plan, call.outcome, call.extras, call.plan.monotonic
-    if extras.replayed:
+    plan, outcome, extras = call.plan, call.outcome, call.extras
+    plain = extras is NO_EXTRAS
+    if not plain and extras.replayed:
         return DONE
-    if plan.breakers.dirty:
+    if plan.dirty:
         return _share_breaker(call)
+    monotonic, tally = plan.monotonic, plan.tally
     took_ms = (monotonic() - call.started) * 1000
     if outcome is None:
-        plan.tallies["success", extras.hit](took_ms)
+        if not plain and extras.hit:
+            tally = plan.tallies["success", extras.hit]
+        tally(took_ms)
         if plan.on_end:
             plan.reporter.ended(call, call.result(), took_ms, "tool_call_end", plan.on_end)
     else:
@@ -304,7 +308,7 @@ def _conclude(call: GuardedCall) -> Step:
         if listeners:
             event = "tool_call_blocked" if blocked else "tool_call_end"
             plan.reporter.ended(call, outcome, took_ms, event, listeners)
-    if extras.over is not None:
+    if not plain and extras.over is not None:
         extras.over.set()
     return DONE
 

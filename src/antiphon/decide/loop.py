@@ -159,6 +159,8 @@ class LoopGuard:
         self._policy = policy
         capped = policy.max_calls is not None or policy.max_seconds is not None or policy.max_cost is not None
         self._simple = policy.enabled and not capped
+        self._enabled = policy.enabled
+        self._remember = policy.remember
         self._started = started
         self._lock = threading.Lock()
         self._recent: dict[tuple[str, str], _Seen | _Once] = {}
@@ -215,42 +217,51 @@ class LoopGuard:
 
     def record(self, tool: str, digest: str, outcome: bytes | str, *, ok: bool = True, poll: bool = False) -> None:
         """After a call that ran or was answered: what came of it (of a failure: its code and message)."""
-        if not self._policy.enabled:
-            return
         key = (tool, digest)
-        seen = self._recent.get(key) or self._older.get(key)
-        if seen is None and not poll:
-            self._first(key, outcome, ok)
-            return
-        with self._lock:
-            if seen is None:
-                self._first(key, outcome, ok)
-            else:
-                known = self._known(key, seen)
-                self._again(known, outcome, poll)
-                self._follow(known.token)
-            if poll:
+        if not poll or (key not in self._recent and key not in self._older):
+            self.note(key, outcome, ok)
+        elif self._enabled:
+            self._note_again(key, outcome, poll)
+        if poll and self._enabled:
+            with self._lock:
                 self._moment += 1
                 self._last.clear()
                 self._matches = _NO_CYCLE
+
+    def note(self, call: tuple[str, str], outcome: bytes | str, ok: bool = True) -> None:
+        """:meth:`record` for a call that does not poll.
+
+        One that is new takes no lock: each step is atomic; a race merges two signs of progress or forgets a call.
+        """
+        recent = self._recent
+        if call in recent or call in self._older:
+            self._note_again(call, outcome, poll=False)
+        elif self._enabled:
+            moment = self._moment
+            if ok:
+                self._progress = self._moment = moment = moment + 1
+                self._blocks = 0
+            if len(recent) >= self._remember:
+                self._older = recent
+                recent = self._recent = {}
+            token = next(self._tokens)
+            recent[call] = (token, moment, outcome)
+            self._matches = _NO_CYCLE
+            self._last.append(token)
+
+    def _note_again(self, key: tuple[str, str], outcome: bytes | str, poll: bool) -> None:
+        with self._lock:
+            seen = self._recent.get(key) or self._older.get(key)
+            if seen is None:  # forgotten meanwhile
+                return
+            known = self._known(key, seen)
+            self._again(known, outcome, poll)
+            self._follow(known.token)
 
     def spend(self, cost: float) -> None:
         """Add a cost that became known only afterwards (tokens of a model call)."""
         with self._lock:
             self.cost += cost
-
-    def _first(self, key: tuple[str, str], outcome: bytes | str, ok: bool) -> None:
-        """A call that is new. No lock: each step is atomic; a race merges two signs of progress or forgets a call."""
-        if ok:
-            self._progress = self._moment = self._moment + 1
-            self._blocks = 0
-        recent = self._recent
-        if len(recent) >= self._policy.remember:
-            self._older, self._recent = recent, {}
-        token = next(self._tokens)
-        self._recent[key] = (token, self._moment, outcome)
-        self._matches = _NO_CYCLE
-        self._last.append(token)
 
     def _judge(self, tool: str, seen: _Seen | _Once, now: float, poll: bool) -> LoopVerdict:
         policy = self._policy

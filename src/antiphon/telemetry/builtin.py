@@ -32,18 +32,18 @@ class _Calls:
     somebody asks.
     """
 
-    __slots__ = ("_leave", "_left", "_lock", "buckets", "sum")
+    __slots__ = ("_left", "_lock", "buckets", "sum")
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._left: deque[float] = deque()
-        self._leave = self._left.append
         self.buckets = [0] * (len(schema.BUCKETS_MS) + 1)
         self.sum = 0.0
 
     def add(self, duration_ms: float) -> None:
-        self._leave(duration_ms)
-        if len(self._left) >= _LEFT_MOST:
+        left = self._left
+        left.append(duration_ms)
+        if len(left) >= _LEFT_MOST:
             with self._lock:
                 self.sum_up()
 

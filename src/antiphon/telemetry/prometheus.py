@@ -45,17 +45,17 @@ class _Calls:
     them whenever the registry is read.
     """
 
-    __slots__ = ("_counters", "_leave", "_left", "_lock", "_observe")
+    __slots__ = ("_counters", "_left", "_lock", "_observe")
 
     def __init__(self, counters: list[Callable[[float], None]], observe: Callable[[float], None]) -> None:
         self._counters, self._observe = counters, observe
         self._lock = threading.Lock()
         self._left: deque[float] = deque()
-        self._leave = self._left.append
 
     def add(self, duration_ms: float) -> None:
-        self._leave(duration_ms)
-        if len(self._left) >= _LEFT_MOST:
+        left = self._left
+        left.append(duration_ms)
+        if len(left) >= _LEFT_MOST:
             self.hand_over()
 
     def add_at_once(self, duration_ms: float) -> None:

@@ -76,7 +76,7 @@ class RunsWhatWasShared(SyncMemoryJournal):
 class LifeFreesTheClaim(SyncMemoryJournal):
     """A claim in flight expires like a settled one."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
         seen = self.read(request.key)
         if seen is not None and seen.current.expires_at_ms <= seen.now_ms:
             self.clear(request.key)
@@ -108,7 +108,7 @@ class NeverForgets(SyncMemoryJournal):
 class LeaseFreesTheClaim(SyncMemoryJournal):
     """A claim past its lease is treated as free."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
         seen = self.read(request.key)
         if seen and isinstance(seen.current.lock_until_ms, int) and seen.current.lock_until_ms <= seen.now_ms:
             self.clear(request.key)
@@ -122,7 +122,7 @@ class AnybodyRenews(SyncMemoryJournal):
 
 
 class LosersWriteEvents(SyncMemoryJournal):
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
         answer = super().begin(request)
         self._write(events)
         return answer
@@ -184,7 +184,7 @@ class ReopeningReplaces(SyncMemoryJournal):
 class Keeps(SyncMemoryJournal):
     """A request or a settlement is kept, but not all of it."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
         return super().begin(self.kept_request(request), events)
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
@@ -226,7 +226,7 @@ class KeepsTheLastAttempt(Keeps):
 class TakesAllForNew(SyncMemoryJournal):
     """After many claims in a row it does not look any more."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
         if self.ping()["claims"] >= 20:
             self.clear(request.key)
         return super().begin(request, events)

@@ -10,7 +10,6 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 from msgspec import UNSET
 
@@ -25,6 +24,7 @@ from antiphon.ports import (
     Row,
     Settlement,
     StaticClaimRequest,
+    Success,
 )
 from antiphon.stores._common import (
     NO_OUTCOME,
@@ -42,51 +42,71 @@ from antiphon.stores.memory.log import MemoryLog
 _ROOM = 32
 _KEPT_BYTES = 2048
 """Longer parameters are kept as their digests, so that claims stay small."""
-_WENT_WELL = ("", False)
-"""Code and retriability of an attempt."""
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
-@dataclass(slots=True, init=False, eq=False, repr=False)
 class Node:
     """One execution of an intent: the values of its request as they came; the record is built when somebody reads it.
 
     Every call writes to it several times, and a struct's fields take ten times as long to set as slots do.
     """
 
+    __slots__ = (
+        "asked",
+        "began",
+        "created",
+        "ended",
+        "expires",
+        "found_by",
+        "key",
+        "payload",
+        "record",
+        "renewed_until",
+        "serial",
+        "settlement",
+        "state",
+        "template",
+        "updated",
+        "version",
+    )
+
     key: str
     template: ClaimTemplate
-    identity: str
-    idempotency_key: str
-    params: bytes | tuple[str, str]
-    request_id: str
-    token: str
-    call_id: str | None
+    asked: tuple[str, bytes | tuple[str, str], str, str, str, str | None]
+    """Idempotency key, parameters, identity, request id, token and call id of the request."""
     found_by: str
     """The identity that finds it: the one that asked, except for an alias."""
     serial: int
-    """Its place among the past ones; the fence, except for an alias."""
+    """Its place among all nodes; the fence, except for an alias."""
     version: int
-    fence: int
     created: int
     updated: int
     expires: int
     renewed_until: int
     """End of the lease, if that is not what was asked for first."""
     state: str
-    kept: bool
-    """In flight or unknown: never evicted."""
     settlement: Settlement | None
     """How it ended, except for a plain success, of which only what differs is kept: less for the garbage collector."""
     payload: bytes | None
-    """The result of a plain success."""
+    """The result of a plain success, which alone has its times, too."""
     began: int
     ended: int
     record: DedupeRecord | None
 
     @property
+    def fence(self) -> int:
+        return self.serial
+
+    @property
     def lock_until(self) -> int:
         return self.renewed_until or self.created + self.template.lease_ms
+
+    @property
+    def kept(self) -> bool:
+        """In flight or unknown: never evicted."""
+        if self.settlement is None or self.payload is not None:
+            return self.state == "inflight"
+        return must_be_kept(self.settlement)
 
     def lives(self, now: int) -> bool:
         """Whether it counts; one in flight always does."""
@@ -97,14 +117,6 @@ class Node:
         """In flight, and a sweep has seen it past its life before: only that lets it expire so late."""
         return self.expires > max(self.created + self.template.ttl_ms, self.lock_until)
 
-    def alias(self, identity: str, serial: int) -> Node:
-        """The same execution, found by another identity."""
-        copy = Node()
-        for field in fields(self):
-            setattr(copy, field.name, getattr(self, field.name))
-        copy.found_by, copy.serial = identity, serial
-        return copy
-
     def to_record(self) -> DedupeRecord:
         if self.record is None:
             self.record = self._build()
@@ -114,19 +126,33 @@ class Node:
         if self.payload is None:
             return self.settlement
         attempts = ((self.began, self.ended, "", False),)
-        return Settlement("done", self.expires - self.updated, self.payload, attempts=attempts, attempt_count=1)
+        return Success("done", self.expires - self.updated, self.payload, attempts=attempts, attempt_count=1)
 
     def _build(self) -> DedupeRecord:
         template, settlement = self.template, self._settled()
-        ids = (self.request_id, self.token, self.call_id)
-        request = StaticClaimRequest(self.key, self.identity, template, self.idempotency_key, self.params, *ids)
+        idempotency_key, params, identity, request_id, token, call_id = self.asked
+        ids = (request_id, token, call_id)
+        request = StaticClaimRequest(self.key, identity, template, idempotency_key, params, *ids)
         times = (self.created, self.updated, self.expires, template.ttl_ms if settlement is None else settlement.ttl_ms)
         held = (self.version, self.fence, template.tenant, template.workspace, owner_of(request))
-        known = (self.key, template.tool, self.idempotency_key, self.state, *times, recorded_request(request), *held)
+        known = (self.key, template.tool, idempotency_key, self.state, *times, recorded_request(request), *held)
         if settlement is None:
             return record_of((*known, False), NO_OUTCOME, None, self.lock_until, RECORD_VERSION)
         outcome = outcome_of(settlement)
         return record_of((*known, settlement.dispatched), outcome, settlement.payload, UNSET, RECORD_VERSION)
+
+
+class Alias(Node):
+    """An execution that another identity finds, too."""
+
+    __slots__ = ("fence",)
+
+    def __init__(self, of: Node, identity: str, serial: int) -> None:
+        for name in Node.__slots__:
+            if hasattr(of, name):
+                setattr(self, name, getattr(of, name))
+        self.fence = of.fence  # type: ignore[misc]
+        self.found_by, self.serial = identity, serial
 
 
 class MemoryClaims(MemoryLog):
@@ -154,25 +180,45 @@ class MemoryClaims(MemoryLog):
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
-        key, params = request.key, request.params
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
+        """Insert a claim, or answer with what is there; *replaces* is the version that may be replaced."""
+        key, identity, params = request.key, request.identity, request.params
         if len(params) > _KEPT_BYTES:
             params = digests_of(params)
         with self.lock:
-            time_ns, current = self._time_ns, self._current
+            time_ns, current, nodes, last = self._time_ns, self._current, self._nodes, self._last
             now = time_ns() // 1_000_000
             if key in current or key in self._history:
-                found = self._live(key, request.identity, now)
+                found = self._give_way(key, identity, replaces, now) if replaces else self._live(key, identity, now)
                 if found is not None:
                     return found
-            claimed = self._insert(request, params, now)
+            if len(nodes) >= self._max:
+                self._make_room(now)
+            version = now * 1000
+            if version <= last:
+                version = last + 1
+            node = Node()
+            node.key = key
+            node.template = template = request.template
+            node.found_by = identity
+            request_id, token = request.request_id, request.token
+            node.asked = (request.idempotency_key, params, identity, request_id, token, request.call_id)
+            node.serial = node.version = self._last = version
+            node.created = node.updated = now
+            node.expires = expires = now + template.lives_ms
+            if expires < self._soonest:
+                self._soonest = expires
+            node.renewed_until = 0
+            node.state = "inflight"
+            node.settlement = node.record = node.payload = None
+            current[key] = nodes[version] = node
             if events:
                 self._write(events)
-            return claimed
+            return _new(Claimed, (version, now))
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         with self.lock:
-            time_ns, current = self._time_ns, self._current
+            time_ns, current, last = self._time_ns, self._current, self._last
             now = time_ns() // 1_000_000
             node = current.get(key)
             if node is None or node.version != version or (node.expires <= now and node.state != "inflight"):
@@ -180,20 +226,15 @@ class MemoryClaims(MemoryLog):
                     self._write(events)
                 return None
             version = now * 1000
-            if version <= self._last:
-                version = self._last + 1
+            if version <= last:
+                version = last + 1
             self._last = version
-            node.state = settlement.state
-            ttl_ms, payload, attempts = settlement.ttl_ms, settlement.payload, settlement.attempts
-            plain = settlement == ("done", ttl_ms, payload, None, None, False, None, attempts, 1, True)
-            if plain and payload is not None and len(attempts) == 1 and attempts[0][2:] == _WENT_WELL:
-                node.payload = payload
-                node.began, node.ended, _, _ = attempts[0]
-                node.kept = False
+            node.state, ttl_ms = settlement[0], settlement[1]
+            if type(settlement) is Success:
+                node.payload = settlement[2]
+                ((node.began, node.ended, _, _),) = settlement[7]
             else:
-                node.payload = None
-                node.settlement = settlement
-                node.kept = must_be_kept(settlement)
+                node.payload, node.settlement = None, settlement
             node.record = None
             node.updated = now
             node.expires = expires = now + ttl_ms
@@ -208,31 +249,7 @@ class MemoryClaims(MemoryLog):
             return version
 
     def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        key, identity, params = request.key, request.identity, request.params
-        if len(params) > _KEPT_BYTES:
-            params = digests_of(params)
-        with self.lock:
-            now = self._now()
-            node = self._living(key, now)
-            own = node if node is not None and node.found_by == identity else self._earlier(key, identity, now)
-            live = node or own
-            if live is not None and (live.version != version or (own is not None and own.state == "done")):
-                return self._existing(live, identity, now)
-            self._make_room(now)
-            node = self._current.get(key)  # making room may have dropped it
-            if node is not None:
-                if node.expires > now and node.found_by != identity:
-                    self._keep_as_history(node)
-                else:
-                    self._drop(node)
-            own = self._earlier(key, identity, 0)
-            if own is not None:
-                self._drop(own)
-            self.waiters.wake(key)
-            claimed = self._insert(request, params, now)
-            if events:
-                self._write(events)
-            return claimed
+        return MemoryClaims.begin(self, request, events, version)
 
     def alias(self, key: str, identity: str, version: int) -> bool:
         with self.lock:
@@ -253,7 +270,7 @@ class MemoryClaims(MemoryLog):
             self._make_room(now)
             self._last = next_version(self._last, now)
             node.to_record()
-            self._remember(key, node.alias(identity, self._last))
+            self._remember(key, Alias(node, identity, self._last))
             return True
 
     def renew(self, key: str, version: int, lease_ms: int) -> bool:
@@ -343,37 +360,25 @@ class MemoryClaims(MemoryLog):
         node = None if past is None else past.get(identity)
         return node if node is not None and node.expires > now else None
 
-    def _insert(self, request: ClaimRequest, params: bytes | tuple[str, str], now: int) -> Claimed:
-        """A new claim in flight."""
-        if len(self._nodes) >= self._max:
-            self._make_room(now)
-        template = request.template
-        version = now * 1000
-        if version <= self._last:
-            version = self._last + 1
-        self._last = version
-        ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
-        expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
-        if expires < self._soonest:
-            self._soonest = expires
-        node = Node()
-        node.key = key = request.key
-        node.found_by = node.identity = request.identity
-        node.template = template
-        node.idempotency_key = request.idempotency_key
-        node.params = params
-        node.request_id = request.request_id
-        node.token = request.token
-        node.call_id = request.call_id
-        node.serial = node.version = node.fence = version
-        node.created = node.updated = now
-        node.expires = expires
-        node.renewed_until = node.began = node.ended = 0
-        node.state = "inflight"
-        node.kept = True
-        node.settlement = node.record = node.payload = None
-        self._current[key] = self._nodes[version] = node
-        return _new(Claimed, (version, now))
+    def _give_way(self, key: str, identity: str, version: int, now: int) -> Existing | None:
+        """Make place for a claim instead of *version*; what is there if that is something else."""
+        node = self._living(key, now)
+        own = node if node is not None and node.found_by == identity else self._earlier(key, identity, now)
+        live = node or own
+        if live is not None and (live.version != version or (own is not None and own.state == "done")):
+            return self._existing(live, identity, now)
+        self._make_room(now)
+        node = self._current.get(key)  # making room may have dropped it
+        if node is not None:
+            if node.expires > now and node.found_by != identity:
+                self._keep_as_history(node)
+            else:
+                self._drop(node)
+        own = self._earlier(key, identity, 0)
+        if own is not None:
+            self._drop(own)
+        self.waiters.wake(key)
+        return None
 
     def _make_room(self, now: int) -> None:
         """Evict what was used longest ago; refuse if all that is left must be kept (D3)."""

@@ -145,7 +145,7 @@ def claim_values(
     """What :data:`INSERT_CLAIM` takes."""
     template, key, identity = request.template, request.key, request.identity
     ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
-    expires = now + (ttl_ms if ttl_ms > lease_ms else lease_ms)
+    expires = now + template.lives_ms
     return (
         key,
         template.tenant,
