@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import secrets
 import sys
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 from antiphon._drive import drive
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, JSON, application, argument, command
 from antiphon.errors import ConfigError, InvalidInput, missing_extra
+from antiphon.ops.app import Antiphon
+from antiphon.ports import Clock
 
 
 @command(
@@ -19,10 +24,11 @@ from antiphon.errors import ConfigError, InvalidInput, missing_extra
     argument("--port", type=int, help="port to bind (default: 8321)"),
     argument("--workers", type=int, metavar="N", help="worker processes (default: 1)"),
     argument("--log-level", default="info", choices=("debug", "info", "warning", "error")),
+    argument("--log-format", default="text", choices=("text", "json"), help="lines for people or for machines"),
     CONFIG,
 )
 def serve(arguments: argparse.Namespace) -> int:
-    """Start the HTTP host: runs, replay forks, events, admin. Binds to loopback by default.
+    """Start the HTTP host: runs, replay forks, events, admin. Binds to loopback by default. Logs to standard error.
 
     example:
       ANTIPHON_API_KEY=$(openssl rand -hex 32) antiphon serve --port 8321 --config antiphon.toml
@@ -32,14 +38,16 @@ def serve(arguments: argparse.Namespace) -> int:
     except ImportError:
         raise missing_extra("uvicorn", "server", "antiphon serve") from None
     from antiphon.config.load import load
+    from antiphon.host import logs
     from antiphon.host.api_keys import ENVIRONMENT_KEY
+    from antiphon.host.http.connections import LimitedProtocol, Limits
     from antiphon.host.http.endpoint import is_loopback
 
     config = load(arguments.config).config
     settings = config.host
     host = arguments.host or settings.host
     port = settings.port if arguments.port is None else arguments.port
-    workers = arguments.workers or settings.workers
+    workers = settings.workers if arguments.workers is None else arguments.workers
     if not 0 <= port <= 65535 or workers < 1:
         raise InvalidInput("The port must be from 0 to 65535, with at least one worker.")
     public = not is_loopback(host)
@@ -49,49 +57,89 @@ def serve(arguments: argparse.Namespace) -> int:
             hint="Leave auth on and make a key: antiphon apikeys create --role admin",
             path="host.auth",
         )
-    if settings.auth and not _has_key(arguments.config):
-        if public:
-            raise ConfigError(
-                f"The host does not bind to {host} before there is a key.",
-                hint=f"Make one: antiphon apikeys create --role admin, or set {ENVIRONMENT_KEY}.",
-                path="host.auth",
-            )
-        os.environ[ENVIRONMENT_KEY] = token = secrets.token_urlsafe(32)
-        print(f"antiphon: no API key yet; for this process only, with the admin role:\n  {token}", file=sys.stderr)
+    if settings.workflows is not None and not Path(settings.workflows).is_dir():
+        raise ConfigError(
+            f"[host] workflows: there is no folder {settings.workflows}.",
+            hint="Create it, or leave the setting out.",
+            path="host.workflows",
+        )
+    with closing(Antiphon(arguments.config).journal) as journal:
+        journal.ping()  # a store that cannot be used is told here, once
+        if settings.auth and not os.environ.get(ENVIRONMENT_KEY) and not _has_key(journal, config):
+            if public:
+                raise ConfigError(
+                    f"The host does not bind to {host} before there is a key.",
+                    hint=f"Make one: antiphon apikeys create --role admin, or set {ENVIRONMENT_KEY}.",
+                    path="host.auth",
+                )
+            os.environ[ENVIRONMENT_KEY] = token = secrets.token_urlsafe(32)
+            print(f"antiphon: no API key yet; for this process only, with the admin role:\n  {token}", file=sys.stderr)
     if arguments.config is not None:
         os.environ["ANTIPHON_CONFIG"] = os.path.abspath(arguments.config)  # noqa: PTH100 - as the user wrote it
     os.environ["ANTIPHON_HOST_HOST"] = host
-    options: dict[str, Any] = {
-        "host": host,
-        "port": port,
-        "workers": workers,
-        "log_level": arguments.log_level,
-        "factory": True,
-        "server_header": False,
-        "date_header": False,
-        "access_log": False,
-        "timeout_graceful_shutdown": max(1, int(settings.shutdown_grace_s)),
-        "timeout_keep_alive": 30,
-        "h11_max_incomplete_event_size": 65_536,
-        "lifespan": "on",
-    }
+    server = uvicorn.Config(
+        "antiphon.host.http.app:service",
+        host=host,
+        port=port,
+        workers=workers,
+        log_config=logs.settings(arguments.log_level, arguments.log_format),
+        factory=True,
+        server_header=False,
+        date_header=False,
+        access_log=False,
+        timeout_graceful_shutdown=max(1, int(settings.shutdown_grace_s)),
+        timeout_keep_alive=math.ceil(settings.idle_timeout_s),
+        h11_max_incomplete_event_size=65_536,
+        lifespan="on",
+        http=LimitedProtocol,
+        ws="none",
+    )
+    server.limits = Limits.of(settings)  # type: ignore[attr-defined]
     print(f"antiphon: serving on http://{host}:{port} with {workers} worker(s)", file=sys.stderr)
-    uvicorn.run("antiphon.host.http.app:create", **options)
-    return 0
+    return 0 if _run(server) else 1
 
 
-def _has_key(config: str | None) -> bool:
-    from antiphon.host.api_keys import ENVIRONMENT_KEY
-    from antiphon.ops.app import Antiphon
+def _run(config: Any) -> bool:
+    """Serve until a signal ends it; whether it could start."""
+    from uvicorn.config import STARTUP_FAILURE
+    from uvicorn.server import Server
+    from uvicorn.supervisors import Multiprocess
 
-    return bool(os.environ.get(ENVIRONMENT_KEY)) or drive(_key_ring(Antiphon(config)).any())
+    class Workers(Multiprocess):
+        """Stops when a worker cannot start: another one could not either."""
+
+        failed = False
+
+        def keep_subprocess_alive(self) -> None:
+            if any(one.process.exitcode == STARTUP_FAILURE for one in self.processes):
+                self.failed = True
+                self.should_exit.set()
+                return
+            super().keep_subprocess_alive()
+
+    try:
+        if config.workers == 1:
+            server = Server(config)
+            server.run()
+            return server.started
+        workers = Workers(config, sockets=[config.bind_socket()])
+        workers.run()
+        return not workers.failed
+    except KeyboardInterrupt:
+        return True
+    except SystemExit:  # the server has said why
+        return False
 
 
-def _key_ring(app: Any) -> Any:
+def _has_key(journal: Any, config: Any) -> bool:
+    return bool(drive(_key_ring(journal, config.gateway.tenant).any()))
+
+
+def _key_ring(journal: Any, tenant: str) -> Any:
     from antiphon.host.api_keys import KeyRing
     from antiphon.stores._adapters import AsyncFromSync
 
-    return KeyRing(AsyncFromSync(app.journal), app.clock, default_tenant=app.tenant)
+    return KeyRing(AsyncFromSync(journal), Clock(), default_tenant=tenant)
 
 
 @command(
@@ -110,7 +158,7 @@ def apikeys(arguments: argparse.Namespace) -> int:
       antiphon apikeys create --role run --tenant acme --name ci
     """
     with application(arguments) as app:
-        ring = _key_ring(app)
+        ring = _key_ring(app.journal, app.tenant)
         if arguments.act == "create":
             tenant = arguments.tenant or app.tenant
             token, key = drive(ring.create(role=arguments.role, tenant=tenant, name=arguments.name))

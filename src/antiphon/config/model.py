@@ -281,7 +281,21 @@ class HostSection(Section, frozen=True):
     max_body_bytes: Positive = 1_048_576
     """Largest request body."""
     request_timeout_s: Seconds = 60.0
-    """Request timeout in seconds."""
+    """Seconds that the body of a request may take to arrive."""
+    header_timeout_s: Seconds = 10.0
+    """Seconds that the headers of a request may take to arrive."""
+    idle_timeout_s: Seconds = 30.0
+    """Seconds that a connection may stay open between requests, and that a client may take to read an answer."""
+    max_connections: Positive = 1_000
+    """Open connections per worker; at most half the descriptors of the process. The longest idle one gives way."""
+    tenant_requests: Positive = 200
+    """Requests that one tenant may have open at a time per worker, streams and polls included."""
+    tenant_runs: Positive = 1_000
+    """Runs of one tenant that a worker executes at a time."""
+    tenant_threads: Positive = 8
+    """Threads per worker for the synchronous agents of one tenant; more of its agents wait."""
+    tenant_webhooks: Positive = 20
+    """Webhooks of one tenant."""
     shutdown_grace_s: Seconds = 10.0
     """Seconds that running work gets to finish at shutdown."""
     retention_seconds: Positive = 1_209_600

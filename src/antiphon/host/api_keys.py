@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 from typing import Any, Literal, NamedTuple, get_args
 
 from antiphon.contract.events import RunManifest
-from antiphon.errors import InvalidInput, NotFound
+from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops.runs import ReservedRun
 from antiphon.ports import Clock, Journal
+
+log = logging.getLogger("antiphon.host")
 
 Role = Literal["read", "run", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -19,7 +23,7 @@ HOST_TENANT = "antiphon-host"
 """Whose reserved runs hold what the host itself keeps; no credential has this tenant."""
 KEYS_RUN = "host-apikeys"
 ENVIRONMENT_KEY = "ANTIPHON_API_KEY"
-_REFRESH_S = 2.0
+_REFRESH_S = 1.0
 
 
 class Principal(NamedTuple):
@@ -76,12 +80,16 @@ class KeyRing:
         self._environment_principal = Principal("environment", default_tenant, "admin")
 
     async def refresh(self, *, at_once: bool = False) -> None:
-        """Read what was appended since the last time; every two seconds at most."""
+        """Read what was appended since the last time; every second at most."""
         for event in await self._log.read(at_most_every_s=0.0 if at_once else _REFRESH_S):
             payload = event.payload
             if event.type == "key.created":
-                key = ApiKey(**payload)
-            elif event.type == "key.revoked" and payload["id"] in self._keys:
+                try:
+                    key = ApiKey(**payload)
+                except TypeError as error:
+                    log.error("event %d of the API keys cannot be read; its key opens nothing: %s", event.seq, error)
+                    continue
+            elif event.type == "key.revoked" and payload.get("id") in self._keys:
                 key = self._keys[payload["id"]]._replace(revoked=True)
             else:
                 continue
@@ -97,6 +105,13 @@ class KeyRing:
         if key is None:
             return None
         return None if key.revoked else Principal(key.id, key.tenant, key.role)
+
+    async def is_valid(self, principal: Principal) -> bool:
+        """Whether the key of a principal that was let in has not been revoked since."""
+        with contextlib.suppress(StoreError):  # what is not known is not held against it
+            await self.refresh()
+        key = self._keys.get(principal.key_id)
+        return key is None or not key.revoked
 
     async def any(self) -> bool:
         """Whether there is a key at all."""

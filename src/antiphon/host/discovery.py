@@ -29,7 +29,9 @@ def _data(name: str) -> dict[str, Any]:
     return found
 
 
-async def _nowhere(url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
+async def _nowhere(
+    url: str, body: bytes, headers: Mapping[str, str], seconds: float, *, address: str | None = None
+) -> tuple[int, bytes]:
     raise OSError("the self-test reaches nothing")
 
 

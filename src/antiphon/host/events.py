@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
@@ -13,15 +14,30 @@ import msgspec
 
 from antiphon._recording.recorder import Recorder, is_spilled, resolve
 from antiphon.contract.events import Event
+from antiphon.errors import AntiphonError, StoreUnavailable
 from antiphon.host.workflow.source import event_id
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 from antiphon.ports import Blobs, Journal, Row
+
+log = logging.getLogger("antiphon.host")
 
 PLACE = "sequence"
 """Where the metadata of a row says its number among the workflow events of the run."""
 _BATCH = 1000
 _LOOK_S = 0.25
 _FEEDS_STATE = frozenset({"run.started", "node.completed"})
+
+
+class RunDamaged(AntiphonError):
+    """The log of one run cannot be read; no other run is affected."""
+
+    code = "run_damaged"
+
+    def __init__(self, run: str, place: str) -> None:
+        super().__init__(
+            f"The log of run {run} cannot be read {place}. Nothing was changed; other runs are not affected.",
+            hint="The host's log names the cause.",
+        )
 
 
 def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
@@ -42,6 +58,11 @@ class Numbered(NamedTuple):
     """Whether what the log holds is not what was given."""
     row: int = 0
     """Its place in the log."""
+
+
+def one_line(error: BaseException) -> str:
+    """An exception for a line of the log."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def document(run: str, event: Numbered) -> dict[str, Any]:
@@ -80,23 +101,40 @@ class Reader(msgspec.Struct, eq=False):
     async def more(self, *, keep_rows: bool = False) -> list[Numbered]:
         """The events that came since the last time."""
         found: list[Numbered] = []
-        while batch := await self.journal.events(self.run, start=self.next, limit=_BATCH):
-            self.next = batch[-1].seq + 1
+        while batch := await self._batch():
             for event in batch:
                 if event.meta.get("workflow"):
                     found.append(await self._numbered(event))
                 elif keep_rows:
                     self.rows.append(event)
+            self.next = batch[-1].seq + 1
             if len(batch) < _BATCH:
                 break
         return found
 
+    async def _batch(self) -> list[Event]:
+        try:
+            return await self.journal.events(self.run, start=self.next, limit=_BATCH)
+        except (StoreUnavailable, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise self._damaged(f"after event {self.next}", error) from error
+
+    def _damaged(self, place: str, error: Exception) -> RunDamaged:
+        log.error("run %s cannot be read %s: %s", self.run, place, one_line(error))
+        return RunDamaged(self.run, place)
+
     async def _numbered(self, event: Event) -> Numbered:
-        payload = event.payload
-        if any(is_spilled(value) for value in payload.values()):
-            payload = await asyncio.to_thread(resolve, payload, self.blobs, self.tenant)
-        told = WorkflowEvent(event.type, payload)
-        return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
+        try:
+            payload = event.payload
+            if any(is_spilled(value) for value in payload.values()):
+                payload = await asyncio.to_thread(resolve, payload, self.blobs, self.tenant)
+            told = WorkflowEvent(event.type, payload)
+            return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            raise self._damaged(f"at event {event.seq}", error) from error
 
 
 class Signals:

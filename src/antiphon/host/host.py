@@ -7,11 +7,15 @@ and resumed, and who may look at what. Calls go through the gateway, events into
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 import random
+import shutil
 import uuid
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,11 +31,13 @@ from antiphon.config.wiring import sealer_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import Event, RunManifest
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import AntiphonError, ConfigError, Divergence, InvalidInput, StoreError
+from antiphon.errors import AntiphonError, ConfigError, Divergence, InvalidInput, StoreError, StoreUnavailable
+from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import KeyRing, Principal
-from antiphon.host.events import Numbered, Reader, Signals, follow, row_of
-from antiphon.host.llm import MockProvider, ModelBoundary, Post
-from antiphon.host.webhooks import Webhooks
+from antiphon.host.events import Numbered, Reader, Signals, follow, one_line, row_of
+from antiphon.host.llm import MockProvider, ModelBoundary
+from antiphon.host.logs import about
+from antiphon.host.webhooks import Mask, PostTo, Webhooks
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeFailed, Outputs, Visit, check_nodes
@@ -48,7 +54,22 @@ log = logging.getLogger("antiphon.host")
 KIND = "workflow"
 """The tag that tells the host's runs from others in the log."""
 _LOOK_FOR_ORPHANS_S = 5.0
+_READY_S = 2.0
+_ROOM_BYTES = 8 << 20
+"""A store with less room than this takes no new runs."""
 _LOOK_FOR_CANCELS_S = 0.5
+_LEVELS = {
+    "run.started": logging.INFO,
+    "run.completed": logging.INFO,
+    "run.cancelled": logging.INFO,
+    "run.failed": logging.WARNING,
+    "node.failed": logging.WARNING,
+    "envelope.refusal": logging.WARNING,
+    "replay.diverged": logging.WARNING,
+    "replay.divergedAtRefusal": logging.WARNING,
+    "log.appended": logging.WARNING,
+}
+"""How loud the log tells of an event; the others are for those who debug."""
 _FRESH = {
     "now": lambda: datetime.now(UTC).isoformat(),
     "random": lambda: repr(random.random()),
@@ -68,6 +89,18 @@ class Rejected(AntiphonError):
 def not_found(run_id: str) -> Rejected:
     """The same answer for a run of another tenant and for none at all."""
     return Rejected(404, "run_not_found", f"There is no run {run_id[:64]!r}.")
+
+
+def _free_bytes(folder: Path) -> int:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return _ROOM_BYTES  # what cannot be asked is told by the write
+
+
+def told_of(manifest: RunManifest) -> dict[str, str]:
+    """What a line of the log says of a run beside its text."""
+    return {"tenant": manifest.tenant, "runId": manifest.id}
 
 
 def tools_of(places: Sequence[str]) -> list[tuple[Callable[..., Any], ToolSpec]]:
@@ -93,7 +126,7 @@ def performed_effect(nodeId: str) -> dict[str, str]:  # noqa: N803 - the name on
 class Host:
     """Everything the HTTP layer calls. One per process and event loop; :meth:`start` before use, :meth:`stop` after."""
 
-    def __init__(self, app: Antiphon, post: Post) -> None:
+    def __init__(self, app: Antiphon, post: PostTo) -> None:
         self.app = app
         self.post = post
         self.config = app.config
@@ -108,8 +141,15 @@ class Host:
         self.webhooks: Webhooks | None = None
         self.claims: dict[str, Any] = {}
         """What the self-test found, for the discovery document."""
+        self.set_aside: dict[str, str] = {}
+        """Unfinished runs that this process cannot go on with, and why; the others go on."""
         self._tools = tools_of(self.settings.tools)
         self._tenants: dict[str, Antiphon] = {}
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._open: defaultdict[str, int] = defaultdict(int)
+        """Requests being answered, by tenant."""
+        self._folder: Path | None = None
+        """Where the store is, if it is on this machine."""
         self._tasks: list[asyncio.Task[None]] = []
         self.journal: Journal
         self.keys: KeyRing
@@ -120,6 +160,8 @@ class Host:
     async def start(self, *, resume: bool = True) -> None:
         """Open the store, load what can be run, and go on with what was interrupted."""
         self.journal = self.app.store.open_async()
+        path = (await self.journal.ping()).get("path")
+        self._folder = Path(str(path)).parent if path else None
         self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant)
         await self.keys.refresh(at_once=True)
         self._load()
@@ -129,7 +171,9 @@ class Host:
         self.lease = WorkerLease(self.journal)
         await self.lease.start()
         if resume:
-            await self.resume_orphans()
+            number = await self.resume_orphans()
+            if number or self.set_aside:
+                log.warning("%d interrupted runs go on, %d cannot", number, len(self.set_aside))
             self._tasks.append(asyncio.create_task(self._watch_orphans(), name="antiphon-orphans"))
         self._tasks.append(asyncio.create_task(self._watch_cancels(), name="antiphon-cancels"))
 
@@ -148,6 +192,8 @@ class Host:
         await self.lease.stop()
         for tenant in self._tenants.values():
             await tenant.async_gateway.close()
+        for pool in self._threads.values():
+            pool.shutdown(wait=False, cancel_futures=True)
         await self.journal.close()
 
     def _webhooks(self) -> Webhooks | None:
@@ -165,7 +211,14 @@ class Host:
                 path="store.seal_key_file",
             )
         loopback = settings.webhooks_loopback or settings.test_seams
-        return Webhooks(self.journal, self.app.clock, loopback=loopback, post=self.post, sealer=sealer)
+        return Webhooks(
+            self.journal,
+            self.app.clock,
+            lookup=Lookup(loopback=loopback),
+            post=self.post,
+            sealer=sealer,
+            most=settings.tenant_webhooks,
+        )
 
     def _load(self) -> None:
         """Agents and workflow definitions; what cannot be run here is named in the log and not offered."""
@@ -183,8 +236,9 @@ class Host:
         for file in sorted(Path(folder).glob("*.json")):
             try:
                 self.add_workflow(parse(file.read_bytes()))
-            except InvalidInput as error:
-                log.warning("%s is not offered: %s", file.name, error)
+            except Exception as error:
+                reason = str(error) if isinstance(error, InvalidInput) else one_line(error)
+                log.warning("%s is not offered: %s", file.name, reason)
 
     def add_workflow(self, workflow: Workflow) -> None:
         """Offer a workflow, if every node of it can be run here."""
@@ -203,6 +257,55 @@ class Host:
             for function, spec in self._tools:
                 found.async_gateway.register(function, spec)
         return found
+
+    def admit(self, tenant: str) -> Callable[[], None]:
+        """Take one more request of a tenant, unless it has as many open as it may have; what ends it."""
+        limit = self.settings.tenant_requests
+        if self._open[tenant] >= limit:
+            raise Rejected(
+                429,
+                "too_many_requests",
+                f"{limit} requests of this tenant are open here ([host] tenant_requests), streams and polls included.",
+                {"limit": limit},
+            )
+        self._open[tenant] += 1
+
+        def release() -> None:
+            self._open[tenant] -= 1
+            if not self._open[tenant]:
+                del self._open[tenant]
+
+        return release
+
+    async def not_ready(self) -> tuple[str, str]:
+        """Why new runs cannot be taken, as code and message; empty if they can."""
+        if self.closing:
+            return "shutting_down", "The host is shutting down."
+        try:
+            async with asyncio.timeout(_READY_S):
+                await self.lease.prove()
+        except TimeoutError:
+            return "store_unavailable", f"The store did not take a write within {_READY_S:g} seconds."
+        except AntiphonError as error:
+            log.warning("not ready: %s", error)
+            return "store_unavailable", "The store does not take writes."
+        except Exception as error:
+            log.warning("not ready: %s", one_line(error))
+            return "store_unavailable", "The store cannot be used."
+        free = _ROOM_BYTES if self._folder is None else _free_bytes(self._folder)
+        if free < _ROOM_BYTES:
+            log.warning("not ready: %d bytes are left on the disk of the store", free)
+            return "disk_full", f"Fewer than {_ROOM_BYTES >> 20} MiB are left on the disk of the store."
+        return "", ""
+
+    async def in_thread(self, tenant: str, work: Callable[[], Any]) -> Any:
+        """Do blocking work of a tenant; one that keeps all its threads busy keeps only its own runs waiting."""
+        pool = self._threads.get(tenant)
+        if pool is None:
+            number = self.settings.tenant_threads
+            pool = self._threads[tenant] = ThreadPoolExecutor(number, thread_name_prefix=f"antiphon-{tenant}")
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(pool, context.run, work)
 
     def follow(self, manifest: RunManifest, *, idle_s: float) -> AsyncGenerator[list[Numbered]]:
         """New events of a run as they come, an empty list after *idle_s* of silence."""
@@ -234,58 +337,83 @@ class Host:
 
     # -- executing ---------------------------------------------------------------------------------------------------
 
+    def check_room(self, tenant: str) -> None:
+        """Refuse a new run of a tenant that has as many as it may have at a time."""
+        limit = self.settings.tenant_runs
+        if sum(run.manifest.tenant == tenant for run in self.running.values()) >= limit:
+            raise Rejected(
+                429,
+                "too_many_runs",
+                f"{limit} runs of this tenant are being executed here ([host] tenant_runs). Try again when one ended.",
+                {"limit": limit},
+            )
+
     def launch(self, run: HostRun) -> None:
         """Execute a run in this process."""
         self.running[run.id] = run
         run.start(lambda: self.running.pop(run.id, None))
 
-    def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
-        """Hand new events of a live run to whoever subscribed."""
+    def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]], mask: Mask) -> None:
+        """Hand new events of a live run to whoever subscribed, without their secrets."""
         if self.webhooks is not None:
-            self.webhooks.deliver(manifest, events)
+            try:
+                self.webhooks.deliver(manifest, events, mask)
+            except Exception:
+                log.exception("events of run %s were not delivered", manifest.id, extra=told_of(manifest))
 
     async def resume_orphans(self) -> int:
-        """Go on with runs whose process is gone; how many."""
+        """Go on with runs whose process is gone, each on its own; how many."""
         number = 0
         for tenant in sorted({self.app.tenant, *self.keys.tenants()}):
             try:
                 unfinished = await self.journal.runs(tenant=tenant, status="running", limit=10_000)
-                for manifest in reversed(unfinished):
-                    number += await self._resume_if_orphan(manifest)
             except StoreError as error:
-                log.warning("unfinished runs could not be looked for: %s", error)
+                log.warning("unfinished runs of tenant %s could not be looked for: %s", tenant, error)
+                continue
+            for manifest in reversed(unfinished):
+                if manifest.tags.get("kind") != KIND or manifest.id in self.running or manifest.id in self.set_aside:
+                    continue
+                try:
+                    number += await self._resume_if_orphan(manifest)
+                except StoreUnavailable as error:
+                    log.warning("run %s could not be looked at and will be again: %s", manifest.id, error)
+                except Exception as error:
+                    self._leave(manifest, one_line(error))
         return number
 
+    def _leave(self, manifest: RunManifest, reason: str) -> None:
+        """Go on without a run: its log stays as it is."""
+        self.set_aside[manifest.id] = reason
+        log.error("run %s of %s cannot be resumed: %s", manifest.id, manifest.name, reason, extra=told_of(manifest))
+
     async def _resume_if_orphan(self, manifest: RunManifest) -> bool:
-        owner = manifest.tags.get("executor", "")
-        if manifest.tags.get("kind") != KIND or manifest.id in self.running or self.closing:
+        if self.closing:
             return False
-        me = self.lease.owner
+        owner, me = manifest.tags.get("executor", ""), self.lease.owner
         if owner != me:
             if not await is_gone(self.journal, owner) or not await take_over(self.journal, manifest.id, owner, me):
                 return False
+        workflow = self.workflows.get(manifest.name)
+        if workflow is None:
+            self._leave(manifest, "this host does not have the workflow")
+            return False
         tags = {**manifest.tags, "executor": me, "owner": owner_token()}
         manifest = msgspec.structs.replace(manifest, tags=tags)
         await self.journal.update_run(manifest)
-        workflow = self.workflows.get(manifest.name)
-        if workflow is None:
-            log.warning("run %s cannot be resumed: this host does not have %s", manifest.id, manifest.name)
-            return False
-        try:
-            run = await HostRun.resumed(self, manifest, workflow)
-        except AntiphonError as error:
-            log.warning("run %s cannot be resumed: %s", manifest.id, error)
-            return False
+        run = await HostRun.resumed(self, manifest, workflow)
         if run is None:
             return False
-        log.info("resuming run %s of %s", manifest.id, manifest.name)
+        log.info("resuming run %s of %s", manifest.id, manifest.name, extra=told_of(manifest))
         self.launch(run)
         return True
 
     async def _watch_orphans(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_FOR_ORPHANS_S)
-            await self.resume_orphans()
+            try:
+                await self.resume_orphans()
+            except Exception:
+                log.exception("interrupted runs could not be looked for")
 
     async def _watch_cancels(self) -> None:
         """Runs of this process may be cancelled by a request that reached another one."""
@@ -295,8 +423,8 @@ class Host:
                 try:
                     if await run.cancel_requested():
                         run.cancel("cancelled by request")
-                except StoreError as error:
-                    log.warning("cancellations could not be looked for: %s", error)
+                except Exception as error:
+                    log.warning("run %s could not be asked for its cancellation: %s", run.id, one_line(error))
                     break
 
 
@@ -393,8 +521,34 @@ class HostRun:
             self.manifest = msgspec.structs.replace(self.manifest, **end)
             await self.host.journal.update_run(self.manifest)
         self.host.signals.wake(self.id)
+        self._tell(events)
         if not self.is_replay:
-            self.host.deliver(self.manifest, events)
+            self.host.deliver(self.manifest, events, self.masked)
+
+    def _tell(self, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
+        """Say in the log what happened; what it was about stays in the run."""
+        for told, sequence in events if self.host.config.telemetry.logs else ():
+            level = _LEVELS.get(told.type, logging.DEBUG)
+            if not log.isEnabledFor(level):
+                continue
+            fields: dict[str, Any] = {"event": told.type, "sequence": sequence, **told_of(self.manifest)}
+            if "nodeId" in told.payload:
+                fields["nodeId"] = told.payload["nodeId"]
+            error = told.payload.get("error")
+            if isinstance(error, dict):
+                fields["code"] = error.get("code")
+            log.log(level, "%s %s", told.type, self.manifest.name, extra=fields)
+
+    def tell_start(self) -> None:
+        """Say in the log that the run begins here."""
+        kind = "run.started" if self.manifest.source_run is None else "run.forked"
+        if self.host.config.telemetry.logs:
+            log.info("%s %s", kind, self.manifest.name, extra={"event": kind, **told_of(self.manifest)})
+
+    def masked(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """A payload as it may leave the host."""
+        found: dict[str, Any] = self.recorder.redactor.redact(payload)
+        return found
 
     # -- what its nodes reach ----------------------------------------------------------------------------------------
 
@@ -435,7 +589,7 @@ class HostRun:
                     scope.adopt()
                     return function(*args, **kwargs)
 
-            return await asyncio.to_thread(call)
+            return await self.host.in_thread(self.manifest.tenant, call)
         except Divergence as error:
             raise NodeFailed("replay_source_missing", error.message) from None
         except AntiphonError as error:
@@ -459,7 +613,7 @@ class HostRun:
             redactor = app._redactor.with_salt(source.salt)
             return StrictInvoker(recording, Observer(recording, redactor.redact))
 
-        return await asyncio.to_thread(load)
+        return await self.host.in_thread(self.manifest.tenant, load)
 
     # -- executing ---------------------------------------------------------------------------------------------------
 
@@ -471,6 +625,7 @@ class HostRun:
     async def _execute(self) -> None:
         scope = self.recorder.scope
         token = scope.activate()
+        about.set(told_of(self.manifest))
         try:
             if self.runner.replay is not None:
                 await self.runner.replay.load()
@@ -478,12 +633,21 @@ class HostRun:
         except asyncio.CancelledError:
             log.info("run %s is left to be resumed", self.id)
         except (StoreError, Stopped) as error:
-            log.warning("run %s stopped here and will be resumed: %s", self.id, error)
-        except Exception:
-            log.exception("run %s stopped here and will be resumed", self.id)
+            log.warning("run %s stopped here and will be resumed: %s", self.id, error, extra=told_of(self.manifest))
+        except Exception as error:
+            log.exception("run %s failed in the host", self.id, extra=told_of(self.manifest))
+            await self._give_up(error)
         finally:
             scope.deactivate(token)
             self.host.signals.wake(self.id)
+
+    async def _give_up(self, error: Exception) -> None:
+        """End a run that would fail in the same way each time it is resumed; its effects are not made again."""
+        message = f"The host could not go on with this run ({type(error).__name__}); its log has the cause."
+        try:
+            await self.runner.give_up({"code": "internal_error", "message": message})
+        except Exception as problem:
+            self.host._leave(self.manifest, one_line(problem))
 
     def cancel(self, reason: str) -> None:
         """End the run at the user's request."""

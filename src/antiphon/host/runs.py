@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ from antiphon._recording.manifest import package_versions
 from antiphon._recording.recorder import is_spilled
 from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
-from antiphon.errors import InvalidInput
+from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.events import Numbered, document, iso, row_of
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
@@ -26,6 +27,7 @@ from antiphon.host.workflow.state import TERMINAL, WorkflowEvent, fold
 from antiphon.llm.key import V2_STAMP
 
 _CANCEL_WAIT_S = 2.0
+_POLL_LOOK_S = 0.5
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -127,11 +129,13 @@ async def _create(
     if again and await host.journal.manifest(manifest.id) is not None:
         await host.resume_orphans()  # an earlier request under this key got this far
         return
+    host.check_room(manifest.tenant)
     run = HostRun(host, manifest, workflow, events)
     rows = [row_of(run.recorder, told, number) for number, told in enumerate(events)]
     await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
+    run.tell_start()
     if not run.is_replay and len(events) == 1:
-        host.deliver(manifest, [(events[0], 0)])
+        host.deliver(manifest, [(events[0], 0)], run.masked)
     host.launch(run)
 
 
@@ -242,7 +246,7 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
         "runId": manifest.id,
         "workflowId": manifest.name,
         "status": status,
-        "variables": {} if workflow is None else fold(workflow, (event.told for event in events)).variables,
+        "variables": _variables(workflow, events),
         "channels": {},
         "createdAt": iso(manifest.started_at_ms),
         "activityIdentityRecipe": ACTIVITY_RECIPE,
@@ -258,6 +262,14 @@ async def snapshot(host: Host, principal: Principal, run_id: str) -> dict[str, A
     if manifest.source_run is not None and isinstance(manifest.replay, dict):
         found |= {"sourceRunId": manifest.source_run, **manifest.replay}
     return found
+
+
+def _variables(workflow: Workflow | None, events: Sequence[Numbered]) -> dict[str, Any]:
+    """The variables of a run; none where its log does not fit the workflow of that name that is here now."""
+    try:
+        return {} if workflow is None else fold(workflow, (event.told for event in events)).variables
+    except (AntiphonError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def recipe_name(recipe: str) -> str:
@@ -292,11 +304,14 @@ async def events_after(host: Host, principal: Principal, run_id: str, last: int)
 async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout_s: float) -> dict[str, Any]:
     """New events as soon as there are some, or none after *timeout_s*."""
     manifest = await host.visible(principal, run_id)
-    async with contextlib.aclosing(host.follow(manifest, idle_s=timeout_s)) as following:
+    until = time.monotonic() + timeout_s
+    async with contextlib.aclosing(host.follow(manifest, idle_s=min(timeout_s, _POLL_LOOK_S))) as following:
         async for found in following:
+            if not await host.keys.is_valid(principal):
+                raise Rejected(401, "unauthenticated", "The API key of this request was revoked.")
             over = bool(found) and found[-1].told.type in TERMINAL
             new = [document(run_id, event) for event in found if event.sequence > last]
-            if new or over or not found or host.closing:
+            if new or over or host.closing or (not found and time.monotonic() >= until):
                 return {"events": new, "isComplete": over}
     return {"events": [], "isComplete": True}
 

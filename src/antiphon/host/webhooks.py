@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import hmac
-import ipaddress
 import logging
 import secrets
-import socket
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
-from urllib.parse import urlsplit
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from antiphon._gateway.ids import uuid7
+from antiphon._recording.plain import dump
 from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
-from antiphon.errors import InvalidInput, NotFound, StoreError
+from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
+from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import host_log
 from antiphon.host.events import Numbered, document
-from antiphon.host.llm import Post
 from antiphon.host.workflow.state import WorkflowEvent
 from antiphon.ports import Clock, Journal
 
@@ -33,7 +31,24 @@ log = logging.getLogger("antiphon.host")
 HOOKS_RUN = "host-webhooks"
 SIGNATURE = "openwop-Signature"
 _REFRESH_S = 2.0
-_TRIES, _TIMEOUT_S, _QUEUE = 3, 10.0, 10_000
+_TRIES, _TIMEOUT_S, _QUEUE = 3, 10.0, 1_000
+
+Mask = Callable[[dict[str, Any]], dict[str, Any]]
+"""A payload without its secrets."""
+
+
+class PostTo(Protocol):
+    """POST to a URL at one address of its host."""
+
+    async def __call__(
+        self, url: str, body: bytes, headers: Mapping[str, str], seconds: float, *, address: str | None = None
+    ) -> tuple[int, bytes]: ...
+
+
+class TooManyHooks(AntiphonError):
+    """A tenant has as many subscriptions as it may have."""
+
+    code = "too_many_webhooks"
 
 
 class Hook(NamedTuple):
@@ -60,77 +75,61 @@ class Subscription(msgspec.Struct, rename="camel"):
     secret: Annotated[str, Meta(min_length=16, max_length=256)] | None = None
 
 
-class AddressRefused(InvalidInput):
-    """The host does not post to this address."""
-
-    code = "webhook_url_rejected"
-
-
-def check_url(url: Any, *, loopback: bool) -> str:
-    """An address of the outside world over TLS; loopback and plain HTTP only where the operator says so."""
-    if not isinstance(url, str) or len(url) > 2048:
-        raise AddressRefused("'url' is an https address.", path="$.url")
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        raise AddressRefused("'url' is not an address.", path="$.url") from None
-    if parts.scheme not in ("https", "http") or not host or parts.username is not None:
-        raise AddressRefused("'url' is an https address without credentials.", path="$.url")
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, port or 443, type=socket.SOCK_STREAM)}
-    except (OSError, UnicodeError):
-        raise AddressRefused("The host of 'url' cannot be found.", path="$.url") from None
-    addresses = [ipaddress.ip_address(str(address).partition("%")[0]) for address in found]
-    if loopback and all(address.is_loopback for address in addresses):
-        return url
-    if not all(address.is_global for address in addresses):
-        raise AddressRefused("'url' resolves to a private network.", path="$.url")
-    if parts.scheme != "https":
-        raise AddressRefused("'url' is an https address.", path="$.url")
-    return url
-
-
 class Webhooks:
-    """Subscriptions in the store (their secrets sealed), deliveries by one task per process."""
+    """Subscriptions in the store (their secrets sealed); each has a queue and a task of its own in every process."""
 
-    def __init__(self, journal: Journal, clock: Clock, *, loopback: bool, post: Post, sealer: Any) -> None:
+    def __init__(self, journal: Journal, clock: Clock, *, lookup: Lookup, post: PostTo, sealer: Any, most: int) -> None:
         self._clock = clock
         self._log = host_log(journal, clock, HOOKS_RUN)
-        self._loopback = loopback
+        self._lookup = lookup
         self._post = post
         self._sealer = sealer
+        self._most = most
+        """Subscriptions of one tenant."""
         self._hooks: dict[str, Hook] = {}
-        self._queue: asyncio.Queue[tuple[Hook, bytes]] = asyncio.Queue(_QUEUE)
-        self._task: asyncio.Task[None] | None = None
+        self._queues: dict[str, Queue] = {}
 
     async def start(self) -> None:
         await self._refresh(at_once=True)
-        self._task = asyncio.create_task(self._send_all(), name="antiphon-webhooks")
 
     async def stop(self) -> None:
         """Deliver what waits, for a moment, then stop."""
-        if self._task is not None:
-            try:
-                async with asyncio.timeout(2.0):
-                    await self._queue.join()
-            except TimeoutError:
-                log.warning("%d webhook deliveries were not made", self._queue.qsize())
-            self._task.cancel()
+        queues = tuple(self._queues.values())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2.0):
+                await asyncio.gather(*(queue.events.join() for queue in queues))
+        left = sum(queue.events.qsize() for queue in queues)
+        if left:
+            log.warning("%d webhook deliveries were not made", left)
+        for queue in queues:
+            queue.task.cancel()
 
     async def _refresh(self, *, at_once: bool = False) -> None:
         for event in await self._log.read(at_most_every_s=0.0 if at_once else _REFRESH_S):
-            if event.type == "hook.created":
-                hook = Hook(**event.payload)
-                self._hooks[hook.id] = hook
-            else:
-                self._hooks.pop(event.payload["id"], None)
+            try:
+                if event.type == "hook.created":
+                    hook = Hook(**event.payload)
+                    self._hooks[hook.id] = hook
+                else:
+                    gone = str(event.payload["id"])
+                    self._hooks.pop(gone, None)
+                    queue = self._queues.pop(gone, None)
+                    if queue is not None and queue.task is not asyncio.current_task():
+                        queue.task.cancel()
+            except (TypeError, KeyError) as error:
+                log.error("event %d of the webhooks cannot be read and is left out: %s", event.seq, error)
 
     async def create(self, tenant: str, body: dict[str, Any]) -> dict[str, Any]:
         """Subscribe; the secret that signs deliveries is shown once."""
         asked = decode(body, Subscription)
         events = asked.events if asked.events is not None else asked.event_types
-        url = await asyncio.to_thread(check_url, asked.url, loopback=self._loopback)
+        await self._refresh(at_once=True)
+        if sum(hook.tenant == tenant for hook in self._hooks.values()) >= self._most:
+            raise TooManyHooks(
+                f"This tenant has {self._most} webhooks, as many as it may have ([host] tenant_webhooks).",
+                hint="Delete one: DELETE /v1/webhooks/{webhookId}.",
+            )
+        url = (await self._lookup.target(tenant, asked.url)).url
         secret = asked.secret or secrets.token_urlsafe(32)
         name = uuid7()
         kept = secret if self._sealer is None else self._sealer.seal(secret.encode(), context=name.encode())
@@ -153,48 +152,86 @@ class Webhooks:
 
     # -- delivering --------------------------------------------------------------------------------------------------
 
-    def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]]) -> None:
-        """Queue new events for delivery; a subscriber that is too slow loses events, the run does not wait."""
+    def deliver(self, manifest: RunManifest, events: Sequence[tuple[WorkflowEvent, int]], mask: Mask) -> None:
+        """Queue new events for delivery, masked; a subscriber that is too slow loses events, the run does not wait."""
         now = self._clock.now_ms()
-        for hook in self._hooks.values():
-            if hook.tenant != manifest.tenant:
+        hooks = [hook for hook in self._hooks.values() if hook.tenant == manifest.tenant]
+        for told, sequence in events if hooks else ():
+            wanted = [hook for hook in hooks if not hook.events or told.type in hook.events]
+            if not wanted:
                 continue
-            for told, sequence in events:
-                if hook.events and told.type not in hook.events:
-                    continue
-                body = orjson.dumps(document(manifest.id, Numbered(sequence, told, now, False)))
-                try:
-                    self._queue.put_nowait((hook, body))
-                except asyncio.QueueFull:
-                    log.warning("webhook %s is too slow: an event was not delivered", hook.id)
+            shown = WorkflowEvent(told.type, mask(dict(told.payload)))
+            body = dump(document(manifest.id, Numbered(sequence, shown, now, False)))
+            for hook in wanted:
+                self._queue(hook).put(body)
 
-    async def _send_all(self) -> None:
-        while True:
-            hook, body = await self._queue.get()
-            try:
-                await self._refresh()
-                if hook.id in self._hooks:
-                    await self._send(hook, body)
-            except StoreError as error:
-                log.warning("webhook %s: %s", hook.id, error)
-            except Exception:
-                log.exception("webhook %s", hook.id)
-            finally:
-                self._queue.task_done()
+    def waiting(self) -> int:
+        """Deliveries that have not been made yet."""
+        return sum(queue.events.qsize() for queue in self._queues.values())
+
+    def _queue(self, hook: Hook) -> Queue:
+        queue = self._queues.get(hook.id)
+        if queue is None:
+            queue = self._queues[hook.id] = Queue(hook, self._send)
+        return queue
 
     async def _send(self, hook: Hook, body: bytes) -> None:
+        await self._refresh()
+        if hook.id not in self._hooks:
+            return
         secret = hook.secret.encode()
         if self._sealer is not None:
             secret = self._sealer.unseal(hook.secret, context=hook.id.encode())
         stamp = str(int(time.time()))
         signature = hmac.new(secret, f"{stamp}.".encode() + body, hashlib.sha256).hexdigest()
         headers = {"Content-Type": "application/json", "openwop-Timestamp": stamp, SIGNATURE: f"v1={signature}"}
+        said = ""
         for attempt in range(_TRIES):
             try:
-                await asyncio.to_thread(check_url, hook.url, loopback=self._loopback)
-                status, _ = await self._post(hook.url, body, headers, _TIMEOUT_S)
+                async with asyncio.timeout(_TIMEOUT_S):
+                    target = await self._lookup.target(hook.tenant, hook.url)
+                    status, _ = await self._post(hook.url, body, headers, _TIMEOUT_S, address=target.address)
                 if status < 500:
                     return
+                said = str(status)
             except (OSError, InvalidInput) as error:
-                log.info("webhook %s: %s", hook.id, type(error).__name__)
+                said = type(error).__name__
+            log.info("webhook %s: delivery %d of %d failed: %s", hook.id, attempt + 1, _TRIES, said, extra=_of(hook))
             await asyncio.sleep(0.2 * 4**attempt)
+        log.warning("webhook %s: an event was not delivered: %s", hook.id, said, extra=_of(hook))
+
+
+def _of(hook: Hook) -> dict[str, str]:
+    return {"tenant": hook.tenant, "webhookId": hook.id}
+
+
+class Queue:
+    """What waits for one subscriber, and the task that delivers it."""
+
+    def __init__(self, hook: Hook, send: Callable[[Hook, bytes], Awaitable[None]]) -> None:
+        self.hook = hook
+        self.events: asyncio.Queue[bytes] = asyncio.Queue(_QUEUE)
+        self._send = send
+        self._lost = 0
+        self.task = asyncio.create_task(self._work(), name=f"antiphon-webhook-{hook.id}")
+
+    def put(self, body: bytes) -> None:
+        try:
+            self.events.put_nowait(body)
+        except asyncio.QueueFull:
+            self._lost += 1
+            if self._lost & (self._lost - 1) == 0:  # the first, the second, the fourth …
+                what = (self.hook.id, self._lost)
+                log.warning("webhook %s is too slow: %d events were not delivered", *what, extra=_of(self.hook))
+
+    async def _work(self) -> None:
+        while True:
+            body = await self.events.get()
+            try:
+                await self._send(self.hook, body)
+            except StoreError as error:
+                log.warning("webhook %s: %s", self.hook.id, error, extra=_of(self.hook))
+            except Exception:
+                log.exception("webhook %s", self.hook.id, extra=_of(self.hook))
+            finally:
+                self.events.task_done()

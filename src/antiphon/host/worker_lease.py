@@ -73,6 +73,7 @@ class WorkerLease:
         self._key = _worker_key(self.owner)
         self._version = 0
         self._until = float("-inf")
+        self._proved = float("-inf")
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -91,14 +92,26 @@ class WorkerLease:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_S)
-            asked = time.monotonic()
             try:
-                if await self._journal.renew(self._key, self._version, LEASE_MS):
-                    self._until = asked + LEASE_MS / 1000
-                else:
-                    await self._take()
+                await self._renew_once()
             except StoreError as error:
                 log.warning("the worker lease could not be renewed: %s", error)
+            except Exception:
+                log.exception("the worker lease could not be renewed")
+
+    async def _renew_once(self) -> None:
+        asked = time.monotonic()
+        if await self._journal.renew(self._key, self._version, LEASE_MS):
+            self._until = asked + LEASE_MS / 1000
+        else:
+            await self._take()
+
+    async def prove(self) -> None:
+        """Write to the store, once a second at most; raises what keeps it from that."""
+        if time.monotonic() - self._proved < 1.0:
+            return
+        await self._renew_once()
+        self._proved = time.monotonic()
 
     def holds(self) -> bool:
         """Whether this process may still write to its runs."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from antiphon.contract.record import (
 )
 from antiphon.errors import StoreError, StoreVersionError
 from antiphon.ports import Attempt, ClaimRequest, Row, Settlement
+
+_log = logging.getLogger("antiphon.stores")
+_told: deque[bytes] = deque(maxlen=64)
+"""Manifests that could not be read and have been told."""
 
 Records = list[DedupeRecord]
 """``list`` is a method of every journal, so its classes cannot say ``list[...]``."""
@@ -170,6 +175,19 @@ def manifest_of(document: bytes) -> RunManifest:
         _refuse_newer(document, "The manifest of a run")
         raise
     return known_manifest(manifest)
+
+
+def manifests_of(documents: Iterable[bytes]) -> list[RunManifest]:
+    """Stored manifests, for a list: one that cannot be read is left out and told, and does not cost the others."""
+    found: list[RunManifest] = []
+    for document in documents:
+        try:
+            found.append(manifest_of(document))
+        except (StoreVersionError, msgspec.MsgspecError) as error:
+            if document not in _told:
+                _told.append(document)
+                _log.warning("a run is left out of the list, its manifest cannot be read: %s", error)
+    return found
 
 
 def known_manifest(manifest: RunManifest) -> RunManifest:

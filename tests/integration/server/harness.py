@@ -115,9 +115,16 @@ class Served:
     """``antiphon serve`` in a process of its own."""
 
     def __init__(
-        self, folder: Path, workflows: Path, environment: dict[str, str] | None = None, *, port: int | None = None
+        self,
+        folder: Path,
+        workflows: Path,
+        environment: dict[str, str] | None = None,
+        *,
+        port: int | None = None,
+        descriptors: int | None = None,
     ) -> None:
         self.folder = folder
+        self._descriptors = descriptors
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
@@ -134,6 +141,8 @@ class Served:
 
     def start(self, *arguments: str, wait_s: float = 30.0) -> Served:
         command = [sys.executable, "-c", "from antiphon.cli import main; raise SystemExit(main())"]
+        if self._descriptors is not None:
+            command = ["/bin/sh", "-c", f'ulimit -n {self._descriptors} && exec "$@"', "sh", *command]
         words = [*command, "serve", "--host", "127.0.0.1", "--port", str(self.port), *arguments]
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(

@@ -44,7 +44,7 @@ CALLS = [
     Call("POST", f"{SEAM}/mock-ai/reset", "run", {}),
     Call("POST", f"{SEAM}/idempotency/concurrent-claim", "run", {"executors": 1}),
 ]
-OPEN = {"/.well-known/openwop", "/v1/openapi.json", "/healthz", "/readyz", "/metrics"}
+OPEN = {"/.well-known/openwop", "/v1/openapi.json", "/livez", "/healthz", "/readyz", "/metrics"}
 IDS = [f"{call.method} {call.path}" for call in CALLS]
 
 

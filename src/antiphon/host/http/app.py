@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,16 +17,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from antiphon._gateway.ids import uuid7
 from antiphon.config.wiring import ConfigLike
-from antiphon.errors import missing_extra
+from antiphon.errors import AntiphonError, missing_extra
 from antiphon.host.discovery import self_test
+from antiphon.host.events import one_line
 from antiphon.host.host import Host
 from antiphon.host.http import handlers
 from antiphon.host.http.endpoint import error, failure, guarded
 from antiphon.host.http.handlers import SEAMS
+from antiphon.host.logs import about
 from antiphon.ops.app import Antiphon
 
 log = logging.getLogger("antiphon.host")
+access = logging.getLogger("antiphon.access")
 
 _LARGEST = 16 * 1024 * 1024
 _HEADERS = (
@@ -35,6 +41,9 @@ _HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_STORE = (b"cache-control", b"no-store")
+_QUIET = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
+"""Asked for every few seconds."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 
 
@@ -43,6 +52,7 @@ def routes(*, test_seams: bool) -> list[Route]:
     found = [
         Route("/.well-known/openwop", handlers.well_known),
         Route("/v1/openapi.json", handlers.api_document),
+        Route("/livez", handlers.alive),
         Route("/healthz", handlers.alive),
         Route("/readyz", handlers.ready),
         Route("/metrics", handlers.metrics),
@@ -99,8 +109,8 @@ class Counters:
         return "\n".join(lines) + "\n"
 
 
-class SecurityHeaders:
-    """Adds the headers, and counts requests."""
+class Edge:
+    """Around every request: its id, security headers, counters, a line in the log, and room for other tenants."""
 
     def __init__(self, app: ASGIApp, counters: Counters) -> None:
         self.app = app
@@ -111,16 +121,22 @@ class SecurityHeaders:
             await self.app(scope, receive, send)
             return
         counters, begun = self.counters, time.perf_counter()
-        status = 500
+        status, size = 500, 0
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid7()
+        known: dict[str, Any] = scope.setdefault("state", {})
+        token = about.set({"requestId": request_id})
 
         async def sent(message: Message) -> None:
-            nonlocal status
+            nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), *_HEADERS]
+                headers = [*message.get("headers", ()), *_HEADERS, (b"x-request-id", request_id.encode())]
                 if not any(name == b"cache-control" for name, _ in headers):
                     headers.append(_NO_STORE)
                 message["headers"] = headers
+            else:
+                size += len(message.get("body", b""))
             await send(message)
 
         counters.open += 1
@@ -128,13 +144,30 @@ class SecurityHeaders:
             await self.app(scope, receive, sent)
         finally:
             counters.open -= 1
-            counters.count(scope["method"], status, time.perf_counter() - begun)
+            seconds = time.perf_counter() - begun
+            counters.count(scope["method"], status, seconds)
+            release = known.get("release")
+            if release is not None:
+                release()
+            about.reset(token)
+            self._tell(scope, status, size, seconds, {"requestId": request_id, **known.get("about", {})})
+
+    def _tell(self, scope: Scope, status: int, size: int, seconds: float, who: Mapping[str, str]) -> None:
+        path = scope["path"][:256]
+        level = logging.WARNING if status >= 500 else logging.DEBUG if path in _QUIET else logging.INFO
+        if access.isEnabledFor(level):
+            said = {"method": scope["method"][:16], "path": path, "status": status, "bytes": size}
+            fields = {"event": "http_request", **said, "durationMs": round(seconds * 1000, 3), **who}
+            access.log(level, "%s %s %d", said["method"], path, status, extra=fields)
 
 
-async def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
+async def post(
+    url: str, body: bytes, headers: Mapping[str, str], seconds: float, *, address: str | None = None
+) -> tuple[int, bytes]:
     """POST to a model provider or a subscriber, without retries, redirects or proxies: status and body of the answer.
 
-    A transport failure is an ``OSError``.
+    With *address* the connection goes there, whatever the name in *url* resolves to by now; certificate and ``Host``
+    are still those of the name. A transport failure is an ``OSError``.
     """
     try:
         import httpx
@@ -142,10 +175,16 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float
         raise missing_extra("httpx", "httpx", "A model provider or webhook of the host") from None
     chunks: list[bytes] = []
     size = 0
+    sent, extensions = dict(headers), {}
     try:
+        if address is not None:
+            named = httpx.URL(url)
+            sent["Host"] = named.netloc.decode("ascii")
+            extensions = {"sni_hostname": named.raw_host.decode("ascii")}
+            url = str(named.copy_with(host=address))
         async with (
             httpx.AsyncClient(timeout=seconds, follow_redirects=False, trust_env=False) as client,
-            client.stream("POST", url, content=body, headers=dict(headers)) as answer,
+            client.stream("POST", url, content=body, headers=sent, extensions=extensions) as answer,
         ):
             async for chunk in answer.aiter_bytes():
                 size += len(chunk)
@@ -153,7 +192,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], seconds: float
                     raise ConnectionError("the answer is too large")
                 chunks.append(chunk)
             return answer.status_code, b"".join(chunks)
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConnectionError(type(error).__name__) from error
 
 
@@ -194,5 +233,44 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
     )
     application.state.bind = bind or settings.host
     application.state.counters = counters = Counters(base.config.telemetry.prefix)
-    application.add_middleware(SecurityHeaders, counters=counters)
+    application.router.redirect_slashes = False
+    application.add_middleware(Edge, counters=counters)
     return application
+
+
+class Service:
+    """The application as ``antiphon serve`` runs it: a host that cannot start says why in one line."""
+
+    def __init__(self) -> None:
+        self._app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(scope, receive, send)
+        elif self._app is not None:
+            await self._app(scope, receive, send)
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        said: set[str] = set()
+
+        async def sent(message: Message) -> None:
+            said.add(message["type"])
+            await send({"type": message["type"]})  # without the traceback
+
+        try:
+            self._app = create()
+            await self._app(scope, receive, sent)
+        except Exception as problem:
+            known = isinstance(problem, AntiphonError)
+            reason = str(problem) if known else one_line(problem)
+            log.critical(
+                "the host could not %s: %s", "stop cleanly" if "lifespan.startup.complete" in said else "start", reason
+            )
+            log.debug("the cause", exc_info=problem)
+            if not said:
+                await send({"type": "lifespan.startup.failed"})
+
+
+def service() -> Service:
+    """What the server imports, in each of its workers."""
+    return Service()

@@ -16,11 +16,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from antiphon._gateway.ids import uuid7
+from antiphon._recording.plain import dump
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, CanonicalError, InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import Principal, Role
 from antiphon.host.host import Host, Rejected, not_found
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
+from antiphon.host.logs import about
+from antiphon.host.webhooks import TooManyHooks
 
 log = logging.getLogger("antiphon.host")
 
@@ -35,7 +38,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS)
+        return dump(content)
 
 
 def error(status: int, code: str, message: str, details: Any = None, headers: dict[str, str] | None = None) -> Response:
@@ -65,6 +68,8 @@ def failure(problem: Exception) -> Response:
         log.warning("the store failed: %s", problem)
         text = "The store cannot be reached at the moment; nothing was changed. Try again."
         return error(503, "store_unavailable", text, None, {"Retry-After": "1"})
+    if isinstance(problem, TooManyHooks):
+        return error(429, problem.code, str(problem))
     if isinstance(problem, AntiphonError):
         return error(422, problem.code, str(problem))
     log.error("a request failed", exc_info=problem)
@@ -126,6 +131,8 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
             principal = await authenticate(host, request)
             if not principal.may(role):
                 raise Rejected(403, "forbidden", f"This needs a key with the role {role}; yours has {principal.role}.")
+            request.state.release = host.admit(principal.tenant)
+            tell(request, tenant=principal.tenant)
             return await handler(request, host, principal)
         except ClientDisconnect:
             return error(400, "client_disconnected", "The request is incomplete.")
@@ -136,6 +143,13 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
             return found
 
     return endpoint
+
+
+def tell(request: Request, **fields: str) -> None:
+    """Say in the log what the request is about, from here on."""
+    known = {**about.get(), **getattr(request.state, "about", {}), **fields}
+    request.state.about = known
+    about.set(known)
 
 
 async def body_of(request: Request, host: Host) -> dict[str, Any]:
@@ -177,6 +191,7 @@ def run_id_of(request: Request) -> str:
     run_id: str = request.path_params["run_id"]
     if not _RUN_ID.fullmatch(run_id):
         raise not_found(run_id)
+    tell(request, runId=run_id)
     return run_id
 
 

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from antiphon._gateway.ids import uuid7
+from antiphon._recording.plain import dump
 from antiphon._version import __version__
 from antiphon.canonical import parse_json
 from antiphon.contract._base import decode
@@ -48,6 +49,8 @@ from antiphon.ops.admin import Admin, as_breaker_key
 
 SEAMS = "/v1/host/sample/test"
 KEEPALIVE_S = 15.0
+LOOK_S = 0.5
+"""How often a silent stream looks whether its key was revoked."""
 _STATUSES = ("running", "completed", "failed", "cancelled")
 _LAST = 2**31
 
@@ -85,19 +88,16 @@ async def api_document(request: Request) -> Response:
 
 
 async def alive(request: Request) -> Response:
-    """``GET /healthz``: the process answers."""
+    """``GET /livez`` (also ``/healthz``): the process answers, whatever the store does."""
     return Json({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    """``GET /readyz``: the store can be reached and new runs are taken."""
+    """``GET /readyz``: the store takes writes, there is room on its disk, and new runs are taken."""
     host: Host = request.app.state.host
-    if host.closing:
-        return error(503, "shutting_down", "The host is shutting down.")
-    try:
-        await host.journal.ping()
-    except AntiphonError:
-        return error(503, "store_unavailable", "The store cannot be reached.")
+    code, message = await host.not_ready()
+    if code:
+        return error(503, code, message, None, {"Retry-After": "1"})
     return Json({"status": "ready"})
 
 
@@ -166,20 +166,33 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     if request.method == "HEAD":
         return Response(media_type="text/event-stream", headers=headers)
-    return StreamingResponse(_stream(host, manifest, last), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(_stream(host, principal, manifest, last), media_type="text/event-stream", headers=headers)
 
 
-async def _stream(host: Host, manifest: RunManifest, last: int) -> AsyncIterator[bytes]:
+async def _stream(host: Host, principal: Principal, manifest: RunManifest, last: int) -> AsyncIterator[bytes]:
     yield b":connected\n\n"
-    async for found in host.follow(manifest, idle_s=KEEPALIVE_S):
-        if not found:
-            yield b":keepalive\n\n"
-        for event in found:
-            if event.sequence > last:
-                data = orjson.dumps(document(manifest.id, event))
-                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.told.type.encode(), data)
-        if host.closing:
-            return
+    silent, pause = 0.0, min(LOOK_S, KEEPALIVE_S)
+    try:
+        async for found in host.follow(manifest, idle_s=pause):
+            if not await host.keys.is_valid(principal):
+                yield _sse_error("unauthenticated", "The API key of this stream was revoked.")
+                return
+            silent = 0.0 if found else silent + pause
+            if silent >= KEEPALIVE_S:
+                silent = 0.0
+                yield b":keepalive\n\n"
+            for event in found:
+                if event.sequence > last:
+                    data = dump(document(manifest.id, event))
+                    yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.told.type.encode(), data)
+            if host.closing:
+                return
+    except AntiphonError as problem:
+        yield _sse_error(problem.code, problem.message)
+
+
+def _sse_error(code: str, message: str) -> bytes:
+    return b"event: error\ndata: %s\n\n" % dump({"error": code, "message": message})
 
 
 async def poll(request: Request, host: Host, principal: Principal) -> Response:

@@ -77,7 +77,10 @@ class Workflow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: str = ""
 
     def node(self, node_id: str) -> Node:
-        return next(node for node in self.nodes if node.id == node_id)
+        for node in self.nodes:
+            if node.id == node_id:
+                return node
+        raise InvalidInput(f"The workflow {self.id!r} has no node {node_id!r}: it was changed since this was recorded.")
 
     def entries(self) -> list[str]:
         """Nodes nothing leads to, in the order of the document; the first node where all are in a cycle."""

@@ -75,8 +75,13 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
     async def flush(self, *, over: bool = False) -> None:
         """Write what has been noted."""
         pending, self.pending = self.pending, []
-        if pending or over:
+        if not pending and not over:
+            return
+        try:
             await self.write(pending, over)
+        except Exception:
+            self.pending = [*pending, *self.pending]
+            raise
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
@@ -118,6 +123,21 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             if state.failed_node is not None:
                 payload["failedNodeId"] = state.failed_node
             await self.emit("run.failed", payload)
+        await self.flush(over=True)
+
+    async def give_up(self, error: dict[str, Any]) -> None:
+        """End the run although the last events could not be written; those that were not are dropped."""
+        state = self.state
+        dropped, self.pending = [told for told, _ in self.pending], []
+        if dropped:
+            state.sequence -= len(dropped)
+        begun = {told.payload["nodeId"] for told in dropped if told.type == "node.started"}
+        ended = {told.payload["nodeId"] for told in dropped if told.type in ("node.completed", "node.failed")}
+        left = ({state.open} if state.open is not None else set()) | ended
+        for node in sorted(left - begun):
+            self._note(WorkflowEvent("node.failed", {"nodeId": node, "error": error}))
+        state.error = error
+        self._note(WorkflowEvent("run.failed", {"error": error}))
         await self.flush(over=True)
 
     def _is_cancelled(self) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 from antiphon.contract.events import RunManifest
 from antiphon.errors import NotFound
 from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
-from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
+from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.statements import breaker_of, from_text, log_params, new_op
 
@@ -69,7 +69,7 @@ class PostgresLog:
     ) -> Manifests:
         which = {"tenant": tenant, "prefix": prefix, "name": name, "status": status, "before": before}
         rows = await self._engine.run("runs", {**which, "limit": max(0, limit)}, prepare=False)
-        return [manifest_of(row[0]) for row in rows]
+        return manifests_of(row[0] for row in rows)
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         span = {"start": max(0, start), "stop": _NO_END if stop is None else stop, "limit": max(0, limit)}

@@ -12,7 +12,7 @@ import msgspec
 
 from antiphon.contract.events import RunManifest
 from antiphon.ports import BreakerRow, BreakerRows, Events, Manifests, Row
-from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of
+from antiphon.stores._common import BREAKER_KEPT_MS, event_of, manifest_of, manifests_of
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client
 from antiphon.stores.redis.schema import Names
@@ -83,7 +83,7 @@ class RedisLog:
 
     async def _manifests(self, runs: Sequence[str]) -> list[RunManifest]:
         documents = await self._client.execute_many([("GET", self._names.run(run)[0]) for run in runs])
-        return [manifest_of(document) for document in documents if document is not None]
+        return manifests_of(document for document in documents if document is not None)
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         _, name = self._names.run(run)

@@ -32,7 +32,7 @@ from antiphon.ports import (
     Told,
 )
 from antiphon.stores._adapters import SyncFromAsync
-from antiphon.stores._common import event_of, manifest_of, next_version
+from antiphon.stores._common import event_of, manifest_of, manifests_of, next_version
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 from antiphon.stores.sqlite import claims, index, log
 from antiphon.stores.sqlite.claims import INSERT_CLAIM, SETTLE
@@ -216,7 +216,7 @@ class SQLiteJournal:
         self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
     ) -> Manifests:
         found = await self._read(lambda connection: log.runs(connection, tenant, prefix, name, status, limit, before))
-        return [manifest_of(manifest) for manifest in found]
+        return manifests_of(found)
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         rows = await self._read(lambda connection: log.rows(connection, run, start, stop, limit))

@@ -1,0 +1,164 @@
+"""Which addresses of the network callers may make the host connect to: decided by address, never by name.
+
+The ranges stand here and not in ``ipaddress``, whose answers differ between releases of Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import threading
+from collections import defaultdict
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, urlsplit
+
+from antiphon.errors import InvalidInput
+
+_LONGEST = 2048
+_LOOKUP_S = 5.0
+_LOOKUPS = 4
+"""Names that are looked up at a time for one tenant."""
+
+_SPECIAL_4 = tuple(
+    map(
+        ipaddress.IPv4Network,
+        (
+            "0.0.0.0/8",  # this network
+            "10.0.0.0/8",
+            "100.64.0.0/10",  # shared between customers of a provider
+            "127.0.0.0/8",
+            "168.63.129.16/32",  # services of a cloud for its machines
+            "169.254.0.0/16",  # link-local, metadata of clouds
+            "172.16.0.0/12",
+            "192.0.0.0/24",  # protocol assignments
+            "192.0.2.0/24",
+            "192.31.196.0/24",
+            "192.52.193.0/24",
+            "192.88.99.0/24",  # relays of 6to4
+            "192.168.0.0/16",
+            "192.175.48.0/24",
+            "198.18.0.0/15",  # benchmarks
+            "198.51.100.0/24",
+            "203.0.113.0/24",
+            "224.0.0.0/4",  # multicast
+            "240.0.0.0/4",  # reserved, broadcast
+        ),
+    )
+)
+_GLOBAL_6 = ipaddress.IPv6Network("2000::/3")
+"""All that is outside is special: loopback, mapped and compatible IPv4, NAT64, unique local, link-local, multicast."""
+_SPECIAL_6 = tuple(
+    map(
+        ipaddress.IPv6Network,
+        (
+            "2001::/23",  # protocol assignments: Teredo, ORCHID, benchmarks
+            "2001:db8::/32",
+            "2002::/16",  # 6to4 holds an IPv4 address
+            "2620:4f:8000::/48",
+            "3fff::/20",
+        ),
+    )
+)
+
+
+class AddressRefused(InvalidInput):
+    """The host does not post to this address."""
+
+    code = "webhook_url_rejected"
+
+
+class Target(NamedTuple):
+    """Where to connect to: the address that was checked, whatever the name means a moment later."""
+
+    url: str
+    address: str
+
+
+def is_public(address: str) -> bool:
+    """Whether an address belongs to the public internet.
+
+    >>> is_public("93.184.216.34"), is_public("169.254.169.254"), is_public("64:ff9b::a9fe:a9fe")
+    (True, False, False)
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return not any(found in network for network in _SPECIAL_4)
+    return found in _GLOBAL_6 and not any(found in network for network in _SPECIAL_6)
+
+
+def _is_this_machine(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return found in ipaddress.IPv4Network("127.0.0.0/8") if found.version == 4 else found == ipaddress.IPv6Address(1)
+
+
+def _parts(url: Any) -> tuple[SplitResult, str, int]:
+    if not isinstance(url, str) or len(url) > _LONGEST:
+        raise AddressRefused("'url' is an https address.", path="$.url")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise AddressRefused("'url' is not an address.", path="$.url") from None
+    if parts.scheme not in ("https", "http") or not host or parts.username is not None:
+        raise AddressRefused("'url' is an https address without credentials.", path="$.url")
+    if not url.isprintable() or " " in url or "\\" in url:
+        raise AddressRefused("'url' is not an address.", path="$.url")
+    return parts, host, port or (443 if parts.scheme == "https" else 80)
+
+
+class Lookup:
+    """Finds and checks the address of a URL; a name server that hangs keeps only its own tenant waiting."""
+
+    def __init__(self, *, loopback: bool) -> None:
+        self._loopback = loopback
+        """Whether the operator allows receivers on this machine, over plain HTTP."""
+        self._room: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_LOOKUPS))
+
+    async def target(self, tenant: str, url: Any) -> Target:
+        """The checked address of *url*; one of the outside world over TLS."""
+        parts, host, port = _parts(url)
+        try:
+            async with asyncio.timeout(_LOOKUP_S):
+                addresses = await self._addresses(tenant, host, port)
+        except (OSError, UnicodeError):
+            raise AddressRefused("The host of 'url' cannot be found.", path="$.url") from None
+        if self._loopback and all(map(_is_this_machine, addresses)):
+            return Target(url, addresses[0])
+        if not all(map(is_public, addresses)):
+            raise AddressRefused("'url' resolves to a private network.", path="$.url")
+        if parts.scheme != "https":
+            raise AddressRefused("'url' is an https address.", path="$.url")
+        return Target(url, addresses[0])
+
+    async def _addresses(self, tenant: str, host: str, port: int) -> list[str]:
+        """Every address of a name. The thread keeps its place until the name server has answered."""
+        room, loop = self._room[tenant], asyncio.get_running_loop()
+        await room.acquire()
+        answer: asyncio.Future[list[str]] = loop.create_future()
+
+        def done(found: list[str] | None, error: Exception | None) -> None:
+            room.release()
+            if answer.cancelled():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(found or [])
+
+        def look() -> None:
+            found: list[str] | None = None
+            problem: Exception | None = None
+            try:
+                infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                found = list(dict.fromkeys(str(info[4][0]) for info in infos))
+                if not found:
+                    raise OSError("no address")
+            except Exception as error:
+                problem = error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(done, found, problem)
+
+        threading.Thread(target=look, name="antiphon-lookup", daemon=True).start()
+        return await answer

@@ -1,0 +1,131 @@
+"""The log of ``antiphon serve``: one line per request, event of a run and tool call, as JSON or as text, redacted.
+
+Every line says which request, tenant and run it belongs to, also those that code of users and other packages write.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Literal
+
+import orjson
+
+from antiphon._recording.plain import dump
+from antiphon.redact import Redactor
+
+Format = Literal["text", "json"]
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+about: ContextVar[Mapping[str, str]] = ContextVar("antiphon_log", default=_NOTHING)
+"""Which request, tenant and run the code that runs now belongs to."""
+
+_FIELDS = "event method path status durationMs bytes client nodeId webhookId sequence code".split()
+"""What a line may say beside its text (``extra`` of the standard ``logging``), after :data:`about`."""
+_ABOUT = ("requestId", "tenant", "runId")
+_UNSAID = ("Application startup failed. Exiting.",)
+"""Lines of the server that say again what we have said."""
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """A record as a document. Tool events are documents already."""
+    found: dict[str, Any] = {"time": _time(record.created), "level": record.levelname.lower(), "logger": record.name}
+    text = record.getMessage()
+    told: Any = None
+    if record.name == "antiphon" and text.startswith("{"):
+        try:
+            told = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            told = None
+    if isinstance(told, dict):
+        told.pop("timeMs", None)
+        found |= told
+    else:
+        found["message"] = text
+    given = vars(record)
+    for name in (*_ABOUT, *_FIELDS):
+        value = given.get(name)
+        if value is None and name in _ABOUT:
+            value = about.get().get(name)
+        if value is not None and name not in found:
+            found[name] = value
+    if record.exc_info and record.exc_info[0] is not None:
+        found["exception"] = logging.Formatter().formatException(record.exc_info)
+    return found
+
+
+def _time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+
+
+class Lines(logging.Formatter):
+    """Writes records as JSON, one document per line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._redactor = Redactor()
+
+    def format(self, record: logging.LogRecord) -> str:
+        clean, _ = self._redactor.redact_bytes(dump(fields_of(record)))
+        return self.line(clean)
+
+    def line(self, document: bytes) -> str:
+        """The line of a redacted document."""
+        return document.decode()
+
+
+class TextLines(Lines):
+    """Writes records for people: time, level, text, then the fields."""
+
+    def line(self, document: bytes) -> str:
+        fields: dict[str, Any] = orjson.loads(document)
+        head = f"{fields.pop('time')} {fields.pop('level').upper():<7}"
+        fields.pop("logger", None)
+        error = fields.pop("exception", "")
+        text = fields.pop("message", "") or fields.pop("event", "")
+        rest = "".join(f" {name}={_word(value)}" for name, value in fields.items())
+        return f"{head} {_printable(str(text))}{rest}" + (f"\n{error}" if error else "")
+
+
+def _word(value: Any) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text = _printable(text)
+    return f'"{text}"' if " " in text or not text else text
+
+
+def _printable(text: str) -> str:
+    """One line, without characters that a terminal acts on."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+class SaidOnce(logging.Filter):
+    """Leaves out what the server says after we have said it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.getMessage() not in _UNSAID
+
+
+def settings(level: str, style: Format) -> dict[str, Any]:
+    """The configuration of the standard ``logging``, for the server and each of its workers."""
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"lines": {"()": f"antiphon.host.logs.{'Lines' if style == 'json' else 'TextLines'}"}},
+        "filters": {"once": {"()": "antiphon.host.logs.SaidOnce"}},
+        "handlers": {
+            "stderr": {
+                "class": "logging.StreamHandler",
+                "formatter": "lines",
+                "filters": ["once"],
+                "stream": "ext://sys.stderr",
+            }
+        },
+        "root": {"handlers": ["stderr"], "level": "WARNING"},
+        "loggers": {
+            "antiphon": {"handlers": ["stderr"], "level": level.upper(), "propagate": False},
+            "uvicorn": {"handlers": ["stderr"], "level": "WARNING", "propagate": False},
+        },
+    }
