@@ -13,8 +13,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import re
-from collections.abc import Callable, Iterator
+import shlex
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from antiphon._version import __version__
+from antiphon.errors import Divergence
 
 if TYPE_CHECKING:
     from antiphon._recording.run import Run
@@ -67,6 +71,21 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     counts = config.stash.get(_counts, {})
     if counts:
         terminalreporter.write_line("antiphon: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker of pytest-xdist hands its counts to the process that prints them."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["antiphon"] = session.config.stash.get(_counts, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add up what the workers of pytest-xdist counted."""
+    counts = node.config.stash[_counts]
+    for what, number in (getattr(node, "workeroutput", None) or {}).get("antiphon", {}).items():
+        counts[what] = counts.get(what, 0) + number
 
 
 @pytest.fixture
@@ -132,7 +151,8 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
         return
     if not path.exists():
         pytest.fail(f"There is no recording {path}. Record it with: pytest --antiphon-record", pytrace=False)
-    with _replayed(app, path, bool(marker.kwargs.get("sandbox", marker.kwargs.get("fence", True)))) as run:
+    sandbox = bool(marker.kwargs.get("sandbox", marker.kwargs.get("fence", True)))
+    with _replayed(app, item, path, sandbox) as run:
         yield run
     counts["replayed"] = counts.get("replayed", 0) + 1
 
@@ -150,7 +170,7 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
 
 
 @contextmanager
-def _replayed(app: Antiphon, path: Path, sandbox: bool) -> Iterator[Run]:
+def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> Iterator[Run]:
     """The recording answers; a difference fails the test, even if its own assertions hold."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
@@ -161,14 +181,62 @@ def _replayed(app: Antiphon, path: Path, sandbox: bool) -> Iterator[Run]:
     try:
         with run.attached(), using(app), sandboxed(sandbox) as tried:
             yield run
-    except BaseException as error:
-        for found in result.divergences[:5]:
-            error.add_note(f"antiphon: {found.message()}")
-        raise
+    except (Exception, pytest.fail.Exception) as error:
+        if not result.divergences:
+            raise
+        if item.config.option.fulltrace or item.config.option.verbose > 1:
+            error.add_note(_failure(item, path, result.divergences, None))
+            raise
+        pytest.fail(_failure(item, path, result.divergences, error), pytrace=False)
     result.observer.escaped(tried)
     result.observer.finish()
     if result.divergences:
-        lines = [f"The test diverges from {path.name}:"]
-        lines += [f"  {found.message()}" for found in result.divergences[:10]]
-        lines.append("If this is intended: pytest --antiphon-rewrite")
-        pytest.fail("\n".join(lines), pytrace=False)
+        pytest.fail(_failure(item, path, result.divergences, None), pytrace=False)
+
+
+_SHOWN = 3
+"""Differences that a failure names; the first one usually explains the others."""
+
+
+def _failure(item: pytest.Item, path: Path, found: Sequence[Any], error: BaseException | None) -> str:
+    """What differed, where, how to look and how to accept it, in at most twelve lines."""
+    file = shlex.quote(os.path.relpath(path))
+    lines = [f"antiphon: {item.name} differs from its recording"]
+    lines += [f"  {_short(difference.message())}" for difference in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        lines.append(f"  … and {len(found) - _SHOWN} more")
+    if error is not None:
+        if not isinstance(error, Divergence):
+            lines.append(f"  then: {_short(f'{type(error).__name__}: {error}')}")
+        own, folded = _own_frames(error, item.config.rootpath)
+        if own:
+            lines.append(
+                f"  where:  {' > '.join(own)}" + (f" ({folded} frames folded; -vv shows them)" if folded else "")
+            )
+    at = next((seq for seq in (_event(difference) for difference in found) if seq is not None), None)
+    lines.append(f"  look:   antiphon show {file}" + (f" --event {at}" if at is not None else ""))
+    lines.append(f"  accept: pytest --antiphon-rewrite {shlex.quote(item.nodeid)}")
+    return "\n".join(lines)
+
+
+def _event(difference: Any) -> int | None:
+    """The recorded event to look at."""
+    seq: int | None = difference.nearest if difference.seq is None else difference.seq
+    return seq
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else line[:299] + "…"
+
+
+def _own_frames(error: BaseException, root: Path) -> tuple[list[str], int]:
+    """The last places in the project's own files that the error came through, and how many other frames there are."""
+    own, folded = [], 0
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(root) and not {"site-packages", ".venv"} & set(path.parts) and path != Path(__file__):
+            own.append(f"{os.path.relpath(path)}:{line} {frame.f_code.co_name}")
+        else:
+            folded += 1
+    return own[-3:], folded

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
-FENCE = re.compile(r"^\s*(```+|~~~+)\s*(?P<info>\S*)")
+FENCE = re.compile(r"^\s*(```+|~~~+)\s*(?P<info>\S*)(?: title=\"(?P<title>[^\"]+)\")?")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
 
@@ -25,12 +25,16 @@ def name(page: Path) -> str:
 
 
 def lines(page: Path) -> Iterator[tuple[int, str, str | None]]:
-    """Number, text and language of each line; the language is ``None`` outside of code."""
+    """Number, text and language of each line; the language is ``None`` outside of code.
+
+    A block that is to be saved as a file has ``file:NAME`` for its language.
+    """
     inside: str | None = None
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
         fence = FENCE.match(line)
         if fence:
-            inside = (fence["info"] or "text") if inside is None else None
+            start = f"file:{fence['title']}" if fence["title"] else fence["info"] or "text"
+            inside = start if inside is None else None
         else:
             yield number, line, inside
 

@@ -47,9 +47,18 @@ class DivergenceFound(NamedTuple):
     """The recorded event that comes nearest to a call nobody recorded."""
     note: str = ""
 
+    @property
+    def where(self) -> str:
+        """The place: the recorded event that is meant or comes nearest, and the lane unless there is only the first."""
+        if self.seq is not None:
+            place = f"event {self.seq}"
+        else:
+            place = f"call {self.at + 1}" if self.nearest is None else f"nearest recorded: event {self.nearest}"
+        return place if self.lane == "0" else f"{place}, lane {self.lane}"
+
     def message(self) -> str:
         """The difference in one sentence."""
-        where = f"lane {self.lane}, index {self.at}"
+        where = self.where
         head = {
             "miss": f"the recording has no answer for {self.what} ({where})",
             "missing": f"{self.what} did not happen ({where})",
@@ -214,7 +223,7 @@ class Observer:
             site.lane,
             site.index,
             None,
-            f"{call.kind} {call.name}",
+            "this model request" if call.kind == "llm" else f"{call.kind} {call.name}",
             fields,
             None if near is None else near.started,
             note,

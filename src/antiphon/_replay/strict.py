@@ -81,7 +81,7 @@ class StrictInvoker:
 
     def _miss(self, found: DivergenceFound) -> ReplayMiss:
         run = self._recording.manifest.id
-        lines = [f"The recording has no answer for {found.what} (lane {found.lane}, index {found.at})."]
+        lines = [f"The recording has no answer for {found.what} ({found.where})."]
         lines += [f"  {diff}" for diff in found.fields[:10]]
         if found.note:
             lines.append(f"  {found.note}")
