@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from antiphon._gateway.context import CallContext
-    from antiphon._gateway.hooks import HookCall, HookReply
     from antiphon._scope import branch, submit, wrap_context
     from antiphon.adapters.sdk import wrap
     from antiphon.canonical import canonical_json
@@ -38,8 +37,6 @@ _HOMES = {
     "DidNotHappen": "antiphon.contract.spec",
     "Gateway": "antiphon.ops.gateways",
     "Happened": "antiphon.contract.spec",
-    "HookCall": "antiphon._gateway.hooks",
-    "HookReply": "antiphon._gateway.hooks",
     "ReplayControl": "antiphon.decide.turn",
     "ToolDenied": "antiphon.contract.result",
     "ToolSpec": "antiphon.contract.spec",
@@ -67,8 +64,6 @@ __all__ = [
     "DidNotHappen",
     "Gateway",
     "Happened",
-    "HookCall",
-    "HookReply",
     "ReplayControl",
     "ToolDenied",
     "ToolSpec",

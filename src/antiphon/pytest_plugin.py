@@ -187,11 +187,18 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
         if item.config.option.fulltrace or item.config.option.verbose > 1:
             error.add_note(_failure(item, path, result.divergences, None))
             raise
-        pytest.fail(_failure(item, path, result.divergences, error), pytrace=False)
+        raise _diverged(item, path, result.divergences, error) from None
     result.observer.escaped(tried)
     result.observer.finish()
     if result.divergences:
-        pytest.fail(_failure(item, path, result.divergences, None), pytrace=False)
+        raise _diverged(item, path, result.divergences, None)
+
+
+def _diverged(item: pytest.Item, path: Path, found: Sequence[Any], error: BaseException | None) -> BaseException:
+    """The failure of a test that did something else than its recording; it is counted for the last line."""
+    counts = item.config.stash[_counts]
+    counts["diverged"] = counts.get("diverged", 0) + 1
+    return pytest.fail.Exception(_failure(item, path, found, error), pytrace=False)
 
 
 _SHOWN = 3
@@ -211,7 +218,8 @@ def _failure(item: pytest.Item, path: Path, found: Sequence[Any], error: BaseExc
         own, folded = _own_frames(error, item.config.rootpath)
         if own:
             lines.append(
-                f"  where:  {' > '.join(own)}" + (f" ({folded} frames folded; -vv shows them)" if folded else "")
+                f"  where:  {' > '.join(own)}"
+                + (f" ({folded} frames folded; --full-trace shows them)" if folded else "")
             )
     at = next((seq for seq in (_event(difference) for difference in found) if seq is not None), None)
     lines.append(f"  look:   antiphon show {file}" + (f" --event {at}" if at is not None else ""))

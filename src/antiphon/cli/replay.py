@@ -230,6 +230,7 @@ def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:
     argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry points"),
     argument("--junit", metavar="FILE", type=Path, help="write JUnit XML"),
     argument("--markdown", metavar="FILE", type=Path, help="write a summary for a pull request"),
+    argument("--html", metavar="FILE", type=Path, help="write the results as one page"),
     no_sandbox("the code"),
     CONFIG,
     JSON,
@@ -267,6 +268,11 @@ def test(arguments: argparse.Namespace) -> int:
         arguments.junit.write_text(golden.junit(results), encoding="utf-8")
     if arguments.markdown:
         arguments.markdown.write_text(golden.markdown(results), encoding="utf-8")
+    if arguments.html:
+        from antiphon.scoring.pages import render_tests
+
+        page = render_tests([result.to_wire() for result in results])
+        arguments.html.write_text(page, encoding="utf-8")
     passed = sum(result.status == "pass" for result in results)
     if arguments.json:
         ui.print_json({"passed": passed, "total": len(results), "results": [result.to_wire() for result in results]})

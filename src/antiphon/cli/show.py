@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
     JSON,
-    RUN,
+    LATEST,
     application,
     argument,
     check_run,
@@ -74,11 +75,13 @@ def _runs(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 @command(
-    *RUN,
+    argument("run", nargs="?", help="run id, a unique prefix, or an artifact (default: the latest run)"),
+    LATEST,
     one_of(
         argument("--event", type=int, metavar="N", help="one event, whole"),
         argument("--context", type=int, metavar="N", help="exactly what the model saw at event N"),
         argument("--diff", type=int, nargs=2, metavar=("N", "M"), help="what differs between events N and M"),
+        argument("--html", metavar="FILE", help="also write the run as one page"),
     ),
     CONFIG,
     JSON,
@@ -91,12 +94,13 @@ def show(arguments: argparse.Namespace) -> int:
       antiphon show 01a1dd44 --event 3
       antiphon show 01a1dd44 --context 6
       antiphon show 01a1dd44 --diff 6 10
+      antiphon show golden/refund.antiphon --event 3
+      antiphon show --latest --html run.html
     """
-    from antiphon.ops.runs import context_of, find_run, one_event, timeline
+    from antiphon.ops.runs import context_of, one_event, timeline
 
     check_run(arguments)
-    with application(arguments) as app:
-        manifest = find_run(app, arguments.run)
+    with _opened(arguments) as (app, manifest):
         if arguments.event is not None:
             ui.print_json(one_event(app, manifest.id, arguments.event).to_wire())
         elif arguments.context is not None:
@@ -106,8 +110,41 @@ def show(arguments: argparse.Namespace) -> int:
             _diff(first.payload, second.payload, arguments)
         else:
             tree = timeline(app, manifest)
-            ui.output(arguments, tree, _tree(tree))
+            lines = list(_tree(tree))
+            if arguments.html:
+                lines.append(_page(app, manifest, tree, arguments.html))
+            ui.output(arguments, tree, lines)
     return 0
+
+
+@contextmanager
+def _opened(arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
+    """The run that is meant, and where it lies: the store, or for an artifact one that is gone afterwards."""
+    from antiphon.ops.runs import find_run, is_artifact
+
+    if arguments.run is None or not is_artifact(arguments.run):
+        with application(arguments) as app:
+            yield app, find_run(app, arguments.run)
+        return
+    from antiphon.ops.app import Antiphon
+    from antiphon.ops.artifacts import import_artifact
+    from antiphon.stores import MemoryStore
+
+    app = Antiphon(arguments.config, store=MemoryStore())
+    yield app, import_artifact(app, Path(arguments.run))
+
+
+def _page(app: Any, manifest: Any, tree: dict[str, Any], name: str) -> str:
+    """Write the run as one page, and say where."""
+    from antiphon.ops.reports import call_of
+    from antiphon.ops.runs import load_recording
+    from antiphon.scoring.pages import render_run
+
+    recording = load_recording(app, manifest)
+    given = {**tree, "input": recording.input()}
+    calls = (call_of(app, recording, call) for call in recording.top_calls())
+    Path(name).write_text(render_run(given, calls), encoding="utf-8")
+    return ui.dim(f"page: {name}")
 
 
 def _context(context: dict[str, Any], as_json: bool) -> None:

@@ -178,6 +178,11 @@ def render_report(report: ReplayReport) -> str:
             _timeline(pairs, old, new),
         )
     )
+    return page(title, body)
+
+
+def page(title: str, body: Markup) -> str:
+    """A whole page around *body*."""
     return fill("page", title=title, style=file("report.css"), body=body)
 
 
@@ -396,8 +401,10 @@ def _row(pair: Pair, old: Sequence[Call], new: Sequence[Call]) -> Markup:
     return fill(
         "row",
         kind=_kind(pair),
-        left=_call(old[pair.left], pair.left, "Recorded") if pair.left is not None else _gap("not in the recording"),
-        right=_call(new[pair.right], pair.right, "Replayed") if pair.right is not None else _gap("not made again"),
+        left=call_part(old[pair.left], pair.left, "Recorded")
+        if pair.left is not None
+        else _gap("not in the recording"),
+        right=call_part(new[pair.right], pair.right, "Replayed") if pair.right is not None else _gap("not made again"),
         fields=fill("row-fields", fields=fields) if fields else "",
         moved=fill("row-moved") if pair.moved else "",
     )
@@ -407,7 +414,8 @@ def _gap(why: str) -> Markup:
     return fill("gap", why=why)
 
 
-def _call(call: Call, place: int, side: str) -> Markup:
+def call_part(call: Call, place: int, side: str) -> Markup:
+    """One call with its marks, facts, arguments and result."""
     marks = (
         fill("mark", classes=f"mark {kind}".strip(), text=mark)
         for mark, kind, shown in (

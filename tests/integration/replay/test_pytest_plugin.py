@@ -162,8 +162,70 @@ def test_workers_do_not_disturb_each_other(project: Project) -> None:
     assert code == 0, out
     assert len(list(project.folder.rglob("*.antiphon"))) == 7
     assert not list(project.folder.rglob("*.part"))
+    assert "antiphon: 7 recorded" in out
     code, out = project.run("-n", "2")
     assert code == 0, out
+    assert "antiphon: 7 replayed" in out
+    code, out = project.run("-n", "2", AMOUNT="6")
+    assert code == 1
+    assert "antiphon: 1 diverged, 6 replayed" in out
+
+
+def failure(out: str) -> list[str]:
+    """The lines that pytest prints for the one failed test."""
+    lines = out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("____")) + 1
+    stop = next(i for i, line in enumerate(lines) if i > start and line.startswith("===="))
+    return lines[start:stop]
+
+
+@pytest.mark.parametrize("then", ["", 'raise RuntimeError("the agent gave up")'])
+def test_a_failure_says_what_where_and_how_in_twelve_lines(project: Project, then: str) -> None:
+    body = f"""
+import os, antiphon, pytest
+from antiphon.stores import MemoryStore
+
+gateway = antiphon.Gateway(MemoryStore())
+
+@gateway.tool(idempotent=False, effect="write")
+def pay(amount, note="x" * 2000):
+    return amount
+
+def agent():
+    try:
+        return pay(amount=int(os.environ.get("AMOUNT", "5")))
+    except Exception:
+        {then or "raise"}
+
+@pytest.mark.antiphon
+def test_it():
+    assert agent() == 5
+"""
+    (project.folder / "test_agent.py").write_text(body)
+    assert project.run("--antiphon-record")[0] == 0
+    code, out = project.run(AMOUNT="6")
+    shown = failure(out)
+    assert code == 1
+    assert len(shown) <= 12, out
+    said = "\n".join(shown)
+    assert "$.amount: 5 -> 6" in said
+    assert "test_agent.py:19 test_it > test_agent.py:13 agent" in said or "test_agent.py:15 agent" in said
+    assert "pytest --antiphon-rewrite test_agent.py::test_it" in said
+    assert "lane" not in said
+    look = next(line for line in shown if "look:" in line).partition("antiphon ")[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "antiphon.cli", *look.split()],
+        cwd=project.folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert '"amount": 5' in done.stdout
+    assert "Traceback" not in out
+    assert "frames folded" in said
+    code, out = project.run("--full-trace", AMOUNT="6")
+    assert len(failure(out)) > 12
 
 
 def test_a_failed_test_leaves_no_recording(project: Project) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from antiphon.scoring import ReplayReport, html, render_report
+from antiphon.scoring import ReplayReport, html, pages, render_report
 from tests.unit.scoring.sample import REPORT
 
 EVIL = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -117,7 +117,7 @@ def test_a_text_that_looks_like_a_place_of_a_template_stays_as_it_is() -> None:
 
 
 def test_every_template_is_used_and_there() -> None:
-    sources = Path(html.__file__ or "").read_text()
+    sources = "".join(Path(module.__file__ or "").read_text() for module in (html, pages))
     assert set(html._templates()) <= set(re.findall(r'"([a-z-]+)"', sources))
     assert set(re.findall(r'fill\(\s*"([a-z-]+)"', sources)) <= set(html._templates())
 
