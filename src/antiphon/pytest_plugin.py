@@ -6,6 +6,10 @@
 
 ``pytest --antiphon-record`` records what has no recording yet, ``--antiphon-rewrite`` records everything again,
 ``--antiphon-replay`` (the default) only replays: a test without a recording fails.
+
+Code under test that names no store gets one in memory, empty at the start of each test, instead of the project's.
+A test that wants another one says so: ``Gateway(store=...)``, ``ANTIPHON_STORE`` or ``ANTIPHON_HOME``; for all tests:
+``antiphon_store = project`` in the settings of pytest.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from antiphon._version import __version__
+from antiphon.config.place import test_stores
 from antiphon.errors import Divergence
 
 if TYPE_CHECKING:
@@ -44,6 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     ):
         group.addoption(f"--antiphon-{mode}", action="store_const", const=mode, dest="antiphon_mode", help=text)
     parser.addini("antiphon_golden", "folder of the recordings, beside each test file", default="golden")
+    text = "store of code that names none: memory (empty for each test) or project (the one of the project)"
+    parser.addini("antiphon_store", text, default="memory")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +58,21 @@ def pytest_configure(config: pytest.Config) -> None:
     text = "antiphon(path=None, sandbox=True): record the test once, then replay it strictly"
     config.addinivalue_line("markers", text)
     config.stash[_counts] = {}
+    wanted = config.getini("antiphon_store")
+    if wanted not in ("memory", "project"):
+        raise pytest.UsageError(f"antiphon_store is 'memory' or 'project', not {wanted!r}.")
+    test_stores.active = wanted == "memory"
+
+
+def pytest_unconfigure() -> None:
+    """Outside of pytest the project's store is used again."""
+    test_stores.active = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Each test has an empty store of its own."""
+    test_stores.begin_test()
 
 
 def pytest_report_header() -> str:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from antiphon import errors
@@ -84,7 +85,13 @@ def _add(parser: Any, arguments: Iterable[Argument]) -> None:
         add(parser)
 
 
-CONFIG = argument("--config", metavar="FILE", help="configuration file (default: antiphon.toml)")
+def CONFIG(parser: Any) -> None:  # noqa: N802 - an argument like those below
+    """``--config`` and ``--store``: what a command works on."""
+    parser.add_argument("--config", metavar="FILE", help="configuration file (default: antiphon.toml)")
+    text = "store to use: a SQLite file or a URL (default: the configured one)"
+    parser.add_argument("--store", metavar="STORE", help=text)
+
+
 JSON = flag("--json", "print JSON")
 LATEST = flag("--latest", "the latest run")
 RUN = (argument("run", nargs="?", help="run id or a unique prefix (default: the latest run)"), LATEST)
@@ -125,7 +132,8 @@ def call(name: str, command: Command, words: list[str]) -> int:
     """Parse, run, and turn errors into one line on standard error and an exit code."""
     arguments = command.parser(name).parse_args(words)
     try:
-        code = command.run(arguments)
+        with _named_store(arguments, makes=name in _MAKES_STORE):
+            code = command.run(arguments)
         sys.stdout.flush()
         return int(code or 0)
     except errors.AntiphonError as error:
@@ -174,13 +182,42 @@ def report(error: errors.AntiphonError, as_json: bool) -> None:
         print(f"          {error.hint}", file=sys.stderr)
 
 
+_MAKES_STORE = ("run", "exec", "import", "serve", "replay", "test")
+_STORE_VARIABLES = ("ANTIPHON_STORE", "ANTIPHON_STORE_URL", "ANTIPHON_STORE_CLAIMS", "ANTIPHON_STORE_LOG")
+
+
+@contextmanager
+def _named_store(arguments: argparse.Namespace, *, makes: bool) -> Iterator[None]:
+    """``--store`` wins over the configuration, here and in the processes that the command starts."""
+    named = getattr(arguments, "store", None)
+    if named is None:
+        yield
+        return
+    if ":" not in named or os.path.exists(named):  # noqa: PTH110 - as the user wrote it
+        path = Path(named).absolute()
+        if path.is_dir():
+            path /= "antiphon.db"
+        if not makes and not path.is_file():
+            raise errors.NotFound(f"There is no store at {path}.", hint="Name a SQLite file, a state folder or a URL.")
+        named = f"sqlite:///{path}"
+    before = {name: os.environ.pop(name, None) for name in _STORE_VARIABLES}
+    os.environ.update(dict.fromkeys(("ANTIPHON_STORE", "ANTIPHON_STORE_CLAIMS", "ANTIPHON_STORE_LOG"), named))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
 @contextmanager
 def application(arguments: argparse.Namespace) -> Iterator[Any]:
-    """The current application object, made from ``--config`` where the command has it."""
+    """The current application object, made from ``--config`` and ``--store`` where the command has them."""
     from antiphon.ops.app import Antiphon, current, using
 
     config = getattr(arguments, "config", None)
-    if config is None:
+    if config is None and getattr(arguments, "store", None) is None:
         yield current()
         return
     app = Antiphon(config)

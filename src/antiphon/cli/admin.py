@@ -60,8 +60,9 @@ def claims(arguments: argparse.Namespace) -> int:
 
     with application(arguments) as app:
         result: Any = usage(app) if arguments.what == "usage" else drive(_act(Admin(app), arguments))
+        place = app.store.url
     if arguments.what == "list":
-        ui.output(arguments, {"claims": result}, _claims(result))
+        ui.output(arguments, {"claims": result, "store": place}, _claims(result, place))
     elif arguments.what == "show":
         ui.print_json(result)
     else:
@@ -88,9 +89,9 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
     return await admin.resolve(arguments.key, verdict, value=value, reason=arguments.reason)
 
 
-def _claims(found: list[dict[str, Any]]) -> Iterator[str]:
+def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
     if not found:
-        yield "No claims."
+        yield f"No claims. Looked in {place} (--store names another)."
         return
     head = ("CLAIM", "TOOL", "STATE", "SESSION", "UPDATED", "ATTEMPTS", "ERROR")
     rows = [
@@ -137,7 +138,7 @@ def breakers(arguments: argparse.Namespace) -> int:
     from antiphon.ops.admin import Admin, as_breaker_key
 
     with application(arguments) as app:
-        admin = Admin(app)
+        admin, place = Admin(app), app.store.url
         if arguments.what == "list":
             rows = drive(admin.breakers())
         elif arguments.what == "reset":
@@ -150,8 +151,8 @@ def breakers(arguments: argparse.Namespace) -> int:
     lines = [
         (r["key"], r["state"], r["by"], ui.when(r["untilMs"]), ui.when(r["updatedAtMs"]), r["reason"]) for r in rows
     ]
-    text = ui.table(head, lines) if rows else "All breakers are closed; none has ever opened."
-    ui.output(arguments, {"breakers": rows}, text)
+    text = ui.table(head, lines) if rows else f"All breakers are closed; none has ever opened. Looked in {place}."
+    ui.output(arguments, {"breakers": rows, "store": place}, text)
     return 0
 
 

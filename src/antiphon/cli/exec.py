@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -17,7 +18,9 @@ from typing import Any
 from antiphon.cli import EXIT
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, application, argument, command, flag, no_sandbox
-from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.config.load import load
+from antiphon.config.place import state_place
+from antiphon.errors import AntiphonError, ConfigError, InvalidInput
 
 _NOTE = "exec does not record plain functions: decorate them or use an adapter"
 
@@ -51,7 +54,7 @@ def exec_(arguments: argparse.Namespace) -> int:
         order = {
             "name": arguments.name or _name(words),
             "report": str(report),
-            "config": arguments.config,
+            "config": arguments.config or _found_config(),
             "replay": replay,
             "sandbox": not arguments.no_sandbox,
         }
@@ -78,6 +81,12 @@ def exec_(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         print(ui.dim(_summary(found, code)), file=sys.stderr)
     return code
+
+
+def _found_config() -> str | None:
+    """The configuration as it applies here."""
+    found = None if os.environ.get("ANTIPHON_CONFIG") else load().file
+    return None if found is None else str(found.absolute())
 
 
 def _note_exit(arguments: argparse.Namespace, run: str, code: int) -> None:
@@ -124,6 +133,8 @@ def _start(command: Sequence[str], order: Mapping[str, Any]) -> int:
     hook = str(Path(_version.__file__).parent / "_hook")
     paths = [hook, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "ANTIPHON_EXEC": orjson.dumps(order).decode()}
+    with contextlib.suppress(ConfigError):  # the program says so itself, if it needs one
+        env["ANTIPHON_HOME"] = str(state_place().folder.absolute())  # it may lie in another project
     child = subprocess.Popen(command, env=env)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the program itself

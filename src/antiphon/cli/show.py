@@ -47,10 +47,11 @@ def runs(arguments: argparse.Namespace) -> int:
 
     wanted = {name: getattr(arguments, name) for name in ("prefix", "name", "status", "limit", "replays")}
     with application(arguments) as app:
-        rows = list_runs(app, **wanted)
+        rows, place = list_runs(app, **wanted), app.store.url
     chosen = arguments.prefix or arguments.name or arguments.status
     nothing = "No runs match." if chosen else "No runs yet. Record one: antiphon run agent.py:main"
-    ui.output(arguments, {"runs": rows}, _runs(rows) if rows else nothing)
+    text = f"{nothing}\nLooked in {place} (--store names another)."
+    ui.output(arguments, {"runs": rows, "store": place}, _runs(rows) if rows else text)
     return 0
 
 

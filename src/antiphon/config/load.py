@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from antiphon.config.model import Config, Section
+from antiphon.config.place import FILE_NAME, project_file, test_stores
 from antiphon.errors import ConfigError
 
-FILE_NAME = "antiphon.toml"
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]+)`")
 _HEAD = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+")
@@ -64,8 +64,12 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
     if isinstance(source, Mapping):
         return _build(dict(source), "given mapping", None, env, "")
     path = Path(source if source is not None else env.get("ANTIPHON_CONFIG") or FILE_NAME)
-    if source is None and not env.get("ANTIPHON_CONFIG") and not path.is_file():
-        return _build({}, "", None, env, "")
+    found = source is None and not env.get("ANTIPHON_CONFIG")
+    if found and not path.is_file():
+        project = project_file()
+        if project is None:
+            return _build({}, "", None, env, "")
+        path = project
     try:
         text = path.read_text(encoding="utf-8")
         table = tomllib.loads(text)
@@ -73,7 +77,24 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
         raise ConfigError(f"The configuration {path} cannot be read: {error.strerror}.", path=str(path)) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.", path=str(path)) from None
+    if isinstance(store := table.get("store"), dict):
+        table["store"] = _placed(store, path.parent)
+        if found and test_stores.active:  # a test says itself which store it wants
+            table["store"] = {name: value for name, value in store.items() if name not in _STORES}
     return _build(table, str(path), path, env, text)
+
+
+_STORES = ("url", "claims", "log")
+
+
+def _placed(store: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A relative SQLite file is named from the folder of the configuration, wherever the program is started."""
+    placed = dict(store)
+    for name in _STORES:
+        url = store.get(name)
+        if isinstance(url, str) and url.startswith("sqlite:///") and url[10:11] not in ("/", ":", ""):
+            placed[name] = f"sqlite:///{folder.absolute() / url.removeprefix('sqlite:///')}"
+    return placed
 
 
 def changed(loaded: Loaded) -> bool:

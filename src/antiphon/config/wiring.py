@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._late import LateRedactor
 from antiphon.config.load import Loaded, changed, load, process_environment
 from antiphon.config.model import ArtifactsSection, Config, Section
+from antiphon.config.place import DATABASE, state_place, test_stores
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
 from antiphon.decide.loop import LoopPolicy
 from antiphon.errors import ConfigError
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from antiphon._gateway.report import Metrics
     from antiphon.blobs.s3 import Bucket, S3Objects
     from antiphon.redact import Rules
+
+log = logging.getLogger("antiphon.config")
 
 ConfigLike = str | Path | Mapping[str, Any] | Config | Settings | Loaded | None
 
@@ -65,25 +70,42 @@ def _policies(section: Any) -> dict[str, Any]:
 # -- stores ----------------------------------------------------------------------------------------------------------
 
 
+_told: set[Path] = set()
+
+
 def home() -> Path:
-    """Where state is kept: ``ANTIPHON_HOME``, or ``.antiphon/`` of the working folder (not created)."""
-    return Path(os.environ.get("ANTIPHON_HOME") or ".antiphon")
+    """Where state is kept (not created); see :mod:`antiphon.config.place`."""
+    return state_place().folder
 
 
 def ensure_home() -> Path:
     """The state folder, created with a ``.gitignore`` so that its content is never committed by accident."""
-    folder = home()
+    folder, project, earlier = state_place()
     ignore = folder / ".gitignore"
+    new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not ignore.exists():
             ignore.write_text("*\n", encoding="ascii")
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError(
             f"The state folder {folder} cannot be used: {error.strerror or error}.",
             hint="Name another one with ANTIPHON_HOME, or a store elsewhere: [store] url.",
             path="ANTIPHON_HOME",
         ) from None
+    if (new or earlier) and folder not in _told:
+        _told.add(folder)
+        if earlier:
+            log.warning(
+                "claims and runs are in %s, where an earlier release put them. "
+                "For one store per project, move the folder to %s.",
+                folder,
+                project,
+            )
+        else:
+            log.warning("claims and runs are kept in %s (ANTIPHON_HOME sets another folder)", folder.absolute())
     return folder
 
 
@@ -127,17 +149,28 @@ def compose(claims: Store, log: Store) -> Store:
 def store_of(config: Config) -> Store:
     """The configured store; SQLite in the state folder by default."""
     section = config.store
-    default = f"sqlite:///{home() / 'antiphon.db'}?synchronous={section.synchronous}"
+
+    def default() -> str:
+        return f"sqlite:///{home() / DATABASE}?synchronous={section.synchronous}"
+
     if section.claims or section.log:
         claims = open_store(
-            section.claims or section.url or default, setting="[store] claims" if section.claims else "[store] url"
+            section.claims or section.url or default(), setting="[store] claims" if section.claims else "[store] url"
         )
-        log = open_store(section.log or section.url or default, setting="[store] log" if section.log else "[store] url")
+        log = open_store(
+            section.log or section.url or default(), setting="[store] log" if section.log else "[store] url"
+        )
         return compose(claims, log)
     if section.url:
         return open_store(section.url, setting="[store] url")
+    if test_stores.active and not os.environ.get("ANTIPHON_HOME"):
+        from antiphon.stores.memory import MemoryStore
+
+        store = MemoryStore()
+        test_stores.add(store)
+        return store
     ensure_home()
-    return open_store(default)
+    return open_store(default())
 
 
 def rules_of(config: Config) -> Rules:

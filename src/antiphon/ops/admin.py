@@ -53,6 +53,7 @@ class Admin:
         self.tenant = app.tenant
         self.actor = actor
         self._workspace = app.workspace
+        self._place = app.store.url
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,8 @@ class Admin:
             return found.current
         matches = await self._journal.list(tenant=self.tenant, prefix=key, limit=2)
         if not matches:
-            raise NotFound(f"There is no claim {key!r}.", hint="List them: antiphon claims list")
+            where = f"Looked in {self._place}."
+            raise NotFound(f"There is no claim {key!r}.", hint=f"{where} List them: antiphon claims list")
         if len(matches) > 1:
             raise NotFound(f"{key!r} matches several claims.", hint="Give more of the key.", code="ambiguous")
         return matches[0]

@@ -38,7 +38,8 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
         for manifest in all_runs(app):
             if manifest.source_run is None and not is_audit(manifest):
                 return manifest
-        raise NotFound("There is no recorded run yet.", hint="Record one: antiphon run agent.py:main")
+        where = f"Looked in {app.store.url}."
+        raise NotFound("There is no recorded run yet.", hint=f"{where} Record one: antiphon run agent.py:main")
     exact = journal.manifest(wanted)
     if exact is not None and exact.tenant == app.tenant:
         return exact
@@ -51,7 +52,7 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
         newest = [found for found in journal.runs(tenant=app.tenant, limit=4) if not is_audit(found)][:3]
         last = ", ".join(f"{m.id} ({m.name})" for m in newest)
         hint = f"The latest: {last}. List them: antiphon runs" if last else "Nothing has been recorded yet."
-        raise NotFound(f"There is no run {wanted!r}.", hint=hint)
+        raise NotFound(f"There is no run {wanted!r}.", hint=f"Looked in {app.store.url}. {hint}")
     listed = ", ".join(f"{m.id} ({m.name})" for m in matches)
     raise NotFound(f"{wanted!r} matches several runs.", hint=f"Candidates: {listed}", code="ambiguous")
 

@@ -142,7 +142,7 @@ def test_run_says_what_is_wrong(antiphon: Command, words: list[str], code: int, 
 
 def test_runs_lists_the_newest_first(antiphon: Command) -> None:
     assert "No runs yet" in antiphon("runs").out
-    assert antiphon("runs", "--json").json == {"runs": []}
+    assert antiphon("runs", "--json").json["runs"] == []
     first, second = recorded(antiphon), recorded(antiphon, "agent.py:fail")
     table = antiphon("runs").out.splitlines()
     assert table[0].split() == ["RUN", "NAME", "STATUS", "STARTED", "TOOK", "EVENTS", "REPLAY", "OF"]
@@ -358,7 +358,7 @@ def test_a_breaker_that_nobody_knows_is_not_written(antiphon: Command, act: str)
     assert "There is no breaker 'tools/lok'" in done.err
     assert "Known: tools/look" in done.err
     assert antiphon("breakers", act, "nope", "--json").json["error"] == "not_found"
-    assert antiphon("breakers", "list", "--json").json == {"breakers": []}
+    assert antiphon("breakers", "list", "--json").json["breakers"] == []
     assert antiphon("show", "audit-default").code == 4, "no act, no line about it"
 
 
@@ -459,3 +459,41 @@ def on_a_terminal(*words: str) -> bytes:
     os.close(ours)
     assert process.wait() == 0, shown
     return b"".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["runs"], 0),
+        (["claims", "list"], 0),
+        (["claims", "show", "nope"], 4),
+        (["breakers", "list"], 0),
+        (["show"], 4),
+        (["show", "nope"], 4),
+        (["export", "nope"], 4),
+        (["replay", "nope"], 4),
+        (["diff", "a", "b"], 4),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_that_finds_nothing_says_where_it_looked(antiphon: Command, words: list[str], code: int) -> None:
+    done = antiphon(*words)
+    assert done.code == code
+    assert "/state/antiphon.db" in done.out + done.err
+
+
+def test_store_names_another_one_by_file_folder_or_url(antiphon: Command, tmp_path: Path) -> None:
+    from antiphon import Gateway
+
+    other = tmp_path / "other" / "antiphon.db"
+    other.parent.mkdir()
+    with Gateway(store=f"sqlite:///{other}") as gateway:
+        gateway.tool("pay", idempotent=False)(lambda: "paid")()
+    for name in (str(other), str(other.parent), f"sqlite:///{other}"):
+        found = antiphon("claims", "list", "--store", name, "--json").json["claims"]
+        assert [claim["tool"] for claim in found] == ["tools/pay"]
+    assert antiphon("claims", "list", "--json").json["claims"] == []
+    missing = antiphon("claims", "list", "--store", str(tmp_path / "typo.db"))
+    assert (missing.code, missing.out) == (4, "")
+    assert "There is no store at" in missing.err
+    assert not (tmp_path / "typo.db").exists()

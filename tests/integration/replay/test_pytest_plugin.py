@@ -233,3 +233,55 @@ def test_a_failed_test_leaves_no_recording(project: Project) -> None:
     code, _ = project.run("--antiphon-record", "-k", "payment")
     assert code == 1
     assert not list(project.folder.rglob("*.antiphon"))
+
+
+OWN_STORES = """
+import os
+
+import antiphon
+
+gateway = antiphon.Gateway()  # names no store, and lives longer than one test
+sent = []
+
+
+@gateway.tool(idempotent=False, effect="write")
+def send(to):
+    sent.append(to)
+    return len(sent)
+
+
+def deliver():
+    with gateway.session("s") as session, session.turn() as turn:
+        return turn.call("send", {"to": "ada"}, call_id="c1").output.content
+
+
+def test_one():
+    assert (deliver(), deliver()) == (1, 1)
+
+
+def test_another():
+    assert len(sent) == 1  # what the first one sent is not known any more
+    assert deliver() == 2
+
+
+def test_that_asks_otherwise(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path))
+    assert antiphon.Gateway()._plans.store.url.startswith("sqlite:")
+    assert antiphon.Gateway(store="memory:")._plans.store.url == "memory://"
+
+
+def test_a_configured_store_of_production_is_not_used():
+    assert antiphon.Gateway()._plans.store.url == "memory://"
+"""
+
+
+def test_each_test_has_a_memory_store_of_its_own(tmp_path: Path) -> None:
+    """Also one that the project configures for production is left alone."""
+    (tmp_path / "antiphon.toml").write_text('[store]\nurl = "postgresql://production.invalid/agents"\n')
+    (tmp_path / "test_own.py").write_text(OWN_STORES)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "PYTEST_"))}
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
+    assert not (tmp_path / ".antiphon").exists()

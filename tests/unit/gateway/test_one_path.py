@@ -15,7 +15,7 @@ from antiphon import stores
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.settings import Settings, ToolOverride
-from antiphon.config.load import FILE_NAME
+from antiphon.config.place import FILE_NAME
 from antiphon.config.wiring import wire
 from antiphon.errors import CallTimeout
 from antiphon.ports import Journal, SyncJournal

@@ -29,6 +29,11 @@ class MemoryLog:
         self._runs: dict[str, _Run] = {}
         self._breakers: dict[str, dict[str, BreakerRow]] = {}
 
+    def _forget_log(self) -> None:
+        self._total = 0
+        self._runs.clear()
+        self._breakers.clear()
+
     def open_run(self, manifest: RunManifest) -> None:
         with self.lock:
             run = self._run(manifest.id)

@@ -46,6 +46,10 @@ class MemoryStore:
         """A journal for the running event loop."""
         return MemoryJournal(self._journal)
 
+    def forget_everything(self) -> None:
+        """Drop all claims, runs and breakers, as if the store were new."""
+        self._journal.forget_everything()
+
 
 class SyncMemoryJournal(MemoryClaims):
     """The data of a :class:`MemoryStore` and its steps, for threads."""
@@ -55,6 +59,12 @@ class SyncMemoryJournal(MemoryClaims):
     def __init__(self, max_keys: int, max_events: int, clock: Clock) -> None:
         super().__init__(max_keys, max_events, clock)
         _all_journals.add(self)
+
+    def forget_everything(self) -> None:
+        with self.lock:
+            for key in {node.key for node in self._nodes.values()}:
+                self._clear(key)
+            self._forget_log()
 
     def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         with self.lock:

@@ -1,0 +1,200 @@
+"""One store per project, whatever folder a program is started from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from antiphon.config import place
+from antiphon.config.load import load
+from antiphon.config.wiring import ensure_home, store_of
+from antiphon.errors import ConfigError
+
+Start = Callable[[str], None]
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder with a repository in it; no ``ANTIPHON_HOME``."""
+    monkeypatch.delenv("ANTIPHON_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("home/work/repo/app/jobs", "home/work/repo/other", "home/loose/deep", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "home/work/repo/.git").mkdir()
+    return tmp_path.resolve()
+
+
+@pytest.fixture
+def start(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Be a program whose main script lies in a folder of the tree, or one without a script."""
+
+    def be(folder: str) -> None:
+        module = ModuleType("__main__")
+        if folder:
+            script = tree / folder / "main.py"
+            script.touch()
+            module.__file__ = str(script)
+        monkeypatch.setitem(sys.modules, "__main__", module)
+        monkeypatch.setattr(sys, "argv", [""])
+
+    return be
+
+
+def home() -> Path:
+    return place.state_place().folder
+
+
+def test_a_script_has_one_place_wherever_it_is_started(
+    tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("home/work/repo/app/jobs")
+    found = set()
+    for folder in ("home/work/repo", "home/work/repo/other", "elsewhere", "home", "/"):
+        monkeypatch.chdir(tree / folder)
+        found.add(home())
+    assert found == {tree / "home/work/repo/.antiphon"}
+
+
+def test_the_nearest_configuration_comes_before_the_repository_and_that_before_a_package(
+    tree: Path, start: Start
+) -> None:
+    repo = tree / "home/work/repo"
+    start("home/work/repo/app/jobs")
+    (repo / "app/pyproject.toml").touch()
+    assert home() == repo / ".antiphon"
+    (repo / "app/antiphon.toml").touch()
+    assert home() == repo / "app/.antiphon"
+    (repo / ".git").rmdir()
+    (repo / "app/antiphon.toml").unlink()
+    assert home() == repo / "app/.antiphon"
+    (repo / "app/pyproject.toml").unlink()
+    assert home() == repo / "app/jobs/.antiphon"
+
+
+def test_without_a_script_the_working_folder_counts(tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("")
+    monkeypatch.chdir(tree / "home/work/repo/other")
+    assert home() == tree / "home/work/repo/.antiphon"
+
+
+def test_an_installed_program_works_for_the_project_it_is_started_in(
+    tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("home/loose")
+    monkeypatch.setattr(place, "_installed", lambda: {tree / "home/loose"})
+    monkeypatch.chdir(tree / "home/work/repo")
+    assert home() == tree / "home/work/repo/.antiphon"
+
+
+def test_the_home_folder_and_the_root_are_never_a_project(
+    tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("antiphon.toml", "pyproject.toml"):
+        (tree / "home" / name).touch()
+    start("home/loose/deep")
+    assert home() == tree / "home/loose/deep/.antiphon"
+    for folder in (tree / "home", Path("/")):
+        start("")
+        monkeypatch.chdir(folder)
+        with pytest.raises(ConfigError, match="ANTIPHON_HOME"):
+            home()
+    monkeypatch.setenv("ANTIPHON_HOME", str(tree / "state"))
+    assert home() == tree / "state"
+
+
+def test_a_folder_of_0_1_0_further_down_is_used_and_told(
+    tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = tree / "home/work/repo/app/jobs/.antiphon"
+    old.mkdir()
+    (old / "antiphon.db").touch()
+    start("home/work/repo/app/jobs")
+    monkeypatch.chdir(tree / "elsewhere")
+    assert ensure_home() == old
+    assert "earlier release" in caplog.text
+    assert str(tree / "home/work/repo") in caplog.text
+    start("home/work/repo")  # 0.1.0 put it into the working folder
+    monkeypatch.chdir(tree / "home/work/repo/app/jobs")
+    assert home() == old
+
+
+def test_the_first_use_says_where_and_later_ones_say_nothing(
+    tree: Path, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    start("home/work/repo")
+    folder = ensure_home()
+    assert caplog.messages == [f"claims and runs are kept in {folder} (ANTIPHON_HOME sets another folder)"]
+    assert (folder / ".gitignore").read_text() == "*\n"
+    ensure_home()
+    assert len(caplog.messages) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_the_variable(
+    tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("home/work/repo")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="ANTIPHON_HOME"):
+        ensure_home()
+
+
+def test_a_place_that_is_a_file_is_an_error_that_names_the_variable(tree: Path, start: Start) -> None:
+    start("home/work/repo")
+    (tree / "home/work/repo/.antiphon").touch()
+    with pytest.raises(ConfigError, match="ANTIPHON_HOME"):
+        ensure_home()
+
+
+def test_the_configuration_of_the_project_is_found_and_names_files_from_its_own_folder(
+    tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = tree / "home/work/repo"
+    (repo / "antiphon.toml").write_text('[store]\nurl = "sqlite:///claims.db"\n')
+    start("home/work/repo/app")
+    urls = set()
+    for folder in ("home/work/repo", "home/work/repo/app", "elsewhere"):
+        monkeypatch.chdir(tree / folder)
+        urls.add(store_of(load(None, {}).config).url)
+    assert len(urls) == 1
+    assert str(repo / "claims.db") in urls.pop()
+
+
+PROGRAM = """
+import multiprocessing, os, sys
+from antiphon import Gateway
+gateway = Gateway()
+if __name__ == "__main__":
+    os.chdir("/")
+    multiprocessing.set_start_method("spawn")
+    child = multiprocessing.Process(target=print, args=())
+    child.start(); child.join()
+else:
+    print(gateway._plans.store.url, flush=True)
+if __name__ == "__main__":
+    print(gateway._plans.store.url, flush=True)
+"""
+
+
+def test_a_spawned_worker_uses_the_store_of_its_parent(tree: Path) -> None:
+    script = tree / "home/loose/deep/main.py"
+    script.write_text(PROGRAM)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, env=env, cwd=tree / "elsewhere", check=True
+    )
+    urls = done.stdout.split()
+    assert len(urls) == 2
+    assert set(urls) == {f"sqlite:///{tree / 'home/loose/deep/.antiphon/antiphon.db'}"}
+
+
+def test_another_planted_place_would_be_noticed(tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rule of 0.1.0: the working folder decides."""
+    monkeypatch.setattr(place, "_main_script", lambda: None)
+    with pytest.raises((AssertionError, ConfigError)):
+        test_a_script_has_one_place_wherever_it_is_started(tree, start, monkeypatch)
