@@ -12,7 +12,8 @@ from antiphon.contract.events import UNSERIALISABLE
 
 _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS
 _OPTIONS = _TEXT_KEYS | orjson.OPT_NON_STR_KEYS  # at twice the price
-_DEEPEST = 200
+_DEEPEST = 252
+"""As deep as orjson goes: what is cut here is cut at the same place when it is written again, one level further in."""
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 
 

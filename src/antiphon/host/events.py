@@ -23,6 +23,8 @@ log = logging.getLogger("antiphon.host")
 
 PLACE = "sequence"
 """Where the metadata of a row says its number among the workflow events of the run."""
+ASKED = "asked"
+"""Where it says what a node asked the world for, as a digest."""
 _BATCH = 1000
 _LOOK_S = 0.25
 _FEEDS_STATE = frozenset({"run.started", "node.completed"})
@@ -45,6 +47,8 @@ def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
     meta: dict[str, Any] = {PLACE: sequence, "workflow": True}
     if told.type in _FEEDS_STATE and recorder.present(dict(told.payload), "")[2]:
         meta["redacted"] = True
+    if told.asked:
+        meta[ASKED] = told.asked
     return recorder.encode(told.type, None, dict(told.payload), meta)
 
 
@@ -129,7 +133,7 @@ class Reader(msgspec.Struct, eq=False):
             payload = event.payload
             if any(is_spilled(value) for value in payload.values()):
                 payload = await asyncio.to_thread(resolve, payload, self.blobs, self.tenant)
-            told = WorkflowEvent(event.type, payload)
+            told = WorkflowEvent(event.type, payload, str(event.meta.get(ASKED) or ""))
             return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
         except StoreUnavailable:
             raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import inspect
 import logging
 import random
@@ -24,6 +25,7 @@ import msgspec
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
+from antiphon._recording.plain import dump
 from antiphon._recording.run import Run
 from antiphon._scope import Site
 from antiphon.canonical import canonical_digest
@@ -31,18 +33,26 @@ from antiphon.config.wiring import sealer_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import Event, RunManifest
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import AntiphonError, ConfigError, Divergence, InvalidInput, StoreError, StoreUnavailable
+from antiphon.errors import (
+    AntiphonError,
+    CanonicalError,
+    ConfigError,
+    Divergence,
+    InvalidInput,
+    StoreError,
+    StoreUnavailable,
+)
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import KeyRing, Principal
 from antiphon.host.events import Numbered, Reader, Signals, follow, one_line, row_of
-from antiphon.host.llm import MockProvider, ModelBoundary
+from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
 from antiphon.host.webhooks import Mask, PostTo, Webhooks
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeFailed, Outputs, Visit, check_nodes
 from antiphon.host.workflow.runner import Replay, Runner, Stopped
-from antiphon.host.workflow.source import Comparison, Source
+from antiphon.host.workflow.source import Comparison, Source, is_remark
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent, fold
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon, using
@@ -454,7 +464,15 @@ class ReplayInvoker:
 class HostRun:
     """One run that this process executes."""
 
-    def __init__(self, host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[WorkflowEvent]) -> None:
+    def __init__(
+        self,
+        host: Host,
+        manifest: RunManifest,
+        workflow: Workflow,
+        events: Sequence[WorkflowEvent],
+        *,
+        new: bool = False,
+    ) -> None:
         self.host = host
         self.manifest = manifest
         self.task: asyncio.Task[None] | None = None
@@ -473,6 +491,7 @@ class HostRun:
             write=self._write,
             replay=self._replay(events),
             staged=lambda node: host.mock.staged(manifest.tenant, node),
+            is_branch=new and isinstance(manifest.replay, dict) and manifest.replay.get("mode") == "branch",
         )
 
     @property
@@ -492,15 +511,18 @@ class HostRun:
         if not self.is_replay or self.manifest.source_run is None:
             return None
         told: list[WorkflowEvent] = []
-        source = Source(self.manifest.source_run, told)
+        rows: list[int] = []
+        source = Source(self.manifest.source_run, told, rows)
         reader = self.reader(self.host, source.run, self.manifest.tenant)
 
         async def load() -> Source:
             if not told or told[-1].type not in TERMINAL:
-                told.extend(event.told for event in await reader.more())
+                for event in await reader.more():
+                    told.append(event.told)
+                    rows.append(event.row)
             return source
 
-        seen = sum(1 for event in events if not event.type.startswith("replay."))
+        seen = sum(1 for event in events if not is_remark(event))
         return Replay(load, Comparison(source, seen), self.host.settings.replay_verify)
 
     @staticmethod
@@ -571,9 +593,20 @@ class HostRun:
         self._later.append(scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {}))
         return value
 
-    async def run_agent(self, name: str, inputs: Mapping[str, Any]) -> Any:
+    def asked(self, visit: Visit) -> str:
+        """Digest of what a node asks for: the request of a model, the arguments of anything else."""
+        is_model = visit.node.type_id.startswith(("core.ai.", "core.llm."))
+        asks = request_of(visit) if is_model else {**visit.node.config, **visit.inputs}
+        shown = self.recorder.present(asks, "")[0]
+        try:
+            return canonical_digest(shown)
+        except (CanonicalError, RecursionError):
+            return hashlib.sha256(dump(shown)).hexdigest()
+
+    async def run_agent(self, visit: Visit) -> Any:
         """Call an entry point; its own calls stand in this run, and a replay answers them from the recording."""
-        function = load_entry(self.host.agents[name])
+        function = load_entry(self.host.agents[visit.node.type_id.removeprefix("agent:")])
+        inputs = visit.inputs
         args, kwargs = arguments_of(dict(inputs)) if is_arguments(dict(inputs)) else ([], dict(inputs))
         scope, app = self.recorder.scope, self.app
         run = Run(self.recorder, self.manifest, app._caller(self.manifest))
@@ -598,12 +631,14 @@ class HostRun:
             raise NodeFailed("agent_error", f"{type(error).__name__}: {error}") from None
         finally:
             if self._replaying is not None:
+                if visit.heard is not None:
+                    self._replaying.inner.tell(visit.heard)
                 self._replaying.inner = None
             scope.adopt()
 
     async def _recording_invoker(self) -> Any:
         from antiphon._replay.observe import Observer
-        from antiphon._replay.strict import StrictInvoker
+        from antiphon.host.agent_replay import AnsweringInvoker, AskingInvoker
         from antiphon.ops.runs import find_run, load_recording
 
         def load() -> Any:
@@ -611,7 +646,8 @@ class HostRun:
             source = find_run(app, self.manifest.source_run)
             recording = load_recording(app, source)
             redactor = app._redactor.with_salt(source.salt)
-            return StrictInvoker(recording, Observer(recording, redactor.redact))
+            kind = AskingInvoker if self.host.settings.replay_verify else AnsweringInvoker
+            return kind(recording, Observer(recording, redactor.redact))
 
         return await self.host.in_thread(self.manifest.tenant, load)
 

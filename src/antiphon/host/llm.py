@@ -76,7 +76,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
         node = visit.node.id
         attempts = int(visit.node.config.get("maxAttempts", MAX_ATTEMPTS))
         for attempt in range(1, attempts + 1):
-            response = await self._once(visit, request)
+            response = await self._once(visit, request, attempt)
             answer = _account(response, request["provider"])
             if answer["kind"] == "refusal":
                 await visit.emit("envelope.refusal", _refusal(node, request, answer["refusal"]))
@@ -94,7 +94,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
                 await visit.emit("envelope.retry.exhausted", payload)
         raise NodeFailed("envelope_payload_invalid", f"No response matched the schema in {attempts} attempts.")
 
-    async def _once(self, visit: Visit, request: Mapping[str, Any]) -> Any:
+    async def _once(self, visit: Visit, request: Mapping[str, Any], attempt: int) -> Any:
         recipe = self.settings.llm_key_recipe
         try:
             key = llm_cache_key(request, recipe=recipe)
@@ -114,7 +114,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
             return earlier.pop(0)
         await boundary.start()
         try:
-            response = await self._send(visit, request)
+            response = await self._send(visit, request, attempt)
         except ProviderError as error:
             await boundary.finish("error", error=error_payload(error))
             raise NodeFailed(error.code, str(error)) from None
@@ -127,7 +127,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
         await boundary.finish(outcome, value=response, meta=meta)
         return response
 
-    async def _send(self, visit: Visit, request: Mapping[str, Any]) -> Any:
+    async def _send(self, visit: Visit, request: Mapping[str, Any], attempt: int) -> Any:
         name = str(request["provider"])
         if name == MOCK:
             return self.mock.answer(self.tenant, visit.node.id, visit.node.config.get("outputSchema"))
@@ -135,7 +135,7 @@ class ModelBoundary(msgspec.Struct, eq=False):
         if provider is None:
             known = ", ".join((MOCK, *self.settings.providers))
             raise NodeFailed("provider_unknown", f"The provider {name!r} is not configured. Known: {known}.")
-        return await send(self.post, name, provider, request, key=visit.key(name))
+        return await send(self.post, name, provider, request, key=visit.key(name, attempt - 1))
 
 
 def _account(response: Any, provider: str) -> dict[str, Any]:
@@ -164,7 +164,8 @@ def _read(answer: Mapping[str, Any], schema: Any) -> tuple[dict[str, Any], str |
     if answer["stopReason"] in _TRUNCATED:
         return {}, "truncation", "the answer was cut off"
     if not isinstance(schema, dict):
-        return {"text": answer["text"]}, None, None
+        calls = {"toolCalls": answer["toolCalls"]} if answer.get("toolCalls") else {}
+        return {"text": answer["text"], **calls}, None, None
     try:
         value = orjson.loads(answer["text"])
     except orjson.JSONDecodeError:
@@ -194,10 +195,11 @@ async def send(post: Post, name: str, provider: ProviderSection, request: Mappin
     headers = {"Idempotency-Key": key}
     if provider.dialect == "anthropic":
         path = "/v1/messages"
-        headers |= {"x-api-key": secret, "anthropic-version": _ANTHROPIC_VERSION}
+        headers |= {"anthropic-version": _ANTHROPIC_VERSION, **({"x-api-key": secret} if secret else {})}
     else:
         path = "/chat/completions"
-        headers["Authorization"] = f"Bearer {secret}"
+        if secret:
+            headers["Authorization"] = f"Bearer {secret}"
     headers["Content-Type"] = "application/json"
     url = provider.base_url.rstrip("/") + path
     try:
@@ -235,8 +237,26 @@ def body_of(dialect: str, request: Mapping[str, Any]) -> dict[str, Any]:
         if "responseSchema" in request:
             schema = {"name": "answer", "schema": request["responseSchema"]}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if request.get("tools"):
+        body["tools"] = [_tool(dialect, tool) for tool in request["tools"]]
     body.update({theirs: request[ours] for ours, theirs in names.items() if ours in request})
     return body
+
+
+def _tool(dialect: str, given: Any) -> Any:
+    """A tool in the provider's words: canonical ones have a name, a description and parameters."""
+    if not isinstance(given, Mapping):
+        return given
+    inner = given.get("function")
+    tool = inner if isinstance(inner, Mapping) else given
+    schema = tool.get("parameters", tool.get("input_schema"))
+    found = {name: tool[name] for name in ("name", "description") if name in tool}
+    if "name" not in found:
+        return given
+    if dialect == "anthropic":
+        return {**found, "input_schema": schema if schema is not None else {"type": "object"}}
+    strict = {"strict": tool["strict"]} if "strict" in tool else {}
+    return {"type": "function", "function": {**found, **({} if schema is None else {"parameters": schema}), **strict}}
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -130,7 +130,7 @@ async def _create(
         await host.resume_orphans()  # an earlier request under this key got this far
         return
     host.check_room(manifest.tenant)
-    run = HostRun(host, manifest, workflow, events)
+    run = HostRun(host, manifest, workflow, events, new=True)
     rows = [row_of(run.recorder, told, number) for number, told in enumerate(events)]
     await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
     run.tell_start()

@@ -125,7 +125,9 @@ async def test_the_event_at_the_fork_point_is_executed_again(client: Client) -> 
     assert (await client.events(kept))[2]["payload"]["outputs"]["nonce"] == nonce
     again = await client.fork(source, "branch", 2)
     await client.ended(again)
-    assert (await client.events(again))[2]["payload"]["outputs"]["nonce"] != nonce
+    events = await client.events(again)
+    assert [event["type"] for event in events[:4]] == ["run.started", "node.started", "node.started", "node.completed"]
+    assert events[3]["payload"]["outputs"]["nonce"] != nonce, "a branch starts the node at its fork point anew"
 
 
 @pytest.mark.parametrize(("first", "second"), [(VALID, REFUSAL), (REFUSAL, VALID)], ids=["to-refusal", "to-valid"])

@@ -140,7 +140,7 @@ async def test_the_nodes_of_a_run_are_shown(
     assert tree["output"] == {"then": {"got": {"sent": "team-a", "subject": "hi"}}}
     text = await show(sent["runId"])
     assert re.search(r"├─ +\d+  send  tool:mail/send  ok .*\n│  └─ +\d+  mail/send  ok .*\n└─ +\d+  then", text)
-    assert "2 nodes · 1 tool calls" in text
+    assert "2 nodes · 1 tool call ·" in text
     text = await show(failed["runId"])
     assert re.search(r"└─ +\d+  f  tool:mail/fail  error .*\n   unclassified: ", text)
 

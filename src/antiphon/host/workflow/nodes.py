@@ -65,13 +65,28 @@ class Services(Protocol):
         """Call a registered tool under the idempotency key *key*."""
         ...
 
-    async def run_agent(self, name: str, inputs: Mapping[str, Any]) -> Any: ...
+    async def run_agent(self, visit: Visit) -> Any: ...
 
     async def ask_model(self, visit: Visit) -> Outputs: ...
 
     def draw(self, what: str) -> Any:
         """A value of clock or chance, written down."""
         ...
+
+    def asked(self, visit: Visit) -> str:
+        """Digest of what a node asks the world for; of redacted values, so that it gives none of them away."""
+        ...
+
+
+class Heard(msgspec.Struct, eq=False):
+    """What a replay heard of the calls that an agent made."""
+
+    refusal: tuple[str, str, str] | None = None
+    """Kind of the recorded answer, kind of the new one, and what was said."""
+    unverified: list[str] = []
+    """Why models could not be asked again."""
+    unasked: Callable[[range], int] = lambda rows: 0
+    """How many of the recorded calls at these places of the log were not made."""
 
 
 class Visit(msgspec.Struct, eq=False, kw_only=True):
@@ -85,6 +100,8 @@ class Visit(msgspec.Struct, eq=False, kw_only=True):
     """How often the node has ended before."""
     services: Services
     emit: Callable[[str, dict[str, Any]], Awaitable[None]]
+    heard: Heard | None = None
+    """Filled by an agent in a replay."""
 
     def key(self, provider: str, call: int = 0) -> str:
         """The identity of a logical effect of this execution."""
@@ -135,7 +152,7 @@ async def _tool(visit: Visit) -> Outputs:
 
 
 async def _agent(visit: Visit) -> Outputs:
-    return _object(await visit.services.run_agent(visit.node.type_id.removeprefix("agent:"), visit.inputs), "output")
+    return _object(await visit.services.run_agent(visit), "output")
 
 
 async def _model(visit: Visit) -> Outputs:

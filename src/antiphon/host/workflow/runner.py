@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
 from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
-from antiphon.host.workflow.nodes import NodeFailed, Outputs, Services, Visit, implementation
-from antiphon.host.workflow.source import Comparison, Recorded, Source
-from antiphon.host.workflow.state import State, WorkflowEvent
+from antiphon.host.workflow.nodes import Heard, NodeFailed, Outputs, Services, Visit, implementation
+from antiphon.host.workflow.source import NOT_VERIFIED, Comparison, Recorded, Source
+from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent
 
 log = logging.getLogger("antiphon.host")
 
@@ -53,19 +53,28 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
     replay: Replay | None = None
     staged: Callable[[str], bool] = lambda node: False
     """Whether the mock provider has an answer for the next call of a node."""
+    is_branch: bool = False
+    """A new branch: the node at its fork point, if one was open there, starts anew."""
     cancel_reason: str | None = None
     pending: list[tuple[WorkflowEvent, int]] = []
     """Noted, and to be written."""
 
     # -- events ------------------------------------------------------------------------------------------------------
 
-    async def emit(self, kind: str, payload: dict[str, Any]) -> None:
-        """Note an event; :meth:`flush` writes it."""
-        self._note(WorkflowEvent(kind, payload))
-        if self.replay is not None:
-            diverged = self.replay.comparison.see(WorkflowEvent(kind, payload))
-            if diverged is not None:
-                self._note(WorkflowEvent("replay.diverged", diverged))
+    async def emit(self, kind: str, payload: dict[str, Any], asked: str = "") -> None:
+        """Note an event; :meth:`flush` writes it. The last event of a run stays the last."""
+        told = WorkflowEvent(kind, payload, asked)
+        diverged = None if self.replay is None else self.replay.comparison.see(told)
+        if kind in TERMINAL:
+            self._note_divergence(diverged)
+            self._note(told)
+        else:
+            self._note(told)
+            self._note_divergence(diverged)
+
+    def _note_divergence(self, payload: dict[str, Any] | None) -> None:
+        if payload is not None:
+            self._note(WorkflowEvent("replay.diverged", payload))
 
     def _note(self, told: WorkflowEvent) -> None:
         number = self.state.sequence
@@ -159,9 +168,7 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         state = self.state
         node = self.workflow.node(node_id)
         found = implementation(node)
-        told_before = list(state.emitted) if state.open is not None else []
-        if state.open is None:
-            await self.emit("node.started", {"nodeId": node_id, "typeId": node.type_id})
+        told_before = list(state.emitted) if state.open is not None and not self.is_branch else []
 
         async def emit(kind: str, payload: dict[str, Any]) -> None:
             """What an interrupted execution has told already is not told again."""
@@ -170,21 +177,26 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             else:
                 await self.emit(kind, payload)
 
+        visit = Visit(
+            node=node,
+            inputs=state.bind(node_id),
+            tenant=self.tenant,
+            run=self.run,
+            execution=state.ended.get(node_id, 0),
+            services=self.services,
+            emit=emit,
+        )
+        asked = "" if found is None or found[0] == "pure" else self.services.asked(visit)
+        started = {"nodeId": node_id, "typeId": node.type_id}
+        if state.open is None or self.is_branch:
+            await self.emit("node.started", started, asked)
+        self.is_branch = False
         try:
             if found is None:
                 raise NodeFailed("unknown_node_type", f"This host does not know the node type {node.type_id}.")
             kind, function = found
-            visit = Visit(
-                node=node,
-                inputs=state.bind(node_id),
-                tenant=self.tenant,
-                run=self.run,
-                execution=state.ended.get(node_id, 0),
-                services=self.services,
-                emit=emit,
-            )
             if self.replay is not None and kind != "pure":
-                outputs = await self._observe(self.replay, visit, kind == "model", function)
+                outputs = await self._observe(self.replay, visit, WorkflowEvent("node.started", started, asked))
             else:
                 if node.type_id not in ("core.noop", "core.identity", "core.conformance.fail"):
                     await self.flush()
@@ -201,14 +213,15 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             return
         await self.emit("node.completed", {"nodeId": node_id, "outputs": outputs})
 
-    async def _observe(
-        self, replay: Replay, visit: Visit, is_model: bool, function: Callable[[Visit], Awaitable[Outputs]]
-    ) -> Outputs:
+    async def _observe(self, replay: Replay, visit: Visit, started: WorkflowEvent) -> Outputs:
         """The recorded observation of a node, or a failure: a replay never makes one of its own (RFC 0140)."""
         await self.flush()
+        kind, function = implementation(visit.node) or ("pure", _nothing)
         source = await replay.load()
         recorded = source.outcome(visit.node.id, visit.execution)
-        if is_model and (replay.verify or self.staged(visit.node.id)):
+        if recorded is not None:
+            self._note_divergence(replay.comparison.request(recorded, started))
+        if kind == "model" and (replay.verify or self.staged(visit.node.id)):
             await self._verify(source, recorded, visit, function)
         if recorded is None:
             raise NodeFailed(
@@ -217,13 +230,42 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
                 {"sourceRunId": source.run, "nodeId": visit.node.id, "n": visit.execution + 1},
             )
         if visit.node.type_id.startswith("agent:"):
-            return await function(visit)  # every call of the agent is answered from the recording
+            return await self._agent(replay, source, recorded, visit, function)
         for told in recorded.emitted:
             await visit.emit(told.type, dict(told.payload))
         if recorded.terminal.type == "node.failed":
             error = recorded.terminal.payload["error"]
             raise NodeFailed(str(error["code"]), str(error["message"]), error.get("details"))
         return dict(recorded.terminal.payload.get("outputs") or {})
+
+    async def _agent(
+        self,
+        replay: Replay,
+        source: Source,
+        recorded: Recorded,
+        visit: Visit,
+        function: Callable[[Visit], Awaitable[Outputs]],
+    ) -> Outputs:
+        """Run the code of an agent again; every call of it is answered from the recording."""
+        heard = Heard()
+        visit.heard = heard
+        try:
+            outputs = await function(visit)
+        finally:
+            for reason in heard.unverified:
+                self._not_verified(visit.node.id, reason)
+            if heard.refusal is not None:
+                await self._refused(source, recorded, visit.node.id, *heard.refusal)
+        unasked = heard.unasked(recorded.rows)
+        if unasked:
+            self._note_divergence(replay.comparison.unasked(recorded, unasked))
+        return outputs
+
+    def _not_verified(self, node: str, reason: str) -> None:
+        """Say that a model could not be asked again, or that there is nothing to compare its answer with."""
+        message = f"The model call was not verified: {reason}"
+        payload = {"nodeId": node, "level": "warning", "code": NOT_VERIFIED, "message": message}
+        self._note(WorkflowEvent("log.appended", payload))
 
     async def _verify(
         self, source: Source, recorded: Recorded | None, visit: Visit, function: Callable[[Visit], Awaitable[Outputs]]
@@ -235,25 +277,35 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             told.append(WorkflowEvent(kind, payload))
 
         live, visit.emit = visit.emit, overhear
+        problem = ""
         try:
             await function(visit)
             now = "valid"
-        except NodeFailed:
+        except NodeFailed as failure:
             now = "refusal" if any(one.type == "envelope.refusal" for one in told) else "unknown"
+            problem = f"{failure.code}: {failure.message}"
         finally:
             visit.emit = live
         before = "unknown" if recorded is None else recorded.kind
-        if recorded is None or "unknown" in (before, now) or before == now:
-            return
+        if now == "unknown":
+            self._not_verified(visit.node.id, problem)
+        elif recorded is None or before == "unknown":
+            self._not_verified(visit.node.id, "the source has neither an answer nor a refusal here")
+        elif before != now:
+            reason = _refusal_reason(told if now == "refusal" else recorded.emitted)
+            await self._refused(source, recorded, visit.node.id, before, now, reason)
+
+    async def _refused(
+        self, source: Source, recorded: Recorded, node: str, before: str, now: str, reason: str
+    ) -> NoReturn:
         payload: dict[str, Any] = {
             "sourceRunId": source.run,
             "atSequence": recorded.sequence,
             "originalEventId": source.event_id(recorded.sequence),
-            "nodeId": visit.node.id,
+            "nodeId": node,
             "originalEnvelopeKind": before,
             "replayEnvelopeKind": now,
         }
-        reason = _refusal_reason(told if now == "refusal" else recorded.emitted)
         if reason:
             payload["refusalReason"] = reason
         await self.emit("replay.divergedAtRefusal", payload)
@@ -265,6 +317,10 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
             f"The source run got a {before} response here, the replay a {now} one. Later nodes did not run.",
             details,
         )
+
+
+async def _nothing(visit: Visit) -> Outputs:
+    return {}
 
 
 def _refusal_reason(told: Sequence[WorkflowEvent]) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import orjson
+
 from antiphon._diff import diff_values
+from antiphon._recording.plain import dump
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 
 EnvelopeKind = Literal["valid", "refusal", "unknown"]
+NOT_VERIFIED = "replay_not_verified"
+"""Code of the event that says that a replay could not ask a model again."""
+
+
+def is_remark(told: WorkflowEvent) -> bool:
+    """Whether an event is what a replay says of itself, and nothing that its source did."""
+    return told.type.startswith("replay.") or (told.type == "log.appended" and told.payload.get("code") == NOT_VERIFIED)
 
 
 class Recorded(NamedTuple):
@@ -19,6 +29,12 @@ class Recorded(NamedTuple):
     terminal: WorkflowEvent
     sequence: int
     """Number of the event that shows the kind of the answer: the refusal, else the terminal event."""
+    started: int
+    """Number of the event that started it."""
+    asked: str
+    """Digest of what it asked the world for; empty in recordings that do not say."""
+    rows: range
+    """Its place in the log."""
 
     @property
     def kind(self) -> EnvelopeKind:
@@ -31,24 +47,28 @@ class Recorded(NamedTuple):
 class Source:
     """The log of the run that is replayed."""
 
-    def __init__(self, run: str, events: Sequence[WorkflowEvent]) -> None:
+    def __init__(self, run: str, events: Sequence[WorkflowEvent], rows: Sequence[int] = ()) -> None:
         self.run = run
         self.events = events
+        self.rows = rows
+        """Where each event lies in the log, if that is known."""
 
     def outcome(self, node: str, nth: int) -> Recorded | None:
         """The *nth* (from 0) outcome of a node: key (source run, node, n)."""
         seen, open_here = 0, False
         emitted: list[WorkflowEvent] = []
-        shown = 0
+        shown = begun = 0
         for sequence, told in enumerate(self.events):
             mine = told.payload.get("nodeId") == node
             if told.type == "node.started" and mine:
-                open_here, emitted, shown = True, [], 0
+                open_here, emitted, shown, begun = True, [], 0, sequence
             elif told.type in ("node.completed", "node.failed") and mine:
                 if seen == nth:
-                    return Recorded(node, tuple(emitted), told, shown or sequence)
+                    rows = range(self.rows[begun], self.rows[sequence]) if self.rows else range(0)
+                    asked = self.events[begun].asked
+                    return Recorded(node, tuple(emitted), told, shown or sequence, begun, asked, rows)
                 seen, open_here = seen + 1, False
-            elif open_here and mine and not told.type.startswith("replay."):
+            elif open_here and mine and not is_remark(told):
                 emitted.append(told)
                 if told.type == "envelope.refusal":
                     shown = sequence
@@ -73,16 +93,18 @@ class Comparison:
         self._place = seen
         self._lost = False
         """After an extra or missing event the rest cannot be compared by position."""
+        self._told: set[Any] = set()
+        """Nodes of which a difference has been told."""
 
     def see(self, told: WorkflowEvent) -> dict[str, Any] | None:
         """The payload of ``replay.diverged`` if *told* is not what the source has at this place."""
         if told.type == "replay.divergedAtRefusal":
             self._lost = True  # what follows is the failure, which the source did not have
-        if self._lost or told.type.startswith("replay."):
+        if self._lost or is_remark(told):
             return None
         place, self._place = self._place, self._place + 1
         for number in range(self._read, len(self.source.events)):  # the source may still be running
-            if not self.source.events[number].type.startswith("replay."):
+            if not is_remark(self.source.events[number]):
                 self._recorded.append((number, self.source.events[number]))
         self._read = len(self.source.events)
         if place >= len(self._recorded):
@@ -97,22 +119,52 @@ class Comparison:
             self._lost = True
             early = told.type in TERMINAL and recorded.type not in TERMINAL
             return self._diverged(sequence, "missing" if early else "type-mismatch", told)
-        if diff_values(dict(recorded.payload), dict(told.payload), limit=1):
-            return self._diverged(sequence, "output", told)
-        return None
+        if _equal(recorded.payload, told.payload):
+            return None
+        if told.type in TERMINAL and self._told:
+            return None  # it follows from what has been told
+        return self._diverged(sequence, "output", told)
+
+    def request(self, recorded: Recorded, told: WorkflowEvent) -> dict[str, Any] | None:
+        """The payload of ``replay.diverged`` if a node asks for something else than it did in the source."""
+        if not recorded.asked or not told.asked or recorded.asked == told.asked:
+            return None
+        return self._diverged(recorded.started, "output", told, differs="request")
+
+    def unasked(self, recorded: Recorded, number: int) -> dict[str, Any] | None:
+        """The same for calls that an agent made in the source and not in the replay."""
+        told = WorkflowEvent("node.completed", {"nodeId": recorded.node})
+        return self._diverged(recorded.started, "missing", told, differs="calls", missingCalls=number)
 
     def _ended(self) -> bool:
         return bool(self.source.events) and self.source.events[-1].type in TERMINAL
 
-    def _diverged(self, place: int, kind: str, told: WorkflowEvent) -> dict[str, Any]:
+    def _diverged(self, place: int, kind: str, told: WorkflowEvent, **more: Any) -> dict[str, Any] | None:
+        node = told.payload.get("nodeId")
+        if node is not None and node in self._told:
+            return None
+        self._told.add(node)
         payload: dict[str, Any] = {
             "sourceRunId": self.source.run,
             "atSequence": place,
             "divergenceKind": kind,
             "divergencePoint": told.type,
+            **more,
         }
         if place < len(self.source.events):
             payload["originalEventId"] = self.source.event_id(place)
         if "nodeId" in told.payload:
             payload["nodeId"] = told.payload["nodeId"]
         return payload
+
+
+def _equal(recorded: Mapping[str, Any], told: Mapping[str, Any]) -> bool:
+    """Whether two payloads are the same once both are written."""
+    try:
+        if recorded == told or not diff_values(dict(recorded), dict(told), limit=1):
+            return True
+    except RecursionError:
+        pass
+    return {name: dump(value) for name, value in recorded.items()} == {
+        name: dump(orjson.loads(dump(value))) for name, value in told.items()
+    }

@@ -15,6 +15,8 @@ class WorkflowEvent(NamedTuple):
 
     type: str
     payload: Mapping[str, Any]
+    asked: str = ""
+    """Of a node that starts: digest of what it asks the world for. Compared by a replay, never shown."""
 
 
 class State:
@@ -44,7 +46,7 @@ class State:
 
     def apply(self, told: WorkflowEvent) -> None:
         """Take one event into account."""
-        kind, payload = told
+        kind, payload, _ = told
         self.sequence += 1
         if kind == "run.started":
             self.status = "running"

@@ -1,0 +1,44 @@
+"""How the calls of an agent are answered in a replay fork, and what the fork hears of them."""
+
+from __future__ import annotations
+
+from antiphon._replay.observe import Observer
+from antiphon._replay.recording import RecordedCall, Recording
+from antiphon._replay.strict import StrictInvoker, VerifyInvoker
+from antiphon.host.workflow.nodes import Heard
+from antiphon.ports import Invocation
+
+
+class AnsweringInvoker(StrictInvoker):
+    """Answers every call from the recording."""
+
+    def tell(self, heard: Heard) -> None:
+        """Say what was noticed on the way."""
+        heard.unasked = self._unasked
+        if self.refusals:
+            found = self.refusals[0].payload
+            before, now = str(found["originalEnvelopeKind"]), str(found["replayEnvelopeKind"])
+            heard.refusal = before, now, str(found.get("refusalReason", ""))
+
+    def _unasked(self, rows: range) -> int:
+        return sum(call.started in rows and not call.used for call in self._recording.top_calls())
+
+
+class AskingInvoker(AnsweringInvoker, VerifyInvoker):
+    """The same, and asks each model beside that: does it still answer, does it still refuse?"""
+
+    def __init__(self, recording: Recording, observer: Observer) -> None:
+        super().__init__(recording, observer)
+        self._not_asked: list[str] = []
+
+    async def _verify(self, call: Invocation, found: RecordedCall) -> None:
+        if call.send is None:
+            self._not_asked.append("the code does not say how its model is called")
+            return
+        known = len(self._observer.divergences)
+        await super()._verify(call, found)
+        self._not_asked += [one.note for one in self._observer.divergences[known:] if one.kind == "verify"]
+
+    def tell(self, heard: Heard) -> None:
+        super().tell(heard)
+        heard.unverified = self._not_asked
