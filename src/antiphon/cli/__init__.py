@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("antiphon.cli.admin:models", "install the sentence-embedding model"),
     "serve": ("antiphon.cli.serve:serve", "start the HTTP host"),
     "apikeys": ("antiphon.cli.serve:apikeys", "create or revoke API keys of the host"),
+    "completion": ("antiphon.cli.completion:completion", "print the completion script of bash, zsh or fish"),
     "demo": ("antiphon.cli.demo:demo", "show a demo: one minute, offline, no API key"),
 }
 

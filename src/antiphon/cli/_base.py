@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from antiphon import errors
 from antiphon.cli import EXIT
@@ -97,6 +99,21 @@ LATEST = flag("--latest", "the latest run")
 RUN = (argument("run", nargs="?", help="run id or a unique prefix (default: the latest run)"), LATEST)
 
 
+class Parser(argparse.ArgumentParser):
+    """Suggests the name that was probably meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, the nearest valid word if there is one, and where the help is."""
+        words = re.findall(r"--[\w-]+", message) if message.startswith("unrecognized arguments") else []
+        known = list(self._option_string_actions)
+        chosen = re.match(r"argument .*invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if chosen:
+            words, known = [chosen[1]], re.findall(r"[\w.-]+", chosen[2])
+        near = [found for word in words for found in difflib.get_close_matches(word, known, n=1)]
+        hint = f" Did you mean {' '.join(near)}?" if near else ""
+        self.exit(2, f"{self.prog}: {message}.{hint} See: {self.prog} --help\n")
+
+
 class Command(NamedTuple):
     """What a name stands for: its help is the function's docstring, the part from the examples on at the end."""
 
@@ -106,7 +123,7 @@ class Command(NamedTuple):
     def parser(self, name: str) -> argparse.ArgumentParser:
         text = inspect.cleandoc(self.run.__doc__ or "")
         start = text.find("\n\nexample")
-        parser = argparse.ArgumentParser(
+        parser = Parser(
             prog=f"antiphon {name}",
             description=text if start < 0 else text[:start],
             epilog=None if start < 0 else text[start + 2 :],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,14 +33,40 @@ def output(arguments: argparse.Namespace, data: Any, text: str | Iterable[str]) 
         print(text if isinstance(text, str) else "\n".join(text))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Sequence[int] = ()) -> str:
-    """Columns aligned, the last one unpadded; cut to the terminal's width when there is a terminal."""
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    right: Sequence[int] = (),
+    shorten: Mapping[int, int] | None = None,
+    drop: Sequence[int] = (),
+) -> str:
+    """Columns aligned, the last one unpadded, fitted to the terminal's width when there is a terminal.
+
+    Too wide a table first gets the columns of *shorten* down to the given widths, then loses the columns of *drop*,
+    in that order; only what still does not fit is cut.
+    """
     text = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(head), *text]) for i in range(len(head))]
+    kept = list(range(len(head)))
+    widths = [max(len(line[i]) for line in [list(head), *text]) for i in kept]
+    limit = _width()
+
+    def needed() -> int:
+        return sum(widths[i] for i in kept) + 2 * (len(kept) - 1)
+
+    for column, least in (shorten or {}).items():
+        if limit and needed() > limit:
+            widths[column] = max(least, min(widths[column], limit - needed() + widths[column]))
+    for column in drop:
+        if limit and needed() > limit:
+            kept.remove(column)
+
+    def cell(value: str, i: int) -> str:
+        short = value if len(value) <= widths[i] else value[: widths[i] - 1] + "…"
+        return short.rjust(widths[i]) if i in right else short.ljust(widths[i])
 
     def line(cells: Sequence[str]) -> str:
-        padded = (c.rjust(widths[i]) if i in right else c.ljust(widths[i]) for i, c in enumerate(cells))
-        return cut("  ".join(padded).rstrip())
+        return cut("  ".join(cell(cells[i], i) for i in kept).rstrip())
 
     return "\n".join([bold(line(head)), *(line(row) for row in text)])
 
@@ -48,11 +76,39 @@ def safe(value: Any) -> str:
     return "".join(char if char.isprintable() else " " if char.isspace() else "·" for char in str(value))
 
 
+def _width() -> int:
+    """The columns of the terminal; 0 if there is none, or it does not say."""
+    return os.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
 def cut(text: str) -> str:
-    if not sys.stdout.isatty():
-        return text
-    width = os.get_terminal_size().columns  # 0: it does not say
+    """A line no longer than the terminal is wide."""
+    width = _width()
     return text if not width or len(text) <= width else text[: width - 1] + "…"
+
+
+@contextmanager
+def aside(active: bool) -> Iterator[None]:
+    """What an agent prints meanwhile goes to standard error: standard output belongs to the document of ``--json``."""
+    if not active:
+        yield
+        return
+    sys.stdout.flush()
+    try:
+        number = sys.__stdout__.fileno() if sys.__stdout__ is not None else -1
+        kept = os.dup(number)
+    except (OSError, ValueError):
+        number = kept = -1
+    if kept >= 0:
+        os.dup2(2, number)  # what subprocesses print, too
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept >= 0:
+            sys.stdout.flush()
+            os.dup2(kept, number)
+            os.close(kept)
 
 
 def _style(code: str) -> Callable[[str], str]:
@@ -67,16 +123,37 @@ bold, dim, red, green, yellow = (_style(code) for code in ("1", "2", "31", "32",
 plain = str
 
 
+_QUIET_S = 1.0
+"""Work that takes less needs no progress."""
+_EVERY_S = 0.2
+
+
 def progress(items: Iterable[T], total: int | None, label: str) -> Iterator[T]:
-    """A line that counts, on a terminal only."""
+    """A line that counts and says how long it will take, on a terminal only, once it has taken a second."""
     shown = sys.stderr.isatty()
-    for number, item in enumerate(items, 1):
-        if shown and (number % 50 == 0 or number == total):
-            of = f" of {total}" if total else ""
-            print(f"\r{label}: {number}{of}", end="", file=sys.stderr)
-        yield item
-    if shown:
-        print("\r\x1b[K", end="", file=sys.stderr)
+    began = said = time.monotonic()
+    drawn = False
+    try:
+        for number, item in enumerate(items, 1):
+            now = time.monotonic() if shown else began
+            if now - began >= _QUIET_S and (now - said >= _EVERY_S or not drawn):
+                said, drawn = now, True
+                done = number - 1
+                of = f" of {total}, {remaining(now - began, done, total)}" if total and done else ""
+                print(f"\r\x1b[K{label}: {done}{of}", end="", file=sys.stderr, flush=True)
+            yield item
+    finally:
+        if drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def remaining(took_s: float, done: int, total: int) -> str:
+    """How long the rest will take, in words.
+
+    >>> remaining(10.0, 5, 20), remaining(60.0, 1, 11)
+    ('30.0 s left', '10.0 min left')
+    """
+    return f"{duration(took_s / done * max(0, total - done) * 1000)} left"
 
 
 def when(ms: int | None) -> str:

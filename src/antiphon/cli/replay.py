@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -150,7 +151,8 @@ def replay(arguments: argparse.Namespace) -> int:
         options["llm"] = load_entry(arguments.llm) if arguments.llm else None
         if arguments.mode == "strict" and not (arguments.verify or arguments.no_sandbox):
             _leave_network(app)
-        report = ops.replay(arguments.run, app=app, **options)
+        with ui.aside(arguments.json):
+            report = ops.replay(arguments.run, app=app, **options)
         lines = [report.text().rstrip("\n"), *map(ui.dim, _more(report.to_wire()))]
         if arguments.html:
             Path(arguments.html).write_text(report.html(), encoding="utf-8")
@@ -260,10 +262,13 @@ def test(arguments: argparse.Namespace) -> int:
         entry=arguments.entry,
     )
     results = []
-    for result in golden.check_all(golden.collect(arguments.places), options, jobs=arguments.jobs, code_of=exit_code):
-        results.append(result)
-        if not arguments.json:
-            _tell(result)
+    places = golden.collect(arguments.places)
+    with ui.aside(arguments.json):
+        checked = golden.check_all(places, options, jobs=arguments.jobs, code_of=exit_code)
+        for result in ui.progress(checked, len(places), "replaying, golden runs"):
+            results.append(result)
+            if not arguments.json:
+                _tell(result)
     if arguments.junit:
         arguments.junit.write_text(golden.junit(results), encoding="utf-8")
     if arguments.markdown:
@@ -278,7 +283,16 @@ def test(arguments: argparse.Namespace) -> int:
         ui.print_json({"passed": passed, "total": len(results), "results": [result.to_wire() for result in results]})
     else:
         print(ui.bold(f"{passed} of {len(results)} golden runs pass"))
+        for line in _legend([reason for result in results for reason in result.reasons]):
+            print(ui.dim(line))
     return golden.exit_code(results)
+
+
+def _legend(messages: list[str]) -> Iterator[str]:
+    """What the words of the lines above mean."""
+    yield "ARS, agent regression score: how much of the recording was reproduced, 1.000 is all of it"
+    if any(re.search(r"\blane\b", message) for message in messages):
+        yield "lane: one sequence of calls; parallel tasks and threads have lanes of their own"
 
 
 def _tell(result: golden.Result) -> None:

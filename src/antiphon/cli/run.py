@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     given = json_value(arguments.input, "--input")
     with application(arguments) as app:
         resume = None if arguments.resume is None else find_run(app, arguments.resume).id
-        result = start(app, arguments.target, given, resume=resume)
+        with ui.aside(arguments.json):
+            result = start(app, arguments.target, given, resume=resume)
     code = exit_code(result.error)
     if arguments.json:
         left = {} if code is None else {"exitCode": code}

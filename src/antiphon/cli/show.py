@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,10 @@ _COLOUR = {"completed": ui.green, "failed": ui.red}
     argument("--name", default="", help="only runs of this name"),
     argument("--status", default="", choices=["running", "completed", "failed", "interrupted"]),
     flag("--replays", "list replays too"),
-    argument("--limit", type=positive_int, default=20, metavar="N", help="at most N runs (default 20)"),
+    one_of(
+        argument("--limit", type=positive_int, default=20, metavar="N", help="at most N runs (default 20)"),
+        flag("--all", "all runs"),
+    ),
     CONFIG,
     JSON,
 )
@@ -43,19 +47,21 @@ def runs(arguments: argparse.Namespace) -> int:
     example:
       antiphon runs --status failed --limit 5
     """
-    from antiphon.ops.runs import list_runs
+    from antiphon.ops.runs import count_runs, list_runs
 
-    wanted = {name: getattr(arguments, name) for name in ("prefix", "name", "status", "limit", "replays")}
+    wanted = {name: getattr(arguments, name) for name in ("prefix", "name", "status", "replays")}
     with application(arguments) as app:
-        rows, place = list_runs(app, **wanted), app.store.url
+        place = app.store.url
+        rows = list_runs(app, **wanted, limit=sys.maxsize if arguments.all else arguments.limit)
+        total = len(rows) if len(rows) < arguments.limit or arguments.all else count_runs(app, **wanted)
     chosen = arguments.prefix or arguments.name or arguments.status
     nothing = "No runs match." if chosen else "No runs yet. Record one: antiphon run agent.py:main"
     text = f"{nothing}\nLooked in {place} (--store names another)."
-    ui.output(arguments, {"runs": rows, "store": place}, _runs(rows) if rows else text)
+    ui.output(arguments, {"runs": rows, "total": total, "store": place}, _runs(rows, total) if rows else text)
     return 0
 
 
-def _runs(rows: list[dict[str, Any]]) -> Iterator[str]:
+def _runs(rows: list[dict[str, Any]], total: int) -> Iterator[str]:
     head = ("RUN", "NAME", "STATUS", "STARTED", "TOOK", "EVENTS", "REPLAY OF")
     lines = [
         (
@@ -69,10 +75,12 @@ def _runs(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
         for row in rows
     ]
-    text = ui.table(head, lines, right=(5,)).splitlines()
+    text = ui.table(head, lines, right=(5,), shorten={0: 13, 1: 10}, drop=(6, 5, 4, 3)).splitlines()
     yield text[0]
     for line, row in zip(text[1:], rows, strict=True):
         yield line.replace(row["status"], _COLOUR.get(row["status"], ui.yellow)(row["status"]), 1)
+    if total > len(rows):
+        yield ui.dim(f"{len(rows)} of {total} runs; --all lists them all")
 
 
 @command(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 import re
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -15,6 +18,7 @@ from antiphon.config.model import Config, Section
 from antiphon.config.place import FILE_NAME, project_file, test_stores
 from antiphon.errors import ConfigError
 
+log = logging.getLogger("antiphon.config")
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]+)`")
 _HEAD = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+")
@@ -61,6 +65,8 @@ def load(source: str | Path | Mapping[str, Any] | None = None, environment: Mapp
     'acme'
     """
     env = process_environment() if environment is None else environment
+    if environment is None:
+        _warn_of_unknown(env)
     if isinstance(source, Mapping):
         return _build(dict(source), "given mapping", None, env, "")
     path = Path(source if source is not None else env.get("ANTIPHON_CONFIG") or FILE_NAME)
@@ -130,16 +136,45 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
     return Loaded(config, sources, path, None if path is None else _stamp(path))
 
 
-def _from_environment(env: Mapping[str, str], table: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
-    """``ANTIPHON_<SECTION>_<KEY>`` for every plain setting."""
-    found: list[tuple[str, str, Any]] = []
+@cache
+def _variables() -> dict[str, tuple[str, Any]]:
+    """``ANTIPHON_<SECTION>_<KEY>`` for every plain setting: the setting and its type."""
+    found: dict[str, tuple[str, Any]] = {}
     for section, kind in get_type_hints(Config).items():
         for candidate in (kind, *getattr(kind, "__args__", ())):
             if isinstance(candidate, type) and issubclass(candidate, Section):
                 for field in msgspec.structs.fields(candidate):
-                    variable = f"ANTIPHON_{section}_{field.name}".upper()
-                    if env.get(variable) and settable(field.type):
-                        found.append((f"{section}.{field.name}", variable, _given(env[variable], field.type)))
+                    if settable(field.type):
+                        found[f"ANTIPHON_{section}_{field.name}".upper()] = (f"{section}.{field.name}", field.type)
+    return found
+
+
+def unknown_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like settings and are none, each with the name that was probably meant (or ``""``)."""
+    known = {*_variables(), *_SHORT, *_OTHER}
+    strange = [name for name in env if name.startswith("ANTIPHON_") and name not in known and not _OWN.match(name)]
+    return {name: next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.8)), "") for name in strange}
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_unknown(env: Mapping[str, str]) -> None:
+    """Name them once: a misspelt setting has no effect, and nothing else would tell."""
+    for name, meant in unknown_variables(env).items():
+        if name not in _warned:
+            _warned.add(name)
+            hint = f"Did you mean {meant}?" if meant else "List the settings with: antiphon config show"
+            log.warning("%s is no setting and has no effect. %s", name, hint)
+
+
+def _from_environment(env: Mapping[str, str], table: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """What the environment sets."""
+    found: list[tuple[str, str, Any]] = [
+        (key, variable, _given(env[variable], kind))
+        for variable, (key, kind) in _variables().items()
+        if env.get(variable)
+    ]
     for variable, key in _SHORT.items():
         if env.get(variable):
             found.append((key, variable, _plain(env[variable])))
@@ -167,6 +202,11 @@ _SHORT = {
     "R2_BUCKET_NAME": "artifacts.bucket",
     "R2_ENDPOINT_URL": "artifacts.endpoint_url",
 }
+
+
+_OTHER = ("ANTIPHON_HOME", "ANTIPHON_CONFIG", "ANTIPHON_API_KEY", "ANTIPHON_SHADOW")
+_OWN = re.compile(r"ANTIPHON_(?:TEST|BENCH|EXEC)")
+"""Variables of our tests, benchmarks and of programs that ``antiphon exec`` starts."""
 
 
 def _plain(value: str) -> Any:

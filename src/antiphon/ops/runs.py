@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -161,20 +162,22 @@ def list_runs(
     app: Antiphon, *, prefix: str = "", name: str = "", status: str = "", limit: int = 20, replays: bool = False
 ) -> list[dict[str, Any]]:
     """The newest runs as plain data."""
-    rows: list[dict[str, Any]] = []
-    for manifest in _fitting(app, prefix, name, status):
-        if len(rows) >= limit:
-            break
-        hidden = is_audit(manifest) or (manifest.source_run is not None and not replays)
-        if not hidden and (not status or real_status(manifest) == status):
-            rows.append({**summary(manifest), "events": event_count(app, manifest)})
-    return rows
+    found = itertools.islice(_fitting(app, prefix, name, status, replays), limit)
+    return [{**summary(manifest), "events": event_count(app, manifest)} for manifest in found]
 
 
-def _fitting(app: Antiphon, prefix: str, name: str, status: str) -> Iterator[RunManifest]:
+def count_runs(app: Antiphon, *, prefix: str = "", name: str = "", status: str = "", replays: bool = False) -> int:
+    """How many runs :func:`list_runs` would list without a limit."""
+    return sum(1 for _ in _fitting(app, prefix, name, status, replays))
+
+
+def _fitting(app: Antiphon, prefix: str, name: str, status: str, replays: bool) -> Iterator[RunManifest]:
     # a killed run never said how it ended
     for said in ("running", "interrupted") if status == "interrupted" else (status,):
-        yield from all_runs(app, prefix=prefix, name=name, status=said)
+        for manifest in all_runs(app, prefix=prefix, name=name, status=said):
+            hidden = is_audit(manifest) or (manifest.source_run is not None and not replays)
+            if not hidden and (not status or real_status(manifest) == status):
+                yield manifest
 
 
 def event_count(app: Antiphon, manifest: RunManifest) -> int:

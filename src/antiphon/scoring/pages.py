@@ -68,8 +68,7 @@ def render_tests(results: Iterable[Mapping[str, Any]]) -> str:
                 reasons=html.join(html.fill("item", item=reason) for reason in result.get("reasons") or ()),
             )
         )
-    word = "run" if len(shown) == 1 else "runs"
-    title = f"{passed} of {len(shown)} golden {word} pass"
+    title = f"{passed} of {len(shown)} golden runs pass"
     note = html.muted(
         "ARS, the agent regression score, says how much of the recording was reproduced: 1.000 is all of it."
     )

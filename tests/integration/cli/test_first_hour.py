@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
 from pathlib import Path
 
+import pytest
+
+from antiphon.cli import COMMANDS
+from antiphon.cli._base import find
+from antiphon.cli._ui import remaining
 from tests.integration.cli.conftest import Command
 
 
@@ -54,3 +68,167 @@ def test_results_of_golden_runs_as_a_page(antiphon: Command) -> None:
     assert ("pass" in page) == (done.code == 0)
     assert "run.antiphon" in page
     assert "agent regression score" in page
+
+
+# -- wrong names ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("rums",), "antiphon runs"),
+        (("runs", "--limt", "5"), "--limit"),
+        (("runs", "--status", "runing"), "running"),
+        (("replay", "--explor"), None),  # an unambiguous beginning is the option
+        (("test", "--markdwon", "x", "golden"), "--markdown"),
+        (("claims", "lst"), "list"),
+    ],
+)
+def test_a_wrong_name_gets_a_suggestion(antiphon: Command, words: tuple[str, ...], meant: str | None) -> None:
+    done = antiphon(*words)
+    if meant is None:
+        assert "Did you mean" not in done.err
+    else:
+        assert done.code == 2
+        assert f"Did you mean {meant}" in done.err.replace("'", "")
+        assert len(done.err.splitlines()) == 1
+
+
+def test_a_misspelt_variable_is_named(home: Path) -> None:
+    environment = {**os.environ, "ANTIPHON_RETRY_MAX_ATEMPTS": "7", "ANTIPHON_ZZZ": "1", "ANTIPHON_RETRY_BASE_MS": "9"}
+    done = subprocess.run(
+        [sys.executable, "-m", "antiphon.cli", "runs", "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "ANTIPHON_RETRY_MAX_ATEMPTS is no setting" in done.stderr
+    assert "Did you mean ANTIPHON_RETRY_MAX_ATTEMPTS?" in done.stderr
+    assert "ANTIPHON_ZZZ is no setting" in done.stderr
+    assert "BASE_MS" not in done.stderr
+
+
+# -- terminals ------------------------------------------------------------------------------------------------------
+
+
+def on_terminal(columns: int, *words: str) -> list[str]:
+    """What a command prints on a terminal of that width."""
+    leader, follower = pty.openpty()
+    ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "antiphon.cli", *words],
+        stdout=follower,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+    )
+    os.close(follower)
+    out = b""
+    while True:
+        try:
+            more = os.read(leader, 65536)
+        except OSError:  # the other side is closed
+            break
+        if not more:
+            break
+        out += more
+    os.close(leader)
+    assert process.wait() == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.decode()).replace("\r", "").splitlines()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_the_list_of_runs_fits_and_keeps_the_status(antiphon: Command, columns: int) -> None:
+    antiphon("run", "agent.py:main")
+    antiphon("run", "agent.py:fail", "--input", "1")
+    lines = on_terminal(columns, "runs")
+    assert all(len(line) <= columns for line in lines), lines
+    assert lines[0].split()[:3] == ["RUN", "NAME", "STATUS"]
+    assert [line.split()[2].rstrip(",") for line in lines[1:3]] == ["failed", "completed"]
+    assert ("STARTED" in lines[0]) == (columns >= 80)
+
+
+def test_a_cut_list_says_so(antiphon: Command) -> None:
+    for _ in range(3):
+        antiphon("run", "agent.py:later", "--input", "1")
+    some = antiphon("runs", "--limit", "2")
+    assert "2 of 3 runs; --all lists them all" in some.out
+    assert antiphon("runs", "--limit", "2", "--json").json["total"] == 3
+    every = antiphon("runs", "--all")
+    assert "--all" not in every.out
+    assert len(every.out.splitlines()) == 4
+    assert "--all" not in antiphon("runs", "--limit", "3").out
+
+
+def test_the_rest_of_long_work_is_estimated() -> None:
+    assert remaining(10.0, 5, 20) == "30.0 s left"
+
+
+# -- output ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_agent_prints_is_not_in_the_document(antiphon: Command, home: Path) -> None:
+    Path("loud.py").write_text(
+        "import os\ndef main():\n    print('hello')\n    os.system('echo from a child')\n    return 7\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "antiphon.cli", "run", "loud.py:main", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("{")
+    assert '"output": 7' in done.stdout
+    assert "hello" in done.stderr
+    assert "from a child" in done.stderr
+    assert "hello" in antiphon("run", "loud.py:main").out
+
+
+def test_the_words_of_a_result_are_explained(antiphon: Command) -> None:
+    golden(antiphon)
+    assert "agent regression score" in antiphon("test", "run.antiphon", "--no-sandbox").out
+
+
+# -- completion -----------------------------------------------------------------------------------------------------
+
+
+def complete(shell: str, line: str) -> list[str]:
+    """What the real shell offers for a line."""
+    antiphon = Path(sys.executable).parent
+    path = {**os.environ, "PATH": f"{antiphon}:{os.environ['PATH']}"}
+    words = line.split(" ")
+    scripts = {
+        "bash": f"source <(antiphon completion bash); COMP_WORDS=({line!s}); [ '{words[-1]}' ] || COMP_WORDS+=(''); "
+        f'COMP_CWORD={len(words) - 1}; _antiphon; printf "%s\\n" "${{COMPREPLY[@]}}"',
+        "fish": f"source (antiphon completion fish | psub); complete -C '{line}'",
+    }
+    done = subprocess.run([shell, "-c", scripts[shell]], env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+SHELLS = ["bash", *(["fish"] if shutil.which("fish") else [])]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shells_complete_commands_options_choices_and_runs(antiphon: Command, shell: str) -> None:
+    run = antiphon("run", "agent.py:main", "--json").json["run"]
+    assert complete(shell, "antiphon sho") == ["show"]
+    assert complete(shell, "antiphon replay --expl") == ["--explore"]
+    assert "interrupted" in complete(shell, "antiphon runs --status ")
+    assert complete(shell, f"antiphon show {run[:4]}") == [run]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_can_be_completed(antiphon: Command, name: str) -> None:
+    offered = antiphon("completion", "words", "--", name, "--").out.split()
+    shown = re.findall(
+        r"^  (?:-\w(?: \w+)?, )?(--[\w-]+)", find(COMMANDS[name][0]).parser(name).format_help(), re.MULTILINE
+    )
+    assert set(shown) <= set(offered)
+
+
+def test_each_script_asks_the_command_itself(antiphon: Command) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "antiphon completion words --" in antiphon("completion", shell).out

@@ -1,0 +1,94 @@
+"""``antiphon completion``: the shells ask the command itself what could follow."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from antiphon.cli import COMMANDS
+from antiphon.cli._base import argument, command, find
+
+_BASH = """\
+_antiphon() {
+    local IFS=$'\\n'
+    COMPREPLY=($(antiphon completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    [ ${#COMPREPLY[@]} -gt 0 ] || COMPREPLY=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o filenames -F _antiphon antiphon
+"""
+_ZSH = """\
+#compdef antiphon
+_antiphon() {
+    local -a found
+    found=("${(@f)$(antiphon completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
+}
+compdef _antiphon antiphon
+"""
+_FISH = """\
+function __antiphon_words
+    set -l typed (commandline -opc) (commandline -ct)
+    antiphon completion words -- $typed[2..-1] 2>/dev/null
+end
+complete -c antiphon -a '(__antiphon_words)'
+"""
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+@command(
+    argument("shell", choices=[*_SCRIPTS, "words"], help="bash, zsh or fish; words is what their scripts call"),
+    argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS),
+)
+def completion(arguments: argparse.Namespace) -> int:
+    """Print the completion script of a shell: commands, options, their choices, and ids of runs.
+
+    examples:
+      source <(antiphon completion bash)         # or add the line to ~/.bashrc
+      source <(antiphon completion zsh)          # or add the line to ~/.zshrc, after compinit
+      antiphon completion fish > ~/.config/fish/completions/antiphon.fish
+    """
+    if arguments.shell == "words":
+        typed = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+        print("\n".join(_fitting(typed or [""])))
+    else:
+        print(_SCRIPTS[arguments.shell], end="")
+    return 0
+
+
+def _fitting(words: list[str]) -> Iterator[str]:
+    """What could stand in the place of the last word."""
+    *before, last = words
+    if not before:
+        yield from (name for name in (*COMMANDS, "--help", "--version") if name.startswith(last))
+        return
+    if before[0] not in COMMANDS:
+        return
+    parser = find(COMMANDS[before[0]][0]).parser(before[0])
+    actions = parser._option_string_actions
+    value_of = actions.get(before[-1]) if len(before) > 1 else None
+    if value_of is not None and value_of.nargs != 0:
+        yield from (str(choice) for choice in value_of.choices or () if str(choice).startswith(last))
+        return
+    if last.startswith("-"):
+        shown = (name for name, action in actions.items() if action.help is not argparse.SUPPRESS)
+        yield from (name for name in shown if name.startswith(last) and name.startswith("--"))
+        return
+    positional = [action for action in parser._actions if not action.option_strings]
+    taken = sum(1 for word in before[1:] if not word.startswith("-"))
+    if taken < len(positional):
+        action = positional[taken]
+        yield from (str(choice) for choice in action.choices or () if str(choice).startswith(last))
+        if action.dest in ("run", "a", "b") and before[0] != "run":
+            yield from _runs(last)
+
+
+def _runs(start: str) -> Iterator[str]:
+    """Ids of recorded runs; none if the store cannot be read just now."""
+    from antiphon.errors import AntiphonError
+    from antiphon.ops.app import current
+    from antiphon.ops.runs import list_runs
+
+    try:
+        yield from (row["id"] for row in list_runs(current(), prefix=start, limit=20, replays=True))
+    except (AntiphonError, OSError):
+        return
