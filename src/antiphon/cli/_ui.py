@@ -123,28 +123,22 @@ bold, dim, red, green, yellow = (_style(code) for code in ("1", "2", "31", "32",
 plain = str
 
 
-_QUIET_S = 1.0
-"""Work that takes less needs no progress."""
 _EVERY_S = 0.2
 
 
 def progress(items: Iterable[T], total: int | None, label: str) -> Iterator[T]:
-    """A line that counts and says how long it will take, on a terminal only, once it has taken a second."""
+    """A line that counts and, after a second, says how long the rest will take; on a terminal only."""
     shown = sys.stderr.isatty()
     began = said = time.monotonic()
-    drawn = False
-    try:
-        for number, item in enumerate(items, 1):
-            now = time.monotonic() if shown else began
-            if now - began >= _QUIET_S and (now - said >= _EVERY_S or not drawn):
-                said, drawn = now, True
-                done = number - 1
-                of = f" of {total}, {remaining(now - began, done, total)}" if total and done else ""
-                print(f"\r\x1b[K{label}: {done}{of}", end="", file=sys.stderr, flush=True)
-            yield item
-    finally:
-        if drawn:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    for number, item in enumerate(items, 1):
+        if shown and (number % 50 == 0 or number == total or time.monotonic() - said >= _EVERY_S):
+            said = time.monotonic()
+            of = f" of {total}" if total else ""
+            rest = f", {remaining(said - began, number, total)}" if total and said - began >= 1 else ""
+            print(f"\r\x1b[K{label}: {number}{of}{rest}", end="", file=sys.stderr, flush=True)
+        yield item
+    if shown:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def remaining(took_s: float, done: int, total: int) -> str:

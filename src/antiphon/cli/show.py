@@ -300,6 +300,7 @@ def _note(note: dict[str, Any]) -> str:
     argument("b", help="the run to compare it with"),
     argument("--html", metavar="FILE", help="write the comparison as one page"),
     argument("--min-ars", type=ratio, default=0.0, metavar="X", help="the score required to pass"),
+    flag("--all", "also ids and times that a provider gives each response anew"),
     CONFIG,
     JSON,
 )
@@ -320,14 +321,14 @@ def diff(arguments: argparse.Namespace) -> int:
         left, right = open_recording(app, arguments.a), open_recording(app, arguments.b)
         data = score_runs(app, left, right, min_ars=arguments.min_ars)
     data = {"sourceRun": left.manifest.id, "replayRun": right.manifest.id, "title": left.manifest.name, **data}
-    ids = _without_ids(data["structure"])
+    ids = 0 if arguments.all else _without_ids(data)
     data["equal"] = _equal(data)
     if not data["equal"] and data["verdict"] == "pass":
         data["verdict"], data["verdictReasons"] = "fail", ["the runs differ"]
     lines = [ui.bold(f"{left.manifest.name} {left.manifest.id}  →  {right.manifest.name} {right.manifest.id}")]
     lines += _differences(data)
     if ids:
-        lines.append(ui.dim(f"{plural(ids, 'id')} of model calls differ, as in any two runs"))
+        lines.append(ui.dim(f"{plural(ids, 'id')} of model calls differ, as in any two runs; --all shows them"))
     if arguments.html:
         Path(arguments.html).write_text(scoring.render_report(data), encoding="utf-8")  # type: ignore[arg-type]
         lines.append(ui.dim(f"report: {arguments.html}"))
@@ -335,17 +336,23 @@ def diff(arguments: argparse.Namespace) -> int:
     return 0 if data["equal"] else 1
 
 
-_ISSUED = re.compile(r"(?:^|[.\]])(?:id|tool_call_id|call_id|toolCallId|callId|created|system_fingerprint|responseId)$")
+_ISSUED = (
+    "id tool_call_id call_id toolCallId callId created created_at createTime system_fingerprint responseId".split()
+)
+_ISSUED_PATH = re.compile(rf"(?:^|[.\]])(?:{'|'.join(_ISSUED)})$")
 
 
-def _without_ids(structure: dict[str, Any]) -> int:
+def _without_ids(data: dict[str, Any]) -> int:
     """Take out what a provider gives each response anew (ids, times); how many there were."""
     ids = 0
+    for side in ("timelineA", "timelineB"):
+        data[side] = [_lasting(call) if call.get("kind") == "llm" else call for call in data[side]]
+    structure = data["structure"]
     for name in ("changed", "resultsChanged"):
         kept = []
         for change in structure[name]:
             model = change["kind"] == "llm"
-            fields = [field for field in change["fields"] if not (model and _ISSUED.search(field["path"]))]
+            fields = [field for field in change["fields"] if not (model and _ISSUED_PATH.search(field["path"]))]
             ids += len(change["fields"]) - len(fields)
             if fields:
                 kept.append({**change, "fields": fields})
@@ -353,6 +360,13 @@ def _without_ids(structure: dict[str, Any]) -> int:
                 structure["equal"] += 1
         structure[name] = kept
     return ids
+
+
+def _lasting(value: Any, top: bool = True) -> Any:
+    """A recorded model call without its provider's ids and times; the call's own fields stay."""
+    if isinstance(value, dict):
+        return {name: _lasting(inner, False) for name, inner in value.items() if top or name not in _ISSUED}
+    return [_lasting(inner, False) for inner in value] if isinstance(value, list) else value
 
 
 def _equal(data: dict[str, Any]) -> bool:

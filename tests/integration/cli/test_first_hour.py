@@ -17,7 +17,7 @@ import pytest
 
 from antiphon.cli import COMMANDS
 from antiphon.cli._base import find
-from antiphon.cli._ui import remaining
+from antiphon.cli._ui import progress
 from tests.integration.cli.conftest import Command
 
 
@@ -161,8 +161,17 @@ def test_a_cut_list_says_so(antiphon: Command) -> None:
     assert "--all" not in antiphon("runs", "--limit", "3").out
 
 
-def test_the_rest_of_long_work_is_estimated() -> None:
-    assert remaining(10.0, 5, 20) == "30.0 s left"
+def test_the_rest_of_long_work_is_estimated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter(range(0, 10_000, 2))
+    monkeypatch.setattr("antiphon.cli._ui.time.monotonic", lambda: next(now))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert list(progress(range(4), 4, "replaying")) == [0, 1, 2, 3]
+    shown = capsys.readouterr().err
+    assert "replaying: 1 of 4, 12.0 s left" in shown
+    assert "replaying: 4 of 4, 0 ms left" in shown
+    assert shown.endswith("\r\x1b[K")
 
 
 # -- output ---------------------------------------------------------------------------------------------------------
@@ -183,6 +192,28 @@ def test_what_an_agent_prints_is_not_in_the_document(antiphon: Command, home: Pa
     assert "hello" in done.stderr
     assert "from a child" in done.stderr
     assert "hello" in antiphon("run", "loud.py:main").out
+
+
+def test_ids_of_providers_do_not_make_runs_differ(antiphon: Command) -> None:
+    Path("ids.py").write_text(
+        "import antiphon, uuid\n"
+        "def model(request):\n"
+        "    message = {'role': 'assistant', 'content': 'hi'}\n"
+        "    return {'id': f'chatcmpl-{uuid.uuid4()}', 'created': uuid.uuid4().int % 10**9,\n"
+        "            'choices': [{'index': 0, 'message': message, 'finish_reason': 'stop'}]}\n"
+        "def main():\n"
+        "    antiphon.current_run().llm({'model': 'm', 'messages': [{'role': 'user', 'content': 'q'}]}, model)\n"
+        "    return 'done'\n"
+    )
+    one, two = (str(antiphon("run", "ids.py:main", "--json").json["run"]) for _ in range(2))
+    same = antiphon("diff", one, two, "--html", "diff.html")
+    page = Path("diff.html").read_text()
+    assert (same.code, "equal: 1 call" in same.out, "First difference" in page) == (0, True, False), same.out
+    assert 'class="badge fail"' not in page
+    every = antiphon("diff", one, two, "--all", "--html", "diff.html")
+    page = Path("diff.html").read_text()
+    assert (every.code, "$.value.id" in every.out or ".id" in every.out, "First difference" in page) == (1, True, True)
+    assert 'class="badge fail"' in page
 
 
 def test_the_words_of_a_result_are_explained(antiphon: Command) -> None:
