@@ -21,6 +21,9 @@ log = logging.getLogger("antiphon.gateway")
 NO_PAYLOAD = "The call succeeded; its result could not be stored and is not available."
 _SEALED = "sealed+"
 
+_REMEMBERED = 1024
+_REMEMBERED_BYTES = 128
+
 
 class ResultStore:
     """Turns results into settlements, and back."""
@@ -33,6 +36,8 @@ class ResultStore:
         self._sealer = sealer
         self.payload_limit = settings.payload_limit
         self._result_limit = settings.result_limit
+        self._plain: set[bytes] = set()
+        """Small results that were looked at and hold no secret: many tools return the same few."""
         self.largest_plain = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
         """Bytes of a result that is kept as it is, whatever is in it."""
         self.tenant = settings.tenant
@@ -45,9 +50,17 @@ class ResultStore:
 
     def is_plain(self, payload: bytes) -> bool:
         """Whether a result is small and holds no secret: it is kept as it is."""
+        if payload in self._plain:
+            return True
         if len(payload) > self.payload_limit or len(payload) > self._result_limit:
             return False
-        return self.redactor is None or not self.redactor.redact_bytes(payload)[1]
+        if self.redactor is not None and self.redactor.redact_bytes(payload)[1]:
+            return False
+        if len(payload) <= _REMEMBERED_BYTES:
+            if len(self._plain) >= _REMEMBERED:
+                self._plain.clear()
+            self._plain.add(payload)
+        return True
 
     def keep(self, key: str, base: Settlement, payload: bytes, streamed: bool) -> tuple[Settlement, bytes | None]:
         """The settlement of a call with this result, and what has to go to the blob store before it (:meth:`placed`).

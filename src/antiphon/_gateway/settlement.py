@@ -37,12 +37,12 @@ def settle_success(call: GuardedCall, now: float) -> Step:
         payload = _WATCHED
     elif len(payload) > plan.largest and (plan.tool.streams or not plan.results.is_plain(payload)):
         return _keep(call, payload)
-    attempts, run = call.attempts, call.run
-    first = call.extras is NO_EXTRAS
-    kind = Success if first else Settlement
-    call.settlement = _new(kind, ("done", plan.ttl_ms, payload, None, None, False, None, attempts, call.number, True))
+    number, attempts, run = call.number, call.attempts, call.run
+    kind = Success if number == 1 else Settlement
+    call.settlement = _new(kind, ("done", plan.ttl_ms, payload, None, None, False, None, attempts, number, True))
     if run is not None and run.together and not plan.watched_only:
-        outcome = call.outcome if first and plan.results.redactor is not None else call.result()
+        known_clean = call.extras is NO_EXTRAS and plan.results.redactor is not None
+        outcome = call.outcome if known_clean else call.result()
         call.events = run.ended(outcome, payload, (now - call.started) * 1000, attempts)
     return SETTLE
 

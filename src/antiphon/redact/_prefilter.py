@@ -146,8 +146,9 @@ class Prefilter:
         return found
 
     def _has_words(self, text: str, folded: bytes, document: bytes) -> bool:
-        if any(search(folded) is not None for search in self._words):
-            return True
+        for search in self._words:
+            if search(folded) is not None:
+                return True
         if "  " in text and b"--" in document and self._secrets and _FLAG.search(document) is not None:
             return True
         return "[secret" in text and self._secrets and _BRACKETED.search(document) is not None

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from orjson import dumps
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
-from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement
+from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement, Success
 from antiphon.stores._common import (
     NO_OUTCOME,
     Outcome,
@@ -40,7 +40,7 @@ _ONE_SUCCESS = (
     b'{"execution":{"attemptCount":1,"attempts":['
     b'{"startedAtMs":%d,"finishedAtMs":%d,"status":"success","retriable":false}]}}'
 )
-"""The outcome of a call whose first attempt succeeded."""
+"""The outcome of a :class:`~antiphon.ports.Success`."""
 
 _encode = msgspec.json.Encoder().encode
 _request = msgspec.json.Decoder(RecordedRequest).decode
@@ -143,23 +143,22 @@ def claim_values(
     request: ClaimRequest, now: int, version: int, sweep_at: int = 0, history: bool = False
 ) -> tuple[Any, ...]:
     """What :data:`INSERT_CLAIM` takes."""
-    template, key, identity = request.template, request.key, request.identity
-    ttl_ms, lease_ms = template.ttl_ms, template.lease_ms
+    template = request.template
     expires = now + template.lives_ms
     return (
-        key,
+        request.key,
         template.tenant,
         template.workspace,
         template.tool,
         template.session,
-        identity,
+        request.identity,
         request.idempotency_key,
         version,
         owner_of(request),
         now,
         expires,
-        now + lease_ms,
-        ttl_ms,
+        now + template.lease_ms,
+        template.ttl_ms,
         sweep_at if sweep_at > expires else expires,
         history,
         _request_json(request),
@@ -190,24 +189,17 @@ def _request_json(request: ClaimRequest) -> bytes:
         digest = exact = dumps(sha256(params).hexdigest())
     else:
         digest, exact = map(dumps, params)
-    values = (
-        template.session_json,
-        template.actor_json,
-        dumps(request.request_id),
-        digest,
-        dumps(request.identity),
-        exact,
-    )
+    request_id, identity = request.request_id, request.identity
+    named = dumps(request_id)
+    asked = named if identity is request_id else dumps(identity)
+    values = (template.session_json, template.actor_json, named, digest, asked, exact)
     return _REQUEST % values if call_id is None else _REQUEST_OF_CALL % (*values, dumps(call_id))
 
 
 def _outcome_json(settlement: Settlement) -> bytes:
-    attempts = settlement.attempts
-    elsewhere = settlement.payload_ref is not None or settlement.payload_sealed is not None
-    if len(attempts) == 1 == settlement.attempt_count and not elsewhere:
-        started, finished, error_code, retriable = attempts[0]
-        if not (error_code or retriable or settlement.error or settlement.output_redacted):
-            return _ONE_SUCCESS % (started, finished)
+    if type(settlement) is Success:
+        ((started, finished, _, _),) = settlement.attempts
+        return _ONE_SUCCESS % (started, finished)
     return _encode(outcome_of(settlement))
 
 
