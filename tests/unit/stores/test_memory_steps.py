@@ -94,8 +94,8 @@ def test_long_parameters_are_kept_as_their_digests(step: str) -> None:
             kit.journal.clear(key)
             claimed(kit.journal.begin(request))
         assert existing(kit.journal.read(key)).current.request.params_digest == sha256(params).hexdigest()
-    assert node(kit.journal, "a").asked[1] == (sha256(long).hexdigest(),) * 2
-    assert node(kit.journal, "b").asked[1] == short
+    assert node(kit.journal, "a").params == (sha256(long).hexdigest(),) * 2
+    assert node(kit.journal, "b").params == short
 
 
 def test_a_settlement_that_was_interrupted_can_be_repeated() -> None:

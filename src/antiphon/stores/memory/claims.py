@@ -11,7 +11,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord
 from antiphon.errors import StoreUnavailable
@@ -45,57 +46,39 @@ _KEPT_BYTES = 2048
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
-class Node:
+class Node(Struct, gc=False, eq=False):
     """One execution of an intent: the values of its request as they came; the record is built when somebody reads it.
 
-    Every call writes to it several times, and a struct's fields take ten times as long to set as slots do.
+    It takes part in no cycle, and the garbage collector never looks at it: with thousands of them that is what counts.
     """
-
-    __slots__ = (
-        "asked",
-        "began",
-        "created",
-        "ended",
-        "expires",
-        "found_by",
-        "key",
-        "payload",
-        "record",
-        "renewed_until",
-        "serial",
-        "settlement",
-        "state",
-        "template",
-        "updated",
-        "version",
-    )
 
     key: str
     template: ClaimTemplate
-    asked: tuple[str, bytes | tuple[str, str], str, str, str, str | None]
-    """Idempotency key, parameters, identity, request id, token and call id of the request."""
+    identity: str
+    idempotency_key: str
+    params: bytes | tuple[str, str]
+    request_id: str
+    token: str
+    call_id: str | None
     found_by: str
     """The identity that finds it: the one that asked, except for an alias."""
     serial: int
     """Its place among all nodes; the fence, except for an alias."""
+    fence: int
     version: int
     created: int
     updated: int
     expires: int
-    renewed_until: int
+    renewed_until: int = 0
     """End of the lease, if that is not what was asked for first."""
-    state: str
-    settlement: Settlement | None
-    """How it ended, except for a plain success, of which only what differs is kept: less for the garbage collector."""
-    payload: bytes | None
+    state: str = "inflight"
+    settlement: Settlement | None = None
+    """How it ended, except for a plain success, of which only what differs is kept."""
+    payload: bytes | None = None
     """The result of a plain success, which alone has its times, too."""
-    began: int
-    ended: int
-    record: DedupeRecord | None
-
-    @property
-    def fence(self) -> int:
-        return self.serial
+    began: int = 0
+    ended: int = 0
+    record: DedupeRecord | None = None
 
     @property
     def lock_until(self) -> int:
@@ -130,29 +113,15 @@ class Node:
 
     def _build(self) -> DedupeRecord:
         template, settlement = self.template, self._settled()
-        idempotency_key, params, identity, request_id, token, call_id = self.asked
-        ids = (request_id, token, call_id)
-        request = StaticClaimRequest(self.key, identity, template, idempotency_key, params, *ids)
+        ids = (self.request_id, self.token, self.call_id)
+        request = StaticClaimRequest(self.key, self.identity, template, self.idempotency_key, self.params, *ids)
         times = (self.created, self.updated, self.expires, template.ttl_ms if settlement is None else settlement.ttl_ms)
         held = (self.version, self.fence, template.tenant, template.workspace, owner_of(request))
-        known = (self.key, template.tool, idempotency_key, self.state, *times, recorded_request(request), *held)
+        known = (self.key, template.tool, self.idempotency_key, self.state, *times, recorded_request(request), *held)
         if settlement is None:
             return record_of((*known, False), NO_OUTCOME, None, self.lock_until, RECORD_VERSION)
         outcome = outcome_of(settlement)
         return record_of((*known, settlement.dispatched), outcome, settlement.payload, UNSET, RECORD_VERSION)
-
-
-class Alias(Node):
-    """An execution that another identity finds, too."""
-
-    __slots__ = ("fence",)
-
-    def __init__(self, of: Node, identity: str, serial: int) -> None:
-        for name in Node.__slots__:
-            if hasattr(of, name):
-                setattr(self, name, getattr(of, name))
-        self.fence = of.fence  # type: ignore[misc]
-        self.found_by, self.serial = identity, serial
 
 
 class MemoryClaims(MemoryLog):
@@ -197,20 +166,28 @@ class MemoryClaims(MemoryLog):
             version = now * 1000
             if version <= last:
                 version = last + 1
-            node = Node()
-            node.key = key
-            node.template = template = request.template
-            node.found_by = identity
-            request_id, token = request.request_id, request.token
-            node.asked = (request.idempotency_key, params, identity, request_id, token, request.call_id)
-            node.serial = node.version = self._last = version
-            node.created = node.updated = now
-            node.expires = expires = now + template.lives_ms
+            self._last = version
+            template = request.template
+            expires = now + template.lives_ms
             if expires < self._soonest:
                 self._soonest = expires
-            node.renewed_until = 0
-            node.state = "inflight"
-            node.settlement = node.record = node.payload = None
+            node = Node(
+                key,
+                template,
+                identity,
+                request.idempotency_key,
+                params,
+                request.request_id,
+                request.token,
+                request.call_id,
+                identity,
+                version,
+                version,
+                version,
+                now,
+                now,
+                expires,
+            )
             current[key] = nodes[version] = node
             if events:
                 self._write(events)
@@ -235,7 +212,8 @@ class MemoryClaims(MemoryLog):
                 ((node.began, node.ended, _, _),) = settlement[7]
             else:
                 node.payload, node.settlement = None, settlement
-            node.record = None
+            if node.record is not None:
+                node.record = None
             node.updated = now
             node.expires = expires = now + ttl_ms
             if expires < self._soonest:
@@ -270,7 +248,7 @@ class MemoryClaims(MemoryLog):
             self._make_room(now)
             self._last = next_version(self._last, now)
             node.to_record()
-            self._remember(key, Alias(node, identity, self._last))
+            self._remember(key, replace(node, found_by=identity, serial=self._last))
             return True
 
     def renew(self, key: str, version: int, lease_ms: int) -> bool:
