@@ -63,7 +63,14 @@ def serve(arguments: argparse.Namespace) -> int:
             hint="Create it, or leave the setting out.",
             path="host.workflows",
         )
-    with closing(Antiphon(arguments.config).journal) as journal:
+    app = Antiphon(arguments.config)
+    if workers > 1 and app.store.in_process:
+        raise ConfigError(
+            f"{workers} workers cannot share a store in memory ([store] url).",
+            hint="Use one worker, or a store that processes share, such as sqlite:///host.db.",
+            path="store.url",
+        )
+    with closing(app.journal) as journal:
         journal.ping()  # a store that cannot be used is told here, once
         if settings.auth and not os.environ.get(ENVIRONMENT_KEY) and not _has_key(journal, config):
             if public:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,7 +11,8 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=31_536_000)]
+"""At most a year; infinity is not a number of seconds."""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -166,6 +168,12 @@ class RuleSection(Section, frozen=True):
     field: str | None = None
     """Name of a field whose value is secret."""
 
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"The pattern of the rule {self.name!r} is no regular expression: {error}") from None
+
 
 class RedactSection(Section, frozen=True):
     """Secrets and personal data. Secrets are always redacted."""
@@ -241,8 +249,8 @@ class ProviderSection(Section, frozen=True):
 
     dialect: Literal["openai-chat", "anthropic"]
     """API dialect of the provider."""
-    base_url: str
-    """Base URL of the API."""
+    base_url: Annotated[str, Meta(pattern="^https?://[^/]")]
+    """Base URL of the API, ``http`` or ``https``."""
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; the key itself is never in a file."""
     timeout_s: Seconds = 120.0

@@ -15,6 +15,7 @@ import msgspec
 from antiphon._recording.recorder import Recorder, is_spilled, resolve
 from antiphon.contract.events import Event
 from antiphon.errors import AntiphonError, StoreUnavailable
+from antiphon.host.wire import given_back, kept
 from antiphon.host.workflow.source import event_id
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 from antiphon.ports import Blobs, Journal, Row
@@ -45,11 +46,12 @@ class RunDamaged(AntiphonError):
 def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
     """A workflow event as a row that says whether a later resumption can rely on it."""
     meta: dict[str, Any] = {PLACE: sequence, "workflow": True}
-    if told.type in _FEEDS_STATE and recorder.present(dict(told.payload), "")[2]:
+    payload = kept(dict(told.payload))
+    if told.type in _FEEDS_STATE and recorder.present(payload, "")[2]:
         meta["redacted"] = True
     if told.asked:
         meta[ASKED] = told.asked
-    return recorder.encode(told.type, None, dict(told.payload), meta)
+    return recorder.encode(told.type, None, payload, meta)
 
 
 class Numbered(NamedTuple):
@@ -133,7 +135,7 @@ class Reader(msgspec.Struct, eq=False):
             payload = event.payload
             if any(is_spilled(value) for value in payload.values()):
                 payload = await asyncio.to_thread(resolve, payload, self.blobs, self.tenant)
-            told = WorkflowEvent(event.type, payload, str(event.meta.get(ASKED) or ""))
+            told = WorkflowEvent(event.type, given_back(payload), str(event.meta.get(ASKED) or ""))
             return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
         except StoreUnavailable:
             raise

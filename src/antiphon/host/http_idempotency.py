@@ -10,14 +10,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-import orjson
-
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead
 from antiphon.canonical import canonical_digest
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import AntiphonError, StoreError
+from antiphon.host.wire import from_json, to_json
 from antiphon.host.worker_lease import claim_request, lease_is_over
 from antiphon.ports import Claimed, Existing, Journal, Settlement, StaticClaimRequest
 
@@ -107,7 +106,7 @@ async def once(
         body = reply.body
         if reply.unkept:
             body = {name: value for name, value in body.items() if name not in reply.unkept}
-        kept = orjson.dumps({"status": reply.status, "body": body})
+        kept = to_json({"status": reply.status, "body": body})
         await journal.settle(claim, got.version, Settlement("done", KEEP_MS, payload=kept, attempt_count=1))
     else:
         await journal.clear(claim)
@@ -115,5 +114,5 @@ async def once(
 
 
 def _again(record: DedupeRecord) -> Reply:
-    kept: dict[str, Any] = {} if record.payload is UNSET else orjson.loads(bytes(record.payload))
+    kept: dict[str, Any] = {} if record.payload is UNSET else from_json(bytes(record.payload))
     return Reply(int(kept["status"]), kept["body"], {"openwop-Idempotent-Replay": "true"})

@@ -16,13 +16,13 @@ import msgspec
 from msgspec import Meta
 
 from antiphon._gateway.ids import uuid7
-from antiphon._recording.plain import dump
 from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import host_log
 from antiphon.host.events import Numbered, document
+from antiphon.host.wire import to_json
 from antiphon.host.workflow.state import WorkflowEvent
 from antiphon.ports import Clock, Journal
 
@@ -161,7 +161,7 @@ class Webhooks:
             if not wanted:
                 continue
             shown = WorkflowEvent(told.type, mask(dict(told.payload)))
-            body = dump(document(manifest.id, Numbered(sequence, shown, now, False)))
+            body = to_json(document(manifest.id, Numbered(sequence, shown, now, False)))
             for hook in wanted:
                 self._queue(hook).put(body)
 

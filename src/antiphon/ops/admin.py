@@ -27,6 +27,7 @@ from antiphon.stores._adapters import AsyncFromSync
 
 _RESOLVED_TTL_MS = 86_400_000
 _SCAN = 10_000
+_LONGEST_REASON = 500
 _FINGERPRINT = 16
 
 
@@ -126,6 +127,7 @@ class Admin:
         return await self._override("reset", key, "CLOSED", 0, text)
 
     async def _override(self, act: str, key: str, state: str, until: int, reason: str) -> dict[str, Any]:
+        reason = self._shown(reason)
         rows = await self._journal.load_breakers(self.tenant)
         await self._must_know(act, key, {row.key.partition("#")[0] for row in rows})
         now = self._clock.now_ms()
@@ -135,6 +137,11 @@ class Admin:
         await self._journal.save_breaker(self.tenant, row)
         await self._note(act, {"key": key, "reason": reason})
         return self._breaker(row)
+
+    def _shown(self, reason: str) -> str:
+        """A reason as every process, log and page may show it: without secrets, on one line."""
+        clean = str(self._redactor.redact(reason))
+        return "".join(one if one.isprintable() else " " for one in clean)[:_LONGEST_REASON]
 
     async def _must_know(self, act: str, key: str, rows: set[str]) -> None:
         """A misspelt name would open or close nothing at all; the operator must hear of it."""

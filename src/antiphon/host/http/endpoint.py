@@ -10,8 +10,8 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -24,11 +24,14 @@ from antiphon.host.host import Host, Rejected, not_found
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
 from antiphon.host.logs import about
 from antiphon.host.webhooks import TooManyHooks
+from antiphon.host.wire import from_json, to_json
 
 log = logging.getLogger("antiphon.host")
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:-]{1,128}")
+_FORMS = frozenset({"application/x-www-form-urlencoded", "multipart/form-data", "text/plain"})
+"""What a browser sends to other sites without asking them first."""
 _NUMBER = re.compile(r"-?[0-9]{1,15}")
 
 
@@ -38,7 +41,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return dump(content)
+        return to_json(content)
 
 
 def error(status: int, code: str, message: str, details: Any = None, headers: dict[str, str] | None = None) -> Response:
@@ -105,9 +108,22 @@ async def authenticate(host: Host, request: Request) -> Principal:
         if principal is not None:
             return principal
     elif not host.settings.auth and is_loopback(_host_name(request)):
+        _refuse_other_sites(request)
         return Principal("anonymous", host.app.tenant, "admin")
     text = "A valid API key is needed: Authorization: Bearer <key>. Create one with: antiphon apikeys create"
     raise Rejected(401, "unauthenticated", text)
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """Without keys, a page that a browser of this machine has open must not be able to ask for anything."""
+    headers = request.headers
+    site = headers.get("sec-fetch-site", "none")
+    origin = headers.get("origin")
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    if foreign or site not in ("none", "same-origin") or (request.method not in ("GET", "HEAD") and kind in _FORMS):
+        text = "Without API keys the host does not answer pages of other sites. Use a key, or a client of this machine."
+        raise Rejected(403, "cross_site", text)
 
 
 def _host_name(request: Request) -> str:
@@ -142,6 +158,7 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
                 found.headers["WWW-Authenticate"] = "Bearer"
             return found
 
+    endpoint.role = role  # type: ignore[attr-defined]  # what the table of routes says of itself
     return endpoint
 
 
@@ -178,8 +195,8 @@ async def body_of(request: Request, host: Host) -> dict[str, Any]:
         raise Rejected(415, "unsupported_media_type", "Send JSON with Content-Type: application/json.")
     request.state.raw = data
     try:
-        value = orjson.loads(data)
-    except orjson.JSONDecodeError:
+        value = from_json(data)
+    except ValueError:
         raise Rejected(400, "invalid_json", "The body is not JSON (RFC 8259, UTF-8).") from None
     if not isinstance(value, dict):
         raise InvalidInput("The body must be a JSON object.", path="$")
@@ -220,7 +237,7 @@ def _digest(body: Any) -> str:
     try:
         return canonical_digest(body)
     except CanonicalError:
-        return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        return hashlib.sha256(dump(body)).hexdigest()
 
 
 async def idempotent(

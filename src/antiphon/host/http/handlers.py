@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from antiphon._gateway.ids import uuid7
-from antiphon._recording.plain import dump
 from antiphon._version import __version__
 from antiphon.canonical import parse_json
 from antiphon.contract._base import decode
@@ -43,6 +42,7 @@ from antiphon.host.http.endpoint import (
 )
 from antiphon.host.http_idempotency import Reply
 from antiphon.host.webhooks import Webhooks
+from antiphon.host.wire import to_json
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, logical_invocation_id
 from antiphon.llm.key import llm_cache_key
 from antiphon.ops.admin import Admin, as_breaker_key
@@ -183,7 +183,7 @@ async def _stream(host: Host, principal: Principal, manifest: RunManifest, last:
                 yield b":keepalive\n\n"
             for event in found:
                 if event.sequence > last:
-                    data = dump(document(manifest.id, event))
+                    data = to_json(document(manifest.id, event))
                     yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.sequence, event.told.type.encode(), data)
             if host.closing:
                 return
@@ -192,7 +192,7 @@ async def _stream(host: Host, principal: Principal, manifest: RunManifest, last:
 
 
 def _sse_error(code: str, message: str) -> bytes:
-    return b"event: error\ndata: %s\n\n" % dump({"error": code, "message": message})
+    return b"event: error\ndata: %s\n\n" % to_json({"error": code, "message": message})
 
 
 async def poll(request: Request, host: Host, principal: Principal) -> Response:

@@ -1,0 +1,104 @@
+"""JSON as the host reads, sends and keeps it: whole numbers of any size stay what they are (RFC 8259 has no limit).
+
+Only 64 bits fit into the log; a larger number is kept as ``{"$int": "digits"}``, and an object of a user that looks
+like that as ``{"$int": [value]}``, so that one is never taken for the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import orjson
+
+from antiphon._recording.plain import dump
+
+_MARK = "$int"
+_QUOTED_MARK = b'"$int"'
+_LARGE = re.compile(rb"[0-9]{19}")
+_LOW, _HIGH = -(2**63), 2**64 - 1
+_DIGITS = re.compile(r"-?[0-9]{1,4300}")
+
+
+def from_json(data: bytes) -> Any:
+    """A document of a client; a ``ValueError`` says that it is none."""
+    value = orjson.loads(data)
+    if _LARGE.search(data) is None:
+        return value
+    try:
+        return msgspec.json.decode(data)  # orjson makes a float of a large number
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def to_json(value: Any) -> bytes:
+    """A document for a client."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        pass
+    if _has_large(value):
+        try:
+            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError, RecursionError):
+            pass
+    return dump(value)
+
+
+def kept(payload: dict[str, Any]) -> dict[str, Any]:
+    """A payload for the log."""
+    try:
+        if _QUOTED_MARK not in orjson.dumps(payload):
+            return payload
+    except TypeError:
+        if not _has_large(payload):
+            return payload
+    found: dict[str, Any] = _marked(payload)
+    return found
+
+
+def given_back(payload: dict[str, Any]) -> dict[str, Any]:
+    """A payload from the log, as it was given to :func:`kept`."""
+    return {name: _unmarked(value) for name, value in payload.items()}
+
+
+def _has_large(value: Any) -> bool:
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if type(one) is int and not _LOW <= one <= _HIGH:
+            return True
+        if isinstance(one, dict):
+            if _MARK in one:
+                return True
+            waiting += one.values()
+        elif isinstance(one, (list, tuple)):
+            waiting += one
+    return False
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, dict):
+        inner = {name: _marked(one) for name, one in value.items()}
+        return {_MARK: [inner[_MARK]]} if inner.keys() == {_MARK} else inner
+    if isinstance(value, (list, tuple)):
+        return [_marked(one) for one in value]
+    if type(value) is int and not _LOW <= value <= _HIGH:
+        return {_MARK: str(value)}
+    return value
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_MARK}:
+            given = value[_MARK]
+            if isinstance(given, list) and len(given) == 1:
+                return {_MARK: _unmarked(given[0])}
+            if isinstance(given, str) and _DIGITS.fullmatch(given):
+                return int(given)
+        return {name: _unmarked(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_unmarked(one) for one in value]
+    return value
