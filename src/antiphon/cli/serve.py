@@ -115,13 +115,13 @@ def _run(config: Any) -> bool:
     class Workers(Multiprocess):
         """Stops when a worker cannot start: another one could not either."""
 
-        failed = False
+        @property
+        def failed(self) -> bool:
+            return any(one.process.exitcode == STARTUP_FAILURE for one in self.processes)
 
         def keep_subprocess_alive(self) -> None:
-            if any(one.process.exitcode == STARTUP_FAILURE for one in self.processes):
-                self.failed = True
+            if self.failed:
                 self.should_exit.set()
-                return
             super().keep_subprocess_alive()
 
     try:

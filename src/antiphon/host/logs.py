@@ -26,7 +26,7 @@ about: ContextVar[Mapping[str, str]] = ContextVar("antiphon_log", default=_NOTHI
 _FIELDS = "event method path status durationMs bytes client nodeId webhookId sequence code".split()
 """What a line may say beside its text (``extra`` of the standard ``logging``), after :data:`about`."""
 _ABOUT = ("requestId", "tenant", "runId")
-_UNSAID = ("Application startup failed. Exiting.",)
+_UNSAID = ("Application startup failed. Exiting.", "failed to start, stopping the parent process.")
 """Lines of the server that say again what we have said."""
 
 
@@ -105,7 +105,7 @@ class SaidOnce(logging.Filter):
     """Leaves out what the server says after we have said it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.getMessage() not in _UNSAID
+        return not record.getMessage().endswith(_UNSAID)
 
 
 def settings(level: str, style: Format) -> dict[str, Any]:
