@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
+from antiphon._diff import with_article
 from antiphon._drive import drive
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._recording.plain import chunk_of
@@ -83,6 +86,36 @@ def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:
         meta["refusalReason"] = reason
         return "refusal", meta
     return "ok", meta
+
+
+class OptionRefused(InvalidInput):
+    """A replay was asked to change what the agent's framework does not let it change."""
+
+
+def not_settable(framework: str, names: Sequence[str]) -> OptionRefused:
+    """The error for options that a framework's model does not take."""
+    given = ", ".join(f"--{name}" for name in names)
+    return OptionRefused(
+        f"The model of {with_article(framework)} agent cannot be given {given} by a replay.",
+        hint="Change it in the agent's code and replay with --explore, or answer its model calls with --llm.",
+        path=names[0] if names else "model",
+    )
+
+
+def endpoint_of(url: str) -> str:
+    """Where a model is served, without credentials, query and the part that every call has: one service, one text.
+
+    >>> endpoint_of("https://user:pw@api.example.com/v1/chat/completions?key=1")
+    'https://api.example.com/v1'
+    """
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    version = [item for item in parts.query.split("&") if item.startswith("api-version=")]
+    path = _CALL.sub("", parts.path).rstrip("/")
+    return f"{parts.scheme}://{place}{path}" + (f"?{version[0]}" if version else "")
+
+
+_CALL = re.compile(r"/(?:chat/completions|responses|messages|models/[^/]+:\w+)$")
 
 
 def rewritten(scope: RunScope, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -100,6 +100,11 @@ class ExploreInvoker:
             if call.kind == "llm":
                 self._models.setdefault(call.lane, []).append(call)
 
+    @property
+    def answers_models(self) -> bool:
+        """Whether a function that was given answers every model call that is made live."""
+        return self._llm is not None
+
     def unmet_faults(self) -> list[BoundaryRule]:
         """Fault rules that no call met: what they were to try has not been tried."""
         return [rule for rule in self._table.rules if rule.mode == "fault" and rule.match not in self.faults]

@@ -28,7 +28,7 @@ class Setup:
             return self.prompts
         return {"system": self._system}
 
-    def saw_request(self, payload: dict[str, Any]) -> None:
+    def saw_request(self, payload: dict[str, Any], meta: Mapping[str, Any] | None = None) -> None:
         """The first model call of a run tells its configuration; every one may add tools."""
         request = payload.get("request")
         if not isinstance(request, dict):
@@ -38,6 +38,9 @@ class Setup:
             for name in _SCORED:
                 if request.get(name) is not None:
                     self.llm_config[name] = request[name]
+            if meta and meta.get("endpoint"):
+                self.llm_config["endpoint"] = meta["endpoint"]
+                self.llm_config["headers"] = dict(meta.get("requestHeaders") or {})
             self._system = _system_text(request)
         tools = {str(tool.get("name")): tool for tool in request.get("tools") or [] if isinstance(tool, dict)}
         self.tools = {**(self.tools or {}), **tools}
@@ -88,7 +91,8 @@ def recorded_setup(recording: Recording) -> Setup:
     """The setup of the recording."""
     setup = Setup()
     for call in recording.by_name.get("llm", []):
-        setup.saw_request(recording.event(call.started).payload)
+        event = recording.event(call.started)
+        setup.saw_request(event.payload, event.meta)
     for prompt in recording.prompts:
         setup.saw_prompt(prompt)
     manifest = recording.manifest

@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from antiphon._diff import with_article
 from antiphon._drive import drive
 from antiphon._recording import model
 from antiphon._recording.boundary import Boundary, error_payload
 from antiphon._recording.streams import LiveStream, ReplayedStream, StreamLog, failure_of
 from antiphon._scope import RunScope, current_scope
 from antiphon.adapters._wire import error_headers
-from antiphon.errors import InvalidInput
 from antiphon.ports import Answer
 
 NATIVE = "native"
@@ -60,6 +58,12 @@ class Asking(NamedTuple):
     framework: str = ""
     outcome: Callable[[dict[str, Any]], tuple[str, dict[str, Any]]] | None = None
     """``ok`` or ``refusal``, usage and stop reason of a packed response; read from *dialect* if not given."""
+    settable: tuple[str, ...] = ()
+    """What a replay may change: ``model``, ``temperature``, ``seed``, ``prompt``."""
+    change: Callable[[dict[str, Any]], Callable[[], Any]] | None = None
+    """How to ask with those changed: by their fields of *body*."""
+    endpoint: str | None = None
+    """Where the model is served, if the framework tells."""
 
 
 class Codec(NamedTuple):
@@ -71,6 +75,8 @@ class Codec(NamedTuple):
     """… and back."""
     whole: Callable[[list[Any]], Any]
     """All chunks as one response."""
+    parts: Callable[[Any], list[Any]] | None = None
+    """One response as the data of chunks, for an answer that did not come as a stream."""
 
 
 def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
@@ -80,6 +86,7 @@ def ask(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> Any:
 
 async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any], *, asynchronous: bool = True) -> Any:
     """One call; suspends only where *asynchronous* says so."""
+    asking, send = _as_wanted(scope, asking, send)
     boundary = _open(scope, asking, send, asynchronous=asynchronous)
     answer = await boundary.answer()
     await boundary.start()
@@ -120,10 +127,13 @@ async def stream_async(
 async def _open_stream(
     scope: RunScope, asking: Asking, send: Callable[[], Any], codec: Codec, *, asynchronous: bool
 ) -> LiveStream | ReplayedStream:
+    asking, send = _as_wanted(scope, asking, send)
     boundary = _open(scope, asking, asynchronous=asynchronous, stream=True)
     answer = await boundary.answer()
     await boundary.start()
     if answer is not None:
+        if answer.chunks is None and answer.outcome != "error" and codec.parts is not None:
+            answer = answer._replace(chunks=codec.parts(asking.unpack(answer.value)))
         await boundary.give(answer)
         return ReplayedStream.of(answer, codec.decode, raised_by_model)
     return LiveStream(send, _FrameworkLog(boundary, asking, codec), recorded_here)
@@ -152,18 +162,16 @@ class _FrameworkLog(StreamLog):
 def _open(
     scope: RunScope, asking: Asking, send: Callable[[], Any] | None = None, *, asynchronous: bool, stream: bool = False
 ) -> Boundary:
-    """The boundary of the call. A replay that wants another model cannot put it into a framework's object."""
+    """The boundary of the call."""
 
     async def verify(body: Any) -> dict[str, Any]:  # asks the model for the sake of a comparison
         assert send is not None
         response = send()
         return asking.pack(await response if asynchronous else response)
 
-    if scope.invoker is not None and dict(model.rewritten(scope, asking.body)) != asking.body:
-        raise InvalidInput(
-            f"The model of {with_article(asking.framework)} agent is chosen in its code, not by a replay's options.",
-            hint="Change it there and replay with --explore.",
-        )
+    meta: dict[str, Any] = {"settable": list(asking.settable)}
+    if asking.endpoint:
+        meta["endpoint"] = model.endpoint_of(asking.endpoint)
     return model.open_llm(
         scope,
         asking.body,
@@ -174,7 +182,25 @@ def _open(
         vendor=asking.vendor,
         made_here=True,
         transport=asking.framework,
+        **meta,
     )
+
+
+def _as_wanted(scope: RunScope, asking: Asking, send: Callable[[], Any]) -> tuple[Asking, Callable[[], Any]]:
+    """The call with the model, temperature, seed or prompt that an exploring replay asks for."""
+    if scope.invoker is None:
+        return asking, send
+    body = dict(model.rewritten(scope, asking.body))
+    if body == asking.body:
+        return asking, send
+    wanted = {name: value for name, value in body.items() if asking.body.get(name) != value}
+    asked = {"prompt" if name in ("messages", "instructions", "system") else name for name in wanted}
+    if getattr(scope.invoker, "answers_models", False):
+        return asking._replace(body=body), send
+    refused = sorted(asked - {*asking.settable})
+    if refused or asking.change is None:
+        raise model.not_settable(asking.framework, refused or sorted(asked))
+    return asking._replace(body=body), asking.change(wanted)
 
 
 def outcome_of(value: dict[str, Any], dialect: str) -> tuple[str, dict[str, Any]]:

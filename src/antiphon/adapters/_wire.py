@@ -27,6 +27,17 @@ _ERROR_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-ret
 """The headers of an error that an SDK looks at."""
 _TOLD_HEADERS = re.compile(r"(x-)?request-id|(x|anthropic)-ratelimit-.+")
 """The headers of every response that an SDK gives to its user; no others are recorded."""
+_SHAPING = (
+    "anthropic-version",
+    "anthropic-beta",
+    "openai-organization",
+    "openai-project",
+    "openai-beta",
+    "openai-version",
+    "x-goog-user-project",
+    "api-version",
+)
+"""The headers of a request that decide what is answered; no others are recorded."""
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
 
@@ -87,13 +98,16 @@ def rewritten(scope: RunScope, call: ModelCall) -> tuple[ModelCall, bool]:
 
 
 def open_call(
-    scope: RunScope, call: ModelCall, headers: Mapping[str, str], *, asynchronous: bool, send: Any = None
+    scope: RunScope, call: ModelCall, headers: Mapping[str, str], url: str, *, asynchronous: bool, send: Any = None
 ) -> Boundary:
     """The boundary of the call; a retry made by the SDK itself is noted, because it has another owner (D22).
 
     *send* asks the provider beside the recording, for a replay that verifies its models.
     """
-    meta: dict[str, Any] = {"transport": "http"}
+    meta: dict[str, Any] = {"transport": "http", "endpoint": model.endpoint_of(url)}
+    shaping = {name: headers[name] for name in _SHAPING if name in headers}
+    if shaping:
+        meta["requestHeaders"] = shaping
     retries = headers.get("x-stainless-retry-count")
     if retries and retries != "0":
         meta["sdkRetry"] = int(retries) if retries.isdigit() else retries

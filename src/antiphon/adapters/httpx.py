@@ -187,6 +187,7 @@ class _Exchange:
             self._scope,
             call,
             self._request.headers,
+            str(self._request.url),
             asynchronous=self._asynchronous,
             send=lambda body: self._verified(call),
         )

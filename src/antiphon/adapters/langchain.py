@@ -13,8 +13,10 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +38,7 @@ from langchain_core.messages import (  # noqa: E402
     message_to_dict,
     messages_from_dict,
 )
-from langchain_core.messages.utils import convert_to_openai_messages  # noqa: E402
+from langchain_core.messages.utils import convert_to_messages, convert_to_openai_messages  # noqa: E402
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult  # noqa: E402
 from langchain_core.runnables import Runnable, RunnableBinding  # noqa: E402
 from langchain_core.tools import BaseTool  # noqa: E402
@@ -49,7 +51,7 @@ from langgraph.types import Command, Interrupt  # noqa: E402
 from antiphon._gateway import codec  # noqa: E402
 from antiphon._recording.manifest import entry_of  # noqa: E402
 from antiphon._recording.run import Run, active_run  # noqa: E402
-from antiphon._scope import current_scope  # noqa: E402
+from antiphon._scope import RunScope, current_scope  # noqa: E402
 from antiphon.adapters._calls import Given, GuardedTools, Place, specs_of  # noqa: E402
 from antiphon.adapters._model import (  # noqa: E402
     NATIVE,
@@ -64,6 +66,7 @@ from antiphon.adapters._model import (  # noqa: E402
 )
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
+from antiphon.ops import storage  # noqa: E402
 from antiphon.ops.app import Antiphon, current, using  # noqa: E402
 from antiphon.ops.artifacts import export_run  # noqa: E402
 
@@ -85,7 +88,8 @@ class ToolCalls:
 
         def body(params: dict[str, Any]) -> Any:
             try:
-                return live.keep(handler(_with_arguments(request, params)))
+                with _guarded_here(request.tool_call["id"]):
+                    return live.keep(handler(_with_arguments(request, params)))
             except GraphInterrupt as interrupt:
                 raise paused(interrupt) from interrupt
 
@@ -93,7 +97,7 @@ class ToolCalls:
             given = self._guard.call(self._spec(request), request.tool_call["args"], self._place(request), body)
         except Paused as pause:
             raise interrupt_again(pause.message) from None
-        return live.result(given, request)
+        return live.result(given, request.tool_call)
 
     async def awrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
         """One asynchronous tool call."""
@@ -101,7 +105,8 @@ class ToolCalls:
 
         async def body(params: dict[str, Any]) -> Any:
             try:
-                return live.keep(await handler(_with_arguments(request, params)))
+                with _guarded_here(request.tool_call["id"]):
+                    return live.keep(await handler(_with_arguments(request, params)))
             except GraphInterrupt as interrupt:
                 raise paused(interrupt) from interrupt
 
@@ -110,7 +115,47 @@ class ToolCalls:
             given = await self._guard.call_async(spec, request.tool_call["args"], place, body)
         except Paused as pause:
             raise interrupt_again(pause.message) from None
-        return live.result(given, request)
+        return live.result(given, request.tool_call)
+
+    def run(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
+        """One call of ``BaseTool.run``."""
+        live, call = _Live(), {"id": options.get("tool_call_id"), "name": tool.name}
+
+        def made(params: dict[str, Any]) -> Any:
+            try:
+                with _guarded_here(call["id"]):
+                    return live.keep(body({**given, **params} if isinstance(given, dict) else given))
+            except GraphInterrupt as interrupt:
+                raise paused(interrupt) from interrupt
+
+        spec, place = self._guard.spec(tool.name, tool.description), self._traced_place(options)
+        try:
+            found = self._guard.call(spec, _arguments(tool, given), place, made)
+        except Paused as pause:
+            raise interrupt_again(pause.message) from None
+        return live.result(found, call)
+
+    async def arun(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
+        """One call of ``BaseTool.arun``."""
+        live, call = _Live(), {"id": options.get("tool_call_id"), "name": tool.name}
+
+        async def made(params: dict[str, Any]) -> Any:
+            try:
+                with _guarded_here(call["id"]):
+                    return live.keep(await body({**given, **params} if isinstance(given, dict) else given))
+            except GraphInterrupt as interrupt:
+                raise paused(interrupt) from interrupt
+
+        spec, place = self._guard.spec(tool.name, tool.description), self._traced_place(options)
+        try:
+            found = await self._guard.call_async(spec, _arguments(tool, given), place, made)
+        except Paused as pause:
+            raise interrupt_again(pause.message) from None
+        return live.result(found, call)
+
+    def _traced_place(self, options: Mapping[str, Any]) -> Place:
+        thread = ((options.get("config") or {}).get("configurable") or {}).get("thread_id")
+        return Place(self._session or (None if thread is None else str(thread)), options.get("tool_call_id"))
 
     def _spec(self, request: ToolCallRequest) -> ToolSpec:
         tool = request.tool
@@ -133,13 +178,41 @@ class _Live:
         self._kept = [result]
         return pack_result(result)
 
-    def result(self, given: Given, request: ToolCallRequest) -> Any:
-        call = request.tool_call
+    def result(self, given: Given, call: Mapping[str, Any]) -> Any:
         if given.ok:
             return self._kept[0] if self._kept else unpack_result(given.value, call)
         if given.code == Paused.code:
             raise interrupt_again(given.message)
-        return ToolMessage(given.message, tool_call_id=call["id"], name=call["name"], status="error")
+        return _told(given.message, call, status="error")
+
+
+_guarded: ContextVar[str | None] = ContextVar("antiphon_guarded_tool_call", default=None)
+"""The call that is in the tool now; what sees it further inside leaves it alone."""
+
+
+@contextmanager
+def _guarded_here(call: str | None) -> Iterator[None]:
+    token = _guarded.set(call)
+    try:
+        yield
+    finally:
+        _guarded.reset(token)
+
+
+def _told(words: str, call: Mapping[str, Any], **options: Any) -> Any:
+    """A sentence in place of a result, for the model that asked; for code that called the tool itself, the words."""
+    if call["id"] is None:
+        return words
+    return ToolMessage(words, tool_call_id=call["id"], name=call["name"], **options)
+
+
+def _arguments(tool: BaseTool, given: Any) -> dict[str, Any]:
+    """What the model gave a tool, without what the graph puts in (state, store, runtime)."""
+    if not isinstance(given, dict):
+        return {"input": given}
+    schema: Any = tool.tool_call_schema
+    known = schema.get("properties", {}) if isinstance(schema, dict) else schema.model_fields
+    return {name: value for name, value in given.items() if name in known}
 
 
 def _with_arguments(request: ToolCallRequest, params: dict[str, Any]) -> ToolCallRequest:
@@ -180,7 +253,7 @@ class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
         scope = recording_scope()
         if scope is None:
             return handler(request)
-        return ask(scope, _asking(request), lambda: handler(request))
+        return ask(scope, _asking(request, handler), lambda: handler(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
@@ -189,7 +262,7 @@ class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
         scope = recording_scope()
         if scope is None:
             return await handler(request)
-        return await ask_async(scope, _asking(request), lambda: handler(request))
+        return await ask_async(scope, _asking(request, handler), lambda: handler(request))
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Make the call at most once."""
@@ -202,7 +275,7 @@ class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
         return await self._calls.awrap(request, handler)
 
 
-def _asking(request: ModelRequest[Any]) -> Any:
+def _asking(request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
     system = [] if request.system_message is None else [request.system_message]
     settings = dict(request.model_settings)
     if request.tool_choice is not None:
@@ -216,13 +289,19 @@ def _asking(request: ModelRequest[Any]) -> Any:
         return pack_messages(response.result, response.structured_response)
 
     def unpack(value: dict[str, Any]) -> Any:
-        structured = value[NATIVE].get("structured")
+        structured = value.get(NATIVE, {}).get("structured")
         validate = getattr(schema, "model_validate", None)
         if structured is not None and callable(validate):
             structured = validate(structured)
         return ModelResponse(result=unpack_messages(value), structured_response=structured)
 
-    return asking(body, request.model, pack, unpack)
+    def change(wanted: dict[str, Any]) -> Callable[[], Any]:
+        changed = request.override(model=_set(request.model, wanted))
+        if "messages" in wanted:
+            changed = changed.override(system_message=SystemMessage(wanted["messages"][0]["content"]))
+        return lambda: handler(changed)
+
+    return asking(body, request.model, pack, unpack, change)
 
 
 # -- a chat model, for code that uses no middleware ---------------------------------------------------------------
@@ -242,9 +321,13 @@ class RecordedChatModel(BaseChatModel):
         bound = self.inner.bind_tools(tools, **options)
         return self.bind(**bound.kwargs) if isinstance(bound, RunnableBinding) else self.bind(tools=list(tools))
 
-    def _asking(self, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> Asking:
-        body = request_body(self.inner, messages, options.get("tools") or (), {**options, "stop": stop})
-        return asking(body, self.inner, lambda said: pack_messages([said]), lambda value: unpack_messages(value)[0])
+    def _asking(
+        self, method: str, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]
+    ) -> Asking:
+        def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
+            return getattr(model, method)(messages, stop=stop, **options)
+
+        return plain_asking(self.inner, messages, stop, options, call)
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
@@ -253,7 +336,7 @@ class RecordedChatModel(BaseChatModel):
             return self.inner.invoke(messages, stop=stop, **options)
 
         scope = recording_scope()
-        said = send() if scope is None else ask(scope, self._asking(messages, stop, options), send)
+        said = send() if scope is None else ask(scope, self._asking("invoke", messages, stop, options), send)
         return ChatResult(generations=[ChatGeneration(message=said)])
 
     async def _agenerate(
@@ -263,29 +346,37 @@ class RecordedChatModel(BaseChatModel):
             return await self.inner.ainvoke(messages, stop=stop, **options)
 
         scope = recording_scope()
-        said = await send() if scope is None else await ask_async(scope, self._asking(messages, stop, options), send)
+        asked = self._asking("ainvoke", messages, stop, options)
+        said = await send() if scope is None else await ask_async(scope, asked, send)
         return ChatResult(generations=[ChatGeneration(message=said)])
 
     def _stream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> Iterator[ChatGenerationChunk]:
+        def call(model: Any, messages: Sequence[BaseMessage]) -> Iterator[Any]:
+            return map(_chunk, model.stream(messages, stop=stop, **options))
+
         def send() -> Iterator[Any]:
-            return map(_chunk, self.inner.stream(messages, stop=stop, **options))
+            return call(self.inner, messages)
 
         scope = recording_scope()
-        chunks = send() if scope is None else stream(scope, self._asking(messages, stop, options), send, _CODEC)
+        asked = plain_asking(self.inner, messages, stop, options, call)
+        chunks = send() if scope is None else stream(scope, asked, send, _CODEC)
         for chunk in chunks:
             yield ChatGenerationChunk(message=chunk)
 
     async def _astream(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
-        async def send() -> AsyncIterator[Any]:
-            async for chunk in self.inner.astream(messages, stop=stop, **options):
+        async def call(model: Any, messages: Sequence[BaseMessage]) -> AsyncIterator[Any]:
+            async for chunk in model.astream(messages, stop=stop, **options):
                 yield _chunk(chunk)
 
+        def send() -> AsyncIterator[Any]:
+            return call(self.inner, messages)
+
         scope = recording_scope()
-        asked = self._asking(messages, stop, options)
+        asked = plain_asking(self.inner, messages, stop, options, call)
         chunks = send() if scope is None else stream_async(scope, asked, send, _CODEC)
         async for chunk in chunks:
             yield ChatGenerationChunk(message=chunk)
@@ -309,6 +400,7 @@ _CODEC = Codec(
     lambda chunk: chunk.model_dump(mode="json"),
     lambda data: AIMessageChunk.model_validate(data),
     _whole,
+    lambda said: [_chunk(said).model_dump(mode="json")],
 )
 
 
@@ -323,11 +415,16 @@ def chat_model(inner: BaseChatModel) -> RecordedChatModel:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def trace_agent(
-    *, name: str | None = None, artifacts: str | Path | None = "artifacts", app: Antiphon | None = None
-) -> Callable[[F], F]:
-    """Make a function, usually ``main()``, one recorded run; its artifact is written when the function ends.
+CONFIGURED: Any = object()
+"""Artifacts go where the configuration says: a folder, or a bucket."""
 
+
+def trace_agent(
+    *, name: str | None = None, artifacts: str | Path | None = CONFIGURED, app: Antiphon | None = None
+) -> Callable[[F], F]:
+    """Make a function, usually ``main()``, one recorded run; its artifact is kept when the function ends.
+
+    It goes to the configured storage (``[artifacts]``), or to the folder *artifacts*; ``None`` keeps none.
     Inside a run that is open already (``antiphon run``, a replay) the function is only called.
     """
 
@@ -375,7 +472,11 @@ def _exported(app: Antiphon, name: str, folder: str | Path | None, **options: An
         with using(app):
             yield run
     finally:
-        if folder is not None:
+        if folder is CONFIGURED:
+            kept = storage.keep(app, run.manifest)
+            if kept.trouble:
+                warnings.warn(f"The artifact of run {run.id} has not been uploaded yet: {kept.trouble}", stacklevel=2)
+        elif folder is not None:
             Path(folder).mkdir(parents=True, exist_ok=True)
             export_run(app, run.manifest, Path(folder) / f"{run.id}.antiphon")
 
@@ -383,12 +484,13 @@ def _exported(app: Antiphon, name: str, folder: str | Path | None, **options: An
 def trace_agent_invoke(agent: Any, input: Any, llm: Any = None, config: Any = None, **options: Any) -> Any:  # noqa: A002
     """``agent.invoke(input)`` as one interaction of the open run; without one, as a run of its own.
 
-    Give *llm*, so that model, provider, temperature and seed are known to the determinism score.
+    Model and tool calls of the agent are recorded, guarded and replayed, with or without the middleware. Give *llm*,
+    so that model, provider, temperature and seed are known to the determinism score.
     """
     run = active_run.get()
     if run is not None:
         return _interact(run, agent, input, llm, config, options)
-    with _exported(current(), _name(agent), "artifacts") as run, run:
+    with _exported(current(), _name(agent), CONFIGURED) as run, run:
         result = _interact(run, agent, input, llm, config, options)
         run.output = _said(result)
     return result
@@ -397,10 +499,140 @@ def trace_agent_invoke(agent: Any, input: Any, llm: Any = None, config: Any = No
 def _interact(run: Run, agent: Any, given: Any, llm: Any, config: Any, options: dict[str, Any]) -> Any:
     if llm is not None:
         run.describe(llm_config=config_of(llm))
-    with run.interaction(_shown(given)) as interaction:
-        result = agent.invoke(given, config, **options)
-        interaction.finish(_said(result))
+    _hook()
+    token = _traced.set(ToolCalls())
+    try:
+        with run.interaction(_shown(given)) as interaction:
+            result = agent.invoke(given, config, **options)
+            interaction.finish(_said(result))
+    finally:
+        _traced.reset(token)
     return result
+
+
+_traced: ContextVar[ToolCalls | None] = ContextVar("antiphon_traced_agent", default=None)
+"""Set while :func:`trace_agent_invoke` runs an agent: its chat models and tools are seen wherever they are used."""
+
+
+def _model_scope(model: Any) -> RunScope | None:
+    """The run that is to see a chat model's call, if no wrapper of ours sees it already."""
+    return recording_scope() if _traced.get() is not None and not isinstance(model, RecordedChatModel) else None
+
+
+@functools.cache
+def _hook() -> None:
+    """Let LangChain's chat models and tools ask whether they are traced; untraced, they do what they did."""
+    _hook_answers(BaseChatModel)
+    _hook_streams(BaseChatModel)
+    _hook_tools(BaseTool)
+
+
+def _hook_answers(kind: Any) -> None:
+    generate, agenerate = kind._generate_with_cache, kind._agenerate_with_cache
+
+    def result_of(said: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=said)])
+
+    @functools.wraps(generate)
+    def generated(self: Any, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any) -> ChatResult:
+        def call(model: Any, messages: Any) -> Any:
+            return generate(model, list(messages), stop, run_manager, **options).generations[0].message
+
+        scope = _model_scope(self)
+        if scope is None:
+            found: ChatResult = generate(self, messages, stop, run_manager, **options)
+            return found
+        asked = plain_asking(self, messages, stop, options, call)
+        return result_of(ask(scope, asked, lambda: call(self, messages)))
+
+    @functools.wraps(agenerate)
+    async def agenerated(
+        self: Any, messages: Any, stop: Any = None, run_manager: Any = None, **options: Any
+    ) -> ChatResult:
+        async def call(model: Any, messages: Any) -> Any:
+            return (await agenerate(model, list(messages), stop, run_manager, **options)).generations[0].message
+
+        scope = _model_scope(self)
+        if scope is None:
+            found: ChatResult = await agenerate(self, messages, stop, run_manager, **options)
+            return found
+        asked = plain_asking(self, messages, stop, options, call)
+        return result_of(await ask_async(scope, asked, lambda: call(self, messages)))
+
+    kind._generate_with_cache, kind._agenerate_with_cache = generated, agenerated
+
+
+def _hook_streams(kind: Any) -> None:
+    stream_, astream_ = kind.stream, kind.astream
+
+    @functools.wraps(stream_)
+    def streamed(self: Any, input: Any, config: Any = None, *, stop: Any = None, **options: Any) -> Iterator[Any]:  # noqa: A002
+        def call(model: Any, messages: Any) -> Iterator[Any]:
+            return map(_chunk, stream_(model, messages, config, stop=stop, **options))
+
+        scope = _model_scope(self)
+        if scope is None:
+            yield from stream_(self, input, config, stop=stop, **options)
+            return
+        messages = self._convert_input(input).to_messages()
+        asked = plain_asking(self, messages, stop, options, call)
+        yield from stream(scope, asked, lambda: call(self, messages), _CODEC)
+
+    @functools.wraps(astream_)
+    async def astreamed(
+        self: Any,
+        input: Any,  # noqa: A002
+        config: Any = None,
+        *,
+        stop: Any = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        async def call(model: Any, messages: Any) -> AsyncIterator[Any]:
+            async for chunk in astream_(model, messages, config, stop=stop, **options):
+                yield _chunk(chunk)
+
+        scope = _model_scope(self)
+        if scope is None:
+            async for chunk in astream_(self, input, config, stop=stop, **options):
+                yield chunk
+            return
+        messages = self._convert_input(input).to_messages()
+        asked = plain_asking(self, messages, stop, options, call)
+        async for chunk in stream_async(scope, asked, lambda: call(self, messages), _CODEC):
+            yield chunk
+
+    kind.stream, kind.astream = streamed, astreamed
+
+
+def _hook_tools(kind: Any) -> None:
+    run_, arun_ = kind.run, kind.arun
+
+    @functools.wraps(run_)
+    def ran(self: Any, tool_input: Any, *args: Any, **options: Any) -> Any:
+        def body(given: Any) -> Any:
+            return run_(self, given, *args, **options)
+
+        calls = _tool_calls(options)
+        return body(tool_input) if calls is None else calls.run(self, tool_input, options, body)
+
+    @functools.wraps(arun_)
+    async def aran(self: Any, tool_input: Any, *args: Any, **options: Any) -> Any:
+        async def body(given: Any) -> Any:
+            return await arun_(self, given, *args, **options)
+
+        calls = _tool_calls(options)
+        return await (body(tool_input) if calls is None else calls.arun(self, tool_input, options, body))
+
+    kind.run, kind.arun = ran, aran
+
+
+def _tool_calls(options: Mapping[str, Any]) -> ToolCalls | None:
+    """Who guards this call of a tool: nobody outside a traced agent, and in a call that is guarded already."""
+    calls = _traced.get()
+    if calls is None or current_scope() is None:
+        return None
+    known = options.get("tool_call_id")
+    return None if known is not None and known == _guarded.get() else calls
 
 
 def _name(agent: Any) -> str:
@@ -448,7 +680,7 @@ def vendor_of(model: Any) -> str:
 def name_of(model: Any) -> str:
     """The model's name, under whichever attribute its package keeps it."""
     fields = vars(model)
-    for attribute in ("model_name", "model", "model_id", "deployment_name"):
+    for attribute in _MODEL_NAMES:
         value = fields.get(attribute)
         if isinstance(value, str) and value:
             return value
@@ -533,9 +765,61 @@ def _dumped(message: BaseMessage) -> dict[str, Any]:
 _NOTHING: tuple[Any, ...] = (None, [], {})
 
 
-def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any) -> Asking:
+def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any, change: Any) -> Asking:
     """A model call of LangChain."""
-    return Asking(body, pack, unpack, vendor_of(model), framework="langchain")
+    fields = vars(model)
+    url = next((fields[name] for name in _URLS if isinstance(fields.get(name), str)), None)
+    return Asking(
+        body,
+        pack,
+        unpack,
+        vendor_of(model),
+        framework="langchain",
+        settable=_settable(model.__class__),
+        change=change,
+        endpoint=url,
+    )
+
+
+def plain_asking(
+    model: Any,
+    messages: Sequence[BaseMessage],
+    stop: list[str] | None,
+    options: dict[str, Any],
+    call: Callable[[Any, Sequence[BaseMessage]], Any],
+) -> Asking:
+    """A model call outside the middleware; *call* asks a model."""
+
+    def change(wanted: dict[str, Any]) -> Callable[[], Any]:
+        asked = list(messages)
+        if "messages" in wanted:
+            asked = [message for message in asked if not isinstance(message, SystemMessage)]
+            asked.insert(0, SystemMessage(wanted["messages"][0]["content"]))
+        return lambda: call(_set(model, wanted), asked)
+
+    body = request_body(model, messages, options.get("tools") or (), {**options, "stop": stop})
+    return asking(body, model, lambda said: pack_messages([said]), lambda value: unpack_messages(value)[0], change)
+
+
+_URLS = ("openai_api_base", "anthropic_api_url", "base_url", "azure_endpoint", "endpoint_url")
+_MODEL_NAMES = ("model_name", "model", "model_id", "deployment_name")
+
+
+@functools.cache
+def _settable(kind: type) -> tuple[str, ...]:
+    """What a replay can change in a chat model: what its package keeps as a field."""
+    fields = getattr(kind, "model_fields", {})
+    named = ["model"] if any(name in fields for name in _MODEL_NAMES) else []
+    return (*named, *(name for name in ("temperature", "seed") if name in fields), "prompt")
+
+
+def _set(model: Any, wanted: Mapping[str, Any]) -> Any:
+    """A copy of a chat model with another name, temperature or seed."""
+    update = {name: wanted[name] for name in ("temperature", "seed") if name in wanted}
+    if "model" in wanted:
+        named = next(name for name in _MODEL_NAMES if isinstance(vars(model).get(name), str))
+        update[named] = wanted["model"]
+    return model.model_copy(update=update) if update else model
 
 
 def pack_messages(messages: Sequence[BaseMessage], structured: Any = None) -> dict[str, Any]:
@@ -570,8 +854,17 @@ def _refused(about: Mapping[str, Any]) -> str | None:
 
 
 def unpack_messages(value: Mapping[str, Any]) -> list[BaseMessage]:
-    """The messages of a recorded answer."""
-    return messages_from_dict(value[NATIVE]["messages"])
+    """The messages of a recorded answer, or of one in OpenAI's chat dialect that a function gave."""
+    if NATIVE in value:
+        return messages_from_dict(value[NATIVE]["messages"])
+    choice = value["choices"][0]
+    (said,) = convert_to_messages([{"role": "assistant", **choice["message"]}])
+    if isinstance(said, AIMessage):
+        usage = value.get("usage") or {}
+        given, taken = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+        said.usage_metadata = {"input_tokens": given, "output_tokens": taken, "total_tokens": given + taken}
+        said.response_metadata = {"model_name": value.get("model"), "finish_reason": choice.get("finish_reason")}
+    return [said]
 
 
 # -- tool results ------------------------------------------------------------------------------------------------
@@ -593,8 +886,10 @@ def pack_result(result: Any) -> Any:
     return {"value": result}
 
 
-def unpack_result(packed: Mapping[str, Any], call: Mapping[str, Any]) -> Any:
-    """The same again, as the answer to *call*."""
+def unpack_result(packed: Any, call: Mapping[str, Any]) -> Any:
+    """The same again, as the answer to *call*; a sentence in its place (a blocked call) is told to the model."""
+    if not isinstance(packed, Mapping) or not packed.keys() & {"message", "command", "value"}:
+        return _told(packed if isinstance(packed, str) else json.dumps(packed), call)
     if "message" in packed:
         fields = dict(packed["message"])
         return ToolMessage(tool_call_id=call["id"], **{**fields, "name": fields.get("name") or call["name"]})

@@ -14,13 +14,24 @@ import json
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import cache
+from inspect import signature
 from typing import Any, TypeVar, get_args
 
 from antiphon.adapters._need import need
 
 need("openai-agents")
 
-from agents import Agent, FunctionTool, Handoff, Model, ModelProvider, ModelResponse, MultiProvider, Usage  # noqa: E402
+from agents import (  # noqa: E402
+    Agent,
+    FunctionTool,
+    Handoff,
+    Model,
+    ModelProvider,
+    ModelResponse,
+    ModelSettings,
+    MultiProvider,
+    Usage,
+)
 from agents.items import TResponseOutputItem, TResponseStreamEvent  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 
@@ -65,7 +76,7 @@ class RecordedModel(Model):
         scope = recording_scope()
         if scope is None:
             return await self._inner.get_response(*args, **options)
-        asked = self._asking(*args, **options)
+        asked = self._asking("get_response", *args, **options)
         said: ModelResponse = await ask_async(scope, asked, lambda: self._inner.get_response(*args, **options))
         return said
 
@@ -76,12 +87,36 @@ class RecordedModel(Model):
         if scope is None:
             source = self._inner.stream_response(*args, **options)
         else:
-            asked = self._asking(*args, **options)._replace(pack=lambda whole: whole, outcome=None)
+            asked = self._asking("stream_response", *args, **options)._replace(pack=lambda whole: whole, outcome=None)
             source = stream_async(scope, asked, lambda: self._inner.stream_response(*args, **options), _CODEC)
         async for chunk in source:
             yield chunk
 
-    def _asking(
+    def _asking(self, method: str, *args: Any, **options: Any) -> Asking:
+        """One call of *method*."""
+        inner = self._inner
+        named = isinstance(getattr(inner, "model", None), str)
+        url = getattr(getattr(inner, "_client", None), "base_url", None)
+
+        def change(wanted: dict[str, Any]) -> Callable[[], Any]:
+            given = signature(getattr(Model, method)).bind(inner, *args, **options)
+            asked = copy.copy(inner)
+            if "model" in wanted:
+                asked.model = wanted["model"]  # type: ignore[attr-defined]
+            if "temperature" in wanted:
+                other = ModelSettings(temperature=wanted["temperature"])
+                given.arguments["model_settings"] = given.arguments["model_settings"].resolve(other)
+            if "instructions" in wanted:
+                given.arguments["system_instructions"] = wanted["instructions"]
+            return lambda: getattr(asked, method)(*given.args[1:], **given.kwargs)
+
+        return self._body(*args, **options)._replace(
+            settable=("model", "temperature", "prompt") if named else ("temperature", "prompt"),
+            change=change,
+            endpoint=None if url is None else str(url),
+        )
+
+    def _body(
         self,
         system_instructions: str | None,
         input: Any,  # noqa: A002
@@ -282,9 +317,9 @@ def _outcome(value: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 def _unpack(value: dict[str, Any]) -> ModelResponse:
     return ModelResponse(
         output=[_made(TResponseOutputItem, item) for item in value["output"]],
-        usage=_usage().validate_python(value["usage"]),
-        response_id=value["id"],
-        request_id=value["requestId"],
+        usage=_usage().validate_python({"requests": 1, **(value.get("usage") or {})}),
+        response_id=value.get("id"),
+        request_id=value.get("requestId"),
     )
 
 
@@ -298,5 +333,10 @@ def _whole(chunks: list[Any]) -> dict[str, Any]:
     return {} if last is None else _dumped(last)
 
 
-_CODEC = Codec(_dumped, lambda data: _made(TResponseStreamEvent, data), _whole)
+def _parts(response: ModelResponse) -> list[Any]:
+    """A response as the one event of a stream that has it whole."""
+    return [{"type": "response.completed", "sequence_number": 0, "response": {**_pack(response), "object": "response"}}]
+
+
+_CODEC = Codec(_dumped, lambda data: _made(TResponseStreamEvent, data), _whole, _parts)
 """How the events of a stream are recorded and made again."""

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from pydantic_ai.messages import (  # noqa: E402
     ToolReturnPart,
     UserPromptPart,
 )
+from pydantic_ai.usage import RequestUsage  # noqa: E402
 
 from antiphon.adapters._calls import GuardedTools, Place, specs_of  # noqa: E402
 from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
@@ -80,7 +82,26 @@ class Reliable(AbstractCapability[Any]):
             request_context.model_settings,
             request_context.model_request_parameters,
         )
-        asking = Asking(body, pack, unpack, model.system or None, framework="pydantic-ai")
+
+        def change(wanted: dict[str, Any]) -> Any:
+            other = copy.copy(model)
+            if "model" in wanted:
+                other._model_name = wanted["model"]
+            settings = {name: value for name, value in wanted.items() if name in ("temperature", "seed")}
+            settings = {**(request_context.model_settings or {}), **settings}
+            changed = dataclasses.replace(request_context, model=other, model_settings=settings)
+            return lambda: handler(changed)
+
+        asking = Asking(
+            body,
+            pack,
+            unpack,
+            model.system or None,
+            framework="pydantic-ai",
+            settable=("model", "temperature", "seed") if hasattr(model, "_model_name") else ("temperature", "seed"),
+            change=change,
+            endpoint=model.base_url,
+        )
         said: ModelResponse = await ask_async(scope, asking, lambda: handler(request_context))
         return said
 
@@ -264,5 +285,21 @@ def pack(message: ModelResponse) -> dict[str, Any]:
 
 def unpack(value: Mapping[str, Any]) -> ModelResponse:
     """The response again; it belongs to the run that is going on now."""
+    if NATIVE not in value:
+        return _plain_response(value)
     found = _RESPONSE.validate_python(value[NATIVE])
     return dataclasses.replace(found, run_id=None, conversation_id=None)
+
+
+def _plain_response(value: Mapping[str, Any]) -> ModelResponse:
+    """A response in OpenAI's chat dialect, as a function given to a replay answers."""
+    message = value["choices"][0]["message"]
+    parts: list[Any] = [TextPart(message["content"])] if message.get("content") else []
+    for call in message.get("tool_calls") or ():
+        asked = call["function"]
+        parts.append(ToolCallPart(asked["name"], asked.get("arguments") or "{}", tool_call_id=call["id"]))
+    usage = value.get("usage") or {}
+    spent = RequestUsage(
+        input_tokens=usage.get("prompt_tokens") or 0, output_tokens=usage.get("completion_tokens") or 0
+    )
+    return ModelResponse(parts=parts, usage=spent, model_name=value.get("model"))

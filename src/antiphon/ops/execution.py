@@ -135,7 +135,7 @@ def watched(
 
     def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Any:
         if kind == "call.started" and payload.get("kind") == "llm":
-            setup.saw_request(payload)
+            setup.saw_request(payload, meta)
         elif kind == "prompt":
             setup.saw_prompt(payload)
         elif kind == "interaction.finished":
@@ -256,7 +256,7 @@ def _rewriter(wanted: Exploration) -> Callable[[dict[str, Any]], dict[str, Any]]
 def _set_system(request: dict[str, Any], prompt: str) -> None:
     if "system" in request:
         request["system"] = prompt
-    elif "instructions" in request:
+    elif "instructions" in request or ("input" in request and "messages" not in request):
         request["instructions"] = prompt
     elif isinstance(request.get("messages"), list):
         rest = [

@@ -9,6 +9,7 @@ from warnings import warn
 
 from antiphon import scoring
 from antiphon._recording.manifest import source_digest, source_files
+from antiphon._recording.model import OptionRefused, not_settable
 from antiphon._replay.recording import Recording
 from antiphon._replay.setup import Setup, code_of, recorded_setup
 from antiphon.decide.effects import BoundaryTable
@@ -21,6 +22,7 @@ from antiphon.ops.reports import LazyEmbedder, Report, explore_report, keep_stri
 from antiphon.ops.sandbox import Sandbox
 from antiphon.ops.side_effects import gate
 from antiphon.ops.tables import check_names
+from antiphon.scoring._changes import WHERE
 
 Mode = Literal["strict", "explore"]
 
@@ -94,6 +96,8 @@ def replay(
         recorded = ((call.kind, call.name) for calls in recording.by_name.values() for call in calls[:1])
         specs = (tool.spec for tool in known_tools(app, recording))
         check_names(table, recorded, (f"{spec.namespace}/{spec.name}" for spec in specs if spec is not None))
+    if wanted.llm is None:
+        _check_settable(recording, [*wanted.config, *(["prompt"] if prompt is not None else [])])
     explores = mode == "explore" or (mode is None and not verify and (wanted.explores or bool(edits)))
     before = recorded_setup(recording)
     strict: StrictResult | None = None
@@ -116,6 +120,23 @@ def replay(
     if verbose:
         sys.stdout.write(report.text())
     return report
+
+
+def _check_settable(recording: Recording, asked: list[str]) -> None:
+    """Refuse, before anything runs, what the models of the recorded frameworks cannot be given."""
+    if "provider" in asked:
+        raise InvalidInput(
+            "--provider alone changes nothing: a replay cannot reach another provider by its name.",
+            hint="Give --llm file.py:function, which asks that provider.",
+            path="provider",
+        )
+    names = {"model_name": "model"}
+    for call in recording.by_name.get("llm", []):
+        meta = recording.event(call.started).meta
+        if isinstance(meta.get("settable"), list):
+            refused = [names.get(name, name) for name in asked if names.get(name, name) not in meta["settable"]]
+            if refused:
+                raise not_settable(str(meta.get("transport")), refused)
 
 
 def _plan(
@@ -146,11 +167,15 @@ def _plan(
 def _compared(before: Setup, setup: Setup) -> dict[str, Any]:
     """What differs between the recorded setup and another one."""
     score = scoring.determinism(before.llm_config or {}, setup.llm_config or {})
+    unknown = scoring.not_compared(before.to_wire(), setup.to_wire())
+    if before.llm_config and setup.llm_config:  # asked in a way that does not tell where the model is
+        neither = [name for name in WHERE if name not in before.llm_config and name not in setup.llm_config]
+        unknown += [f"llm_config.{name}" for name in neither]
     return {
         "determinismScore": float(score),
         "determinismParts": dict(score.parts),
         "changes": scoring.changes(before.to_wire(), setup.to_wire()),
-        "notCompared": scoring.not_compared(before.to_wire(), setup.to_wire()),
+        "notCompared": unknown,
     }
 
 
@@ -175,8 +200,12 @@ def _explore(
 
     def sample(wanted: Exploration, kind: str) -> dict[str, Any]:
         explored = execute_exploring(app, recording, function, wanted, reviewed=reviewed, embedder=texts, kind=kind)
+        if isinstance(explored.run.error, OptionRefused):
+            raise explored.run.error
         seen = recorded_setup(explored.recording)  # what was really asked, not what the options say
         _code(seen, function)
+        if wanted.llm is not None and seen.llm_config and "provider" in wanted.config:
+            seen.llm_config["provider"] = wanted.config["provider"]  # only who wrote the function knows
         called = {**head, **_compared(before, before.merged_with(seen))}
         return explore_report(app, recording, explored, called, floor, texts, reviewed)
 

@@ -17,6 +17,8 @@ Changes = dict[str, dict[str, Change]]
 
 SECTIONS = ("llm_config", "tools", "prompt", "graph", "code")
 CRITICAL_SECTIONS = ("tools", "prompt", "graph")
+WHERE = ("endpoint", "headers")
+"""Settings that only some ways of asking a model tell: compared where both sides know them."""
 CRITICAL_SETTINGS = ("model_name", "provider")
 _SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "llm_config": ("llm_config", "llmConfig"),
@@ -56,7 +58,11 @@ def changes(recorded: Any, current: Any) -> Changes:
 def not_compared(recorded: Any, current: Any) -> list[str]:
     """Sections that only one side knows, so that nothing can be said about them."""
     old, new = _sections(recorded), _sections(current)
-    return [section for section in SECTIONS if (section in old) != (section in new)]
+    unknown = [section for section in SECTIONS if (section in old) != (section in new)]
+    if "llm_config" in old and "llm_config" in new:
+        configs = flat_config(old["llm_config"]), flat_config(new["llm_config"])
+        unknown += [f"llm_config.{name}" for name in WHERE if (name in configs[0]) != (name in configs[1])]
+    return unknown
 
 
 def critical(found: Changes) -> list[str]:
@@ -100,6 +106,10 @@ def _change(old: Any, new: Any) -> Change:
 
 def _llm_config(old: Any, new: Any) -> dict[str, Change]:
     left, right = _named(flat_config(old)), _named(flat_config(new))
+    for name in WHERE:
+        if name not in left or name not in right:
+            left.pop(name, None)
+            right.pop(name, None)
     diffs = diff_values(left, right, root="")
     return {diff.path.removeprefix("."): _change(diff.left, diff.right) for diff in diffs}
 

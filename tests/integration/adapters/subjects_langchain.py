@@ -44,7 +44,7 @@ class ProviderChat(BaseChatModel):
     ) -> ChatResult:
         client = openai.OpenAI(api_key="none", base_url=f"{self.url}/v1", max_retries=0)
         spoken: Any = convert_to_openai_messages(messages)
-        answer = client.chat.completions.create(model=self.model, messages=spoken, **kw)
+        answer = client.chat.completions.create(model=self.model, messages=spoken, temperature=self.temperature, **kw)
         said = answer.choices[0].message
         calls = [
             {"name": call.function.name, "args": json.loads(call.function.arguments), "id": call.id}

@@ -1,0 +1,42 @@
+"""Where a model is served and the headers that shape its answers: compared, or named as not compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openai import OpenAI
+
+import antiphon
+from antiphon import Antiphon
+from tests.integration.adapters.world import World
+
+
+def test_another_endpoint_and_other_headers_are_listed(app: Antiphon, world: World) -> None:
+    options: dict[str, Any] = {"base_url": f"{world.provider.url}/v1"}
+
+    def main() -> Any:
+        client = antiphon.wrap(OpenAI(api_key="sk-none", max_retries=0, **options))
+        asked: Any = [{"role": "user", "content": "hello"}]
+        return client.chat.completions.create(model="m", messages=asked).choices[0].message.content
+
+    run = app.record(main)
+    same = antiphon.replay(run, app=app, mode="strict", function=main)
+    assert same["changes"] == {}
+    assert same["notCompared"] == []
+    options |= {"base_url": "https://other.example/v1", "default_headers": {"OpenAI-Beta": "assistants=v2"}}
+    report = antiphon.replay(run, app=app, mode="strict", function=main)
+    changed = report["changes"]["llm_config"]
+    assert changed["endpoint"] == {"artifact": f"{world.provider.url}/v1", "current": "https://other.example/v1"}
+    assert "assistants=v2" in str(changed["headers.openai-beta"])
+    assert "other.example" in report.text()
+    assert "sk-none" not in str([event.meta for event in run.events()])
+
+
+def test_a_model_whose_place_is_not_known_is_named_as_not_compared(app: Antiphon) -> None:
+    def main() -> Any:
+        request = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        return antiphon.current_run().llm(request, lambda body: {"choices": [{"message": {"content": "x"}}]})
+
+    run = app.record(main)
+    report = antiphon.replay(run, app=app, mode="strict", function=main)
+    assert report["notCompared"] == ["llm_config.endpoint", "llm_config.headers"]
