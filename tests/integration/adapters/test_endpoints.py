@@ -27,7 +27,7 @@ def test_another_endpoint_and_other_headers_are_listed(app: Antiphon, world: Wor
     report = antiphon.replay(run, app=app, mode="strict", function=main)
     changed = report["changes"]["llm_config"]
     assert changed["endpoint"] == {"artifact": f"{world.provider.url}/v1", "current": "https://other.example/v1"}
-    assert "assistants=v2" in str(changed["headers.openai-beta"])
+    assert "assistants=v2" in str(changed["headers['openai-beta']"])
     assert "other.example" in report.text()
     assert "sk-none" not in str([event.meta for event in run.events()])
 
