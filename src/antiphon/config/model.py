@@ -299,7 +299,7 @@ class HostSection(Section, frozen=True):
     tenant_requests: Positive = 200
     """Requests that one tenant may have open at a time per worker, streams and polls included."""
     tenant_runs: Positive = 1_000
-    """Runs of one tenant that a worker executes at a time."""
+    """Runs and calls of one tenant that a worker executes at a time."""
     tenant_threads: Positive = 8
     """Threads per worker for the synchronous agents of one tenant; more of its agents wait."""
     tenant_webhooks: Positive = 20

@@ -15,7 +15,7 @@ import random
 import shutil
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -158,6 +158,8 @@ class Host:
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._open: defaultdict[str, int] = defaultdict(int)
         """Requests being answered, by tenant."""
+        self._calls: dict[asyncio.Task[Any], str] = {}
+        """Calls being made, with their tenants."""
         self._folder: Path | None = None
         """Where the store is, if it is on this machine."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -192,11 +194,13 @@ class Host:
         self.closing = True
         for task in self._tasks:
             task.cancel()
-        waiting = [run.task for run in self.running.values() if run.task is not None]
+        waiting = [run.task for run in self.running.values() if run.task is not None] + list(self._calls)
         if waiting:
             await asyncio.wait(waiting, timeout=self.settings.shutdown_grace_s)
         for run in tuple(self.running.values()):
             await run.leave()
+        for call in tuple(self._calls):
+            call.cancel()
         if self.webhooks is not None:
             await self.webhooks.stop()
         await self.lease.stop()
@@ -349,14 +353,29 @@ class Host:
 
     def check_room(self, tenant: str) -> None:
         """Refuse a new run of a tenant that has as many as it may have at a time."""
+        if self.closing:
+            raise Rejected(503, "shutting_down", "The host is shutting down. Try again in a few seconds.")
         limit = self.settings.tenant_runs
-        if sum(run.manifest.tenant == tenant for run in self.running.values()) >= limit:
+        number = sum(run.manifest.tenant == tenant for run in self.running.values())
+        if number + sum(one == tenant for one in self._calls.values()) >= limit:
             raise Rejected(
                 429,
                 "too_many_runs",
-                f"{limit} runs of this tenant are being executed here ([host] tenant_runs). Try again when one ended.",
+                f"{limit} runs and calls of this tenant are under way ([host] tenant_runs). Try again when one ended.",
                 {"limit": limit},
             )
+
+    def keep(self, tenant: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Do *work* of a tenant to its end, whoever waits for it; at the end of the host it gets the time of runs."""
+        try:
+            self.check_room(tenant)
+        except Rejected:
+            work.close()
+            raise
+        task = asyncio.create_task(work, name="antiphon-call")
+        self._calls[task] = tenant
+        task.add_done_callback(self._calls.pop)
+        return task
 
     def launch(self, run: HostRun) -> None:
         """Execute a run in this process."""

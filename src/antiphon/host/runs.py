@@ -124,8 +124,6 @@ async def _create(
     host: Host, manifest: RunManifest, workflow: Workflow, events: Sequence[WorkflowEvent], again: bool
 ) -> None:
     """Write the first events, then the manifest that makes them a run, then execute."""
-    if host.closing:
-        raise Rejected(503, "shutting_down", "The host is shutting down. Try again in a few seconds.")
     if again and await host.journal.manifest(manifest.id) is not None:
         await host.resume_orphans()  # an earlier request under this key got this far
         return

@@ -63,13 +63,15 @@ def routes(*, test_seams: bool) -> list[Route]:
         Route("/v1/runs/{run_id}/cancel", guarded("run", handlers.cancel_run), methods=["POST"]),
         Route("/v1/runs/{run_id}/events", guarded("read", handlers.events)),
         Route("/v1/runs/{run_id}/events/poll", guarded("read", handlers.poll)),
+        Route("/v1/tools", guarded("read", handlers.tools), methods=["GET"]),
+        Route("/v1/calls", guarded("run", handlers.call), methods=["POST"]),
         Route("/v1/webhooks", guarded("run", handlers.create_webhook), methods=["POST"]),
         Route("/v1/webhooks", guarded("read", handlers.list_webhooks), methods=["GET"]),
         Route("/v1/webhooks/{webhook_id}", guarded("run", handlers.delete_webhook), methods=["DELETE"]),
         Route("/debug/tool-reliability", guarded("admin", handlers.tool_reliability), methods=["POST"]),
         Route("/v1/admin/tool-reliability", guarded("admin", handlers.tool_reliability), methods=["POST"]),
         Route("/v1/admin/audit", guarded("admin", handlers.audit)),
-        Route("/v1/admin/claims", guarded("admin", handlers.claims)),
+        Route("/v1/admin/claims", guarded("admin", handlers.list_claims)),
     ]
     if test_seams:
         found += [

@@ -240,17 +240,28 @@ def _digest(body: Any) -> str:
         return hashlib.sha256(dump(body)).hexdigest()
 
 
+def idempotency_key(request: Request) -> str | None:
+    """The ``Idempotency-Key`` of a request, if it has one."""
+    key = request.headers.get("idempotency-key")
+    if key is not None and not _KEY.fullmatch(key):
+        text = "An Idempotency-Key has 1 to 255 visible ASCII characters."
+        raise Rejected(400, "idempotency_key_invalid", text)
+    return key
+
+
+def accepted(request: Request) -> list[str]:
+    """The kinds of documents that a client asks for."""
+    return [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
+
+
 async def idempotent(
     request: Request, host: Host, principal: Principal, endpoint: str, body: Any, action: Action
 ) -> Response:
     """Do *action*, once for each ``Idempotency-Key`` (Layer 1)."""
-    key = request.headers.get("idempotency-key")
+    key = idempotency_key(request)
     if key is None:
         reply = await action(uuid7(), False)
     else:
-        if not _KEY.fullmatch(key):
-            text = "An Idempotency-Key has 1 to 255 visible ASCII characters."
-            raise Rejected(400, "idempotency_key_invalid", text)
         reply = await once(
             host.journal,
             tenant=principal.tenant,

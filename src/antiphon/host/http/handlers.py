@@ -19,20 +19,24 @@ from antiphon._gateway.ids import uuid7
 from antiphon._version import __version__
 from antiphon.canonical import parse_json
 from antiphon.contract._base import decode
+from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.events import RunManifest
+from antiphon.contract.result import ToolResultEnvelope
 from antiphon.errors import AntiphonError, InvalidInput
-from antiphon.host import runs
+from antiphon.host import calls, runs
 from antiphon.host.api_keys import Principal
 from antiphon.host.discovery import discovery
 from antiphon.host.events import document
 from antiphon.host.host import Host, Rejected, tool_request
 from antiphon.host.http.endpoint import (
     Json,
+    accepted,
     authenticate,
     body_of,
     choice,
     error,
     failure,
+    idempotency_key,
     idempotent,
     integer,
     is_loopback,
@@ -63,6 +67,10 @@ def openapi(*, seams: bool) -> dict[str, Any]:
     """The OpenAPI document; test seams stand in it only where they are served."""
     found: dict[str, Any] = orjson.loads((files("antiphon.host.http") / "openapi.json").read_bytes())
     found["info"]["version"] = __version__
+    _, parts = msgspec.json.schema_components(
+        (ToolCallEnvelope, ToolResultEnvelope), ref_template="#/components/schemas/{name}"
+    )
+    found["components"]["schemas"] |= parts
     found["paths"] = {path: one for path, one in found["paths"].items() if seams or not path.startswith(SEAMS)}
     return found
 
@@ -159,7 +167,7 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
     run_id = run_id_of(request)
     seen = request.headers.get("last-event-id")
     last = whole_number(seen, "Last-Event-ID", -1, _LAST) if seen else -1
-    kinds = [part.partition(";")[0].strip().lower() for part in request.headers.get("accept", "").split(",")]
+    kinds = accepted(request)
     if "application/json" in kinds and "text/event-stream" not in kinds:
         return Json(await runs.events_after(host, principal, run_id, last))
     manifest = await host.visible(principal, run_id)
@@ -200,6 +208,32 @@ async def poll(request: Request, host: Host, principal: Principal) -> Response:
     last = integer(request, "lastSequence", -1, -1, _LAST)
     timeout = integer(request, "timeout", 30, 1, 60)
     return Json(await runs.poll(host, principal, run_id_of(request), last, timeout))
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------
+
+
+async def tools(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/tools``."""
+    return Json(calls.tools(host, principal))
+
+
+async def call(request: Request, host: Host, principal: Principal) -> Response:
+    """``POST /v1/calls``: the result of the call, or its chunks as they come and then the result."""
+    envelope = calls.with_key(await body_of(request, host), idempotency_key(request))
+    made = calls.Call(host, principal, envelope)
+    if "text/event-stream" not in accepted(request):
+        return Json(await made.result())
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_call_stream(made), media_type="text/event-stream", headers=headers)
+
+
+async def _call_stream(made: calls.Call) -> AsyncIterator[bytes]:
+    async for kind, data in made.events(KEEPALIVE_S):
+        if kind == "keepalive":
+            yield b":keepalive\n\n"
+        else:
+            yield b"event: %s\ndata: %s\n\n" % (kind.encode(), to_json(data))
 
 
 # -- webhooks --------------------------------------------------------------------------------------------------------
@@ -282,7 +316,7 @@ async def audit(request: Request, host: Host, principal: Principal) -> Response:
     return Json({"acts": await host.admin(principal).audit(limit=integer(request, "limit", 100, 1, 1000))})
 
 
-async def claims(request: Request, host: Host, principal: Principal) -> Response:
+async def list_claims(request: Request, host: Host, principal: Principal) -> Response:
     """``GET /v1/admin/claims``: claim records, never their results."""
     longest = {"tool": 256, "session": 256, "state": 16, "prefix": 64}
     wanted = {name: request.query_params.get(name, "")[:most] for name, most in longest.items()}

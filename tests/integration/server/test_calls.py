@@ -1,0 +1,221 @@
+"""Guarded calls over HTTP: the envelope, roles, tenants, once only, streams, clients that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.server.harness import KEY, Client, application, in_process, serving
+
+CODE = '''
+import asyncio
+import pathlib
+import time
+import antiphon
+
+MARKS = pathlib.Path(__file__).with_name("marks.txt")
+gateway = antiphon.AsyncGateway(store="memory:")
+
+def mark(text):
+    with MARKS.open("a") as file:
+        file.write(text + "\\n")
+
+@gateway.tool(idempotent=False, namespace="bank", effect="write")
+async def pay(to: str, amount: int = 1) -> dict:
+    """Pay somebody."""
+    mark(f"pay {to}")
+    return {"paid": amount, "to": to}
+
+@gateway.tool(idempotent=False, namespace="bank", effect="write")
+def slow(to: str) -> str:
+    time.sleep(0.5)
+    mark(f"slow {to}")
+    return "done"
+
+@gateway.tool(idempotent=True, namespace="bank", effect="read")
+async def count(to: int, broken: bool = False):
+    for number in range(to):
+        yield {"number": number}
+        await asyncio.sleep(0.02)
+    if broken:
+        raise ValueError("the stream broke")
+
+@gateway.tool(idempotent=True, namespace="bank", effect="read")
+async def fail(kind: str) -> str:
+    raise ValueError(kind)
+'''
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    file = tmp_path / "bank.py"
+    file.write_text(CODE)
+    return file
+
+
+@pytest.fixture
+async def client(tmp_path: Path, code: Path) -> AsyncIterator[Client]:
+    async with in_process(application(tmp_path, None, tools=[str(code)], test_seams=False)) as found:
+        yield found
+
+
+def envelope(tool: str, request: str = "r-1", **params: Any) -> dict[str, Any]:
+    return {
+        "contractVersion": "1.1",
+        "requestId": request,
+        "toolName": tool,
+        "toolNamespace": "bank",
+        "target": {"sessionKey": "order-1042", "actorId": "ada"},
+        "payload": {"version": "1.0", "params": params},
+        "transport": {"dedupeMode": "enforced", "retryBudget": {"maxAttempts": 2, "maxElapsedMs": 30_000}},
+        "control": {},
+        "trace": {},
+    }
+
+
+def marks(code: Path) -> list[str]:
+    file = code.with_name("marks.txt")
+    return file.read_text().splitlines() if file.exists() else []
+
+
+async def test_a_call_is_made_once(client: Client, code: Path) -> None:
+    first = await client.post("/v1/calls", json=envelope("pay", to="ada", amount=5))
+    assert first.status_code == 200
+    found = first.json()
+    assert (found["status"], found["output"]["content"], found["attempts"]) == ("success", {"paid": 5, "to": "ada"}, 1)
+    again = (await client.post("/v1/calls", json=envelope("pay", to="ada", amount=5))).json()
+    assert (again["status"], again["fromCache"]) == ("success", True)
+    key = {"Idempotency-Key": "order-1042"}
+    for number in range(3):
+        body = envelope("pay", f"r-{number + 2}", to="bob")
+        answer = (await client.post("/v1/calls", json=body, headers=key)).json()
+        assert answer["status"] == "success"
+        assert answer["fromCache"] is (number > 0)
+    other = (await client.post("/v1/calls", json=envelope("pay", "r-9", to="eve"), headers=key)).json()
+    assert (other["status"], other["error"]["code"]) == ("error", "idempotency_conflict")
+    assert marks(code) == ["pay ada", "pay bob"]
+    both = envelope("pay", "r-10", to="bob")
+    both["payload"]["idempotencyKey"] = "another"
+    refused = await client.post("/v1/calls", json=both, headers=key)
+    assert (refused.status_code, refused.json()["error"]) == (400, "validation_error")
+
+
+async def test_what_is_wrong_is_said_and_nothing_is_called(client: Client, code: Path) -> None:
+    wrong: list[tuple[Any, int, str]] = [
+        ({}, 400, "validation_error"),
+        ({**envelope("pay", to="x"), "contractVersion": "9"}, 400, "validation_error"),
+        (envelope("pay"), 400, "validation_error"),
+        (envelope("pay", to="x", no="such"), 400, "validation_error"),
+        (envelope("nobody", to="x"), 404, "unknown_tool"),
+        ({**envelope("side-effect", nodeId="x"), "toolNamespace": "conformance"}, 404, "unknown_tool"),
+    ]
+    for body, status, error in wrong:
+        answer = await client.post("/v1/calls", json=body)
+        assert (answer.status_code, answer.json()["error"]) == (status, error), body
+    failed = (await client.post("/v1/calls", json=envelope("fail", kind="odd"))).json()
+    assert failed["status"] != "success"
+    assert marks(code) == []
+
+
+async def test_roles_and_tenants(client: Client, code: Path) -> None:
+    tokens = {role: (await client.host.keys.create(role=role, tenant="acme"))[0] for role in ("read", "run")}
+    of = {role: {"Authorization": f"Bearer {token}"} for role, token in tokens.items()}
+    assert (await client.post("/v1/calls", json=envelope("pay", to="a"), headers=of["read"])).status_code == 403
+    assert (await client.post("/v1/calls", json=envelope("pay", to="a"), headers=of["run"])).json()[
+        "status"
+    ] == "success"
+    mine = (await client.post("/v1/calls", json=envelope("pay", to="a"))).json()
+    assert mine["fromCache"] is False, "another tenant's call is another call"
+    stolen = envelope("pay", to="a")
+    stolen["target"]["tenantId"] = "default"
+    answer = await client.post("/v1/calls", json=stolen, headers=of["run"])
+    assert (answer.status_code, answer.json()["details"]["path"]) == (400, "$.target.tenantId")
+    assert marks(code) == ["pay a", "pay a"]
+    listed = (await client.get("/v1/tools", headers=of["read"])).json()["tools"]
+    assert [tool["name"] for tool in listed] == ["count", "fail", "pay", "slow"]
+    assert next(tool for tool in listed if tool["name"] == "pay")["effect"] == "write"
+
+
+def _events(text: str) -> list[tuple[str, Any]]:
+    found = []
+    for block in text.strip().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["event"], json.loads(lines["data"])))
+    return found
+
+
+async def test_chunks_come_as_they_are_made(client: Client) -> None:
+    headers = {"Accept": "text/event-stream"}
+    answer = await client.post("/v1/calls", json=envelope("count", to=3), headers=headers)
+    events = _events(answer.text)
+    assert [(kind, data["n"], data["data"]) for kind, data in events[:-1]] == [
+        ("chunk", number, {"number": number}) for number in range(3)
+    ]
+    kind, result = events[-1]
+    assert (kind, result["status"]) == ("result", "success")
+    assert result["output"]["content"] == [{"number": number} for number in range(3)]
+    plain = (await client.post("/v1/calls", json=envelope("count", "r-2", to=2))).json()
+    assert plain["output"]["content"] == [{"number": 0}, {"number": 1}]
+    broken = await client.post("/v1/calls", json=envelope("count", "r-3", to=2, broken=True), headers=headers)
+    kinds = [kind for kind, _ in _events(broken.text)]
+    assert kinds == ["chunk", "chunk", "result"]
+    assert _events(broken.text)[-1][1]["status"] != "success"
+    single = await client.post("/v1/calls", json=envelope("pay", to="a"), headers=headers)
+    assert [kind for kind, _ in _events(single.text)] == ["result"]
+
+
+async def test_the_first_chunk_does_not_wait_for_the_last(tmp_path: Path, code: Path) -> None:
+    with serving(tmp_path, tmp_path, ANTIPHON_HOST_TOOLS=str(code)) as served:
+        headers = {"Authorization": f"Bearer {KEY}", "Accept": "text/event-stream"}
+        body = envelope("count", to=40)
+        seen: list[str] = []
+        with httpx.stream("POST", f"{served.url}/v1/calls", json=body, headers=headers, timeout=30) as answer:
+            for line in answer.iter_lines():
+                seen.append(line)
+                if line.startswith("event: chunk"):
+                    break
+        assert not any(line.startswith("event: result") for line in seen)
+        # the client left; the call went on, and the same request is answered from its record
+        again = httpx.post(f"{served.url}/v1/calls", json=body, headers={"Authorization": f"Bearer {KEY}"}, timeout=30)
+        assert len(again.json()["output"]["content"]) == 40
+
+
+async def test_a_client_that_goes_away_does_not_end_its_call(client: Client, code: Path) -> None:
+    body = envelope("slow", to="ada")
+    gone = asyncio.create_task(client.post("/v1/calls", json=body))
+    while not client.host._calls:
+        await asyncio.sleep(0.01)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    found = (await client.post("/v1/calls", json=body)).json()
+    assert (found["status"], found["output"]["content"]) == ("success", "done")
+    assert marks(code) == ["slow ada"]
+    assert not client.host._calls
+
+
+async def test_calls_are_limited_like_runs(tmp_path: Path, code: Path) -> None:
+    async with in_process(application(tmp_path, None, tools=[str(code)], tenant_runs=1)) as client:
+        one = asyncio.create_task(client.post("/v1/calls", json=envelope("slow", to="ada")))
+        while not client.host._calls:
+            await asyncio.sleep(0.01)
+        answer = await client.post("/v1/calls", json=envelope("pay", to="bob"))
+        assert (answer.status_code, answer.json()["error"]) == (429, "too_many_runs")
+        assert (await one).json()["status"] == "success"
+
+
+async def test_results_with_secrets_are_not_kept_in_clear(client: Client, tmp_path: Path) -> None:
+    secret = "sk-ant-api03-" + "Lm4nOp7qRs" * 9
+    body = envelope("pay", to=secret)
+    for _ in range(2):
+        answer = await client.post("/v1/calls", json=body, headers={"Idempotency-Key": "k-secret"})
+        assert answer.json()["output"]["content"]["to"] == secret, "the caller gets what the tool returned"
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file.name != "marks.txt":
+            assert secret.encode() not in file.read_bytes(), file
