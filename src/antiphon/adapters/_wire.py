@@ -151,17 +151,24 @@ def error_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {**kept, **told_headers(headers).get("headers", {})}
 
 
-async def finish(boundary: Boundary, call: ModelCall, status: int, headers: Mapping[str, str], content: bytes) -> None:
+async def finish(
+    boundary: Boundary,
+    call: ModelCall,
+    status: int,
+    headers: Mapping[str, str],
+    content: bytes,
+    attempts: Mapping[str, int],
+) -> None:
     """Write the outcome of a response that came in one chunk."""
     value = body_of(content)
     if status >= 400:
         message = f"The provider answered {status}."
         error = {"class": "", "code": f"http_{status}", "message": message, "status": status}
         error["headers"] = error_headers(headers)
-        await boundary.finish("error", error=error, value=value)
+        await boundary.finish("error", error=error, value=value, meta=dict(attempts))
         return
     outcome, meta = model.outcome_of(value, call.provider)
-    await boundary.finish(outcome, value=value, meta={**meta, **told_headers(headers)})
+    await boundary.finish(outcome, value=value, meta={**meta, **told_headers(headers), **attempts})
 
 
 class Replayed(NamedTuple):

@@ -9,20 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon.adapters._need import need
+from antiphon.adapters._retries import DEFAULT_RETRIES
 from antiphon.adapters.httpx import client_options
 
 
 def http_options(**given: Any) -> Any:
     """``google.genai.types.HttpOptions`` with recording HTTP clients; keywords are those of ``HttpOptions``.
 
-    The SDK does not retry unless ``retry_options`` asks for it; leave that unset, so that there is one retry owner.
+    A request that failed is sent again up to twice. If ``retry_options`` is given, the SDK retries instead, so that
+    there is one retry owner.
     """
     genai = need("google")
     httpx2 = need("httpx2")
+    retries = 0 if given.get("retry_options") is not None else DEFAULT_RETRIES
     clients = {
-        "httpx_client": httpx2.Client(follow_redirects=True, **client_options(module=httpx2)),
+        "httpx_client": httpx2.Client(follow_redirects=True, **client_options(module=httpx2, retries=retries)),
         "httpx_async_client": httpx2.AsyncClient(
-            follow_redirects=True, **client_options(module=httpx2, asynchronous=True)
+            follow_redirects=True, **client_options(module=httpx2, asynchronous=True, retries=retries)
         ),
     }
     return genai.types.HttpOptions(**{**clients, **given})

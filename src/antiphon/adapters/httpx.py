@@ -22,6 +22,7 @@ from antiphon._scope import RunScope
 from antiphon.adapters import _mcp, _wire
 from antiphon.adapters._model import recorded_here, recording_scope
 from antiphon.adapters._need import need
+from antiphon.adapters._retries import ATTEMPTS, retrying
 from antiphon.errors import InvalidInput
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
@@ -40,17 +41,24 @@ def async_transport(inner: Any = None, *, module: ModuleType | str = "httpx") ->
     return _types(_name(module))[1](inner)
 
 
-def client_options(inner: Any = None, *, module: ModuleType | str = "httpx", asynchronous: bool = False) -> Any:
+def client_options(
+    inner: Any = None, *, module: ModuleType | str = "httpx", asynchronous: bool = False, retries: int = 0
+) -> Any:
     """Keywords for a client of *module*: the recording transport, and the environment's proxies through it too.
 
-    A client that is given a transport does not look for proxies itself, so that is done here.
+    A client that is given a transport does not look for proxies itself, so that is done here. A request that failed is
+    sent again up to *retries* times, for a client whose own retries are off.
     """
-    make = async_transport if asynchronous else transport
-    options: dict[str, Any] = {"transport": make(inner, module=module)}
+    found = need(_name(module))
+    plain = found.AsyncHTTPTransport if asynchronous else found.HTTPTransport
+
+    def make(below: Any) -> Any:
+        below = retrying(below, retries, module=_name(module), asynchronous=asynchronous)
+        return (async_transport if asynchronous else transport)(below, module=module)
+
+    options: dict[str, Any] = {"transport": make(plain() if inner is None else inner)}
     if inner is None:
-        found = need(_name(module))
-        plain = found.AsyncHTTPTransport if asynchronous else found.HTTPTransport
-        mounts = {place: make(plain(proxy=proxy), module=module) for place, proxy in _proxies().items()}
+        mounts = {place: make(plain(proxy=proxy)) for place, proxy in _proxies().items()}
         if mounts:
             options["mounts"] = mounts
     return options
@@ -200,12 +208,12 @@ class _Exchange:
             with recorded_here():
                 response = await self._send(self._outgoing(call, changed))
             if call.stream and response.status_code < 400:
-                return self._live(response, _HttpLog(boundary, call, response.headers))
+                return self._live(response, _HttpLog(boundary, call, response.headers, _attempts(response)))
             content = await self._read(response)
         except BaseException as error:
             await boundary.finish("error", error=error_payload(error))
             raise
-        await _wire.finish(boundary, call, response.status_code, response.headers, content)
+        await _wire.finish(boundary, call, response.status_code, response.headers, content, _attempts(response))
         return self._again(response, _streams(self._module)[1]([content]))
 
     async def _verified(self, call: _wire.ModelCall) -> Any:
@@ -286,11 +294,19 @@ class _Exchange:
         return error
 
 
+def _attempts(response: Any) -> dict[str, int]:
+    """What the metadata of a call say about its retries, if there were any."""
+    attempts = response.extensions.get(ATTEMPTS, 1)
+    return {"attempts": attempts} if attempts > 1 else {}
+
+
 class _HttpLog(StreamLog):
     """Records the bytes of a provider's stream."""
 
-    def __init__(self, boundary: Boundary, call: _wire.ModelCall, headers: Mapping[str, str]) -> None:
-        super().__init__(boundary, {**STREAM, **_wire.told_headers(headers)})
+    def __init__(
+        self, boundary: Boundary, call: _wire.ModelCall, headers: Mapping[str, str], attempts: Mapping[str, int]
+    ) -> None:
+        super().__init__(boundary, {**STREAM, **_wire.told_headers(headers), **attempts})
         self._provider = call.provider
 
     def encode(self, chunk: bytes) -> Any:

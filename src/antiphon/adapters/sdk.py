@@ -1,4 +1,4 @@
-"""``antiphon.wrap``: SDK clients whose model calls are recorded, with their own retries off (D22)."""
+"""``antiphon.wrap``: SDK clients whose model calls are recorded; their retries are made below the recording."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def wrap(client: C, *, inner: Any = None) -> C:
     """The client with a recording transport; for one that cannot be wrapped, an error that says what to do.
 
     Works for the clients of ``openai`` and ``anthropic`` (synchronous and asynchronous, Azure included) and for
-    ``httpx``/``httpx2`` clients. *inner* is the transport underneath: give it if the client had one of its own.
+    ``httpx``/``httpx2`` clients. As many retries as an SDK's client had are made for it, below the recording: a call
+    that took three requests is one recorded call. *inner* is the transport underneath: give it if the client had one
+    of its own.
     """
     package = type(client).__module__.partition(".")[0]
     if package in _STAINLESS:
@@ -32,16 +34,16 @@ def wrap(client: C, *, inner: Any = None) -> C:
     raise InvalidInput(f"A client of {package or type(client).__name__} cannot be wrapped.", hint=hint)
 
 
-def _http_client(client: Any, module: Any, inner: Any, **options: Any) -> Any:
+def _http_client(client: Any, module: Any, inner: Any, retries: int = 0, **options: Any) -> Any:
     """A client of *module* with a recording transport; asynchronous if *client* is."""
     asynchronous = any(kind.__name__.startswith("Async") for kind in type(client).__mro__)
     kind = module.AsyncClient if asynchronous else module.Client
-    return kind(**client_options(inner, module=module, asynchronous=asynchronous), **options)
+    return kind(**client_options(inner, module=module, asynchronous=asynchronous, retries=retries), **options)
 
 
 def _wrap_stainless(client: Any, inner: Any) -> Any:
     options = {"timeout": client.timeout, "base_url": client.base_url, "follow_redirects": True}
-    http = _http_client(client, need("httpx2"), inner, **options)
+    http = _http_client(client, need("httpx2"), inner, client.max_retries, **options)
     return client.with_options(http_client=http, max_retries=0)
 
 
