@@ -75,17 +75,47 @@ def _with_turn(spec: ToolSpec) -> ToolSpec:
     return spec if spec.reuse is not None else msgspec.structs.replace(spec, reuse="turn")
 
 
-class GuardedTools:
-    """The tools of one framework object, behind the gateway of the current application."""
+Through = Antiphon | Gateway | AsyncGateway
+"""What ``protect(…, gateway=)`` takes: a gateway of the kind that the calls need, or the object with both."""
 
-    def __init__(self, specs: Mapping[str, ToolSpec], app: Antiphon | None = None) -> None:
+
+class _One:
+    """A single gateway in the place of an application: it serves calls of its own kind only."""
+
+    def __init__(self, given: Gateway | AsyncGateway) -> None:
+        self._given = given
+
+    @property
+    def gateway(self) -> Gateway:
+        if not isinstance(self._given, Gateway):
+            raise _other_kind("synchronously", "a Gateway")
+        return self._given
+
+    @property
+    def async_gateway(self) -> AsyncGateway:
+        if not isinstance(self._given, AsyncGateway):
+            raise _other_kind("asynchronously", "an AsyncGateway")
+        return self._given
+
+
+def _other_kind(how: str, needed: str) -> InvalidInput:
+    return InvalidInput(
+        f"The framework makes this call {how}: gateway= must be {needed}.",
+        hint="antiphon.Antiphon(...) has a gateway of either kind: protect(..., gateway=app).",
+    )
+
+
+class GuardedTools:
+    """The tools of one framework object, behind the gateway that was given or that of the current application."""
+
+    def __init__(self, specs: Mapping[str, ToolSpec], through: Through | None = None) -> None:
         self._specs = dict(specs)
-        self._app = app
+        self._app = through if through is None or isinstance(through, Antiphon) else _One(through)
         self._turns: OrderedDict[tuple[str, str], TurnState] = OrderedDict()
 
     @property
-    def app(self) -> Antiphon:
-        """The application the calls go to: the one that was given, else the current one."""
+    def app(self) -> Antiphon | _One:
+        """Where the calls go to: what was given, else the current application."""
         return self._app if self._app is not None else current()
 
     def spec(self, name: str, description: str = "") -> ToolSpec:

@@ -1,7 +1,7 @@
 """Google GenAI: a client whose model calls are recorded, and answered by a replay.
 
 >>> from google import genai                                                    # doctest: +SKIP
->>> client = genai.Client(api_key="…", http_options=http_options())
+>>> client = genai.Client(api_key="…", http_options=protect())
 """
 
 from __future__ import annotations
@@ -11,6 +11,15 @@ from typing import Any
 from antiphon.adapters._need import need
 from antiphon.adapters._retries import DEFAULT_RETRIES
 from antiphon.adapters.httpx import client_options
+
+
+def protect(options: Any = None) -> Any:
+    """``HttpOptions`` (the given ones, or new) with recording HTTP clients, for ``genai.Client(http_options=…)``.
+
+    The SDK takes its HTTP clients as options and nowhere else, so they are what is protected.
+    """
+    given = {} if options is None else options.model_dump(exclude_unset=True)
+    return http_options(**given)
 
 
 def http_options(**given: Any) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from antiphon._drive import drive
 from antiphon._recording import model
@@ -27,6 +27,7 @@ from antiphon.errors import InvalidInput
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
 _CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+C = TypeVar("C")
 Send = Callable[[Any], Any]
 """The transport underneath."""
 
@@ -62,6 +63,16 @@ def client_options(
         if mounts:
             options["mounts"] = mounts
     return options
+
+
+def protect(client: C, *, inner: Any = None) -> C:
+    """An ``httpx``/``httpx2`` client, or one of the OpenAI and Anthropic SDKs, with its model calls recorded.
+
+    The same as ``antiphon.wrap``. *inner* is the transport underneath: give it if the client had one of its own.
+    """
+    from antiphon.adapters.sdk import wrap
+
+    return wrap(client, inner=inner)
 
 
 def _proxies() -> dict[str, str | None]:

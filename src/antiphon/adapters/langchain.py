@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from antiphon.adapters._need import need
 
@@ -52,7 +52,7 @@ from antiphon._gateway import codec  # noqa: E402
 from antiphon._recording.manifest import entry_of  # noqa: E402
 from antiphon._recording.run import Run, active_run  # noqa: E402
 from antiphon._scope import RunScope, current_scope  # noqa: E402
-from antiphon.adapters._calls import Given, GuardedTools, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import Given, GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import (  # noqa: E402
     NATIVE,
     Asking,
@@ -70,7 +70,7 @@ from antiphon.ops import storage  # noqa: E402
 from antiphon.ops.app import Antiphon, current, using  # noqa: E402
 from antiphon.ops.artifacts import export_run  # noqa: E402
 
-__all__ = ["AntiphonMiddleware", "ToolCalls", "chat_model", "tool_node", "trace_agent", "trace_agent_invoke"]
+__all__ = ["AntiphonMiddleware", "ToolCalls", "chat_model", "protect", "tool_node", "trace_agent", "trace_agent_invoke"]
 
 Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 
@@ -78,7 +78,7 @@ Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 class ToolCalls:
     """Wraps tool calls: what ``ToolNode(wrap_tool_call=…, awrap_tool_call=…)`` takes."""
 
-    def __init__(self, tools: Tools = None, *, app: Antiphon | None = None, session: str | None = None) -> None:
+    def __init__(self, tools: Tools = None, *, app: Through | None = None, session: str | None = None) -> None:
         self._guard = GuardedTools(specs_of(tools), app)
         self._session = session
 
@@ -244,7 +244,7 @@ class AntiphonMiddleware(AgentMiddleware[Any, Any, Any]):
     as one that must not be repeated.
     """
 
-    def __init__(self, tools: Tools = None, *, app: Antiphon | None = None, session: str | None = None) -> None:
+    def __init__(self, tools: Tools = None, *, app: Through | None = None, session: str | None = None) -> None:
         super().__init__()
         self._calls = ToolCalls(tools, app=app, session=session)
 
@@ -407,6 +407,47 @@ _CODEC = Codec(
 def chat_model(inner: BaseChatModel) -> RecordedChatModel:
     """The chat model with its calls recorded, streams included; it is used like the one inside."""
     return inner if isinstance(inner, RecordedChatModel) else RecordedChatModel(inner=inner)
+
+
+@overload
+def protect(
+    obj: None = None, *, gateway: Through | None = None, tools: Tools = None, session: str | None = None
+) -> AntiphonMiddleware: ...
+
+
+@overload
+def protect(
+    obj: BaseChatModel, *, gateway: Through | None = None, tools: Tools = None, session: str | None = None
+) -> RecordedChatModel: ...
+
+
+@overload
+def protect(
+    obj: Sequence[Any], *, gateway: Through | None = None, tools: Tools = None, session: str | None = None
+) -> ToolNode: ...
+
+
+def protect(
+    obj: BaseChatModel | Sequence[Any] | None = None,
+    *,
+    gateway: Through | None = None,
+    tools: Tools = None,
+    session: str | None = None,
+) -> AntiphonMiddleware | RecordedChatModel | ToolNode:
+    """What protects an agent: the middleware for ``create_agent``, or the parts of a graph of your own.
+
+    Without an object, the middleware: model calls recorded, tool calls behind the gateway. A chat model comes back
+    recorded; a list of tools comes back as a ``ToolNode`` whose calls go through the gateway. *tools* declares them, as
+    specs or as ``{"send_email": {"idempotent": False}}``; one that is not declared counts as one that must not be
+    repeated. *gateway* is a gateway or an ``Antiphon`` (default: the current one); *session* an id that is the same
+    after a restart (default: the ``thread_id``).
+    """
+    if obj is None:
+        return AntiphonMiddleware(tools, app=gateway, session=session)
+    if isinstance(obj, BaseChatModel):
+        return chat_model(obj)
+    calls = ToolCalls(tools, app=gateway, session=session)
+    return ToolNode(obj, wrap_tool_call=calls.wrap, awrap_tool_call=calls.awrap)
 
 
 # -- a session of an agent as one run and one artifact (K2) -------------------------------------------------------

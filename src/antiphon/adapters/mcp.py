@@ -1,9 +1,9 @@
 """MCP clients: tool calls go through the gateway, and what a server says about its tools is taken as a suggestion.
 
 >>> from mcp import Client                                                      # doctest: +SKIP
->>> from antiphon.adapters.mcp import guard
+>>> from antiphon.adapters.mcp import protect
 >>> async with Client(server) as client:
-...     tools = guard(client, server="files")
+...     tools = protect(client, server="files")
 ...     await tools.list_tools()
 ...     result = await tools.call_tool("write_file", {"path": "a.txt", "text": "hi"}, call_id=call.id)
 """
@@ -22,15 +22,14 @@ need("mcp")
 from mcp import MCPError  # noqa: E402
 from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult  # noqa: E402
 
-from antiphon.adapters._calls import GuardedTools, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._mcp import guarded, recorded_stdio  # noqa: E402
 from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import CallFailed  # noqa: E402
-from antiphon.ops.app import Antiphon  # noqa: E402
 
-__all__ = ["GuardedClient", "connect", "guard", "suggested_spec"]
+__all__ = ["GuardedClient", "connect", "guard", "protect", "suggested_spec"]
 
 log = logging.getLogger("antiphon.mcp")
 
@@ -69,7 +68,7 @@ class GuardedClient:
         *,
         trusted: bool = False,
         session: str | None = None,
-        app: Antiphon | None = None,
+        app: Through | None = None,
     ) -> None:
         self._client = client
         self._namespace = f"mcp.{server}"
@@ -143,12 +142,25 @@ def _moved(spec: ToolSpec, namespace: str) -> ToolSpec:
     return msgspec.structs.replace(spec, namespace=namespace) if spec.namespace == "tools" else spec
 
 
-def guard(client: Any, server: str, **options: Any) -> GuardedClient:
+def protect(
+    client: Any,
+    *,
+    server: str,
+    gateway: Through | None = None,
+    tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None,
+    trusted: bool = False,
+    session: str | None = None,
+) -> GuardedClient:
     """The client with its tool calls behind the gateway. *server* names it in records and in the run log.
 
-    Options: ``tools`` (declarations, which beat every hint), ``trusted`` (believe the server's hints), ``session``
-    (an id that is the same after a restart), ``app``.
+    *tools* are declarations, which beat every hint of the server; *trusted* believes its hints. *gateway* is an
+    ``AsyncGateway`` or an ``Antiphon`` (default: the current one). *session* is an id that is the same after a restart.
     """
+    return GuardedClient(client, server, tools, trusted=trusted, session=session, app=gateway)
+
+
+def guard(client: Any, server: str, **options: Any) -> GuardedClient:
+    """:func:`protect`, as it was called in 0.1.0."""
     return GuardedClient(client, server, **options)
 
 

@@ -35,7 +35,7 @@ from agents import (  # noqa: E402
 from agents.items import TResponseOutputItem, TResponseStreamEvent  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 
-from antiphon.adapters._calls import GuardedTools, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
@@ -166,13 +166,22 @@ class RecordedProvider(ModelProvider):
         await self._inner.aclose()
 
 
-def protect(agent: A, tools: Tools = None, *, session: str | None = None, app: Antiphon | None = None) -> A:
+def protect(
+    agent: A,
+    tools: Tools = None,
+    *,
+    gateway: Through | None = None,
+    session: str | None = None,
+    app: Antiphon | None = None,
+) -> A:
     """The agent with its model recorded and its function tools behind the gateway; its handoffs' agents too.
 
+    *tools* declares them, as specs or as ``{"send_email": {"idempotent": False}}``; one that is not declared counts as
+    one that must not be repeated. *gateway* is an ``AsyncGateway`` or an ``Antiphon`` (default: the current one).
     *session* is an id that is the same after a restart, such as a ticket or conversation. Without one, calls are told
-    apart by the run they are in.
+    apart by the run they are in. *app* is the name of 0.1.0 for *gateway*.
     """
-    guard = GuardedTools(specs_of(tools), app)
+    guard = GuardedTools(specs_of(tools), gateway or app)
     done: dict[int, Any] = {}
 
     def one(found: Any) -> Any:

@@ -1,8 +1,8 @@
 """Pydantic AI: model requests recorded and replayed, tools run at most once per intent.
 
 >>> from pydantic_ai import Agent                                               # doctest: +SKIP
->>> from antiphon.adapters.pydantic_ai import Reliable
->>> agent = Agent("openai:gpt-5", tools=[send_email], capabilities=[Reliable(session="ticket-7")])
+>>> from antiphon.adapters.pydantic_ai import protect
+>>> agent = protect(Agent("openai:gpt-5", tools=[send_email]), session="ticket-7")
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from antiphon.adapters._need import need
 
@@ -20,6 +20,7 @@ need("pydantic-ai")
 
 from pydantic import TypeAdapter  # noqa: E402
 from pydantic_ai import exceptions  # noqa: E402
+from pydantic_ai.agent import AbstractAgent, WrapperAgent  # noqa: E402
 from pydantic_ai.capabilities import AbstractCapability  # noqa: E402
 from pydantic_ai.messages import (  # noqa: E402
     ModelMessage,
@@ -33,13 +34,15 @@ from pydantic_ai.messages import (  # noqa: E402
 )
 from pydantic_ai.usage import RequestUsage  # noqa: E402
 
-from antiphon.adapters._calls import GuardedTools, Place, specs_of  # noqa: E402
+from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
-from antiphon.ops.app import Antiphon  # noqa: E402
 
-__all__ = ["Reliable"]
+__all__ = ["Reliable", "protect"]
+
+D = TypeVar("D")
+R = TypeVar("R")
 
 _DEFERRALS = {"CallDeferred": exceptions.CallDeferred, "ApprovalRequired": exceptions.ApprovalRequired}
 _RETRY, _FAILED, _SKIPPED = _SIGNALS = ("$modelRetry", "$toolFailed", "$skipped")
@@ -63,7 +66,7 @@ class Reliable(AbstractCapability[Any]):
 
     session: str | None = None
     declared: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None
-    app: Antiphon | None = None
+    app: Through | None = None
     _guard: GuardedTools = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -136,6 +139,34 @@ class Reliable(AbstractCapability[Any]):
     async def on_model_request_error(self, ctx: Any, *, request_context: Any, error: Exception) -> ModelResponse:
         """Recover nothing: where this hook is, :meth:`wrap_model_request` sees why a stream could not be opened."""
         raise error
+
+
+class ProtectedAgent(WrapperAgent[Any, Any]):
+    """An agent whose runs all have the capability, whoever starts them."""
+
+    def __init__(self, wrapped: AbstractAgent[Any, Any], reliable: Reliable) -> None:
+        super().__init__(wrapped)
+        self._reliable = reliable
+
+    def iter(self, *args: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
+        """Every kind of run goes through this one."""
+        return self.wrapped.iter(*args, capabilities=[*(capabilities or ()), self._reliable], **options)
+
+
+def protect(
+    agent: AbstractAgent[D, R],
+    *,
+    gateway: Through | None = None,
+    tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None = None,
+    session: str | None = None,
+) -> AbstractAgent[D, R]:
+    """The agent with its model requests recorded and its tools behind the gateway; it is used like the one inside.
+
+    *tools* declares them, as specs or as ``{"send_email": {"idempotent": False}}``; one that is not declared counts as
+    one that must not be repeated. *gateway* is an ``AsyncGateway`` or an ``Antiphon`` (default: the current one).
+    *session* is an id that is the same after a restart; without one, the ``conversation_id`` is taken.
+    """
+    return ProtectedAgent(agent, Reliable(session, tools, gateway))
 
 
 def _kept(answer: Exception) -> dict[str, Any]:

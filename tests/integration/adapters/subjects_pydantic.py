@@ -7,16 +7,17 @@ from typing import Any
 
 from openai import AsyncOpenAI
 from pydantic_ai import Agent
+from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.exceptions import ContentFilterError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, UserPromptPart
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from antiphon.adapters.pydantic_ai import Reliable
+from antiphon.adapters.pydantic_ai import protect
 from tests.integration.adapters.world import World
 
 
-def agent_of(world: World, session: str) -> Agent[None, str]:
+def agent_of(world: World, session: str) -> AbstractAgent[None, str]:
     client = AsyncOpenAI(api_key="none", base_url=f"{world.provider.url}/v1", max_retries=0)
     model = OpenAIChatModel("fake-1", provider=OpenAIProvider(openai_client=client))
 
@@ -24,7 +25,7 @@ def agent_of(world: World, session: str) -> Agent[None, str]:
         """Charge an order."""
         return world.charge(order)
 
-    return Agent(model, tools=[charge], capabilities=[Reliable(session=session)])
+    return protect(Agent(model, tools=[charge]), session=session)
 
 
 def make(world: World) -> World:
