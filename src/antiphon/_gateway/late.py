@@ -27,12 +27,11 @@ class LateResult:
         self.tool: Tool = plan.tool
         self.request_id = call.request_id
         self.call_id = call.call_id
-        self.session = call.session
-        self.fingerprint = call.fingerprint
+        self.place, self.key = call.place, call.key
         self.about: About | None = call.about
         self.over = threading.Event()
         """Set when the call has written its own end, which goes first."""
-        self._key, self._identity, self._fence = call.key, call.identity, call.version
+        self._identity, self._fence = call.identity, call.version
         self._store, self._results, self._reporter = plan.plans.store, plan.results, plan.reporter
         self._now_ms = plan.now_ms
         self._began_ms = plan.now_ms()
@@ -52,7 +51,7 @@ class LateResult:
 
     def _settle(self, journal: SyncJournal, value: Any, error: BaseException | None) -> bool:
         """Whether the record was still waiting for this result."""
-        found = journal.read(self._key, self._identity)
+        found = journal.read(self.key, self._identity)
         record = None if found is None else found.own
         if record is None or record.fence != self._fence or record.state in ("done", "inflight"):
             return False
@@ -65,13 +64,13 @@ class LateResult:
             cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)
             settlement = Settlement("failed", self.tool.ttl.failed_ms, error=cause, attempts=attempts, attempt_count=1)
-        return journal.settle(self._key, record.version, settlement) is not None
+        return journal.settle(self.key, record.version, settlement) is not None
 
     def _success(self, value: Any) -> Settlement:
         results = self._results
         base = Settlement("done", self.tool.ttl.done_ms, attempts=(self._attempt(),), attempt_count=1)
         try:
-            settlement, spilled = results.keep(self._key, base, codec.encode(value), self.tool.streams)
+            settlement, spilled = results.keep(self.key, base, codec.encode(value), self.tool.streams)
             if spilled is None:
                 return settlement
             return results.placed(settlement, results.required_blobs().put(results.tenant, spilled))

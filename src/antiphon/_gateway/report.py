@@ -64,10 +64,12 @@ class Subject(Protocol):
     def call_id(self) -> str | None: ...
 
     @property
-    def session(self) -> str: ...
+    def place(self) -> tuple[str, str, str | None]:
+        """Session, actor and workspace."""
+        ...
 
     @property
-    def fingerprint(self) -> str: ...
+    def key(self) -> str: ...
 
     @property
     def about(self) -> About | None: ...
@@ -145,16 +147,18 @@ class Reporter:
         fields["state"], fields["attempt"] = "start", 0
         self.tell(listeners, "tool_call_start", fields)
 
-    def ended(self, call: Subject, outcome: Outcome, duration_ms: float, event: str, listeners: Listeners) -> None:
+    def ended(
+        self, call: Subject, outcome: Outcome | None, duration_ms: float, event: str, listeners: Listeners
+    ) -> None:
+        """The end of a call; ``None``: it succeeded at the first attempt, and there is no more to say."""
         fields = _fields(call)
-        status = outcome.status
-        fields["state"] = fields["status"] = status
+        fields["state"] = fields["status"] = status = "success" if outcome is None else outcome.status
         fields["scope"] = call.tool.spec.scope
-        fields["attempt"] = outcome.attempts
+        fields["attempt"] = 1 if outcome is None else outcome.attempts
         fields["elapsedMs"] = round(duration_ms, 3)
-        fields["fromCache"] = outcome.from_cache
-        fields["breakerState"] = outcome.breaker
-        if status != "success":
+        fields["fromCache"] = outcome is not None and outcome.from_cache
+        fields["breakerState"] = None if outcome is None else outcome.breaker
+        if outcome is not None and status != "success":
             fields["errorCode"] = outcome.code
             fields["retriable"] = outcome.retriable
             fields["reason"] = outcome.reason
@@ -232,8 +236,8 @@ def _fields(call: Subject) -> dict[str, Any]:
         "toolName": spec.name,
         "toolNamespace": spec.namespace,
         "toolCallId": call.call_id,
-        "sessionKey": call.session,
-        "idempotencyKeyHash": call.fingerprint,
+        "sessionKey": call.place[0],
+        "idempotencyKeyHash": call.key[:16],
         "correlationId": None if about is None else about.correlation_id,
     }
     if about is not None:

@@ -300,7 +300,8 @@ def _conclude(call: GuardedCall) -> Step:
             tally = plan.tallies["success", extras.hit]
         tally(took_ms)
         if plan.on_end:
-            plan.reporter.ended(call, call.result(), took_ms, "tool_call_end", plan.on_end)
+            told = None if plain else call.result()
+            plan.reporter.ended(call, told, took_ms, "tool_call_end", plan.on_end)
     else:
         plan.tallies[outcome.status, extras.hit](took_ms)
         blocked = outcome.attempts == 0 and not outcome.from_cache and outcome.status != "success"
