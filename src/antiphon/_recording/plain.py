@@ -14,6 +14,8 @@ _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS
 _OPTIONS = _TEXT_KEYS | orjson.OPT_NON_STR_KEYS  # at twice the price
 _DEEPEST = 252
 """As deep as orjson goes: what is cut here is cut at the same place when it is written again, one level further in."""
+_MOST_BITS = 14_000
+"""Python writes no larger number out."""
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 
 
@@ -64,31 +66,35 @@ def dump(value: Any) -> bytes:
     try:
         return orjson.dumps(value, _default, _OPTIONS)
     except Exception:  # too large a number, half a character, a cycle, a conversion of the user's that raised
-        return orjson.dumps(_leaf_by_leaf(value, 0), option=_OPTIONS)
+        return orjson.dumps(_leaf_by_leaf(value, ()), option=_OPTIONS)
 
 
-def _leaf_by_leaf(value: Any, depth: int) -> Any:
-    if depth > _DEEPEST:
+def _leaf_by_leaf(value: Any, above: tuple[int, ...]) -> Any:
+    """*above* are the containers that *value* lies in: one that lies in itself has no end."""
+    within = (*above, id(value))
+    if len(above) > _DEEPEST or id(value) in above:
         return unserialisable(value)
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
-        return int(value) if _SMALLEST <= value <= _LARGEST else {"$int": str(value)}
+        if _SMALLEST <= value <= _LARGEST:
+            return int(value)
+        return {"$int": str(value)} if value.bit_length() < _MOST_BITS else unserialisable(value)
     if isinstance(value, Mapping):
-        return {_leaf_by_leaf(str(key), depth): _leaf_by_leaf(item, depth + 1) for key, item in value.items()}
+        return {_leaf_by_leaf(str(key), ()): _leaf_by_leaf(item, within) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_leaf_by_leaf(item, depth + 1) for item in value]
+        return [_leaf_by_leaf(item, within) for item in value]
     try:
         return orjson.loads(orjson.dumps(value, _default, _OPTIONS))
     except Exception:
-        return _converted(value, depth)
+        return _converted(value, within)
 
 
-def _converted(value: Any, depth: int) -> Any:
+def _converted(value: Any, above: tuple[int, ...]) -> Any:
     try:
         inner = _default(value)
     except Exception:
         return unserialisable(value)
-    return unserialisable(value) if inner is value else _leaf_by_leaf(inner, depth + 1)
+    return unserialisable(value) if inner is value else _leaf_by_leaf(inner, above)

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
+import orjson
 
 from antiphon._recording.recorder import Recorder, is_spilled, resolve
 from antiphon.contract.events import Event
@@ -27,6 +28,7 @@ PLACE = "sequence"
 ASKED = "asked"
 """Where it says what a node asked the world for, as a digest."""
 _BATCH = 1000
+_LARGE_BYTES = 16_384
 _LOOK_S = 0.25
 _FEEDS_STATE = frozenset({"run.started", "node.completed"})
 
@@ -52,6 +54,14 @@ def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
     if told.asked:
         meta[ASKED] = told.asked
     return recorder.encode(told.type, None, payload, meta)
+
+
+def is_large(payload: Mapping[str, Any]) -> bool:
+    """Whether writing a payload takes longer than an event loop should wait; what has no plain form counts as large."""
+    try:
+        return len(orjson.dumps(payload)) > _LARGE_BYTES
+    except TypeError:
+        return True
 
 
 class Numbered(NamedTuple):

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -44,7 +44,8 @@ from antiphon.errors import (
 )
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import KeyRing, Principal
-from antiphon.host.events import Numbered, Reader, Signals, follow, one_line, row_of
+from antiphon.host.events import Numbered, Reader, Signals, follow, is_large, one_line, row_of
+from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
 from antiphon.host.webhooks import Mask, PostTo, Webhooks
@@ -143,6 +144,7 @@ class Host:
         self.settings = app.config.host
         self.mock = MockProvider()
         self.signals = Signals()
+        self.shares = Shares()
         self.running: dict[str, HostRun] = {}
         self.workflows: dict[str, Workflow] = {}
         self.digests: dict[str, str] = {}
@@ -155,7 +157,7 @@ class Host:
         """Unfinished runs that this process cannot go on with, and why; the others go on."""
         self._tools = tools_of(self.settings.tools)
         self._tenants: dict[str, Antiphon] = {}
-        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._threads: dict[tuple[str, str], ThreadPoolExecutor] = {}
         self._open: defaultdict[str, int] = defaultdict(int)
         """Requests being answered, by tenant."""
         self._calls: dict[asyncio.Task[Any], str] = {}
@@ -312,12 +314,13 @@ class Host:
             return "disk_full", f"Fewer than {_ROOM_BYTES >> 20} MiB are left on the disk of the store."
         return "", ""
 
-    async def in_thread(self, tenant: str, work: Callable[[], Any]) -> Any:
+    async def in_thread(self, tenant: str, work: Callable[[], Any], of: Literal["agents", "rows"] = "agents") -> Any:
         """Do blocking work of a tenant; one that keeps all its threads busy keeps only its own runs waiting."""
-        pool = self._threads.get(tenant)
+        pool = self._threads.get((tenant, of))
         if pool is None:
-            number = self.settings.tenant_threads
-            pool = self._threads[tenant] = ThreadPoolExecutor(number, thread_name_prefix=f"antiphon-{tenant}")
+            number = self.settings.tenant_threads if of == "agents" else 1
+            pool = ThreadPoolExecutor(number, thread_name_prefix=f"antiphon-{of}-{tenant}")
+            self._threads[(tenant, of)] = pool
         context = contextvars.copy_context()
         return await asyncio.get_running_loop().run_in_executor(pool, context.run, work)
 
@@ -551,11 +554,21 @@ class HostRun:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
+    async def rows_of(self, events: Sequence[tuple[WorkflowEvent, int]]) -> list[Row]:
+        """Events as rows of the log; large ones are made beside the event loop, one at a time for each tenant."""
+
+        def make() -> list[Row]:
+            return [row_of(self.recorder, told, number) for told, number in events]
+
+        if not any(is_large(told.payload) for told, _ in events):
+            return make()
+        return await self.host.in_thread(self.manifest.tenant, make, of="rows")  # type: ignore[no-any-return]
+
     async def _write(self, events: Sequence[tuple[WorkflowEvent, int]], over: bool) -> None:
         if not self.host.lease.holds():
             raise Stopped(f"this process lost its lease; run {self.id} is left to another one")
         later, self._later[:] = tuple(self._later), ()
-        rows = (*later, *(row_of(self.recorder, told, number) for told, number in events))
+        rows = (*later, *await self.rows_of(events))
         first = await self.host.journal.append(self.id, rows)
         if over:
             end = {"status": self.state.status, "finished_at_ms": self.app.clock.now_ms(), "events": first + len(rows)}
@@ -674,8 +687,11 @@ class HostRun:
 
     def start(self, done: Callable[[], Any]) -> None:
         """Execute in a task of its own."""
-        self.task = asyncio.create_task(self._execute(), name=f"antiphon-run-{self.id}")
+        self.task = asyncio.create_task(self._fairly(), name=f"antiphon-run-{self.id}")
         self.task.add_done_callback(lambda task: done())
+
+    async def _fairly(self) -> None:
+        await Fair(self._execute(), self.host.shares, self.manifest.tenant)
 
     async def _execute(self) -> None:
         scope = self.recorder.scope

@@ -161,7 +161,7 @@ def _refusal(node: str, request: Mapping[str, Any], reason: Any) -> dict[str, An
 
 def _read(answer: Mapping[str, Any], schema: Any) -> tuple[dict[str, Any], str | None, str | None]:
     """(value, reason it cannot be used, what is wrong with it): the last never quotes the answer."""
-    if answer["stopReason"] in _TRUNCATED:
+    if isinstance(answer["stopReason"], str) and answer["stopReason"] in _TRUNCATED:
         return {}, "truncation", "the answer was cut off"
     if not isinstance(schema, dict):
         calls = {"toolCalls": answer["toolCalls"]} if answer.get("toolCalls") else {}

@@ -19,7 +19,7 @@ from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.host.api_keys import Principal
-from antiphon.host.events import Numbered, document, iso, row_of
+from antiphon.host.events import Numbered, document, iso
 from antiphon.host.host import KIND, Host, HostRun, Rejected, request_cancel
 from antiphon.host.workflow.model import Workflow, initial_variables
 from antiphon.host.workflow.nodes import ACTIVITY_RECIPE
@@ -129,7 +129,7 @@ async def _create(
         return
     host.check_room(manifest.tenant)
     run = HostRun(host, manifest, workflow, events, new=True)
-    rows = [row_of(run.recorder, told, number) for number, told in enumerate(events)]
+    rows = await run.rows_of([(told, number) for number, told in enumerate(events)])
     await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
     run.tell_start()
     if not run.is_replay and len(events) == 1:

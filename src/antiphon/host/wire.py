@@ -6,6 +6,7 @@ like that as ``{"$int": [value]}``, so that one is never taken for the other.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -18,6 +19,7 @@ from antiphon._recording.plain import dump
 _MARK = "$int"
 _QUOTED_MARK = b'"$int"'
 _LARGE = re.compile(rb"[0-9]{19}")
+_DEEPEST = 252
 _LOW, _HIGH = -(2**63), 2**64 - 1
 _DIGITS = re.compile(r"-?[0-9]{1,4300}")
 
@@ -39,52 +41,40 @@ def to_json(value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError:
         pass
-    if _has_large(value):
-        try:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        except (TypeError, ValueError, RecursionError):
-            pass
-    return dump(value)
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except (TypeError, ValueError, RecursionError):
+        return dump(value)
 
 
 def kept(payload: dict[str, Any]) -> dict[str, Any]:
     """A payload for the log."""
-    try:
+    with contextlib.suppress(TypeError):
         if _QUOTED_MARK not in orjson.dumps(payload):
             return payload
-    except TypeError:
-        if not _has_large(payload):
-            return payload
-    found: dict[str, Any] = _marked(payload)
+    try:
+        found: dict[str, Any] = _marked(payload)
+    except RecursionError:  # deeper than can be written anyway, or without an end
+        return payload
     return found
 
 
 def given_back(payload: dict[str, Any]) -> dict[str, Any]:
     """A payload from the log, as it was given to :func:`kept`."""
+    with contextlib.suppress(TypeError):
+        if _QUOTED_MARK not in orjson.dumps(payload):
+            return payload
     return {name: _unmarked(value) for name, value in payload.items()}
 
 
-def _has_large(value: Any) -> bool:
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if type(one) is int and not _LOW <= one <= _HIGH:
-            return True
-        if isinstance(one, dict):
-            if _MARK in one:
-                return True
-            waiting += one.values()
-        elif isinstance(one, (list, tuple)):
-            waiting += one
-    return False
-
-
-def _marked(value: Any) -> Any:
+def _marked(value: Any, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        raise RecursionError
     if isinstance(value, dict):
-        inner = {name: _marked(one) for name, one in value.items()}
+        inner = {name: _marked(one, depth + 1) for name, one in value.items()}
         return {_MARK: [inner[_MARK]]} if inner.keys() == {_MARK} else inner
     if isinstance(value, (list, tuple)):
-        return [_marked(one) for one in value]
+        return [_marked(one, depth + 1) for one in value]
     if type(value) is int and not _LOW <= value <= _HIGH:
         return {_MARK: str(value)}
     return value

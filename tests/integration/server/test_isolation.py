@@ -344,8 +344,8 @@ def test_half_sent_requests_take_nobodys_place(slow: Served) -> None:
     attackers = _half_sent(slow, 230)
     try:
         for _ in range(3):
-            assert httpx.get(f"{slow.url}/livez", timeout=10).status_code == 200
-        assert all(_is_closed(one, 20) for one in attackers)
+            assert httpx.get(f"{slow.url}/livez", timeout=60).status_code == 200
+        assert all(_is_closed(one, 60) for one in attackers)
     finally:
         for one in attackers:
             one.close()

@@ -8,7 +8,7 @@ import hashlib
 import ipaddress
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from antiphon._recording.plain import dump
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, CanonicalError, InvalidInput, NotFound, StoreError
 from antiphon.host.api_keys import Principal, Role
+from antiphon.host.fairness import Fair
 from antiphon.host.host import Host, Rejected, not_found
 from antiphon.host.http_idempotency import Action, KeyMismatch, Reply, StillRunning, once
 from antiphon.host.logs import about
@@ -133,7 +134,7 @@ def _host_name(request: Request) -> str:
 
 # -- endpoints -------------------------------------------------------------------------------------------------------
 
-Handler = Callable[[Request, Host, Principal], Awaitable[Response]]
+Handler = Callable[[Request, Host, Principal], Coroutine[Any, Any, Response]]
 Change = Callable[[Request, Host, Principal, dict[str, Any], str, bool], Awaitable[Reply]]
 """A handler that is also given the body, the id of what it makes, and whether that may have been made before."""
 
@@ -149,7 +150,7 @@ def guarded(role: Role, handler: Handler) -> Callable[[Request], Awaitable[Respo
                 raise Rejected(403, "forbidden", f"This needs a key with the role {role}; yours has {principal.role}.")
             request.state.release = host.admit(principal.tenant)
             tell(request, tenant=principal.tenant)
-            return await handler(request, host, principal)
+            return await Fair(handler(request, host, principal), host.shares, principal.tenant)
         except ClientDisconnect:
             return error(400, "client_disconnected", "The request is incomplete.")
         except Exception as problem:
