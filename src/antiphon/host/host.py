@@ -48,6 +48,7 @@ from antiphon.host.events import Numbered, Reader, Signals, follow, is_large, on
 from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
+from antiphon.host.quotes import secrets_in, without_values
 from antiphon.host.webhooks import Mask, PostTo, Webhooks
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
@@ -613,7 +614,11 @@ class HostRun:
             return result.output.content
         if result.error is UNSET:
             raise NodeFailed("tool_error", f"{name} gave neither a result nor an error.")
-        raise NodeFailed(result.error.code, result.error.message)
+        raise NodeFailed(result.error.code, self._unquoted(arguments, result.error.message))
+
+    def _unquoted(self, arguments: Mapping[str, Any], text: str) -> str:
+        """The message of an exception without the secrets among the arguments, which it may quote."""
+        return without_values(text, secrets_in(arguments, self.masked))
 
     async def ask_model(self, visit: Visit) -> Outputs:
         return await self.models.ask(visit)
@@ -660,7 +665,8 @@ class HostRun:
         except AntiphonError as error:
             raise NodeFailed(error.code, error.message) from None
         except Exception as error:
-            raise NodeFailed("agent_error", f"{type(error).__name__}: {error}") from None
+            text = self._unquoted(inputs, f"{type(error).__name__}: {error}")
+            raise NodeFailed("agent_error", text) from None
         finally:
             if self._replaying is not None:
                 if visit.heard is not None:

@@ -1,0 +1,156 @@
+"""Secrets in every place of a run, looked for in everything that the host says, sends and keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphon.host import logs
+from tests.integration.server import workflows
+from tests.integration.server.harness import Client, application, in_process
+from tests.unit.redact.corpus import Forge, in_text, named, personal, tokens
+
+CODE = """
+import antiphon
+
+gateway = antiphon.AsyncGateway(store="memory:")
+
+@gateway.tool(idempotent=True, namespace="leak", effect="read")
+async def echo(note: object) -> object:
+    return {"echo": note}
+
+@gateway.tool(idempotent=True, namespace="leak", effect="read")
+async def fail(note: object = "", password: object = "") -> object:
+    raise ValueError(f"wrong: {password} {note}")
+
+@antiphon.agent
+def careless(password: str) -> str:
+    raise RuntimeError(f"cannot log in with {password}")
+"""
+TEXTS = tokens(Forge(1)) + in_text(Forge(2)) + personal(Forge(3)) + tokens(Forge(5)) + in_text(Forge(6))
+NAMED = named(Forge(4))
+PLANTED: list[tuple[str, Any]] = [(one.secret, one.text) for one in TEXTS if len(one.secret) >= 6] + [
+    (value, {name: value}) for name, value, _ in NAMED if len(value) >= 6
+]
+
+
+def test_there_are_enough() -> None:
+    assert len({secret for secret, _ in PLANTED}) >= 110
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[tuple[str, list[bytes]]]:
+    got: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-l"))
+        got.append(head + await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook", got
+    server.close()
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """What ``antiphon serve`` would write, of every level."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    handler.setFormatter(logs.Lines())
+    logger = logging.getLogger("antiphon")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield text
+    logger.removeHandler(handler)
+    logger.setLevel(before)
+
+
+def _flows() -> list[dict[str, Any]]:
+    note = {"type": "variable", "variableName": "note"}
+    messages = {"type": "variable", "variableName": "messages"}
+    model = workflows.node("ask", "core.llm.chat", {"provider": "mock", "model": "mock-mini"}, {"messages": messages})
+    nodes = [
+        workflows.node("same", "core.identity", None, {"note": note}),
+        model,
+        workflows.node("echo", "tool:leak/echo", None, {"note": note}),
+        workflows.node("fail", "tool:leak/fail", None, {"note": note}),
+    ]
+    variables = [workflows.variable("note", "any"), workflows.variable("messages", "any")]
+    return [workflows.workflow("leaky", nodes, variables)]
+
+
+async def test_no_secret_leaves_the_host(tmp_path: Path, receiver: tuple[str, list[bytes]], log: io.StringIO) -> None:
+    url, got = receiver
+    code = tmp_path / "leaks.py"
+    code.write_text(CODE)
+    folder = workflows.write(tmp_path / "flows", *_flows())
+    settings = {"tools": [str(code)], "webhooks": True, "webhooks_loopback": True}
+    seen: list[str] = []
+    async with in_process(application(tmp_path, folder, **settings)) as client:
+        await client.post("/v1/webhooks", json={"url": url})
+        runs = 0
+        for start in range(0, len(PLANTED), 6):
+            some = [text for _, text in PLANTED[start : start + 6]]
+            prompt = [{"role": "user", "content": json.dumps(one) if isinstance(one, dict) else one} for one in some]
+            said = "\n".join(str(one["content"]) for one in prompt)
+            await client.program("ask", {"content": said})
+            run = await client.run("leaky", {"note": some, "messages": prompt})
+            assert (run["status"], run["error"]["code"]) == ("failed", "unclassified"), run
+            runs += 1
+            await _look(client, run["runId"], seen)
+            fork = await client.fork(run["runId"])
+            seen.append(json.dumps(await client.ended(fork)))
+        while len(got) < runs * 10:
+            await asyncio.sleep(0.02)
+        for path in ("/v1/runs", "/v1/webhooks", "/v1/admin/audit", "/v1/admin/claims", "/metrics"):
+            seen.append((await client.get(path)).text)
+    channels = {"answers": "\n".join(seen), "deliveries": b"\n".join(got).decode(), "log": log.getvalue()}
+    found = [
+        f"{secret!r} in {channel}"
+        for secret, _ in PLANTED
+        for channel, text in channels.items()
+        if _is_in(secret, text)
+    ]
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file != code:
+            data = file.read_bytes()
+            found += [f"{secret!r} in {file.name}" for secret, _ in PLANTED if secret.encode() in data]
+    assert not found, f"{len(found)}: {found[:20]}"
+
+
+def _is_in(secret: str, text: str) -> bool:
+    return secret in text or json.dumps(secret)[1:-1] in text
+
+
+async def _look(client: Client, run: str, seen: list[str]) -> None:
+    for path in ("", "/events", "/events/poll"):
+        seen.append((await client.get(f"/v1/runs/{run}{path}")).text)
+
+
+async def test_a_quoted_parameter_is_none_in_the_message(tmp_path: Path) -> None:
+    code = tmp_path / "leaks.py"
+    code.write_text(CODE)
+    secret = "correct horse battery"
+    bound = {"password": {"type": "variable", "variableName": "password"}}
+    node = workflows.node("fail", "tool:leak/fail", None, bound)
+    flow = workflows.workflow("quoting", [node], [workflows.variable("password", "string")])
+    folder = workflows.write(tmp_path / "flows", flow)
+    settings = {"tools": [str(code)], "agents": [f"{code}:careless"]}
+    async with in_process(application(tmp_path, folder, **settings)) as client:
+        for workflow in ("quoting", "agent:careless"):
+            run = await client.run(workflow, {"password": secret})
+            assert run["status"] == "failed"
+            assert run["error"]["message"].strip()
+            assert secret not in json.dumps([run, await client.events(run["runId"])])
