@@ -132,9 +132,9 @@ class RunScope:
         write: Write | None,
         write_async: WriteAsync | None,
         chunks: Callable[[Site], Any],
-        compose: Callable[[str, Site, bytes, bytes], Row],
-        shown: Callable[[Any, str, bytes | None], tuple[bytes, str, bool]],
-        present: Callable[[Any, str], tuple[Any, str, bool]] = lambda arguments, digest: (arguments, digest, False),
+        compose: Callable[..., Row],
+        shown: Callable[[Any, str, bytes | None], tuple[bytes, str, Any]],
+        present: Callable[[Any, str], tuple[Any, str, Any]] = lambda arguments, digest: (arguments, digest, None),
         in_memory: bool = False,
         store: object | None = None,
         invoker: Invoker | None = None,
@@ -148,11 +148,12 @@ class RunScope:
         self.encode = encode
         """(type, site, payload, meta) -> redacted, spilled row."""
         self.compose = compose
-        """The same for a payload and a ``meta`` that are JSON already and hold no secret."""
+        """The same for a payload and a ``meta`` that are JSON already and hold no secret; what redaction did to the
+        arguments in them may be given, too."""
         self.shown = shown
-        """As *present*, with the arguments as JSON; quicker if it is given their canonical form."""
+        """As *present*, with the arguments as JSON."""
         self.present = present
-        """(arguments, digest) -> what of them may be written, its digest, and whether something was redacted (D21)."""
+        """(arguments, digest) -> what of them may be written, its digest, and what redaction did, if anything (D36)."""
         self.chunks = chunks
         """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
         ``rest()``."""

@@ -49,6 +49,16 @@ class Sealer:
         self._keys = {one.key_id: one for one in map(_Key, reversed(keys))}
         self._current = self._keys[key_id_of(keys[0])]
 
+    def for_replay(self) -> Sealer:
+        """What opens the originals of recordings, and nothing else that this key seals."""
+        others = (one.replay_key for one in self._keys.values() if one is not self._current)
+        return Sealer(self._current.replay_key, tuple(others))
+
+    @property
+    def replay_key(self) -> bytes:
+        """The key of :meth:`for_replay` that seals."""
+        return self._current.replay_key
+
     @property
     def key_id(self) -> str:
         """Names the key that seals without giving it away."""
@@ -126,7 +136,7 @@ class Sealer:
 class _Key:
     """One key, ready for use."""
 
-    __slots__ = ("_cipher", "_old", "_prefix", "key_id")
+    __slots__ = ("_cipher", "_old", "_prefix", "key_id", "replay_key")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
@@ -145,6 +155,8 @@ class _Key:
         self._old = _FirstForm(key)
         self.key_id = key_id_of(key)
         self._prefix = f"s2.{self.key_id}."
+        self.replay_key = hmac.digest(key, b"antiphon replay key", "sha256")
+        """Opens the originals of recordings, and nothing else that this key seals."""
 
     def seal(self, data: bytes, context: bytes) -> str:
         nonce = os.urandom(_NONCE_BYTES)

@@ -24,6 +24,7 @@
     │   └── Fenced              the claim has another owner by now
     ├── Divergence              a replay did not do what the recording did
     │   └── ReplayMiss          the recording has no answer for a call
+    ├── MaskedArgument          a replay would have sent a pseudonym to the world
     ├── Paused                  a tool stopped to ask a person; its call is made again later
     ├── NotFound                no such run, claim or artifact
     └── MissingExtra            an optional package is not installed
@@ -193,6 +194,12 @@ class ReplayMiss(Divergence):
     """The recording has no answer for a call."""
 
     code = "replay_miss"
+
+
+class MaskedArgument(AntiphonError):
+    """A replay would have sent a pseudonym of its recording to the world."""
+
+    code = "masked_argument"
 
 
 class Paused(AntiphonError):

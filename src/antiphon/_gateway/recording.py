@@ -53,8 +53,8 @@ class RunEntry:
     )
 
     site: Site
-    _shown: tuple[bytes, str, bool]
-    """The arguments as they may be written, their digest, and whether something was redacted."""
+    _shown: tuple[bytes, str, Any]
+    """The arguments as they may be written, their digest, and what redaction did, if anything."""
 
     def __init__(self, scope: RunScope, form: Form, together: bool) -> None:
         self.scope = scope
@@ -92,10 +92,6 @@ class RunEntry:
     def digest(self) -> str:
         return self._shown[1]
 
-    def shown_arguments(self, arguments: dict[str, Any]) -> Any:
-        """The arguments as they may be written, as values."""
-        return orjson.loads(self._shown[0]) if self._shown[2] else arguments
-
     def go_inside(self) -> None:
         """Calls that the tool makes are made inside this one."""
         self._outside = self.scope.go_inside(self.site[3])
@@ -113,14 +109,13 @@ class RunEntry:
             return ()
         start = self._start
         if start is None:
-            data, digest, redacted = self._shown
+            data, digest, masking = self._shown
             form = self._form
-            end = b',"keyOf":"redacted"}' if redacted else b"}"
-            payload = b'%b%b,"digest":"%b","nth":%d%b' % (form.head, data, digest.encode(), self.site[2], end)
+            payload = b'%b%b,"digest":"%b","nth":%d}' % (form.head, data, digest.encode(), self.site[2])
             more = b"" if call_id is None else b',"callId":' + orjson.dumps(call_id)
             ids = (orjson.dumps(request_id), key[:16].encode(), form.meta, more)
             meta = b'{"requestId":%b,"keyFingerprint":"%b",%b%b}' % ids
-            start = self._start = (self.scope.compose("call.started", self.site, payload, meta),)
+            start = self._start = (self.scope.compose("call.started", self.site, payload, meta, masking),)
         return start
 
     def begun(self) -> None:

@@ -31,8 +31,7 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
         return refused(call, failed("error", "validation_error", str(error)))
     call.identity = call.identity or run.identity
     call.key = ""  # keys are for claims, and a replay makes none
-    shown = run.shown_arguments(call.arguments)
-    invocation = Invocation("tool", tool.full_name, shown, run.digest, run.site, tool.spec, tool.streams)
+    invocation = Invocation("tool", tool.full_name, call.arguments, run.digest, run.site, tool.spec, tool.streams)
 
     def answered(call: GuardedCall, answer: Answer | None) -> Step:
         return go_live(call) if answer is None else _replayed(call, answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphon._drive import AFTER, until_cancelled, was_given_up
@@ -34,7 +34,9 @@ class Boundary:
         stream: bool = False,
         send: Any = None,
         body: Any = None,
+        digest_of: Callable[[Any], str] | None = None,
     ) -> None:
+        """*digest_of* makes the digest of arguments that redaction changed."""
         self.scope = scope
         self.kind = kind
         self.name = name
@@ -43,15 +45,18 @@ class Boundary:
         self.send = send
         self.body = body
         raw = digest if digest is not None else canonical_digest(arguments)
-        self.arguments, shown, redacted = scope.present(arguments, raw)
+        clean, shown, masking = scope.present(arguments, raw)
+        if masking is not None and digest_of is not None:
+            shown = digest_of(clean)
+        self.arguments, self.shown = arguments, clean
         self.meta = {} if meta is None else meta
         self.site: Site = scope.enter(name, shown)
         if self.site.lane == ORPHAN_LANE:
             self.meta = {**self.meta, "orphan": True}
         self.started = scope.clock_ms()
         self.payload = {"kind": kind, "name": name, "digest": shown, "nth": self.site.nth, **payload}
-        if redacted:
-            self.payload["keyOf"] = "redacted"
+        if masking is not None:
+            self.payload["rawDigest"] = raw
         self.digest = shown
         self._raw = raw
         self._reused = False

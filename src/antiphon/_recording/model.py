@@ -69,9 +69,18 @@ def open_llm(
             payload["unmapped"] = str(error)
     if made_here and canonical is not body:
         del payload["providerRequest"]
-    boundary = Boundary(scope, "llm", "llm", canonical, payload, digest, meta, asynchronous, stream, send, body)
+    boundary = Boundary(
+        scope, "llm", "llm", canonical, payload, digest, meta, asynchronous, stream, send, body, _digest_of(payload)
+    )
     boundary.payload["key"] = boundary.digest
+    if boundary.shown is not canonical and "variant" in payload and recorded is None:
+        boundary.payload["variant"] = variant_digest(boundary.shown)
     return boundary
+
+
+def _digest_of(payload: Mapping[str, Any]) -> Callable[[Any], str] | None:
+    """How the digest of a canonical request is made; one that could not be mapped has none of its own."""
+    return None if "unmapped" in payload else lambda request: llm_cache_key(request, recipe=RECIPE)
 
 
 def outcome_of(response: Any, provider: str) -> tuple[str, dict[str, Any]]:

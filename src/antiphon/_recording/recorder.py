@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import os
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
 
 from antiphon._recording.plain import dump
+from antiphon._recording.seals import KeyRing, RunKey, context, part_of
 from antiphon._scope import RunScope, Site, Write, WriteAsync
+from antiphon._seal import Sealer
 from antiphon.canonical import canonical_json
-from antiphon.contract.events import Event, RunManifest, sum_holds, summed, with_sum
+from antiphon.contract.events import (
+    BLOBS,
+    EVENT_VERSION,
+    MASKS,
+    PSEUDONYMS,
+    SEALED,
+    Event,
+    RunManifest,
+    spilled,
+    sum_holds,
+    summed,
+    with_sum,
+)
 from antiphon.errors import AntiphonError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store, SyncJournal
-from antiphon.redact import Redactor
+from antiphon.redact import Mask, Redactor
+from antiphon.redact._pointers import differences, pseudonyms_of
 from antiphon.stores._adapters import AsyncFromSync
 
 Part = str | bytes | tuple[Any, Any]
@@ -39,12 +56,13 @@ class RedactionCache:
     looked at as it is.
     """
 
-    __slots__ = ("_known", "_length", "_redactor")
+    __slots__ = ("_known", "_length", "_redactor", "_values")
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._known: set[Part] = set()
         self._length = 0
+        self._values = 0
 
     def has_no_secret(self, request: dict[str, Any]) -> bool:
         """Whether there is nothing to redact in a canonical request; ``False`` also means that it is not known."""
@@ -54,6 +72,10 @@ class RedactionCache:
         if len(messages) == 2 and type(messages[0]) is str and self._redactor.redact(messages) is not messages:
             return False  # a name and its value
         known = self._known
+        values = len(self._redactor.pseudonyms.values)
+        if values != self._values:  # what was found since then is looked for in all parts
+            known.clear()
+            self._values, self._length = values, 0
         fresh: dict[Part, Any] = {}
         for message in messages:
             role = message.get("role") if type(message) is dict and len(message) == 2 else None
@@ -108,13 +130,28 @@ class LateRow(Row):
         return body
 
 
+def environment_values(redactor: Redactor) -> list[tuple[bytes, str, str]]:
+    """Values of environment variables that are named as credentials: (as JSON writes it, value, kind)."""
+    found = []
+    for name, value in os.environ.items():
+        kind = redactor.kind_of(name) if len(value) >= _SHORTEST_CREDENTIAL else None
+        if kind is not None and not value.isdigit():
+            found.append((_in_json(value), value, kind))
+    return found
+
+
+def _in_json(text: str) -> bytes:
+    return orjson.dumps(text.encode("utf-8", "replace").decode())[1:-1]
+
+
+_SHORTEST_CREDENTIAL = 8
 GROUP = 64
 """So many chunks are written at once."""
 LONGEST_S = 0.1
 """A chunk that could be written waits no longer than this for others, as long as the reader reads."""
 
 _FIXED = (str, int, float, bool, type(None), bytes)
-Encode = Callable[[int, Any, float], Row]
+Encode = Callable[[int, Any, float, Any], Row]
 
 
 class Chunks:
@@ -124,15 +161,16 @@ class Chunks:
     written in groups: a reader never waits for a commit of each.
     """
 
-    __slots__ = ("_count", "_encode", "_fresh", "_gaps", "_ready", "_redactor", "_since", "_stream")
+    __slots__ = ("_count", "_encode", "_fresh", "_ready", "_redactor", "_since", "_stream", "_waiting")
 
     def __init__(self, redactor: Redactor, encode: Encode) -> None:
         self._redactor = redactor
         self._encode = encode
-        """(number, data, pause before it in ms) -> row."""
+        """(number, data as it is recorded, pause before it in ms, data as it was) -> row."""
         self._fresh: list[tuple[Any, bool, float]] = []
         """(data, whether it is JSON of what the reader may change, pause)."""
-        self._gaps: deque[float] = deque()
+        self._waiting: deque[tuple[Any, float]] = deque()
+        """(data, pause) of chunks whose end may still become a part of a secret."""
         self._ready: list[Row] = []
         self._stream: Any = None
         self._count = 0
@@ -170,38 +208,34 @@ class Chunks:
 
             self._stream = redacting(self._redactor, fresh[0][0])
         for data, changes, gap_ms in fresh:
-            self._gaps.append(gap_ms)
-            self._add_ready(self._stream.feed(orjson.loads(data) if changes else data))
+            chunk = orjson.loads(data) if changes else data
+            self._waiting.append((chunk, gap_ms))
+            self._add_ready(self._stream.feed(chunk))
 
     def _add_ready(self, chunks: list[Any]) -> None:
         for data in chunks:
-            self._ready.append(self._encode(self._count, data, self._gaps.popleft()))
+            original, gap_ms = self._waiting.popleft()
+            self._ready.append(self._encode(self._count, data, gap_ms, original))
             self._count += 1
 
-
-def is_spilled(value: Any) -> bool:
-    """Whether a part of a payload stands for a blob."""
-    return isinstance(value, dict) and value.keys() == {"$blob", "bytes"}
-
-
-def resolve(payload: Any, blobs: Blobs | None, tenant: str) -> Any:
-    """Bring spilled parts of an event's payload back."""
-    if not isinstance(payload, dict):
-        return payload
-    resolved = dict(payload)
-    for name, value in payload.items():
-        if is_spilled(value):
-            if blobs is None:
-                raise AntiphonError("The event refers to a blob and no blob store is configured.")
-            resolved[name] = orjson.loads(blobs.get(tenant, value["$blob"]))
-    return resolved
+    @property
+    def found(self) -> dict[str, str]:
+        """The pseudonyms in the stream, with their kinds."""
+        return {} if self._stream is None else self._stream.found
 
 
 def whole(event: Event, blobs: Blobs | None, tenant: str) -> Event:
     """The event with its spilled parts brought back, and a check sum that still says whether it was changed."""
-    if not any(is_spilled(value) for value in event.payload.values()):
+    parts = spilled(event)
+    if not parts:
         return event
-    made = msgspec.structs.replace(event, payload=resolve(event.payload, blobs, tenant))
+    if blobs is None:
+        raise AntiphonError("The event refers to a blob and no blob store is configured.")
+    brought = {name: orjson.loads(blobs.get(tenant, ref)) for name, ref in parts.items() if name != SEALED}
+    meta = {name: value for name, value in event.meta.items() if name != BLOBS}
+    if SEALED in parts:
+        meta[SEALED] = blobs.get(tenant, parts[SEALED]).decode()
+    made = msgspec.structs.replace(event, payload={**event.payload, **brought}, meta=meta)
     return summed(made) if sum_holds(event) else made
 
 
@@ -213,7 +247,7 @@ _decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _new: Any = tuple.__new__  # half the price of a named tuple's own constructor
 
 OUR_FIELDS = frozenset(
-    "kind name namespace digest nth key keyOf recipe variant outcome n what status provider entry".split()
+    "kind name namespace digest rawDigest nth key keyOf recipe variant outcome n what status provider entry".split()
 )
 """Fields of a payload that hold our own words, names of tools and digests: nothing to redact."""
 _OUR_EVENTS = frozenset({"call.started", "call.chunk", "call.finished", "decision"})
@@ -221,9 +255,18 @@ _OUR_OTHERS = frozenset({"entry", "status"})
 """In all other events a name may be anything that people write."""
 OUR_META = frozenset(
     "requestId keyFingerprint idempotent callId effect status attempts durationMs fromCache breakerState gapMs tries"
-    " orphan usage stopReason stream transport matchedOn ageMs".split()
+    " orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms".split()
 )
 """The same for ``meta``."""
+
+
+class Masking(NamedTuple):
+    """What redaction did to a document: where stand-ins are, and what it was."""
+
+    masks: list[Mask]
+    original: bytes
+    digest: str = ""
+    """Of a call's arguments as they were."""
 
 
 class Recorder:
@@ -240,23 +283,32 @@ class Recorder:
         blobs: Callable[[], Blobs | None],
         tenant: str,
         workspace: str,
+        key: RunKey | None = None,
+        ring: KeyRing | None = None,
         invoker: Invoker | None = None,
         write: Write | None = None,
         write_async: WriteAsync | None = None,
     ) -> None:
-        """*write* and *write_async*: where events go instead of the journal; give both or neither."""
+        """*write* and *write_async*: where events go instead of the journal; give both or neither.
+
+        Originals are kept under *key* if there is a *ring* that can wrap it.
+        """
         self.run_id = run_id
         self.store = store
         self.journal = journal
         self.clock = clock
-        self.redactor = redactor
+        self.key = key or RunKey.new(run_id, keeps=ring is not None)
+        self.redactor = redactor.for_run(self.key.key)
+        """Puts pseudonyms in place of secrets, under the key of the run."""
+        self._ring = ring
+        self._secret_environment = environment_values(redactor)
         self.blobs = blobs
         self.tenant = tenant
         self._in_process = store.in_process
         """Events of a store in this process are written out when somebody reads them: most are never read."""
         self._presented: tuple[Any, bytes] = (None, b"")
-        """The arguments looked at last: their start event comes right after."""
-        self._redaction_cache = RedactionCache(redactor)
+        """The arguments looked at last, if they hold no secret: their start event comes right after."""
+        self._redaction_cache = RedactionCache(self.redactor)
         self._placed: tuple[Site | None, bytes] = (None, b"")
         """The site written last and the beginning of its events: an end mostly follows its start."""
         self._now_ms = clock.now_ms
@@ -281,28 +333,49 @@ class Recorder:
             workspace=workspace,
         )
 
-    def shown(self, arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, bool]:
-        """The arguments as they may be written. Digests of redacted arguments are made from the placeholders."""
-        data = dump(arguments)
-        both = None if canonical is None else self.redactor.redact_both(data, canonical)
-        if both is not None:
-            clean, other = both
-            return (data, digest, False) if clean is data else (clean, hashlib.sha256(other).hexdigest(), True)
-        clean, changed = self.redactor.redact_bytes(data)
-        if not changed:
-            return data, digest, False
-        value = orjson.loads(clean)
-        return orjson.dumps(value), hashlib.sha256(canonical_json(value)).hexdigest(), True
+    @functools.cached_property
+    def _seal(self) -> Callable[[bytes, bytes], str] | None:
+        """Seals originals; made with the first of them, and the run's manifest then holds the key."""
+        if not self.key.keeps or self._ring is None:
+            return None
+        self.key = self._ring.ready(self.key, self.run_id)
+        if self.key.wrapped:
+            known = self.journal.manifest(self.run_id)
+            if known is not None and known.seal != self.key.to_wire():
+                self.journal.update_run(msgspec.structs.replace(known, seal=self.key.to_wire()))
+        return Sealer(self.key.key).seal if self.key.keeps else None
 
-    def present(self, arguments: Any, digest: str) -> tuple[Any, str, bool]:
+    def view(self, value: Any) -> Any:
+        """A value of the run as others may see it: with masks."""
+        return self.redactor.shown().redact(orjson.loads(dump(value)))
+
+    def masked(self, data: bytes) -> tuple[bytes, Masking | None]:
+        """Serialised JSON as it may be written."""
+        for needle, value, kind in self._secret_environment:
+            if needle in data:
+                self.redactor.pseudonyms.of(kind, value)
+        found = self.redactor.mask(data)
+        return (data, None) if found is None else (found[0], Masking(found[1], data))
+
+    def shown(self, arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
+        """The arguments as they may be written; the digest of those that hold secrets is made from the pseudonyms."""
+        data = dump(arguments)
+        clean, masking = self.masked(data)
+        if masking is None:
+            return data, digest, None
+        return clean, hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest(), masking._replace(digest=digest)
+
+    def present(self, arguments: Any, digest: str) -> tuple[Any, str, Any]:
         """The same with the arguments as values."""
         if type(arguments) is dict and self._redaction_cache.has_no_secret(arguments):
             self._presented = arguments, dump(arguments)
-            return arguments, digest, False
-        data, digest, changed = self.shown(arguments, digest)
-        value = orjson.loads(data) if changed else arguments
-        self._presented = value, data
-        return value, digest, changed
+            return arguments, digest, None
+        data, digest, masking = self.shown(arguments, digest)
+        if masking is not None:
+            self._presented = None, b""
+            return orjson.loads(data), digest, masking
+        self._presented = arguments, data
+        return arguments, digest, None
 
     def encode(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
         """One event, ready to be written."""
@@ -327,35 +400,55 @@ class Recorder:
         return taken if len(taken) <= SPILL_BYTES else None
 
     def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
+        beside: dict[str, Any] = {}
         if kind != "draw":  # times, numbers and ids of our own making
-            payload = self._clean_payload(payload, OUR_FIELDS if kind in _OUR_EVENTS else _OUR_OTHERS)
+            payload, beside = self._clean_payload(kind, site, payload, meta)
         if not OUR_META.issuperset(meta):
             meta = self._clean_meta(meta)
+        return self._document(kind, site, payload, {**meta, **beside} if beside else meta)
+
+    def _document(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         if site is None:
-            body = {"payload": payload, "v": 1, "meta": meta}
+            body = {"payload": payload, "v": EVENT_VERSION, "meta": meta}
         else:
             lane, index, _, call, parent = site
             head = {"lane": lane, "index": index, "call": call, "parent": parent}
-            body = {**head, "payload": payload, "v": 1, "meta": meta}
+            body = {**head, "payload": payload, "v": EVENT_VERSION, "meta": meta}
         return with_sum(kind, dump(body))
 
-    def compose(self, kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
-        """One event whose parts are written already; byte for byte what :meth:`encode` makes of them."""
+    def compose(self, kind: str, site: Site, payload: bytes, meta: bytes, masking: Masking | None = None) -> Row:
+        """One event whose parts are written already; byte for byte what :meth:`encode` makes of them.
+
+        *masking* is what redaction did to its arguments.
+        """
+        beside: dict[str, Any] = {}
+        if masking is not None:
+            beside = self._beside(kind, site, None, {"arguments": masking}, masking.digest)
+        elif self.redactor.pseudonyms and self.redactor.pseudonyms.occurs(payload.decode()):
+            return self.encode(kind, site, orjson.loads(payload), orjson.loads(meta))
         if len(payload) > SPILL_BYTES:
-            payload = self._without_large_parts(payload)
+            payload, blobs = self._without_large_parts(payload)
+            if blobs:
+                beside = {**beside, BLOBS: {**blobs, **beside.get(BLOBS, {})}}
+        if beside:
+            meta = b"%b%b%b" % (meta[:-1], b"" if meta == b"{}" else b",", orjson.dumps(beside)[1:])
         known, head = self._placed
         if known is not site:
             lane, index, _, call, parent = site
             place = (_quoted(lane), index, _quoted(call), _quoted(parent))
             head = b'{"lane":%b,"index":%d,"call":%b,"parent":%b,"payload":' % place
             self._placed = site, head
-        body = b'%b%b,"v":1,"meta":%b}' % (head, payload, meta)
+        body = b'%b%b,"v":2,"meta":%b}' % (head, payload, meta)
         return _new(Row, (self.run_id, kind, self._now_ms(), with_sum(kind, body)))  # type: ignore[no-any-return]
 
-    def _clean_payload(self, payload: dict[str, Any], ours: frozenset[str]) -> dict[str, Any]:
-        """The payload without secrets; large parts of it become references to blobs."""
+    def _clean_payload(
+        self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The payload without secrets and large parts, and what ``meta`` says of both."""
+        ours = OUR_FIELDS if kind in _OUR_EVENTS else _OUR_OTHERS
         clean: dict[str, Any] = {}
         parts: list[tuple[str, bytes]] = []
+        changed: dict[str, Masking] = {}
         size = 0
         for name, value in payload.items():
             if name in ours or value is None or value is True or value is False:
@@ -363,39 +456,95 @@ class Recorder:
                 continue
             known, part = self._presented
             if value is not known:
-                part = self._clean(value)
+                part, masking = self.masked(dump(value))
+                if masking is not None:
+                    changed[name] = masking
             parts.append((name, part))
             size += len(part)
             clean[name] = orjson.Fragment(part)
+        part_number = part_of(payload, meta)
+        beside = self._beside(kind, site, part_number, changed, str(payload.get("rawDigest", ""))) if changed else {}
+        clean.pop("rawDigest", None)
         if size > SPILL_BYTES:
-            clean |= self._spilled(parts)
-        return clean
+            blobs = self._spilled(parts)
+            clean |= dict.fromkeys(blobs)
+            if blobs:
+                beside[BLOBS] = {**blobs, **beside.get(BLOBS, {})}
+        return clean, beside
 
-    def _without_large_parts(self, payload: bytes) -> bytes:
-        """A payload that holds no secret, with references to its large parts."""
+    def _beside(
+        self, kind: str, site: Site | None, part: Any, changed: dict[str, Masking], digest: str
+    ) -> dict[str, Any]:
+        """What ``meta`` says of the masked parts of a payload: where the masks are, and the sealed originals."""
+        masks = [
+            mask._replace(pointer=f"/{name}{mask.pointer}").to_wire()
+            for name, masking in changed.items()
+            for mask in masking.masks
+        ]
+        beside: dict[str, Any] = {MASKS: masks}
+        seal = self._seal
+        if seal is not None:
+            kept = b",".join(b"%b:%b" % (_quoted(name), self._kept(m.original)) for name, m in changed.items())
+            data = b'{"payload":{%b}%b}' % (kept, b',"digest":%b' % _quoted(digest) if digest else b"")
+            call = None if site is None else site.call
+            sealed = seal(data, context(self.key.run, kind, call, part))
+            blobs = self.blobs() if len(sealed) > SPILL_BYTES // 4 else None
+            if blobs is None:
+                beside[SEALED] = sealed
+            else:
+                beside[BLOBS] = {SEALED: blobs.put(self.tenant, sealed.encode())}
+        return beside
+
+    def _kept(self, data: bytes) -> bytes:
+        """An original as it is sealed: credentials of this machine's environment are not even kept so."""
+        for needle, value, kind in self._secret_environment:
+            if needle in data:
+                data = data.replace(needle, _in_json(self.redactor.pseudonyms.of(kind, value)))
+        return data
+
+    def _without_large_parts(self, payload: bytes) -> tuple[bytes, dict[str, str]]:
+        """A payload that holds no secret without its large parts, and references to those."""
         parts = {name: bytes(part) for name, part in _decode_parts(payload).items()}
         free = [(name, part) for name, part in parts.items() if name not in OUR_FIELDS]
         if sum(len(part) for _, part in free) <= SPILL_BYTES:
-            return payload
-        return orjson.dumps({name: orjson.Fragment(part) for name, part in parts.items()} | self._spilled(free))
+            return payload, {}
+        blobs = self._spilled(free)
+        rest = {name: None if name in blobs else orjson.Fragment(part) for name, part in parts.items()}
+        return orjson.dumps(rest), blobs
 
-    def _clean(self, value: Any) -> bytes:
-        data = dump(value)
-        clean, changed = self.redactor.redact_bytes(data)
-        return orjson.dumps(orjson.loads(clean)) if changed else data
+    def _clean(self, value: Any) -> Any:
+        return orjson.loads(self.masked(dump(value))[0])
 
     def _clean_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
-        return {**meta, **orjson.loads(self._clean(free))}
+        return {**meta, **self._clean(free)}
 
     def take(self, event: Event) -> Row:
-        """An event from elsewhere, kept as our own are: redacted, its large parts spilled."""
+        """An event from elsewhere, kept as our own are: redacted, its large parts spilled.
+
+        Pseudonyms that it says it has stay as they are.
+        """
         holds = sum_holds(event)
-        payload = orjson.loads(self._clean(event.payload))
+        for text, kind in pseudonyms_of(event):
+            self.redactor.pseudonyms.learn(text, text, kind)
+        ours = {name: event.meta[name] for name in (MASKS, SEALED, PSEUDONYMS, "sum") if name in event.meta}
+        payload, beside = event.payload, dict[str, Any]()
+        clean, masking = self.masked(dump(payload))
+        if masking is not None:
+            payload = orjson.loads(clean)
+            ours[MASKS] = [mask.to_wire() for mask in masking.masks]
         parts = [(name, orjson.dumps(value)) for name, value in payload.items()]
+        sealed = str(ours.get(SEALED, ""))
         if sum(len(part) for _, part in parts) > SPILL_BYTES:
-            payload |= self._spilled(parts)
-        kept = msgspec.structs.replace(event, payload=payload, meta=orjson.loads(self._clean(event.meta)))
+            beside = self._spilled(parts)
+            payload = {**payload, **dict.fromkeys(beside)}
+        blobs = self.blobs() if len(sealed) > SPILL_BYTES // 4 else None
+        if blobs is not None:
+            beside = {**beside, SEALED: blobs.put(self.tenant, sealed.encode())}
+            del ours[SEALED]
+        free = {name: value for name, value in event.meta.items() if name not in ours and name != BLOBS}
+        meta = {**self._clean(free), **ours, **({BLOBS: beside} if beside else {})}
+        kept = msgspec.structs.replace(event, payload=payload, meta=meta, v=EVENT_VERSION if beside else event.v)
         if holds:  # one that was changed before it came here still says so
             kept = summed(kept)
         body = {name: getattr(kept, name) for name in ("lane", "index", "call", "parent", "payload", "v", "meta")}
@@ -404,29 +553,43 @@ class Recorder:
     def clean_manifest(self, manifest: RunManifest) -> RunManifest:
         """The head of the run without secrets; ids, digests and who owns it stay as they are."""
         free = {name: getattr(manifest, name) for name in ("name", "tags", "llm_config", "tool_schemas")}
-        clean = orjson.loads(self._clean(free))
+        clean = self._clean(free)
         if "owner" in manifest.tags:
             clean["tags"]["owner"] = manifest.tags["owner"]
-        return msgspec.structs.replace(manifest, **clean)
+        return self.with_key(msgspec.structs.replace(manifest, **clean))
 
-    def _spilled(self, parts: list[tuple[str, bytes]]) -> dict[str, Any]:
+    def with_key(self, manifest: RunManifest) -> RunManifest:
+        """The manifest with the key of the run as it is wrapped now."""
+        return msgspec.structs.replace(manifest, seal=self.key.to_wire() or manifest.seal)
+
+    def _spilled(self, parts: list[tuple[str, bytes]]) -> dict[str, str]:
         """References to the large ones, kept before the event that names them is written; equal parts are kept once."""
         blobs = self.blobs()
         if blobs is None:
             return {}
-        return {
-            name: {"$blob": blobs.put(self.tenant, part), "bytes": len(part)}
-            for name, part in parts
-            if len(part) > SPILL_BYTES // 4
-        }
+        return {name: blobs.put(self.tenant, part) for name, part in parts if len(part) > SPILL_BYTES // 4}
 
     def chunks(self, site: Site) -> Chunks:
         """What takes the chunks of a stream at *site*."""
 
-        def encode(number: int, data: Any, gap_ms: float) -> Row:
-            return self.scope.encode("call.chunk", site, {"n": number, "data": data}, {"gapMs": round(gap_ms, 3)})
+        told: set[str] = set()
 
-        return Chunks(self.redactor, encode)
+        def encode(number: int, data: Any, gap_ms: float, original: Any) -> Row:
+            meta: dict[str, Any] = {"gapMs": round(gap_ms, 3)}
+            clean, was = dump(data), dump(original)
+            if clean == was:
+                return self.scope.encode("call.chunk", site, {"n": number, "data": data}, meta)
+            fresh = {text: kind for text, kind in chunks.found.items() if text not in told}
+            told.update(fresh)
+            if fresh:
+                meta[PSEUDONYMS] = fresh
+            masking = Masking(differences(orjson.loads(was), orjson.loads(clean)), was)
+            beside = self._beside("call.chunk", site, number, {"data": masking}, "")
+            body = self._document("call.chunk", site, {"n": number, "data": orjson.Fragment(clean)}, {**meta, **beside})
+            return Row(self.run_id, "call.chunk", self._now_ms(), body)
+
+        chunks = Chunks(self.redactor, encode)
+        return chunks
 
     async def _append_async(self, rows: Sequence[Row]) -> None:
         if self._in_process:

@@ -12,17 +12,12 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-import orjson
-
-from antiphon.contract.events import Event
+from antiphon.contract.events import MASKS, RAW_DIGEST, Event, is_masked
 from antiphon.ports import Answer
 
 log = logging.getLogger("antiphon.recording")
 EARLIER = "earlier"
 """Where a scope keeps it."""
-
-_SECRET = b"[secret:"
-"""How every placeholder for a secret begins."""
 
 _Place = tuple[str, str]
 
@@ -38,6 +33,7 @@ class Earlier:
     """Stands before the cache of model answers; failures and streams that broke off are asked for again."""
 
     def __init__(self, events: Iterable[Event], whole: Callable[[Event], Event], cache: Any = None) -> None:
+        """*whole* brings an event back as it was; one that is still masked then cannot be given again."""
         self._cache = cache
         self._draws: dict[tuple[str, str, int], Any] = {}
         self._answers: dict[_Place, list[_Heard]] = {}
@@ -60,7 +56,8 @@ class Earlier:
                 drawn = (event.lane, str(payload.get("what")), payload.get("nth", 0))
                 self._draws.setdefault(drawn, payload.get("value"))
             elif event.type == "call.started" and "variant" in payload and "keyOf" not in payload:
-                place = (str(payload.get("key")), str(payload.get("variant")))
+                key = self._whole(event).meta.get(RAW_DIGEST) if MASKS in event.meta else payload.get("key")
+                place = (str(key), str(payload.get("variant")))
                 attempt.setdefault(place, []).append(None)
                 calls[event.call or ""] = (place, len(attempt[place]) - 1)
             elif event.type == "call.chunk" and event.call in calls:
@@ -102,11 +99,12 @@ class Earlier:
         if nth >= len(known):
             return None
         end, streamed = known[nth]
-        payload = self._whole(end).payload
-        chunks = None if streamed is None else [self._whole(event).payload.get("data") for event in streamed]
-        if _SECRET in orjson.dumps([payload.get("value"), chunks]):
-            log.warning("calling the model again: event %d holds placeholders for secrets", end.seq)
+        brought = [self._whole(event) for event in (end, *(streamed or ()))]
+        if any(is_masked(event) for event in brought):
+            log.warning("calling the model again: the originals of event %d cannot be read", end.seq)
             return None
+        payload = brought[0].payload
+        chunks = None if streamed is None else [event.payload.get("data") for event in brought[1:]]
         outcome = str(payload["outcome"])
         return Answer(outcome, payload.get("value"), chunks=chunks, source="cache", meta={"fromCache": True})
 

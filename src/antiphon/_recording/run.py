@@ -38,8 +38,8 @@ Caller = Callable[[str, Mapping[str, Any], str | None], Any]
 def _digest(scope: RunScope, payload: dict[str, Any]) -> str:
     """Tells parallel lanes apart that begin with a prompt or an interaction; made from what may be written."""
     data = dump(payload)
-    shown, digest, redacted = scope.present(payload, hashlib.sha256(data).hexdigest())
-    return digest if not redacted else hashlib.sha256(dump(shown)).hexdigest()
+    shown, digest, masking = scope.present(payload, hashlib.sha256(data).hexdigest())
+    return digest if masking is None else hashlib.sha256(dump(shown)).hexdigest()
 
 
 def exit_code(error: BaseException | None) -> int | None:

@@ -16,7 +16,7 @@ from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, no
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide.effects import BoundaryRule, BoundaryTable, block_message, may_run_live
-from antiphon.errors import ReplayMiss
+from antiphon.errors import MaskedArgument, ReplayMiss
 from antiphon.llm.response import summarise
 from antiphon.ports import Answer, Invocation
 from antiphon.similarity import SemanticIndex
@@ -181,6 +181,7 @@ class ExploreInvoker:
     def _model(self, call: Invocation, rule: BoundaryRule) -> Answer | None:
         found = self._recording.find(call.site.lane, call.name, call.digest, call.site.nth)
         if rule.mode == "live" and not self._before_fork(found):
+            self._check(call)
             self.live_models += 1
             return None
         found = found or self._next(call)
@@ -204,7 +205,7 @@ class ExploreInvoker:
             spec, reviewed, "explore", self._table, name=call.name, kind=call.kind, recorded=exact is not None
         )
         if verdict.allowed and rule.mode == "live" and not self._before_fork(exact):
-            self.new.append((call.name, call.arguments))
+            self._go_live(call)
             return None
         if exact is not None:
             return _given(call.name, self._recorded(exact))
@@ -216,10 +217,23 @@ class ExploreInvoker:
             self.reused += 1
             return _given(call.name, kept)
         if verdict.allowed:
-            self.new.append((call.name, call.arguments))
+            self._go_live(call)
             return None
         self.blocked.append(Blocked(call.name, call.arguments, verdict.reason))
         return Answer("ok", block_message(short), source="blocked", meta={"blocked": verdict.reason})
+
+    def _go_live(self, call: Invocation) -> None:
+        """Let the call be made."""
+        self._check(call)
+        self.new.append((call.name, call.arguments))
+
+    def _check(self, call: Invocation) -> None:
+        """A pseudonym never reaches the world (D36)."""
+        if self._recording.masks.holds(call.arguments) is not None:
+            raise MaskedArgument(
+                f"The call of {call.name} was not made: its arguments hold a pseudonym of the recording.",
+                hint="Replay with the originals (ANTIPHON_REPLAY_KEY), or answer it from the recording.",
+            )
 
     def _recorded(self, call: RecordedCall, source: str = "recording") -> Answer:
         self.tool_hits += 1

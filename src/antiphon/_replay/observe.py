@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 import orjson
 
 from antiphon._diff import FieldDiff, diff_values, nearest
+from antiphon._replay.masks import NotCompared
 from antiphon._replay.recording import ORDERED, RecordedCall, Recording, full_name
 from antiphon._scope import ORPHAN_LANE, Site
 from antiphon.contract.events import Event
 from antiphon.ports import Invocation
 
+_OF_MASKED = ("digest", "key", "variant", "nth")
+"""Fields of a call that are made from its arguments."""
 NOTES_ONLY = frozenset({"providerRequest", "key", "unmapped"})
 """Fields of a model call whose difference is reported but is no divergence: the canonical request decides (D14)."""
 _ON_THE_WAY = frozenset({"miss", "changed", "type", "extra", "draw"})
@@ -106,6 +109,8 @@ class Observer:
         """What the recording did after the first divergence and the replay did not, in words."""
         self._first: int | None = None
         """The recorded event at which the replay went its own way."""
+        self.not_compared: dict[tuple[int, str], NotCompared] = {}
+        """Masked values that could not be compared without the key of the run."""
         self._silent: set[str] = set()
         """Lanes that have gone their own way: what follows there is a consequence."""
 
@@ -195,7 +200,7 @@ class Observer:
             return  # it was found by the digest of its arguments: no True stands for a 1 there
         if equal(row.payload, recorded.payload):
             return
-        payload = self._present(row.payload)
+        payload = self.agreed(recorded, self._present(row.payload), _words(row.type, row.payload))
         if equal(payload, recorded.payload):
             return
         differences = diff_values(_comparable(recorded.payload), _comparable(payload), limit=_SHOWN)
@@ -206,6 +211,21 @@ class Observer:
         elif row.type == "call.started":
             left = {name: recorded.payload.get(name) for name in NOTES_ONLY}
             self.notes += diff_values(left, {name: payload.get(name) for name in NOTES_ONLY}, limit=5)
+
+    def agreed(self, recorded: Event, payload: dict[str, Any], what: str) -> dict[str, Any]:
+        """The live *payload* with the recorded values where masks let both count as equal (D36)."""
+        masks = self.recording.masks_of(recorded)
+        if not masks:
+            return payload
+        payload, left = self.recording.masks.agree(recorded.payload, payload, masks, recorded.seq, what)
+        self.left_out(left)
+        same = {name: recorded.payload[name] for name in _OF_MASKED if name in payload and name in recorded.payload}
+        return {**payload, **same}
+
+    def left_out(self, found: Sequence[NotCompared]) -> None:
+        """Take down what could not be compared, each place once."""
+        for one in found:
+            self.not_compared.setdefault((one.seq, one.path), one)
 
     def missed(self, call: Invocation) -> DivergenceFound:
         """The recording has no such call: say which one comes nearest, and what differs."""

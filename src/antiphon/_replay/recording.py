@@ -15,10 +15,24 @@ import msgspec
 import orjson
 
 from antiphon._drive import AFTER, was_given_up
-from antiphon.contract.events import Event, RunManifest, sum_holds, type_not_kept
+from antiphon._replay.masks import MaskRules, NotCompared
+from antiphon.contract.events import (
+    MASKS,
+    PSEUDONYMS,
+    RAW_DIGEST,
+    Event,
+    RunManifest,
+    spilled,
+    sum_holds,
+    type_not_kept,
+)
 from antiphon.errors import ArtifactError, Divergence, InvalidInput
 from antiphon.ports import Answer
+from antiphon.redact import Mask
+from antiphon.redact._pointers import masks_in, pseudonyms_of
+from antiphon.redact._standins import is_credential
 
+_COMES_IN = frozenset({"run.started", "interaction.started", "call.finished", "call.chunk"})
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 READ_AHEAD = 32
@@ -83,10 +97,22 @@ def full_name(payload: Mapping[str, Any]) -> str:
 class Recording:
     """The recording of one run."""
 
-    def __init__(self, manifest: RunManifest, journal: Events, resolve: Any = None) -> None:
+    def __init__(self, manifest: RunManifest, journal: Events, resolve: Any = None, opened: Any = None) -> None:
         self.manifest = manifest
         self._journal = journal
         self._resolve = resolve
+        self._opened = opened
+        """Gives an event its originals back."""
+        self.masks = MaskRules()
+        self.masks.has_key = opened is not None
+        self.credentials: set[int] = set()
+        """Starts of calls with masked credentials."""
+        self.digests: dict[str, str] = {}
+        """Digest of a call's arguments as they were -> the recorded one, made from pseudonyms."""
+        self.is_old = bool(manifest.salt)
+        """Made by release 0.1.0: it holds placeholders, and what stood there is lost."""
+        self.view: Any = None
+        """Masks what a report says of live and recorded values."""
         self.calls: dict[Key, RecordedCall] = {}
         self.by_name: dict[str, list[RecordedCall]] = {}
         self.draws: dict[tuple[str, str, int], Any] = {}
@@ -113,9 +139,9 @@ class Recording:
         self._requests: dict[tuple[Any, bytes | None], int] = {}
 
     @classmethod
-    def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None) -> Recording:
+    def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None, opened: Any = None) -> Recording:
         """Read the run once, in batches."""
-        recording = cls(manifest, journal, resolve)
+        recording = cls(manifest, journal, resolve, opened)
         for event in _all_events(journal, manifest.id):
             recording._add(event)
         recording._open.clear()
@@ -130,6 +156,8 @@ class Recording:
         held = sum_holds(event)
         if held is False:
             self.altered.append(event.seq)
+        if MASKS in event.meta or PSEUDONYMS in event.meta:
+            event = self._add_masks(event)
         kind = event.type
         if kind == "run.started":
             if self.first is not None:  # resumed: the code began again, and finished calls were answered from records
@@ -156,6 +184,43 @@ class Recording:
                 self._parents[event.lane] = event.parent
         self._keep(event)
 
+    def _add_masks(self, event: Event) -> Event:
+        masks = self.masks
+        comes_in = event.type in _COMES_IN
+        for text, kind in pseudonyms_of(self._whole(event) if spilled(event) else event):
+            masks.pseudonyms[text] = kind
+            if comes_in:
+                masks.arrived.setdefault(text, event.seq)
+        if event.type == "call.started" and any(is_credential(mask.kind) for mask in self.masks_of(event)):
+            self.credentials.add(event.seq)
+        event = self._unsealed(event)
+        raw, digest = event.meta.get(RAW_DIGEST), event.payload.get("digest")
+        if isinstance(raw, str) and isinstance(digest, str):
+            self.digests[raw] = digest
+        return event
+
+    def masks_of(self, event: Event, *fields: str) -> list[Mask]:
+        """Where the event is masked; only below *fields* of its payload, if any are named."""
+        found = list(masks_in(event.meta.get(MASKS)))
+        return [m for m in found if not fields or m.pointer.split("/")[1] in fields]
+
+    def alike(self, lane: str, name: str, arguments: Any) -> tuple[RecordedCall, list[NotCompared]] | None:
+        """The first call of that name in the lane that nobody has asked for and that differs only where masks are."""
+        for call in self.by_name.get(name, ()):
+            if call.used or call.lane != lane:
+                continue
+            event = self.event(call.started)
+            masks = self.masks_of(event, "arguments", "request")
+            if not masks:
+                continue
+            field = "arguments" if "arguments" in event.payload else "request"
+            recorded, live = {field: event.payload.get(field)}, {field: arguments}
+            agreed, left = self.masks.agree(recorded, live, masks, event.seq, name)
+            own = {field: arguments} == recorded
+            if agreed == recorded and not (own and not self.masks.same_credentials(event.payload, masks)):
+                return call, left
+        return None
+
     def _add_call(self, event: Event, sealed: bool) -> None:
         call = RecordedCall.of(event)
         if call.key not in self.calls:  # a tool that was tried again makes its inner calls again: the first one stands
@@ -163,7 +228,7 @@ class Recording:
             self.by_name.setdefault(call.name, []).append(call)
         self._open[call.call] = call
         self._by_id[call.call] = call
-        if "keyOf" not in event.payload:
+        if "keyOf" not in event.payload and (self._opened is None or MASKS not in event.meta):
             self.plain.add(call.digest)
             if sealed and "variant" in event.payload:
                 body = _bytes(event.payload.get("providerRequest"))
@@ -189,6 +254,7 @@ class Recording:
 
     def rewind(self) -> None:
         """Forget which calls were asked for."""
+        self.masks.rewind()
         for call in self.calls.values():
             call.used = 0
 
@@ -215,7 +281,7 @@ class Recording:
     def _keep(self, event: Event) -> None:
         """Hold small events in memory; one with spilled parts is brought back when it is needed."""
         size = _rough_size(event.payload, KEEP_EVENT_BYTES)
-        if any(type(value) is dict and "$blob" in value for value in event.payload.values()):
+        if spilled(event):
             return
         if size <= KEEP_EVENT_BYTES and self._kept_bytes + size <= KEEP_TOTAL_BYTES:
             self._kept[event.seq] = event
@@ -235,11 +301,14 @@ class Recording:
         """An event from the log, and those behind it, which will be asked for next."""
         if seq not in self._window:
             rows = self._journal.events(self.manifest.id, start=seq, stop=seq + READ_AHEAD)
-            self._window = {event.seq: event for event in rows}
+            self._window = {event.seq: self._unsealed(event) for event in rows}
         try:
             return self._window[seq]
         except KeyError:
             raise ArtifactError(f"Event {seq} of run {self.manifest.id} cannot be read.") from None
+
+    def _unsealed(self, event: Event) -> Event:
+        return event if self._opened is None else self._opened(event)
 
     def _whole(self, event: Event) -> Event:
         return event if self._resolve is None else self._resolve(event)
@@ -262,7 +331,12 @@ class Recording:
 
     def find(self, lane: str, name: str, digest: str, nth: int) -> RecordedCall | None:
         """The recorded call of exactly this place and content."""
-        return self.calls.get(Key(lane, name, digest, nth))
+        found = self.calls.get(Key(lane, name, digest, nth))
+        if found is not None and found.started in self.credentials:
+            event = self.event(found.started)
+            if not self.masks.same_credentials(event.payload, self.masks_of(event)):
+                return None
+        return found
 
     def answer(self, call: RecordedCall, *, source: str = "recording", realtime: bool = False) -> Answer:
         """What the recording says came of *call*; errors stay errors, *realtime* brings the pauses of a stream."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from antiphon._replay.masks import KEY_HINT, has_effect
 from antiphon._replay.observe import DivergenceFound, Observer
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon.errors import InvalidInput, ReplayMiss
@@ -52,8 +53,16 @@ class StrictInvoker:
         site = call.site
         found = self._recording.find(site.lane, call.name, call.digest, site.nth)
         if found is None:
-            self.missed.append(call)
-            raise self._miss(self._observer.missed(call))
+            alike = self._recording.alike(site.lane, call.name, call.arguments)
+            if alike is None:
+                self.missed.append(call)
+                raise self._miss(self._observer.missed(call))
+            found, left = alike
+            self._observer.left_out(left)
+            if left and has_effect(self._recording.event(found.started)):
+                what = f"{call.kind} {call.name}"
+                lost = DivergenceFound("masked", site.lane, site.index, found.started, what, note=KEY_HINT)
+                self._observer.add(lost)
         return found
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:

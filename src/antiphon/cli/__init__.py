@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "test": ("antiphon.cli.replay:test", "replay a folder of golden runs as tests"),
     "export": ("antiphon.cli.artifacts:export", "write a run as one readable JSON document"),
     "import": ("antiphon.cli.artifacts:import_", "read an artifact (.antiphon or .kurral) into the store"),
+    "replay-key": ("antiphon.cli.artifacts:replay_key", "print the key that opens the originals of recordings"),
     "scan": ("antiphon.cli.artifacts:scan", "find secrets in files without printing them"),
     "gc": ("antiphon.cli.admin:gc", "delete old runs by age, count or size"),
     "claims": ("antiphon.cli.admin:claims", "list, show, clear, resolve or flush claim records"),

@@ -35,6 +35,7 @@ def export(arguments: argparse.Namespace) -> int:
       antiphon export --latest --upload    # to the bucket of [artifacts]; exit code 1 while uploads are pending
       antiphon export --waiting            # send what earlier uploads could not
     """
+    from antiphon.ops.golden import steps_with_key
     from antiphon.ops.runs import find_run
 
     _check(arguments)
@@ -45,10 +46,45 @@ def export(arguments: argparse.Namespace) -> int:
         if arguments.upload:
             return _upload(app, manifest, arguments)
         path, size = _write(app, manifest, arguments)
+        steps = steps_with_key(app, manifest)
     if arguments.output == "-":
         print(f"{manifest.id}  {size} bytes", file=sys.stderr)
     else:
-        ui.output(arguments, {"run": manifest.id, "file": str(path), "bytes": size}, f"{path}  {size} bytes")
+        wire = {"run": manifest.id, "file": str(path), "bytes": size, "needsKey": steps}
+        ui.output(arguments, wire, f"{path}  {size} bytes")
+    if steps and not arguments.json:
+        print(
+            f"These steps need the key in CI (ANTIPHON_REPLAY_KEY, see antiphon replay-key):{_list(steps)}",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _list(steps: list[str]) -> str:
+    return "".join(f"\n  {step}" for step in steps)
+
+
+@command(CONFIG)
+def replay_key(arguments: argparse.Namespace) -> int:
+    """Print the key that opens the originals of recordings made with this store, for ANTIPHON_REPLAY_KEY elsewhere.
+
+    It opens recordings only, never claim records. Keep it where the other secrets of your CI are.
+
+    example:
+      antiphon replay-key | gh secret set ANTIPHON_REPLAY_KEY
+    """
+    from antiphon.config.wiring import sealer_of
+    from antiphon.ops.admin import note
+
+    with application(arguments) as app:
+        sealer = sealer_of(app.config, app.store)()
+        if sealer is None:
+            raise NotFound(
+                "This store has no seal key, so its recordings hold no originals.",
+                hint="Name a key file: [store] seal_key_file.",
+            )
+        note(app, "replay-key", {})
+        print(sealer.replay_key.hex())
     return 0
 
 

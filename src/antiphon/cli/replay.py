@@ -58,6 +58,7 @@ _OPTIONS = (
         flag("--no-execute", "do not run the agent's code; only check the recording"),
         flag("--verify", "also ask the model, to find refusals that appeared or disappeared"),
         flag("--realtime", "replay streams with their recorded timing"),
+        flag("--masked", "give the code pseudonyms, as a machine without the key of the recording does"),
         no_sandbox("the code"),
     ),
     group(
@@ -130,7 +131,7 @@ def replay(arguments: argparse.Namespace) -> int:
         "samples",
         "baseline",
     )
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in (*same, "realtime")}
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in (*same, "realtime", "masked")}
     options |= {
         "execute": not arguments.no_execute,
         "prompt": _prompt(arguments.prompt),
@@ -175,11 +176,26 @@ def _more(data: dict[str, Any]) -> Iterator[str]:
         money = f", {saved['cost']:.4f} in money" if saved.get("cost") else ""
         paid = plural(saved.get("tokens", 0), "token")
         yield f"Answered from the recording: {plural(saved['calls'], 'call')}, {paid}{money}"
+    yield from masked_lines(data.get("masked") or {})
     if data.get("ambiguousLanes"):
         yield f"Ambiguous lanes: {len(data['ambiguousLanes'])} (name parallel work with antiphon.branch)"
     shown = next((found["show"] for found in data["divergences"] if "show" in found), None)
     if shown:
         yield f"Show the recorded side: {shown}"
+
+
+def masked_lines(masked: dict[str, Any]) -> Iterator[str]:
+    """How masked values were used, and which were not compared."""
+    left = masked.get("notCompared", [])
+    if left:
+        places = "; ".join(f"{one['what']} {one['path']} ({one['kind']})" for one in left[:3])
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        yield f"Masked values not compared: {len(left)} ({places}{more})"
+    elif masked.get("values"):
+        how = "originals" if masked.get("originals") else "pseudonyms"
+        yield f"Masked values: {masked['values']}, all compared ({how})"
+    if masked.get("note"):
+        yield f"Note: {masked['note']}"
 
 
 def _leave_network(app: Any) -> None:
@@ -233,6 +249,7 @@ def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:
     argument("--junit", metavar="FILE", type=Path, help="write JUnit XML"),
     argument("--markdown", metavar="FILE", type=Path, help="write a summary for a pull request"),
     argument("--html", metavar="FILE", type=Path, help="write the results as one page"),
+    flag("--masked", "give the code pseudonyms, as a machine without the key of the recordings does"),
     no_sandbox("the code"),
     CONFIG,
     JSON,
@@ -260,6 +277,7 @@ def test(arguments: argparse.Namespace) -> int:
         sandbox=not arguments.no_sandbox,
         model=arguments.model,
         entry=arguments.entry,
+        masked=arguments.masked,
     )
     results = []
     places = golden.collect(arguments.places)
@@ -303,3 +321,7 @@ def _tell(result: golden.Result) -> None:
     for reason in result.reasons:
         shown = ui.dim(reason) if result.status == "pass" else reason
         print(f"    {shown}")
+    masked = result.report.get("masked") or {}
+    if masked.get("notCompared") or masked.get("note"):
+        for line in masked_lines(masked):
+            print(f"    {ui.dim(line)}")

@@ -92,6 +92,7 @@ def _runs(rows: list[dict[str, Any]], total: int) -> Iterator[str]:
         argument("--diff", type=int, nargs=2, metavar=("N", "M"), help="what differs between events N and M"),
         argument("--html", metavar="FILE", help="also write the run as one page"),
     ),
+    flag("--reveal", "show the originals of masked values; leaves a line in the audit log"),
     CONFIG,
     JSON,
 )
@@ -110,12 +111,15 @@ def show(arguments: argparse.Namespace) -> int:
 
     check_run(arguments)
     with _opened(arguments) as (app, manifest):
+        reveal = arguments.reveal
+        if reveal:
+            _revealed(app, manifest.id, arguments)
         if arguments.event is not None:
-            ui.print_json(one_event(app, manifest.id, arguments.event).to_wire())
+            ui.print_json(one_event(app, manifest.id, arguments.event, reveal=reveal).to_wire())
         elif arguments.context is not None:
-            _context(context_of(app, manifest.id, arguments.context), arguments.json)
+            _context(context_of(app, manifest.id, arguments.context, reveal=reveal), arguments.json)
         elif arguments.diff is not None:
-            first, second = (one_event(app, manifest.id, seq) for seq in arguments.diff)
+            first, second = (one_event(app, manifest.id, seq, reveal=reveal) for seq in arguments.diff)
             _diff(first.payload, second.payload, arguments)
         else:
             tree = timeline(app, manifest)
@@ -154,6 +158,18 @@ def _page(app: Any, manifest: Any, tree: dict[str, Any], name: str) -> str:
     calls = (call_of(app, recording, call) for call in recording.top_calls())
     Path(name).write_text(render_run(given, calls), encoding="utf-8")
     return ui.dim(f"page: {name}")
+
+
+def _revealed(app: Any, run: str, arguments: argparse.Namespace) -> None:
+    """Note who looked at originals; without one event to look at there is nothing to reveal."""
+    from antiphon.errors import InvalidInput
+    from antiphon.ops.admin import note
+
+    chosen = [arguments.event, arguments.context, *(arguments.diff or ())]
+    events = [seq for seq in chosen if seq is not None]
+    if not events:
+        raise InvalidInput("--reveal needs --event, --context or --diff.", hint="antiphon show RUN --event 3 --reveal")
+    note(app, "reveal", {"run": run, "events": events})
 
 
 def _context(context: dict[str, Any], as_json: bool) -> None:

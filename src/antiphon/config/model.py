@@ -180,6 +180,8 @@ class RedactSection(Section, frozen=True):
 
     personal_data: bool = True
     """Redact e-mail addresses and phone, card and account numbers in artifacts and the run log."""
+    keep_sealed: bool = True
+    """Keep the originals of redacted values sealed (encrypted) in the run log, so that a replay can use them."""
     fields: tuple[str, ...] = ()
     """Additional field names whose values are secret."""
     rules: tuple[RuleSection, ...] = ()

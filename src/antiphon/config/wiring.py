@@ -26,6 +26,8 @@ from antiphon.ports import Blobs, Clock, Listener, Store
 if TYPE_CHECKING:
     from antiphon._gateway.plan import Dependencies
     from antiphon._gateway.report import Metrics
+    from antiphon._recording.seals import KeyRing
+    from antiphon._seal import Sealer
     from antiphon.blobs.s3 import Bucket, S3Objects
     from antiphon.redact import Rules
 
@@ -265,6 +267,57 @@ def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
         return Sealer.from_text(given) if isinstance(given, str) else Sealer(given)
 
     return sealer
+
+
+REPLAY_KEY = "ANTIPHON_REPLAY_KEY"
+"""Keys, separated by commas, that open the originals of recordings made elsewhere."""
+
+
+def key_ring_of(config: Config, store: Store) -> KeyRing:
+    """The keys that wrap the keys of runs: derived from the store's seal key, or given for recordings of another."""
+    from antiphon._recording.seals import KeyRing
+
+    sealer = sealer_of(config, store)
+    in_process = store.in_process
+
+    @functools.cache
+    def wrapping() -> Sealer | None:
+
+        found = next(iter(given()), None) if in_process else None
+        if found is None and not (in_process and _key_file(config, store) is None):
+            own = sealer()
+            found = None if own is None else own.for_replay()
+        return found
+
+    @functools.cache
+    def given() -> tuple[Sealer, ...]:
+        from antiphon._seal import Sealer
+
+        texts = process_environment().get(REPLAY_KEY, "").split(",")
+        return tuple(Sealer.from_text(text) for text in texts if text.strip())
+
+    @functools.cache
+    def opening() -> tuple[Sealer, ...]:
+        from antiphon._seal import Sealer
+
+        file = _key_file(config, store)
+        own: list[Sealer] = []
+        if getattr(store, "seal_key", None) is not None:
+            own.append(sealer())
+        elif file is not None and file.exists():
+            own.append(Sealer.from_key_file(file))
+        return (*given(), *(found.for_replay() for found in own))
+
+    return KeyRing(wrapping, opening, in_process=in_process)
+
+
+def _key_file(config: Config, store: Store) -> Path | None:
+    """The key file of a store; of one in this process that of the project's store, if it has one."""
+    own = seal_key_file(config, store)
+    if own is not None or not store.in_process:
+        return own
+    default = home() / "antiphon.db.seal-key"
+    return default if default.exists() else None
 
 
 def metrics_of(config: Config) -> Metrics:

@@ -24,6 +24,7 @@ marks and ids are ``meta``: they may differ between two runs that did the same.
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -32,7 +33,8 @@ import orjson
 from antiphon.contract._base import UNSET, Millis, UnsetType, Value
 
 _sha256 = hashlib.sha256
-EVENT_VERSION = 1
+EVENT_VERSION = 2
+"""1: release 0.1.0, with placeholders and with references to large parts inside payloads."""
 UNSERIALISABLE = "$unserialisable"
 """The name that stands in place of a value that has no form in a recording, with the name of its type."""
 RunStatus = Literal["running", "completed", "failed", "interrupted", "cancelled"]
@@ -98,6 +100,9 @@ class RunManifest(Value, frozen=True):
     session: str | None = None
     entry: str | None = None
     salt: str = ""
+    """Of release 0.1.0: what its placeholders were made with."""
+    seal: dict[str, str] = {}
+    """The run's key, wrapped under a key of the store, and the run it was made for."""
     code: CodeVersion = CodeVersion()
     packages: dict[str, str] = {}
     config_digest: str = ""
@@ -109,6 +114,36 @@ class RunManifest(Value, frozen=True):
     tags: dict[str, str] = {}
     events: int = 0
     v: int = EVENT_VERSION
+
+
+MASKS, SEALED, BLOBS, PSEUDONYMS = "masks", "sealed", "blobs", "pseudonyms"
+"""What ``meta`` says beside user data: where stand-ins are, the sealed originals, which parts are blobs, and the
+pseudonyms in the chunks of a stream. User data is never read as any of these."""
+RAW_DIGEST = "rawDigest"
+"""In memory only: the digest of a call's arguments as they were."""
+_OLD_PLACEHOLDER = re.compile(rb"\[secret:[a-z0-9_]{1,40}(?::[0-9a-f]{16})?\]")
+_REF = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def spilled(event: Event) -> dict[str, str]:
+    """The parts of an event that are blobs: name of the payload's field (or ``sealed``) -> reference."""
+    if event.v > 1:
+        found = event.meta.get(BLOBS)
+        named = found if type(found) is dict else {}
+        return {name: ref for name, ref in named.items() if type(ref) is str and _REF.fullmatch(ref)}
+    # release 0.1.0 wrote references in place of the parts
+    return {
+        name: value["$blob"]
+        for name, value in event.payload.items()
+        if type(value) is dict and value.keys() == {"$blob", "bytes"} and _REF.fullmatch(str(value["$blob"]))
+    }
+
+
+def is_masked(event: Event) -> bool:
+    """Whether the payload holds something else than what was there, and its originals were not brought back."""
+    if event.v > 1:
+        return MASKS in event.meta and RAW_DIGEST not in event.meta
+    return _OLD_PLACEHOLDER.search(orjson.dumps(event.payload)) is not None
 
 
 def with_sum(kind: str, body: bytes) -> bytes:

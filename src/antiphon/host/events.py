@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from antiphon._recording.recorder import Recorder, is_spilled, resolve
-from antiphon.contract.events import Event
+from antiphon._recording.recorder import Recorder, whole
+from antiphon.contract.events import Event, is_masked, spilled
 from antiphon.errors import AntiphonError, StoreUnavailable
 from antiphon.host.wire import given_back, kept
 from antiphon.host.workflow.source import event_id
 from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 from antiphon.ports import Blobs, Journal, Row
+from antiphon.redact._pointers import viewed
 
 log = logging.getLogger("antiphon.host")
 
@@ -30,7 +31,6 @@ ASKED = "asked"
 _BATCH = 1000
 _LARGE_BYTES = 16_384
 _LOOK_S = 0.25
-_FEEDS_STATE = frozenset({"run.started", "node.completed"})
 
 
 class RunDamaged(AntiphonError):
@@ -46,14 +46,11 @@ class RunDamaged(AntiphonError):
 
 
 def row_of(recorder: Recorder, told: WorkflowEvent, sequence: int) -> Row:
-    """A workflow event as a row that says whether a later resumption can rely on it."""
+    """A workflow event as a row."""
     meta: dict[str, Any] = {PLACE: sequence, "workflow": True}
-    payload = kept(dict(told.payload))
-    if told.type in _FEEDS_STATE and recorder.present(payload, "")[2]:
-        meta["redacted"] = True
     if told.asked:
         meta[ASKED] = told.asked
-    return recorder.encode(told.type, None, payload, meta)
+    return recorder.encode(told.type, None, kept(dict(told.payload)), meta)
 
 
 def is_large(payload: Mapping[str, Any]) -> bool:
@@ -113,6 +110,8 @@ class Reader(msgspec.Struct, eq=False):
     """The row to read next."""
     rows: list[Event] = []
     """The other rows that were passed on the way: calls and their outcomes."""
+    opened: Callable[[Event], Event] = viewed
+    """Gives an event its originals back, for those who execute; others see masks."""
 
     async def more(self, *, keep_rows: bool = False) -> list[Numbered]:
         """The events that came since the last time."""
@@ -122,7 +121,7 @@ class Reader(msgspec.Struct, eq=False):
                 if event.meta.get("workflow"):
                     found.append(await self._numbered(event))
                 elif keep_rows:
-                    self.rows.append(event)
+                    self.rows.append(self.opened(event))
             self.next = batch[-1].seq + 1
             if len(batch) < _BATCH:
                 break
@@ -142,11 +141,11 @@ class Reader(msgspec.Struct, eq=False):
 
     async def _numbered(self, event: Event) -> Numbered:
         try:
-            payload = event.payload
-            if any(is_spilled(value) for value in payload.values()):
-                payload = await asyncio.to_thread(resolve, payload, self.blobs, self.tenant)
-            told = WorkflowEvent(event.type, given_back(payload), str(event.meta.get(ASKED) or ""))
-            return Numbered(int(event.meta[PLACE]), told, event.at_ms, bool(event.meta.get("redacted")), event.seq)
+            if spilled(event):
+                event = await asyncio.to_thread(whole, event, self.blobs, self.tenant)
+            event = self.opened(event)
+            told = WorkflowEvent(event.type, given_back(event.payload), str(event.meta.get(ASKED) or ""))
+            return Numbered(int(event.meta[PLACE]), told, event.at_ms, is_masked(event), event.seq)
         except StoreUnavailable:
             raise
         except Exception as error:

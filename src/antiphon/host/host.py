@@ -27,6 +27,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.plain import dump
 from antiphon._recording.run import Run
+from antiphon._recording.seals import Originals
 from antiphon._scope import Site
 from antiphon.canonical import canonical_digest
 from antiphon.config.wiring import sealer_of
@@ -503,7 +504,7 @@ class HostRun:
         self._later: list[Row] = []
         """To be written with the next events."""
         self._replaying = ReplayInvoker() if self.is_replay else None
-        self.recorder = self.app.recorder(manifest.id, manifest.salt, invoker=self._replaying)
+        self.recorder = self.app.recorder(manifest, invoker=self._replaying)
         self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
         self.runner = Runner(
             workflow=workflow,
@@ -536,10 +537,13 @@ class HostRun:
         told: list[WorkflowEvent] = []
         rows: list[int] = []
         source = Source(self.manifest.source_run, told, rows)
-        reader = self.reader(self.host, source.run, self.manifest.tenant)
 
         async def load() -> Source:
             if not told or told[-1].type not in TERMINAL:
+                manifest = await self.host.journal.manifest(source.run)
+                reader = self.reader(self.host, source.run, self.manifest.tenant, manifest)
+                told.clear()
+                rows.clear()
                 for event in await reader.more():
                     told.append(event.told)
                     rows.append(event.row)
@@ -549,9 +553,14 @@ class HostRun:
         return Replay(load, Comparison(source, seen), self.host.settings.replay_verify)
 
     @staticmethod
-    def reader(host: Host, run: str, tenant: str) -> Reader:
-        """Reads the workflow events of a run."""
-        return Reader(host.journal, run, host.tenant(tenant).blobs, tenant)
+    def reader(host: Host, run: str, tenant: str, manifest: RunManifest | None = None) -> Reader:
+        """Reads the workflow events of a run: with masks; as they were for those who give its *manifest*."""
+        app = host.tenant(tenant)
+        reader = Reader(host.journal, run, app.blobs, tenant)
+        if manifest is not None:
+            key = app.keys.key_of(manifest)
+            reader.opened = (lambda event: event) if key is None else Originals(key).open
+        return reader
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -573,7 +582,7 @@ class HostRun:
         first = await self.host.journal.append(self.id, rows)
         if over:
             end = {"status": self.state.status, "finished_at_ms": self.app.clock.now_ms(), "events": first + len(rows)}
-            self.manifest = msgspec.structs.replace(self.manifest, **end)
+            self.manifest = self.recorder.with_key(msgspec.structs.replace(self.manifest, **end))
             await self.host.journal.update_run(self.manifest)
         self.host.signals.wake(self.id)
         self._tell(events)
@@ -602,7 +611,7 @@ class HostRun:
 
     def masked(self, payload: dict[str, Any]) -> dict[str, Any]:
         """A payload as it may leave the host."""
-        found: dict[str, Any] = self.recorder.redactor.redact(payload)
+        found: dict[str, Any] = self.recorder.view(payload)
         return found
 
     # -- what its nodes reach ----------------------------------------------------------------------------------------
@@ -683,9 +692,8 @@ class HostRun:
             app = self.app
             source = find_run(app, self.manifest.source_run)
             recording = load_recording(app, source)
-            redactor = app._redactor.with_salt(source.salt)
             kind = AskingInvoker if self.host.settings.replay_verify else AnsweringInvoker
-            return kind(recording, Observer(recording, redactor.redact))
+            return kind(recording, Observer(recording, lambda value: value))
 
         return await self.host.in_thread(self.manifest.tenant, load)
 
@@ -746,7 +754,7 @@ class HostRun:
     @classmethod
     async def resumed(cls, host: Host, manifest: RunManifest, workflow: Workflow) -> HostRun | None:
         """The run as its log left it; ``None`` if nothing is left to do."""
-        reader = cls.reader(host, manifest.id, manifest.tenant)
+        reader = cls.reader(host, manifest.id, manifest.tenant, manifest)
         events = await reader.more(keep_rows=True)
         if not events:
             return None
@@ -758,8 +766,8 @@ class HostRun:
         if run.state.error is None and not run.is_replay and any(event.redacted for event in events):
             run.state.error = {
                 "code": "resume_redacted",
-                "message": "The run was interrupted, and its log holds placeholders for secrets or personal data: "
-                "resuming would send those. Start it again.",
+                "message": "The run was interrupted, and its log holds pseudonyms for secrets or personal data whose "
+                "originals cannot be read: resuming would send those. Start it again.",
             }
         if run.state.open is not None:
             run.models.known = _known_answers(reader.rows, events, run.state.open)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -14,7 +13,6 @@ from msgspec import Meta
 
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.manifest import package_versions
-from antiphon._recording.recorder import is_spilled
 from antiphon.contract._base import decode
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput
@@ -41,11 +39,7 @@ class Options(msgspec.Struct, kw_only=True):
     def given(self) -> dict[str, Any]:
         """The options that were given."""
         names = ("inputs", "tags", "metadata", "configurable")
-        found = {name: value for name in names if (value := getattr(self, name)) is not None}
-        for name, value in found.items():
-            if is_spilled(value):
-                raise InvalidInput(f"'{name}' is a reference to a stored part.", path=f"$.{name}")
-        return found
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 class Start(Options, rename="camel"):
@@ -107,7 +101,6 @@ def _manifest(host: Host, tenant: str, workflow: Workflow, run_id: str, **more: 
         started_at_ms=host.app.clock.now_ms(),
         tenant=tenant,
         workspace=host.app.workspace,
-        salt=more.pop("salt", "") or os.urandom(16).hex(),
         packages=package_versions(),
         graph_digest=host.digests[workflow.id],
         tags={
@@ -130,6 +123,7 @@ async def _create(
     host.check_room(manifest.tenant)
     run = HostRun(host, manifest, workflow, events, new=True)
     rows = await run.rows_of([(told, number) for number, told in enumerate(events)])
+    manifest = run.manifest = run.recorder.with_key(manifest)
     await asyncio.gather(host.journal.append(manifest.id, rows), host.journal.open_run(manifest))
     run.tell_start()
     if not run.is_replay and len(events) == 1:
@@ -158,7 +152,7 @@ async def fork_run(
         raise Rejected(
             422, "workflow_unavailable", f"This host no longer has the workflow {source.name!r} of the source run."
         )
-    recorded = await HostRun.reader(host, source.id, source.tenant).more()
+    recorded = await HostRun.reader(host, source.id, source.tenant, source).more()
     if start >= len(recorded):
         raise Rejected(
             422,
@@ -177,7 +171,7 @@ async def fork_run(
         source.tenant,
         workflow,
         run_id,
-        salt=source.salt,
+        seal=source.seal,
         source_run=source.id,
         replay={"mode": mode, "fromSeq": start},
     )
@@ -194,13 +188,14 @@ def _merged(payload: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str,
 
 
 def _check_branch(events: Sequence[Numbered], overlay: Mapping[str, Any]) -> None:
-    """A branch performs effects: it must not send placeholders in place of what redaction took out."""
+    """A branch performs effects: it must not send pseudonyms whose originals cannot be read."""
     later = [event for event in events if event.redacted and event.sequence > 0]
     if later or (events[0].redacted and "inputs" not in overlay):
         raise Rejected(
             422,
             "fork_point_redacted",
-            "The recorded values hold placeholders for secrets or personal data, and a branch would send those. "
+            "The recorded values hold pseudonyms for secrets or personal data whose originals cannot be read, and a "
+            "branch would send those. "
             "Branch from 0 with the inputs in runOptionsOverlay.",
         )
 

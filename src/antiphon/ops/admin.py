@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from antiphon._drive import drive
 from antiphon._gateway.owner import owner_token
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import RunManifest
@@ -236,6 +237,11 @@ class Admin:
     async def _note(self, act: str, detail: Mapping[str, Any]) -> None:
         given = {name: value for name, value in detail.items() if value not in ("", None)}
         await self._audit().append("admin.act", {"act": act, "by": self.actor, **given}, self._redactor)
+
+
+def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
+    """A line in the audit log for an act that is none of an :class:`Admin`'s."""
+    drive(Admin(app)._note(act, detail))
 
 
 def describe(record: DedupeRecord) -> dict[str, Any]:

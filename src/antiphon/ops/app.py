@@ -17,7 +17,7 @@ from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon.config.load import load
 from antiphon.config.model import Config
-from antiphon.config.wiring import ConfigLike, blobs_of, resolve, rules_of, store_from
+from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
 from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, NotFound
 from antiphon.ops.entry import AGENT_MARK, arguments_of, call_entry, check_arguments, is_arguments, load_entry, name_of
@@ -26,6 +26,7 @@ from antiphon.ports import Blobs, Clock, Invoker, Store, SyncJournal
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
     from antiphon._recording.recorder import Recorder
     from antiphon._recording.run import Run
+    from antiphon._recording.seals import KeyRing
     from antiphon._scope import Write, WriteAsync
     from antiphon.ops.gateways import AsyncGateway, Gateway
     from antiphon.redact import Redactor
@@ -89,28 +90,42 @@ class Antiphon:
     def _redactor(self) -> Redactor:
         from antiphon.redact import Redactor
 
-        return Redactor(rules_of(self.config))
+        return Redactor(rules_of(self.config), salt=os.urandom(16))
+
+    @functools.cached_property
+    def keys(self) -> KeyRing:
+        """The keys that open the originals of recordings."""
+        return key_ring_of(self.config, self.store)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
     def recorder(
         self,
-        run_id: str,
-        salt: str,
+        manifest: RunManifest,
         *,
+        run_id: str | None = None,
         invoker: Invoker | None = None,
         write: Write | None = None,
         write_async: WriteAsync | None = None,
     ) -> Recorder:
-        """What writes the events of a run: to the store, or with *write* and *write_async*."""
-        from antiphon._recording.recorder import Recorder
+        """What writes the events of a run: to the store, or with *write* and *write_async*.
 
+        A run whose key is not at hand gets a new one for what is written from now on.
+        """
+        from antiphon._recording.recorder import Recorder
+        from antiphon._recording.seals import RunKey
+
+        keeps = self.config.redact.keep_sealed
+        key = self.keys.key_of(manifest)
+        run = run_id or manifest.id
         return Recorder(
-            run_id,
+            run,
             store=self.store,
             journal=self.journal,
             clock=self.clock,
-            redactor=self._redactor.with_salt(salt),
+            redactor=self._redactor,
+            key=RunKey.new(run, keeps=keeps) if key is None else key._replace(keeps=keeps),
+            ring=self.keys,
             blobs=lambda: self.blobs,
             tenant=self.tenant,
             workspace=self.workspace,
@@ -150,13 +165,12 @@ class Antiphon:
                 workspace=self.workspace,
                 session=session,
                 entry=entry,
-                salt=os.urandom(16).hex(),
                 code=code_version(function),
                 packages=package_versions(),
                 config_digest=hashlib.sha256(msgspec.json.encode(self.config)).hexdigest(),
                 tags={"owner": owner_token(), **(tags or {})},
             )
-        recorder = self.recorder(manifest.id, manifest.salt)
+        recorder = self.recorder(manifest)
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)
         if resume is not None:
@@ -175,11 +189,16 @@ class Antiphon:
         """Give the code of an interrupted run what it had drawn and heard from its models."""
         from antiphon._recording.recorder import whole
         from antiphon._recording.resumed import EARLIER, Earlier
-        from antiphon.ops.runs import events_of
+        from antiphon.ops.runs import events_of, opener
 
         scope = recorder.scope
+        opened = opener(self, recorder.key, recorder.redactor.pseudonyms)
+        for event in events_of(self, scope.run_id):
+            opened(event)  # what was found before is known from the start
         earlier = Earlier(
-            events_of(self, scope.run_id), lambda event: whole(event, self.blobs, self.tenant), scope.llm_cache
+            events_of(self, scope.run_id),
+            lambda event: opened(whole(event, self.blobs, self.tenant)),
+            scope.llm_cache,
         )
         scope.llm_cache = scope.gateway_state[EARLIER] = earlier
 
@@ -392,7 +411,7 @@ def note_exit(app: Antiphon, run: str, code: int) -> None:
         return
     kept = msgspec.structs.replace(manifest, status="failed", tags={**manifest.tags, EXIT_TAG: str(code)})
     if manifest.status != "failed":  # by an exception, which the run tells
-        recorder = app.recorder(run, manifest.salt)
+        recorder = app.recorder(manifest)
         row = recorder.encode("run.finished", None, {"status": "failed", "error": exit_error(code)}, {})
         last = app.journal.append(run, (row,))
         kept = msgspec.structs.replace(kept, events=last + 1, finished_at_ms=app.clock.now_ms())

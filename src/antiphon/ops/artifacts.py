@@ -51,7 +51,7 @@ def export_run(
     tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
     session = manifest.session
     if session:  # as it was given it lives in the store only
-        session = app.recorder(manifest.id, manifest.salt).redactor.redact(session, "session_id")
+        session = app.recorder(manifest).redactor.redact(session, "session_id")
     manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
 
     def events() -> Iterable[Event]:
@@ -92,19 +92,20 @@ def import_artifact(app: Antiphon, path: Path, *, progress: Progress | None = No
     return _Import(app, read, progress or (lambda events: events)).store()
 
 
-def open_recording(app: Antiphon, wanted: Any) -> Recording:
-    """The recording behind whatever names it; an artifact is imported first."""
+def open_recording(app: Antiphon, wanted: Any, *, masked: bool = False) -> Recording:
+    """The recording behind whatever names it; an artifact is imported first. *masked* leaves its originals sealed."""
     if isinstance(wanted, Run):
-        return load_recording(app, find_run(app, wanted.id))
-    if isinstance(wanted, (str, Path)) and is_artifact(str(wanted)):
-        return load_recording(app, import_artifact(app, Path(wanted)))
-    return load_recording(app, find_run(app, None if wanted is None else str(wanted)))
+        found = find_run(app, wanted.id)
+    elif isinstance(wanted, (str, Path)) and is_artifact(str(wanted)):
+        found = import_artifact(app, Path(wanted))
+    else:
+        found = find_run(app, None if wanted is None else str(wanted))
+    return load_recording(app, found, unseal=not masked)
 
 
 def _from_kurral(app: Antiphon, document: dict[str, Any], path: Path) -> artifact.Document:
     """The document as the run it tells of; checked like an artifact of our own."""
     manifest = kurral.manifest_of(document, tenant=app.tenant, workspace=app.workspace)
-    manifest = msgspec.structs.replace(manifest, salt=os.urandom(16).hex())
     seal = artifact.Seal(manifest)
     events = []
     try:
@@ -184,7 +185,7 @@ class _Import(NamedTuple):
 
     def _write(self, run_id: str) -> RunManifest:
         app, document = self.app, self.document
-        recorder = app.recorder(run_id, document.manifest.salt)
+        recorder = app.recorder(document.manifest, run_id=run_id)
         tags = {name: value for name, value in document.manifest.tags.items() if name not in ("owner", _IMPORTING)}
         tags |= {"imported": tags.get("imported", "antiphon"), "importedId": document.manifest.id}
         tags[_DIGEST] = document.digest

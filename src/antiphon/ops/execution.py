@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import orjson
@@ -17,6 +18,7 @@ from antiphon._replay.recording import Recording, full_name
 from antiphon._replay.setup import Setup, recorded_setup
 from antiphon._replay.strict import StrictInvoker, VerifyInvoker
 from antiphon._scope import Site
+from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
 from antiphon.errors import Divergence, ReplayMiss
 from antiphon.ops.app import Antiphon, using
@@ -26,6 +28,9 @@ from antiphon.ops.runs import load_recording, replay_manifest
 from antiphon.ops.sandbox import Sandbox, outside, sandboxed
 from antiphon.ops.side_effects import Known
 from antiphon.ports import Row
+
+if TYPE_CHECKING:
+    from antiphon.redact import Redactor
 
 QUIET_S = 10
 
@@ -123,8 +128,7 @@ def watched(
     ask: Callable[[dict[str, Any]], Any] | None = None,
 ) -> tuple[StrictResult, Run]:
     """A run that the recording answers and is compared with, for whoever calls the code (see ``Run.attached``)."""
-    redactor = app._redactor.with_salt(recording.manifest.salt)
-    observer = Observer(recording, lambda value: orjson.loads(redactor.redact_bytes(dump(value))[0]))
+    observer = Observer(recording, _presenter(app, recording))
     observer.untouched()
     if verify:
         invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=outside, realtime=realtime)
@@ -142,7 +146,7 @@ def watched(
             result.interactions.append(payload.get("output"))
         return Seen(kind, site, payload, meta)
 
-    def compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Any:
+    def compose(kind: str, site: Site, payload: bytes, meta: bytes, masking: Any = None) -> Any:
         return encode(kind, site, orjson.loads(payload), orjson.loads(meta))
 
     def see(rows: Sequence[Any]) -> None:
@@ -151,17 +155,20 @@ def watched(
     async def see_async(rows: Sequence[Any]) -> None:
         observer.see(rows)
 
-    recorder = app.recorder(
-        recording.manifest.id, recording.manifest.salt, invoker=invoker, write=see, write_async=see_async
-    )
+    recorder = app.recorder(recording.manifest, invoker=invoker, write=see, write_async=see_async)
+    old = app._redactor.for_old_run(recording.manifest.salt) if recording.is_old else None
 
-    def present(arguments: Any, digest: str) -> tuple[Any, str, bool]:
-        return (arguments, digest, False) if digest in recording.plain else recorder.present(arguments, digest)
+    def present(arguments: Any, digest: str) -> tuple[Any, str, Any]:
+        """Live values are compared as they are; a call is found by the digest that was recorded for its arguments."""
+        if old is not None and digest not in recording.plain:
+            return _as_before(old, arguments, digest)
+        if type(arguments) is str:  # the name of a branch
+            return (recorder.present(arguments, digest)[0] if recording.masks.has_key else arguments), digest, None
+        return arguments, recording.digests.get(digest, digest), None
 
-    def shown(arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, bool]:
-        if digest in recording.plain:
-            return dump(arguments), digest, False
-        return recorder.shown(arguments, digest, canonical)
+    def shown(arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
+        value, digest, _ = present(arguments, digest)
+        return dump(value), digest, None
 
     recorder.scope.encode, recorder.scope.compose = encode, compose
     recorder.scope.present, recorder.scope.shown = present, shown
@@ -172,14 +179,33 @@ def watched(
     return result, Run(recorder, recording.manifest)
 
 
+def _presenter(app: Antiphon, recording: Recording) -> Callable[[Any], Any]:
+    """How a live value is laid beside a recorded one: as plain JSON; with placeholders for a recording of 0.1.0."""
+    if not recording.is_old:
+        return lambda value: orjson.loads(dump(value))
+    redactor = app._redactor.for_old_run(recording.manifest.salt)
+    return lambda value: orjson.loads(redactor.redact_bytes(dump(value))[0])
+
+
+def _as_before(redactor: Redactor, arguments: Any, digest: str) -> tuple[Any, str, Any]:
+    """Arguments as release 0.1.0 wrote them: with placeholders, and with a digest of those."""
+    clean, changed = redactor.redact_bytes(dump(arguments))
+    if not changed:
+        return arguments, digest, None
+    value = orjson.loads(clean)
+    return value, hashlib.sha256(canonical_json(value)).hexdigest(), None
+
+
 def _compare_end(recording: Recording, observer: Observer, payload: dict[str, Any]) -> None:
     if recording.last is None:
         return
-    recorded = recording.event(recording.last.seq).payload
+    event = recording.event(recording.last.seq)
+    recorded = event.payload
+    live = observer.agreed(event, observer.presented(payload), "run.finished")
     if len(payload.get("error", ())) == 1:
         known = {"class": (recorded.get("error") or {}).get("class", "")}
         recorded = {**recorded, "error": known}
-    differences = diff_values(recorded, observer.presented(payload), limit=50)
+    differences = diff_values(recorded, live, limit=50)
     if differences:
         place = len(recording.lanes.get("0", ()))
         kind = "error" if payload["status"] != recorded.get("status") else "output"
@@ -291,7 +317,7 @@ def execute_exploring(
         realtime=wanted.realtime,
     )
     manifest = replay_manifest(app, recording.manifest, kind, status="running", finished_at_ms=None, events=0)
-    recorder = app.recorder(manifest.id, manifest.salt, invoker=invoker)
+    recorder = app.recorder(manifest, invoker=invoker)
     asked: dict[str, tuple[str, str]] = {}
 
     def remember(kind: str, call: str, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -307,12 +333,27 @@ def execute_exploring(
             remember(kind, site.call, payload, meta)
         return recorder.encode(kind, site, payload, meta)
 
-    def compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
+    def compose(kind: str, site: Site, payload: bytes, meta: bytes, masking: Any = None) -> Row:
         if kind in ("call.started", "call.finished"):
             remember(kind, site.call, orjson.loads(payload), orjson.loads(meta))
-        return recorder.compose(kind, site, payload, meta)
+        return recorder.compose(kind, site, payload, meta, masking)
+
+    known = {call.digest for call in recording.calls.values()}
+
+    def found_by(raw: str, masked: str) -> str:
+        """The digest that the recording knows a call by; one that it does not know is written with its own masks."""
+        return recording.digests.get(raw) or (raw if raw in known else masked)
+
+    def present(arguments: Any, digest: str) -> tuple[Any, str, Any]:
+        value, masked, masking = recorder.present(arguments, digest)
+        return value, found_by(digest, masked), masking
+
+    def shown(arguments: Any, digest: str, canonical: bytes | None = None) -> tuple[bytes, str, Any]:
+        data, masked, masking = recorder.shown(arguments, digest, canonical)
+        return data, found_by(digest, masked), masking
 
     recorder.scope.encode, recorder.scope.compose = encode, compose
+    recorder.scope.present, recorder.scope.shown = present, shown
     run = Run(recorder, manifest)
     run.input = wanted.given if wanted.given is not None else recording.input()
     args, kwargs = arguments_of(run.input)

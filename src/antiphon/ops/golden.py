@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
 from xml.sax.saxutils import escape
 
+from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, NotFound
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.replay import Mode, replay
@@ -27,6 +28,7 @@ class Options(NamedTuple):
     sandbox: bool = True
     model: str | None = None
     entry: str | None = None
+    masked: bool = False
 
 
 class Result(NamedTuple):
@@ -47,7 +49,10 @@ class Result(NamedTuple):
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form."""
-        kept = ("replayType", "executed", "determinismScore", "changes", "ars", "divergences", "blocked", "verdict")
+        kept = (
+            *("replayType", "executed", "determinismScore", "changes", "ars"),
+            *("divergences", "blocked", "masked", "verdict"),
+        )
         return {
             "path": self.path,
             "status": self.status,
@@ -96,6 +101,7 @@ def check(path: Path, options: Options, code_of: Callable[[AntiphonError], int] 
                 model=options.model,
                 sandbox="process" if options.sandbox else False,
                 keep=False,
+                masked=options.masked,
             )
     except AntiphonError as error:
         took = time.perf_counter() - began
@@ -106,6 +112,20 @@ def check(path: Path, options: Options, code_of: Callable[[AntiphonError], int] 
     if not data["executed"] and not reasons:
         reasons = ["the recording names no entry point: only the recording itself was checked"]
     return Result(str(path), report.verdict, time.perf_counter() - began, data, reasons, report.exit_code)
+
+
+def steps_with_key(app: Antiphon, manifest: RunManifest) -> list[str]:
+    """What a replay of this run without its key would not pass: steps that compute on originals (a hash of an address).
+
+    Empty if it has no masked values, if its originals cannot be read here either, or if its code is not at hand.
+    """
+    if not manifest.entry or not manifest.seal or app.keys.key_of(manifest) is None:
+        return []
+    try:
+        report = replay(manifest.id, app=app, mode="strict", masked=True, keep=False)
+    except AntiphonError:
+        return []
+    return [found["message"] for found in report.divergences]
 
 
 def check_all(

@@ -54,13 +54,15 @@ def replay(
     realtime: bool = False,
     sandbox: Sandbox = True,
     keep: bool = True,
+    masked: bool = False,
     fence: Sandbox | None = None,
 ) -> Report:
     """Replay a run by object, id, unique prefix, ``latest`` or artifact path.
 
     Without *mode* the kind is decided by the determinism score and the changes found: strict (A) answers everything
     from the recording; explore (B) asks the model again and blocks side effects. *verify* asks the model beside a
-    strict replay, to find refusals that came or went.
+    strict replay, to find refusals that came or went. *masked* replays with pseudonyms although the originals could be
+    read, as a machine without the key does.
     """
     app = app or current()
     if fence is not None:
@@ -68,7 +70,7 @@ def replay(
         sandbox = fence
     if samples < 1:
         raise InvalidInput("A replay takes at least one sample.", path="samples")
-    recording = open_recording(app, run_or_id)
+    recording = open_recording(app, run_or_id, masked=masked)
     for seq, changes in (edits or {}).items():
         for path, value in changes.items():
             recording.edit(seq, path, value)
@@ -116,7 +118,7 @@ def replay(
             keep_strict(app, recording, data, [] if strict is None else strict.invoker.refusals)
     else:
         data = _explore(app, recording, function, wanted, before, head, floor, embedder)
-    report = Report(data, recording)
+    report = Report(shown(recording, data), recording)
     if verbose:
         sys.stdout.write(report.text())
     return report
@@ -137,6 +139,14 @@ def _check_settable(recording: Recording, asked: list[str]) -> None:
             refused = [names.get(name, name) for name in asked if names.get(name, name) not in meta["settable"]]
             if refused:
                 raise not_settable(str(meta.get("transport")), refused)
+
+
+_OURS = frozenset({"sourceRun", "replayRun", "sampleRuns", "masked", "ars", "saved", "determinismParts", "spread"})
+
+
+def shown(recording: Recording, data: dict[str, Any]) -> dict[str, Any]:
+    """The report with masks in place of secrets: both sides were compared as they are."""
+    return {name: value if name in _OURS else recording.view(value) for name, value in data.items()}
 
 
 def _plan(

@@ -278,6 +278,7 @@ def strict_report(
         "divergenceCount": observer.total,
         "consequences": observer.consequences,
         "notes": [note.to_wire() for note in observer.notes],
+        "masked": _masked(recording, list(observer.not_compared.values())),
         "ambiguousLanes": sorted(recording.ambiguous),
         "saved": _saved(app, recording, answered),
         **_scored(
@@ -325,6 +326,24 @@ def _unanswerable(changes: Mapping[str, Any], divergences: Sequence[Any]) -> lis
     return [f"{said}: a strict replay has no answer for a changed request; score the change with --explore"]
 
 
+def _masked(recording: Recording, left: Sequence[Any]) -> dict[str, Any]:
+    """How the masked values of a recording were used, and which of them were not compared."""
+    rules = recording.masks
+    note = ""
+    if recording.is_old:
+        note = "the recording was made by release 0.1.0: masked values are compared by kind and pattern only"
+    elif rules.lost:
+        note = f"the originals of {rules.lost} events cannot be read: they are damaged, or come from another store"
+    elif rules.pseudonyms and not rules.has_key:
+        note = "the code got pseudonyms: set ANTIPHON_REPLAY_KEY to replay with the originals"
+    found = {
+        "values": len(rules.pseudonyms),
+        "originals": rules.has_key,
+        "notCompared": [one.to_wire() for one in left],
+    }
+    return {**found, "note": note} if note else found
+
+
 def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, Any]:
     """What ended the agent, where that was a refusal or an exception."""
     if refusals:
@@ -343,7 +362,7 @@ def keep_strict(app: Antiphon, recording: Recording, data: dict[str, Any], refus
     manifest = replay_manifest(app, recording.manifest, data["replayType"], replay=details, status=status)
     manifest = msgspec.structs.replace(manifest, finished_at_ms=manifest.started_at_ms)
     data["replayRun"] = manifest.id
-    recorder = app.recorder(manifest.id, manifest.salt)
+    recorder = app.recorder(manifest)
     rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": recording.input()}, {})]
     for found in data["divergences"]:
         payload = {"index": found["index"], "message": found["message"], "fields": found["fields"]}
@@ -398,6 +417,7 @@ def explore_report(
         "blocked": [{"name": b.name, "arguments": b.arguments, "reason": b.reason} for b in invoker.blocked],
         "divergences": [_refusal_wire(recording, refused) for refused in invoker.refusals],
         "liveModelCalls": invoker.live_models,
+        "masked": _masked(recording, []),
         "saved": _saved(app, recording, answered),
         **_ended(invoker.refusals, error),
     }

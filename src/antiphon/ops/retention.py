@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 
 from antiphon._gateway.owner import certainly_dead
-from antiphon._recording.recorder import is_spilled
-from antiphon.contract.events import RunManifest
+from antiphon.contract.events import RunManifest, spilled
 from antiphon.ops.app import Antiphon
 from antiphon.ops.runs import all_runs, events_of, is_audit, real_status, summary
 
@@ -79,7 +78,7 @@ def _unused_blobs(app: Antiphon) -> int:
     used: set[str] = set()
     for manifest in all_runs(app):
         for event in events_of(app, manifest.id):
-            used |= {value["$blob"] for value in event.payload.values() if is_spilled(value)}
+            used.update(spilled(event).values())
     for record in app.journal.list(tenant=app.tenant, limit=1_000_000):
         if isinstance(record.payload_ref, str):
             used.add(record.payload_ref.removeprefix("sealed+"))

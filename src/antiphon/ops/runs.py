@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +15,22 @@ import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
-from antiphon._recording.recorder import is_spilled, whole
+from antiphon._recording.recorder import whole
 from antiphon._recording.run import EXIT_TAG
+from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import MASKS, SEALED, Event, RunManifest, spilled
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
 from antiphon.ops.sandbox import outside
 from antiphon.ports import Clock, Journal, Row, SyncJournal
+from antiphon.redact._pointers import PIECE, masks_in, text_at, viewed
 
 if TYPE_CHECKING:
+    from antiphon._recording.seals import RunKey
     from antiphon.redact import Redactor
+    from antiphon.redact._standins import Pseudonyms
 
 LATEST = "latest"
 _BATCH = 500
@@ -88,16 +93,59 @@ def replay_manifest(app: Antiphon, source: RunManifest, kind: str, **more: Any) 
     )
 
 
-def load_recording(app: Antiphon, manifest: RunManifest) -> Recording:
-    """The recording, ready to be asked; spilled payloads are brought back when they are needed."""
+def load_recording(app: Antiphon, manifest: RunManifest, *, unseal: bool = True) -> Recording:
+    """The recording, ready to be asked; spilled payloads are brought back when they are needed.
+
+    With its key it holds the originals of masked values, unless *unseal* says otherwise.
+    """
 
     def brought_back(event: Event) -> Event:
-        if not any(is_spilled(value) for value in event.payload.values()):
+        if not spilled(event):
             return event
         with outside():
             return whole(event, app.blobs, app.tenant)
 
-    return Recording.load(manifest, _Outside(app.journal), brought_back)
+    key = app.keys.key_of(manifest) if unseal else None
+    redactor = app._redactor.for_run(os.urandom(32) if key is None else key.key)
+    opened = None if key is None else opener(app, key, redactor.pseudonyms)
+    recording = Recording.load(manifest, _Outside(app.journal), brought_back, opened)
+    for text, kind in recording.masks.pseudonyms.items():
+        redactor.pseudonyms.learn(text, text, kind)
+    recording.masks.lost = 0 if opened is None else opened.originals.lost
+    recording.view = redactor.shown().redact
+    return recording
+
+
+def opener(app: Antiphon, key: RunKey, pseudonyms: Pseudonyms) -> _Opener:
+    """Gives the events of a run their originals back; *pseudonyms* learn them."""
+
+    def brought_back(event: Event) -> Event:
+        with outside():
+            return whole(event, app.blobs, app.tenant)
+
+    return _Opener(Originals(key), pseudonyms, brought_back)
+
+
+class _Opener:
+    """Gives events their originals back, and learns which pseudonym stands for which value."""
+
+    def __init__(self, originals: Originals, pseudonyms: Pseudonyms, whole: Callable[[Event], Event]) -> None:
+        self.originals = originals
+        self._pseudonyms = pseudonyms
+        self._whole = whole
+
+    def __call__(self, event: Event) -> Event:
+        if MASKS not in event.meta:
+            return event
+        if SEALED in spilled(event):
+            event = self._whole(event)
+        opened = self.originals.open(event)
+        if opened is not event:
+            for mask in masks_in(event.meta[MASKS]):
+                value, stands = text_at(opened.payload, mask), text_at(event.payload, mask)
+                if value and len(value) == len(stands) and mask.kind != PIECE:
+                    self._pseudonyms.learn(value, stands, mask.kind)
+        return opened
 
 
 class _Outside:
@@ -213,19 +261,32 @@ def summary(manifest: RunManifest) -> dict[str, Any]:
     }
 
 
-def one_event(app: Antiphon, run: str, seq: int) -> Event:
-    """A single event, spilled parts brought back; nothing else of the run is read."""
+def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Event:
+    """A single event, spilled parts brought back; nothing else of the run is read.
+
+    It shows masks in place of what was redacted, unless *reveal* asks for the originals.
+    """
     found = app.journal.events(run, start=seq, stop=seq + 1, limit=1) if seq >= 0 else []
     if not found:
         manifest = app.journal.manifest(run)
         count = 0 if manifest is None else event_count(app, manifest)
         raise NotFound(f"Run {run} has no event {seq}.", hint=f"It has 0 to {count - 1}." if count else "It has none.")
-    return whole(found[0], app.blobs, app.tenant)
+    event = whole(found[0], app.blobs, app.tenant)
+    if not reveal:
+        return viewed(event)
+    manifest = app.journal.manifest(run)
+    key = None if manifest is None else app.keys.key_of(manifest)
+    if key is None:
+        raise InvalidInput(
+            f"The originals of run {run} cannot be read here.",
+            hint="Set ANTIPHON_REPLAY_KEY, or use the store that recorded it.",
+        )
+    return Originals(key).open(event)
 
 
-def context_of(app: Antiphon, run: str, seq: int) -> dict[str, Any]:
-    """Exactly what the model saw at event *seq* (the start of a model call)."""
-    event = one_event(app, run, seq)
+def context_of(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> dict[str, Any]:
+    """Exactly what the model saw at event *seq* (the start of a model call); with masks unless *reveal* says so."""
+    event = one_event(app, run, seq, reveal=reveal)
     if event.payload.get("kind") != "llm":
         raise InvalidInput(f"Event {seq} is {event.type}, not a model call.", hint="Find one: antiphon show RUN --json")
     request = event.payload.get("providerRequest") or event.payload.get("request")
@@ -304,7 +365,7 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
     """The run as a tree of calls, with what happened to each."""
     tree = _Tree(app.config.prices)
     last: Event | None = None
-    for event in events_of(app, manifest.id):
+    for event in map(viewed, events_of(app, manifest.id)):
         last = event
         tree.add(event)
     status = real_status(manifest)

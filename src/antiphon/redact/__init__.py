@@ -1,17 +1,17 @@
-"""Keep secrets and personal data out of whatever is written (R14, D21).
+"""Keep secrets and personal data out of whatever is written (R14, D36).
 
 >>> redactor = Redactor(Rules(), salt="4f1c")
 >>> redactor.redact({"user": "ada", "pin": "4821", "note": "mail bob@example.org"})
-{'user': 'ada', 'pin': '[secret:pin]', 'note': 'mail [secret:email:014d08f89dbfaa6d]'}
+{'user': 'ada', 'pin': '[pin:35e9]', 'note': 'mail [email:014d]'}
 
-A placeholder is a keyed digest: equal secrets stay equal within a run, and any machine that has the
-run's salt computes the same one. A secret that could be guessed from its digest gets a constant instead.
+Run logs and artifacts hold pseudonyms of the same shape under the run's own key (:meth:`Redactor.for_run`); logs,
+spans, webhooks and views hold masks such as these. Equal values have equal masks under one key.
 """
 
 from __future__ import annotations
 
 from antiphon.redact._compare import EqualityPattern, same_after_redaction
-from antiphon.redact._redactor import Redactor
+from antiphon.redact._redactor import Mask, Redactor
 from antiphon.redact._rules import Rule, Rules
 from antiphon.redact._scan import Finding, scan_path
 from antiphon.redact._stream import StreamRedactor
@@ -19,6 +19,7 @@ from antiphon.redact._stream import StreamRedactor
 __all__ = [
     "EqualityPattern",
     "Finding",
+    "Mask",
     "Redactor",
     "Rule",
     "Rules",

@@ -1,11 +1,11 @@
-"""Compare a live value with a recorded one whose secrets are placeholders (D21)."""
+"""Compare a live value with a redacted one by kinds and equality pattern of the masks in both (D21)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from antiphon.redact._redactor import Redactor
-from antiphon.redact._rules import PLACEHOLDER
+from antiphon.redact._rules import MASK
 
 
 class EqualityPattern:
@@ -65,17 +65,18 @@ def _collect(recorded: Any, live: Any, pairs: list[tuple[str, str]]) -> bool:
 
 
 def _shape(key: Any) -> str:
-    return PLACEHOLDER.sub(lambda match: match[1], str(key))
+    return MASK.sub(lambda match: match[1] or match[3], str(key))
 
 
 def _texts(recorded: str, live: str, pairs: list[tuple[str, str]]) -> bool:
     position = other = 0
-    for old, new in zip(PLACEHOLDER.finditer(recorded), PLACEHOLDER.finditer(live), strict=False):
-        if old[1] != new[1]:
+    for old, new in zip(MASK.finditer(recorded), MASK.finditer(live), strict=False):
+        if (old[1] or old[3]) != (new[1] or new[3]):
             return False
         if recorded[position : old.start()] != live[other : new.start()]:
             return False
-        if old[2] is not None and new[2] is not None:
-            pairs.append((old[2], new[2]))
+        before, now = old[2] or old[4], new[2] or new[4]
+        if before is not None and now is not None:
+            pairs.append((before, now))
         position, other = old.end(), new.end()
     return recorded[position:] == live[other:]

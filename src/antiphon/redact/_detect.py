@@ -1,6 +1,6 @@
 """Find secrets in text. Rules come in order; what one has taken is closed to the next.
 
-A text is cut at the placeholders it already has, and each part is searched alone until nothing is found in any.
+A text is cut at the masks it already has, and each part is searched alone until nothing is found in any.
 That is why redacting twice is redacting once.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from antiphon.redact import _prefilter as quick
 from antiphon.redact import _tokens as tokens
 from antiphon.redact._names import Field, Names
-from antiphon.redact._rules import PLACEHOLDER, Rules
+from antiphon.redact._rules import LISTS, MASK, Rules
 from antiphon.redact._tokens import deferred, looks_random
 
 _ESCAPES = re.compile(r"\\[nrt]")
@@ -70,6 +70,7 @@ _CARD = deferred(
 _CARD_START = deferred(r"4|5[1-5]|2[2-7]|3[0-9]|6(?:011|4|5|2)")
 _IBAN = deferred(r"(?<![A-Za-z0-9])[A-Z]{2}[0-9]{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,4})?(?![A-Za-z0-9])")
 
+_TOKEN_KINDS = frozenset(LISTS["tokens"])
 Classify = Callable[[str], Field | None]
 
 
@@ -112,14 +113,16 @@ class TextRules:
     def _pairs(self, text: str) -> Iterator[Span]:
         return pair_spans(text, self.names.__getitem__)
 
-    def spans(self, text: str, causes: int = quick.ALL, *, entropy: bool = True) -> list[Span]:
-        """All secrets of *text* in order; they do not overlap."""
+    def spans(
+        self, text: str, causes: int = quick.ALL, *, entropy: bool = True, closed: Iterable[tuple[int, int]] = ()
+    ) -> list[Span]:
+        """All secrets of *text* in order; they do not overlap each other, nor what is *closed*."""
         detectors = [detect for needed, detect in self._detectors if needed & causes]
         if entropy and self._entropy is not None and causes & quick.RUNS:
             detectors.append(self._entropy)
         found: list[Span] = []
         plain = without_escapes(text)
-        todo = _between_placeholders(text)
+        todo = _open_parts(text, closed)
         while todo:
             start, end = todo.pop()
             spans = _first(text[start:end], detectors)
@@ -145,12 +148,14 @@ def without_escapes(text: str) -> str:
     return _ESCAPES.sub("  ", text) if "\\" in text else text
 
 
-def _between_placeholders(text: str) -> list[tuple[int, int]]:
+def _open_parts(text: str, closed: Iterable[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """The parts of *text* between masks and what else is closed."""
     parts: list[tuple[int, int]] = []
     position = 0
-    for match in PLACEHOLDER.finditer(text):
-        parts.append((position, match.start()))
-        position = match.end()
+    for start, end in sorted([*closed, *(match.span() for match in MASK.finditer(text))]):
+        if start >= position:
+            parts.append((position, start))
+        position = max(position, end)
     parts.append((position, len(text)))
     return parts
 
@@ -350,3 +355,24 @@ def numbers(text: str) -> Iterator[Span]:
         if _is_card(match[0]):
             yield Span(match.start(), match.end(), "card")
     yield from _found(text, _PHONE(), "phone")
+
+
+def detected(kind: str, text: str) -> bool:
+    """Whether a detector finds all of *text* to be of *kind*, as far as that can be told without its surroundings."""
+    if kind in _TOKEN_KINDS:
+        match = tokens.TOKENS().fullmatch(text)
+        return match is not None and match.lastgroup == kind
+    if kind == "email":
+        return _EMAIL().fullmatch(text) is not None
+    if kind == "card":
+        return _CARD().fullmatch(text) is not None and _is_card(text)
+    if kind == "iban":
+        return iban_valid(text)
+    if kind == "phone":
+        return _PHONE().fullmatch(text) is not None
+    if kind == "high_entropy":
+        return looks_random(text)
+    shape = _SHAPES.get(kind)
+    if shape is not None and shape().fullmatch(text) is None:
+        return False
+    return TRIVIAL().fullmatch(text) is None

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from antiphon.redact._rules import LISTS, PLACEHOLDER, Rules
+from antiphon.redact._rules import LISTS, MASK, Rules
 
 _WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _BLANKS = re.compile(r"[_.$ -]+")
@@ -65,7 +65,7 @@ def words(name: str) -> tuple[str, ...]:
 
 def classify(name: str) -> Field | None:
     """What *name* says about its value, or ``None``."""
-    if "[secret:" in name and PLACEHOLDER.search(name):  # what stands under it was looked at when the name was
+    if "[" in name and MASK.search(name):  # what stands under it was looked at when the name was
         return KEEP
     name = next((part for part in reversed(_NOT_A_NAME.split(name[-_LONGEST_NAME:])) if part), "")
     parts = words(name)

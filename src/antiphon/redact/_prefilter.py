@@ -100,9 +100,10 @@ _HEX = re.compile(r"[0-9a-f-]+")
 _SCHEMES = (b"earer ", b"asic ", b"\\")
 
 
-WORDS, AT, TILDE, NUMBERS, RUNS, USER = 1, 2, 4, 8, 16, 32
-ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER
-"""Why a document has to be looked at: each detector names the causes without which it finds nothing."""
+WORDS, AT, TILDE, NUMBERS, RUNS, USER, KNOWN = 1, 2, 4, 8, 16, 32, 64
+ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER | KNOWN
+"""Why a document has to be looked at: each detector names the causes without which it finds nothing; known values of a
+run are looked for by its redactor."""
 
 
 class Prefilter:

@@ -1,4 +1,4 @@
-"""Replace secrets by placeholders in JSON-like data, in text and in serialised JSON."""
+"""Replace secrets in JSON-like data, in text and in serialised JSON: by pseudonyms in a run, by masks elsewhere."""
 
 from __future__ import annotations
 
@@ -6,15 +6,26 @@ import json
 import re
 from collections.abc import Iterator
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from antiphon.errors import InvalidInput
-from antiphon.redact._detect import TRIVIAL, Span, TextRules, fits
+from antiphon.redact._detect import TRIVIAL, Span, TextRules, detected, fits
 from antiphon.redact._names import KEEP, Field
-from antiphon.redact._prefilter import ALL, AT, Prefilter
-from antiphon.redact._rules import CONSTANT_KINDS, PLACEHOLDER, Rules, placeholder
+from antiphon.redact._prefilter import ALL, AT, KNOWN, Prefilter
+from antiphon.redact._rules import MASK, Rules
+from antiphon.redact._splice import Masked, MaskedInt, Piece, splice
+from antiphon.redact._standins import (
+    Hit,
+    Placeholders,
+    Pseudonyms,
+    RunMasks,
+    StandIns,
+    VisibleMasks,
+    is_credential,
+    mask_of,
+)
 from antiphon.redact._tokens import MIN_RUN, TOKENS, deferred
 
 _SCHEME = deferred(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
@@ -26,159 +37,209 @@ _PAIR_NAME = deferred(
 )
 _SHORTEST = 6
 """No rule of ours finds anything in less (``a@b.no``)."""
-_NAME_WITH_AT = re.compile(rb'@[^"]*":')
-_REMEMBERED, _REMEMBERED_BYTES = 512, 120
+_SHORTEST_KNOWN = 4
+_REMEMBERED, _REMEMBERED_CHARS = 512, 120
 _GONE = object()
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
 
 
-class Redactor:
-    """Rules and a salt. ``redact`` returns the very same object where there is nothing to redact.
+class Mask(NamedTuple):
+    """Where a stand-in lies in JSON data: in the text, number or (``key``) name of a field at *pointer*."""
 
-    It is idempotent, and never touches the ids that runs, calls, providers and traces are held together with.
+    pointer: str
+    start: int
+    length: int
+    kind: str
+    key: bool = False
+
+    def to_wire(self) -> list[Any]:
+        return [*self[:4], True] if self.key else list(self[:4])
+
+
+class Redactor:
+    """Rules, and what stands for what they find. ``redact`` returns the very same object where there is nothing.
+
+    With masks (the default) it is idempotent. It never touches the ids that runs, calls, providers and traces are held
+    together with.
     """
 
     def __init__(self, rules: Rules | None = None, salt: str | bytes = "") -> None:
+        """*salt* is the key of the masks: keep it to yourself."""
         rules = rules or Rules()
         self._text = TextRules(rules)
         self._names = self._text.names
         self._prefilter = Prefilter(rules)
-        self._constant = CONSTANT_KINDS.union(rule.name for rule in rules.user if rule.constant)
-        patterns = any(rule.pattern for rule in rules.user)  # they may find anything
-        self._shortest, self._shortest_word = (1, 1) if patterns else (_SHORTEST, _SHORTEST_WORD)
-        self._salt = _salt(salt)
-        self._known: dict[bytes, bytes] = {}
-        """Short texts with an ``@`` as they are written: people and places come up again and again in a run."""
+        self._patterns = {rule.name: rule.compile() for rule in rules.user if rule.pattern}
+        # they may find anything
+        self._shortest, self._shortest_word = (1, 1) if self._patterns else (_SHORTEST, _SHORTEST_WORD)
+        self.users = frozenset(rule.name for rule in rules.user)
+        """Kinds that rules of users have named."""
+        self.stand_ins: StandIns = VisibleMasks(_bytes(salt))
+        self._known: Pseudonyms | None = None
+        self._seen: dict[tuple[str, int], str] = {}
+        """Short texts as they are written: people and places come up again and again in a run."""
+        self._learnt = 0
+        """How many values were known when they were read."""
+
+    def with_stand_ins(self, stand_ins: StandIns) -> Redactor:
+        """The same rules with other stand-ins; compiled patterns are shared."""
+        other = copy(self)
+        other.stand_ins = stand_ins
+        other._known = stand_ins if isinstance(stand_ins, Pseudonyms) else None
+        other._seen = {}
+        return other
 
     def with_salt(self, salt: str | bytes) -> Redactor:
-        """The same rules under the salt of another run; compiled patterns are shared."""
-        other = copy(self)
-        other._salt = _salt(salt)
-        other._known = {}
+        """The same rules with masks under another key."""
+        return self.with_stand_ins(VisibleMasks(_bytes(salt)))
+
+    def for_run(self, key: bytes) -> Redactor:
+        """The same rules with pseudonyms under the key of a run."""
+        return self.with_stand_ins(Pseudonyms(key, self.fits))
+
+    def shown(self) -> Redactor:
+        """The redactor of a run with masks that people can read in place of its pseudonyms."""
+        other = self.with_stand_ins(RunMasks(self.pseudonyms))
+        other._known = self._known
         return other
+
+    def for_old_run(self, salt: str) -> Redactor:
+        """The same rules with the placeholders of release 0.1.0, for its recordings."""
+        return self.with_stand_ins(Placeholders(salt))
 
     @property
     def in_parts(self) -> bool:
         """Whether the entries of a list can be looked at one by one: a rule of a user may speak of what is around."""
         return not self._prefilter.has_users
 
-    def placeholder(self, kind: str, secret: str) -> str:
-        """What stands for *secret* in this run."""
-        return f"[secret:{kind}]" if kind in self._constant else placeholder(kind, secret, self._salt)
+    @property
+    def pseudonyms(self) -> Pseudonyms:
+        """The pseudonyms of the run; only with :meth:`for_run`."""
+        assert self._known is not None
+        return self._known
+
+    def fits(self, kind: str, text: str) -> bool:
+        """Whether the detector of *kind* takes *text* for one."""
+        pattern = self._patterns.get(kind)
+        return pattern.fullmatch(text) is not None if pattern is not None else detected(kind, text)
+
+    def kind_of(self, name: str) -> str | None:
+        """The kind of secret that a name promises; ``None`` if it promises none."""
+        field = self._names[name]
+        return field.kind if field is not None and field.mode == "secret" else None
+
+    def stand_in(self, kind: str, value: str) -> str:
+        """What stands for *value*."""
+        return self.stand_ins.of(kind, value)
 
     def may_hold(self, document: bytes) -> bool:
         """A quick look: ``False`` is certain, ``True`` means that the rules have to read it."""
-        return self._prefilter.causes(document) != 0
+        return self._look(document) != 0
+
+    def _look(self, document: bytes) -> int:
+        causes = self._prefilter.causes(document)
+        known = self._known
+        if known and known.occurs(document.decode("utf-8", "replace")):
+            causes |= KNOWN
+        return causes
+
+    def pieces(self, text: str) -> list[Piece]:
+        """What stands in *text* in place of secrets, in order."""
+        causes = self._look(_quoted(text))
+        return self._pieces(text, causes, entropy=True) if causes else []
 
     def spans(self, text: str) -> list[Span]:
         """Where secrets stand in *text*, in order."""
-        causes = self._prefilter.causes(_quoted(text))
-        return self._text.spans(text, causes) if causes else []
+        return [Span(piece.start, piece.end, piece.kind) for piece in self.pieces(text)]
 
     def redact_text(self, text: str) -> str:
-        """*text* with placeholders; JSON inside a text is read as JSON."""
-        return self._string(text, ALL)
+        """*text* without secrets; JSON inside a text is read as JSON."""
+        return str(self._string(text, ALL))
 
     def redact(self, value: Any, field: str = "") -> Any:
-        """JSON-like *value* with placeholders; *field* is the name it stands under, if it has one."""
+        """JSON-like *value* without secrets; *field* is the name it stands under, if it has one."""
         if type(value) is str and not field:
-            return self._string(value, ALL)
+            return str(self._string(value, ALL))
         try:
             if field:
-                return self._under(value, self._names[field], ALL)
+                return _as_plain(value, self._under(value, self._names[field], ALL))
             causes = self._causes(value)
-            return self._walk(value, causes) if causes else value
+            return _as_plain(value, self._walked(value, causes)) if causes else value
         except RecursionError:
             raise InvalidInput("The value is nested too deeply to be redacted.", hint="Flatten it.") from None
+
+    def marked(self, value: Any) -> Any:
+        """The same for data that is on its way into a stream: texts still say where their stand-ins are."""
+        causes = self._causes(value)
+        return self._walk(value, causes) if causes else value
 
     def _causes(self, value: Any) -> int:
         """A look at the serialised form is quicker than a walk; what cannot be serialised is walked."""
         try:
-            return self._prefilter.causes(orjson.dumps(value))
+            return self._look(orjson.dumps(value))
         except TypeError:
             return ALL
 
     def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
-        """Serialised JSON (or text) with placeholders, and whether anything was replaced."""
-        causes = self._prefilter.causes(document)
+        """Serialised JSON (or text) without secrets, and whether anything was replaced."""
+        found = self._in_bytes(document)
+        return (document, False) if found is None else (found[0], True)
+
+    def mask(self, document: bytes) -> tuple[bytes, list[Mask]] | None:
+        """Serialised JSON without secrets, and where their stand-ins are; ``None`` if there is nothing to replace."""
+        found = self._in_bytes(document)
+        if found is None:
+            return None
+        clean, before, after = found
+        if before is after:  # a text
+            return clean, []
+        return clean, [
+            Mask(pointer, piece.at, len(piece.new), piece.kind, is_key)
+            for pointer, is_key, leaf in _changed(before, after, "")
+            for piece in _pieces_of(leaf)
+        ]
+
+    def _in_bytes(self, document: bytes) -> tuple[bytes, Any, Any] | None:
+        """The document without secrets, what was in it, and what is in it now; ``None`` if that is the same."""
+        causes = self._look(document)
         if not causes:
-            return document, False
-        if causes == AT and document[:1] in b'{["' and b"\\" not in document:
-            return self._addresses(document)
+            return None
         try:
             value = _loads(document)
-            redacted = self._walk(value, causes)
+            redacted = self._walked(value, causes)
         except (ValueError, RecursionError):  # no JSON, or nested too deeply: it is still a text
             text = document.decode("utf-8", "surrogateescape")
             replaced = self._plain(text, causes, entropy=True)
-            return (document, False) if replaced is text else (replaced.encode("utf-8", "surrogateescape"), True)
-        return (document, False) if redacted is value else (_dumps(redacted), True)
-
-    def redact_both(self, document: bytes, canonical: bytes) -> tuple[bytes, bytes] | None:
-        """The same for a document without escapes and its canonical form; ``None`` if more than values is to change.
-
-        What is replaced are texts as a whole, so one look does for both.
-        """
-        causes = self._prefilter.causes(document)
-        if not causes:
-            return document, canonical
-        if causes != AT or b"\\" in document or _NAME_WITH_AT.search(document):
+            return None if replaced is text else (replaced.encode("utf-8", "surrogateescape"), None, None)
+        if redacted is value:
             return None
-        return self._addresses(document)[0], self._addresses(canonical)[0]
+        return self._written(document, value, redacted), value, redacted
 
-    def _addresses(self, document: bytes) -> tuple[bytes, bool]:
-        """JSON in which only strings with an ``@`` have to be looked at: they are, and nothing else is touched."""
-        parts: list[bytes] = []
-        done = 0
-        at = document.find(b"@")
-        while at >= 0:
-            start, end = document.rfind(b'"', 0, at) + 1, document.find(b'"', at)
-            if end < 0:  # a text, and no JSON
-                end = len(document)
-            text = document[start:end]
-            clean = self._known.get(text) or self._address(text)
-            if clean != text:
-                parts += document[done:start], clean
-                done = end
-            at = document.find(b"@", end)
-        return (b"".join((*parts, document[done:])), True) if parts else (document, False)
+    def _walked(self, value: Any, causes: int) -> Any:
+        """*value* without secrets; one that is found at its end is looked for at its beginning, too."""
+        known = self._known
+        learnt = len(known.values) if known is not None else 0
+        redacted = self._walk(value, causes)
+        if known is not None and len(known.values) != learnt:
+            redacted = self._walk(value, causes | KNOWN)
+        return redacted
 
-    def _address(self, text: bytes) -> bytes:
-        clean = self._string(text.decode(), AT).encode()
-        if len(text) <= _REMEMBERED_BYTES:
-            if len(self._known) >= _REMEMBERED:
-                self._known.clear()
-            self._known[text] = clean
-        return clean
+    @staticmethod
+    def _written(document: bytes, value: Any, redacted: Any) -> bytes:
+        """In place: all but the stand-ins stays as it was written, white space, numbers and escapes included."""
+        if _dumps(value) == document:
+            return _dumps(redacted)
+        spliced = splice(document.decode("utf-8", "surrogatepass"), value, redacted)
+        return _dumps(redacted) if spliced is None else spliced.encode("utf-8", "surrogatepass")
 
     def leaves(self, value: Any, pointer: str = "") -> Iterator[tuple[str, str, str]]:
         """Each secret of JSON-like *value* as (JSON pointer, kind, secret): for tools that report, never for logs."""
-        probe = self.redact(value)
-        if probe is not value:
-            yield from self._differences(value, probe, pointer)
-
-    def _differences(self, before: Any, after: Any, pointer: str) -> Iterator[tuple[str, str, str]]:
-        if before is after:
-            return
-        if isinstance(before, dict):
-            for (key, old), (new_key, new) in zip(before.items(), after.items(), strict=True):
-                where = f"{pointer}/{new_key.replace('~', '~0').replace('/', '~1')}"
-                if key != new_key:
-                    yield from ((where, span.kind, key[span.start : span.end]) for span in self.spans(key))
-                yield from self._differences(old, new, where)
-        elif isinstance(before, (list, tuple)):
-            for index, (old, new) in enumerate(zip(before, after, strict=True)):
-                yield from self._differences(old, new, f"{pointer}/{index}")
-        else:
-            text = before if isinstance(before, str) else str(before)
-            whole = PLACEHOLDER.fullmatch(after)
-            spans = [] if whole else self._text.spans(text)
-            if spans:
-                yield from ((pointer, span.kind, text[span.start : span.end]) for span in spans)
-            else:
-                found = whole or PLACEHOLDER.search(after)
-                yield pointer, found[1] if found else "secret", text
+        causes = self._causes(value)
+        probe = self._walk(value, causes) if causes else value
+        for where, _, leaf in _changed(value, probe, pointer):
+            for piece in _pieces_of(leaf):
+                yield where, piece.kind, piece.secret
 
     # -- the walk: *causes* says what to look for, as the whole document showed it ----------------------------------
 
@@ -190,6 +251,8 @@ class Redactor:
             return self._mapping(value, causes)
         if kind is list or kind is tuple:
             return self._sequence(value, causes)
+        if kind is int and causes & KNOWN:
+            return self._known_number(value)
         return value
 
     def _mapping(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
@@ -213,8 +276,7 @@ class Redactor:
                     new = self._string(item, causes)
                 else:
                     new = self._walk(item, causes)
-                if len(key) >= MIN_RUN or not key.isidentifier():
-                    new_key = self._key(key, causes)
+                new_key = self._key(key, causes)
             else:
                 new = self._walk(item, causes)
             if new is not item or new_key is not key:
@@ -272,67 +334,161 @@ class Redactor:
             own = self._names[key] if type(key) is str else None
             clean = None if own is None or own.mode == "keep" else self._under(item, own, causes)
             if own is None or own.mode != "secret":
-                whole = type(clean) is str and PLACEHOLDER.fullmatch(clean) is not None
-                clean = clean if whole else self._under(item, field, causes)
+                clean = clean if isinstance(clean, Masked) and clean.is_whole else self._under(item, field, causes)
             new[self._key(key, causes)] = clean
         return value if all(new.get(key, _GONE) is item for key, item in value.items()) else new
 
     def _key(self, key: Any, causes: int) -> Any:
         """The name of a field, which may be a secret itself."""
-        if type(key) is str and (len(key) >= MIN_RUN or not key.isidentifier()):
+        if type(key) is str and (len(key) >= MIN_RUN or causes & KNOWN or not key.isidentifier()):
             return self._string(key, causes, entropy=False)
         return key
 
     def _secret(self, value: str, field: Field, causes: int) -> str:
         if field.mode != "secret":
-            return self.placeholder(field.kind, value) if fits(field, value) else self._string(value, causes)
+            return self._masked(value, 0, field.kind) if fits(field, value) else self._string(value, causes)
         scheme = _SCHEME().match(value)
         start = scheme.end() if scheme else 0
         secret = value[start:]
-        if not secret.strip() or TRIVIAL().fullmatch(secret.strip()) or PLACEHOLDER.fullmatch(secret):
+        if not secret.strip() or TRIVIAL().fullmatch(secret.strip()) or MASK.fullmatch(secret):
             return value
         token = TOKENS().fullmatch(secret)
-        kind = (token.lastgroup or "") if token else field.kind
-        return value[:start] + self.placeholder(kind, secret)
+        return self._masked(value, start, (token.lastgroup or "") if token else field.kind)
+
+    def _masked(self, text: str, start: int, kind: str) -> str:
+        """*text* whose end from *start* is a secret."""
+        secret = text[start:]
+        return Masked.of(text, [Piece(start, len(text), self.stand_in(kind, secret), kind, secret)])
 
     def _number(self, value: int, field: Field) -> Any:
         """A number is a secret where only a number can be one; ``max_tokens: 5`` is none."""
         text = str(value)
-        secret = field.kind == "password" or fits(field, text)
-        return self.placeholder(field.kind, text) if secret else value
+        return self._other_number(text, field.kind) if field.kind == "password" or fits(field, text) else value
+
+    def _other_number(self, text: str, kind: str) -> Any:
+        new = self.stand_in(kind, text)
+        pieces = [Piece(0, len(text), new, kind, text)]
+        return MaskedInt.of(text, pieces) if self.stand_ins.same_length else Masked.of(text, pieces)
+
+    def _known_number(self, value: int) -> Any:
+        """A number that is a known value of the run."""
+        text = str(value)
+        found = self._known is not None and len(text) >= _SHORTEST_KNOWN and self._known.values.get(text)
+        return self._other_number(text, self._known.kinds[found]) if found and self._known else value
 
     def _string(self, text: str, causes: int, *, entropy: bool = True) -> str:
         size = len(text)
-        if size < self._shortest or (size < self._shortest_word and text.isalnum()):
+        if not causes & KNOWN:
+            if size < self._shortest or (size < self._shortest_word and text.isalnum()):
+                return text
+            if causes == AT and "@" not in text:
+                return text
+        elif size < _SHORTEST_KNOWN:
             return text
-        if causes == AT and "@" not in text:
-            return text
-        causes = self._prefilter.causes(_quoted(text), causes)
-        if not causes:
+        if size > _REMEMBERED_CHARS or not entropy:
+            return self._read(text, causes, entropy=entropy)
+        if self._known is not None and len(self._known.values) != self._learnt:
+            self._seen.clear()  # what was found since then is looked for in those, too
+            self._learnt = len(self._known.values)
+        found = self._seen.get((text, causes))
+        if found is None:
+            if len(self._seen) >= _REMEMBERED:
+                self._seen.clear()
+            found = self._seen[text, causes] = self._read(text, causes, entropy=True)
+        return found if isinstance(found, Masked) else text
+
+    def _read(self, text: str, causes: int, *, entropy: bool) -> str:
+        quoted = _quoted(text)
+        found = self._prefilter.causes(quoted, causes)
+        if causes & KNOWN and self._known and self._known.occurs(text):
+            found |= KNOWN
+        if not found:
             return text
         if text[0] in '{["' and text[-1] in '}]"':
             try:
                 inner = _loads(text.encode())
-                redacted = self._walk(inner, causes)
+                redacted = self._walk(inner, found)
             except (ValueError, RecursionError):
-                return self._plain(text, causes, entropy=entropy)
-            return text if redacted is inner else _dumps_like(redacted, text)
-        return self._plain(text, causes, entropy=entropy)
+                return self._plain(text, found, entropy=entropy)
+            if redacted is inner:
+                return text
+            spliced = splice(text, inner, redacted)
+            return self._plain(text, found, entropy=entropy) if spliced is None else spliced
+        return self._plain(text, found, entropy=entropy)
 
     def _plain(self, text: str, causes: int, *, entropy: bool) -> str:
+        pieces = self._pieces(text, causes, entropy=entropy)
+        return Masked.of(text, pieces) if pieces else text
+
+    def _pieces(self, text: str, causes: int, *, entropy: bool) -> list[Piece]:
+        """Known values come first, then what the detectors find beside them, then pieces of known values."""
+        hits = self._known.find(text) if causes & KNOWN and self._known else []
         spans = self._text.spans(text, causes, entropy=entropy)
-        if not spans:
-            return text
-        parts: list[str] = []
-        position = 0
-        for span in spans:
-            parts += text[position : span.start], self.placeholder(span.kind, text[span.start : span.end])
-            position = span.end
-        parts.append(text[position:])
-        return "".join(parts)
+        values = [hit for hit in hits if hit.whole and not any(_swallows(span, hit, self.users) for span in spans)]
+        if any(span.start < hit.end and hit.start < span.end for hit in values for span in spans):
+            spans = self._text.spans(text, causes, entropy=entropy, closed=[(hit.start, hit.end) for hit in values])
+        found = [self._piece(text, hit) for hit in values]
+        for start, end, kind in spans:
+            secret = text[start:end]
+            found.append(Piece(start, end, self.stand_in(kind, secret), kind, secret))
+        for hit in hits:
+            if not any(piece.start < hit.end and hit.start < piece.end for piece in found):
+                found.append(self._piece(text, hit))
+        found.sort()
+        return found
+
+    def _piece(self, text: str, hit: Hit) -> Piece:
+        new = hit.new if self.stand_ins.same_length else mask_of(hit.kind, hit.new)
+        return Piece(hit.start, hit.end, new, hit.kind, text[hit.start : hit.end])
 
 
-def _salt(salt: str | bytes) -> bytes:
+def _swallows(span: Span, hit: Hit, users: frozenset[str]) -> bool:
+    """Whether a known value is a part of a credential, which is replaced as a whole."""
+    inside = span.start <= hit.start and hit.end <= span.end and span.end - span.start > hit.end - hit.start
+    return inside and (is_credential(span.kind, users) or span.kind not in _COMPOSED)
+
+
+_COMPOSED = frozenset({"email", "phone", "card", "iban"})
+"""Kinds that a rule may find around a known value, with a prefix, say."""
+
+
+def _pieces_of(leaf: Any) -> list[Piece]:
+    return leaf.pieces if isinstance(leaf, (Masked, MaskedInt)) else []
+
+
+def _changed(before: Any, after: Any, pointer: str) -> Iterator[tuple[str, bool, Any]]:
+    """The leaves that were replaced: pointer (with the new names of fields), whether it is a name, and the leaf."""
+    if before is after:
+        return
+    if isinstance(before, dict) and isinstance(after, dict):
+        for old, (name, new) in zip(before.values(), after.items(), strict=True):
+            if new is not old or isinstance(name, Masked):
+                where = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
+                if isinstance(name, Masked):
+                    yield where, True, name
+                yield from _changed(old, new, where)
+    elif isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from _changed(old, new, f"{pointer}/{index}")
+    else:
+        yield pointer, False, after
+
+
+def _as_plain(before: Any, after: Any) -> Any:
+    """*after* without classes of ours; what was not changed is not copied."""
+    if before is after:
+        return after
+    if isinstance(after, (Masked, MaskedInt)):
+        return after.plain
+    if isinstance(after, dict):
+        pairs = zip(before.values(), after.items(), strict=True)
+        return {(name.plain if isinstance(name, Masked) else name): _as_plain(old, new) for old, (name, new) in pairs}
+    if isinstance(after, (list, tuple)):
+        return type(after)(_as_plain(old, new) for old, new in zip(before, after, strict=True))
+    return after
+
+
+def _bytes(salt: str | bytes) -> bytes:
     return salt.encode() if isinstance(salt, str) else bytes(salt)
 
 
@@ -363,13 +519,6 @@ _BIG_NUMBER = re.compile(rb"[0-9]{17}")
 
 def _dumps(value: Any) -> bytes:
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-
-
-def _dumps_like(value: Any, text: str) -> str:
-    """Serialised with the spacing that *text* has."""
-    if '": ' in text:
-        return json.dumps(value, ensure_ascii=False)
-    return _dumps(value).decode()

@@ -1,7 +1,4 @@
-"""What counts as a secret: the switches and rules a user may set, our own lists, and what stands in its place.
-
-A placeholder is ``[secret:KIND:digest]``, or ``[secret:KIND]`` for what could be guessed from its digest.
-"""
+"""What counts as a secret: the switches and rules a user may set, and our own lists."""
 
 from __future__ import annotations
 
@@ -19,8 +16,9 @@ from antiphon.errors import ConfigError
 
 LISTS: Final[Mapping[str, Any]] = tomllib.loads((get_data("antiphon.redact", "secrets.toml") or b"").decode())
 """The lists of ``secrets.toml``."""
-PLACEHOLDER = re.compile(r"\[secret:([a-z0-9_]{1,40})(?::([0-9a-f]{16}))?\]")
-"""A whole placeholder; group 1 is the kind, group 2 the digest if it has one."""
+MASK = re.compile(r"\[(?:secret:([a-z0-9_]{1,40})(?::([0-9a-f]{16}))?|([a-z0-9_]{1,40}):([0-9a-f]{4}))\]")
+"""What stands for a value where people read: a mask (groups 3 and 4: kind and digest), or what release 0.1.0 wrote
+(groups 1 and 2). There is nothing to find in it."""
 
 CONSTANT_KINDS = frozenset({"pin", "cvv", "otp", "ssn", "phone", "card", "iban"})
 """So few values are possible that a digest under a known salt would give them away (D21)."""
@@ -41,7 +39,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     personal: bool = False
     """Belongs to personal data: switched with ``Rules.personal``."""
     constant: bool = False
-    """Few values are possible (a customer number, a postcode): the placeholder shows no digest."""
+    """Without effect since masks are keyed; kept for rules that were written for release 0.1.0."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -1,7 +1,8 @@
 """Redact streams for the recording while the live chunks pass untouched (D18, D21).
 
-A secret may begin in one chunk and end in another. Chunks come back in number and order: a placeholder stands in the
-chunk where its secret begins, and a chunk is held back only while its end could still become part of a secret.
+A secret may begin in one chunk and end in another. Chunks come back in number and order: a pseudonym is cut where its
+secret was cut, a mask stands in the chunk where its secret begins, and a chunk is held back only while its end could
+still become part of a secret.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import base64
 import re
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, AnyStr, NamedTuple
 
 import orjson
 
 from antiphon.redact._redactor import Redactor
+from antiphon.redact._splice import Masked, Piece, splice
 from antiphon.redact._tokens import deferred
 
 _TRY_AFTER = 1024
@@ -45,38 +48,59 @@ _TEXT = "text"
 
 @dataclass(slots=True)
 class _Stretch:
-    """A stretch of a stream that is replaced as a whole by *new*, once that is known."""
+    """A stretch of a stream that is replaced by *new*, once that is known; *pieces* say where in it stand-ins are."""
 
     start: int
     end: int
     value: Any = None
     new: Any = None
+    pieces: list[Piece] = field(default_factory=list)
     plain: bool = False
+    text: bytes = b""
 
 
-def _redacted(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> AnyStr:
+def _cut(stretches: deque[_Stretch], start: int, chunk: AnyStr) -> tuple[AnyStr, list[Piece]]:
     """The *chunk* that begins at *start* with the stretches in it replaced; those that end in it are done with."""
     end = start + len(chunk)
     out: list[AnyStr] = []
-    at = start
+    pieces: list[Piece] = []
+    at, size = start, 0
     while stretches and stretches[0].start < end:
         stretch = stretches[0]
         if stretch.new is not None:
-            if stretch.start >= start:
-                out += chunk[at - start : stretch.start - start], stretch.new
-            at = min(stretch.end, end)
+            first, last = max(stretch.start, start), min(stretch.end, end)
+            even = len(stretch.new) == stretch.end - stretch.start
+            new = stretch.new if stretch.start >= start else chunk[:0]
+            if even:
+                new = stretch.new[first - stretch.start : last - stretch.start]
+            before = chunk[at - start : first - start]
+            out += before, new
+            size += len(before)
+            pieces += _within(stretch, first - stretch.start, len(new), size) if even else []
+            size += len(new)
+            at = last
         if stretch.end > end:
             break
         stretches.popleft()
     out.append(chunk[at - start :])
-    return chunk[:0].join(out)
+    return chunk[:0].join(out), pieces
+
+
+def _within(stretch: _Stretch, first: int, length: int, at: int) -> Iterator[Piece]:
+    """The parts of stand-ins that lie in a part of the stretch, which comes to lie at *at*."""
+    for piece in stretch.pieces:
+        start, end = max(piece.at, first), min(piece.at + len(piece.new), first + length)
+        if start < end:
+            new = piece.new[start - piece.at : end - piece.at]
+            yield Piece(at + start - first, at + end - first, new, piece.kind, "", at + start - first)
 
 
 class TextStream:
     """Redact a text that arrives in chunks: feed chunks, get chunks."""
 
-    def __init__(self, redactor: Redactor) -> None:
+    def __init__(self, redactor: Redactor, found: dict[str, str] | None = None) -> None:
         self._redactor = redactor
+        self._found = {} if found is None else found
         self._tail = ""
         self._base = 0
         """Where the tail begins in the whole text; everything before it is settled."""
@@ -123,10 +147,11 @@ class TextStream:
         return line
 
     def _settle(self, cut: int) -> None:
-        for span in self._redactor.spans(self._tail[:cut]):
-            secret = self._tail[span.start : span.end]
-            stand_in = self._redactor.placeholder(span.kind, secret)
-            self._settled.append(_Stretch(self._base + span.start, self._base + span.end, new=stand_in))
+        for piece in self._redactor.pieces(self._tail[:cut]):
+            whole = [piece._replace(at=0)]
+            self._found[piece.new] = piece.kind
+            place = (self._base + piece.start, self._base + piece.end)
+            self._settled.append(_Stretch(*place, new=piece.new, pieces=whole))
         self._base += cut
         self._tail = self._tail[cut:]
 
@@ -134,7 +159,7 @@ class TextStream:
         ready: list[str] = []
         while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= self._base:
             start, chunk = self._chunks.popleft()
-            ready.append(_redacted(self._settled, start, chunk))
+            ready.append(Masked.made(*_cut(self._settled, start, chunk)))
         return ready
 
 
@@ -165,6 +190,8 @@ class StreamRedactor:
         self._held: deque[_Held] = deque()
         self._last: dict[_Path, str] = {}
         """What stood in the likely fields of the chunk before."""
+        self.found: dict[str, str] = {}
+        """What stands for secrets in the stream -> their kind."""
 
     def feed(self, chunk: Any) -> list[Any]:
         """Take the next live chunk; returns the recorded ones that can be written now."""
@@ -174,7 +201,7 @@ class StreamRedactor:
         value = bytes(chunk).decode("latin-1") if raw else chunk
         template = self._text((), value, slots) if isinstance(value, str) else self._template(value, (), slots)
         if not isinstance(template, _Slot):
-            template = self._redactor.redact(template)
+            template = self._redactor.marked(template)
         self._held.append(_Held(template, slots, raw))
         return self._release()
 
@@ -217,7 +244,7 @@ class StreamRedactor:
         slots.append(slot)
         stream = self._streams.get(path)
         if stream is None:
-            stream = self._streams[path] = TextStream(self._redactor)
+            stream = self._streams[path] = TextStream(self._redactor, self.found)
             self._waiting[path] = deque()
         self._waiting[path].append(slot)
         self._fill(path, stream.feed(part))
@@ -287,6 +314,7 @@ class EventChunks:
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
         self._stream = StreamRedactor(redactor)
+        self.found = self._stream.found
         self._unread = b""
         self._read = 0
         """How much of the stream has been read, line by line."""
@@ -330,7 +358,7 @@ class EventChunks:
             except UnicodeDecodeError:
                 event = False
         if isinstance(value, (dict, list)) or (event and isinstance(value, str)):
-            stretch = _Stretch(start + len(body) - len(text), start + len(body), value, plain=plain)
+            stretch = _Stretch(start + len(body) - len(text), start + len(body), value, plain=plain, text=text)
             self._waiting.append(stretch)
             self._stretches.append(stretch)
             self._settle(self._stream.feed({_TEXT: value} if isinstance(value, str) else value))
@@ -346,15 +374,20 @@ class EventChunks:
             if isinstance(stretch.value, str):
                 clean = clean[_TEXT]
             if clean != stretch.value:
-                stretch.new = clean.encode() if stretch.plain else orjson.dumps(clean)
+                stretch.new = clean.encode() if stretch.plain else self._written(stretch, clean)
             stretch.value = None
+
+    @staticmethod
+    def _written(stretch: _Stretch, clean: Any) -> bytes:
+        spliced = splice(stretch.text.decode("utf-8", "surrogatepass"), stretch.value, clean)
+        return orjson.dumps(clean) if spliced is None else spliced.encode("utf-8", "surrogatepass")
 
     def _release(self) -> list[Any]:
         end = self._waiting[0].start if self._waiting else self._read
         ready: list[Any] = []
         while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= end:
             start, chunk, raw = self._chunks.popleft()
-            clean = _redacted(self._stretches, start, chunk)
+            clean, _ = _cut(self._stretches, start, chunk)
             ready.append(clean if raw else _as_chunk(clean))
         return ready
 

@@ -39,6 +39,7 @@ from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon._recording.recorder import Recorder
+from antiphon._recording.seals import RunKey
 from antiphon.contract._base import UNSET
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, ToolSpec
@@ -301,6 +302,7 @@ class Scene:
             journal=journal,
             clock=self.clock,
             redactor=REDACTOR,
+            key=RunKey("run-1", b"k" * 32, keeps=False),
             blobs=lambda: None,
             tenant="default",
             workspace="default",

@@ -29,7 +29,7 @@ def record(app: Antiphon) -> Any:
 
 
 def told(run: Any) -> list[Any]:
-    passing = ("sum", "durationMs")
+    passing = ("sum", "durationMs", "sealed")
     return [
         (event.type, event.lane, event.index, event.payload, {k: v for k, v in event.meta.items() if k not in passing})
         for event in run.events()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from antiphon._recording import recorder
 from antiphon._recording.recorder import RedactionCache
 from antiphon.redact import Redactor, Rule, Rules
+from antiphon.redact._standins import Pseudonyms
 
 SECRET = "sk-ant-api03-" + "aB3dE5fG7hJ9kL1mN" * 4
 TEXTS = st.sampled_from(
@@ -37,7 +38,7 @@ def request(messages: list[Any], tools: list[Any]) -> dict[str, Any]:
 
 @given(st.lists(MESSAGES | NAMED | TEXTS, max_size=6), TOOLS)
 def test_as_much_is_found_as_in_the_whole(messages: list[Any], tools: list[Any]) -> None:
-    redactor = Redactor(salt="run")
+    redactor = Redactor().for_run(b"k" * 32)
     heard = RedactionCache(redactor)
     for end in [*range(len(messages) + 1), len(messages)]:
         asked = request(messages[:end], tools)
@@ -51,6 +52,7 @@ class Counting:
 
     def __init__(self) -> None:
         self.bytes = 0
+        self.pseudonyms = Pseudonyms(b"k")
 
     def redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
         self.bytes += len(document)
@@ -69,7 +71,7 @@ def test_only_what_is_new_is_looked_at() -> None:
 
 
 def test_rules_of_users_are_asked_about_the_whole() -> None:
-    redactor = Redactor(Rules(user=(Rule(name="talk", field="messages"),)), salt="run")
+    redactor = Redactor(Rules(user=(Rule(name="talk", field="messages"),)), salt="run").for_run(b"k" * 32)
     asked = request([{"role": "user", "content": "hello"}], [])
     assert redactor.redact(asked) != asked
     assert not RedactionCache(redactor).has_no_secret(asked)
@@ -77,7 +79,7 @@ def test_rules_of_users_are_asked_about_the_whole() -> None:
 
 def test_it_forgets_before_it_grows_large(monkeypatch: Any) -> None:
     monkeypatch.setattr(recorder, "_LENGTH_KEPT", 1000)
-    heard = RedactionCache(Redactor(salt="run"))
+    heard = RedactionCache(Redactor().for_run(b"k" * 32))
     for n in range(100):
         assert heard.has_no_secret(request([{"role": "user", "content": f"{n} " + "quiet " * 20}], []))
     assert sum(map(len, heard._known)) < 2000
@@ -85,7 +87,7 @@ def test_it_forgets_before_it_grows_large(monkeypatch: Any) -> None:
 
 def test_the_planted_bug_is_found() -> None:
     """If what had a secret were remembered, the second request with it would pass."""
-    heard = RedactionCache(Redactor(salt="run"))
+    heard = RedactionCache(Redactor().for_run(b"k" * 32))
     asked = request([{"role": "user", "content": f"my key is {SECRET}"}], [])
     assert [heard.has_no_secret(asked) for _ in range(2)] == [False, False]
     heard._known.add(asked["messages"][0]["content"])
@@ -110,12 +112,12 @@ WORD = "hunter2Hunter9zz"
     ],
 )
 def test_what_only_looks_like_something_known_is_looked_at(request_: dict[str, Any]) -> None:
-    redactor = Redactor(Rules(), salt="unit")
+    redactor = Redactor().for_run(b"k" * 32)
     redaction_cache = RedactionCache(redactor)
     assert redaction_cache.has_no_secret(KNOWN)
     assert not redaction_cache.has_no_secret(request_)
 
 
 def test_a_role_may_be_anything() -> None:
-    redaction_cache = RedactionCache(Redactor(Rules(), salt="unit"))
+    redaction_cache = RedactionCache(Redactor().for_run(b"k" * 32))
     assert redaction_cache.has_no_secret(KNOWN | {"messages": [{"role": ["user"], "content": "hello"}]})

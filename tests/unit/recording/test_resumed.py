@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 
 import antiphon
 from antiphon._recording.resumed import Earlier
+from antiphon.config.model import RedactSection
 from tests.unit.replay.kit import memory_app, says
 
 SECRET = "sk-proj-" + "a1B2c3D4" * 6
@@ -89,13 +91,22 @@ def test_planted_bug_a_resume_that_asks_again_pays_twice(monkeypatch: pytest.Mon
         test_the_code_takes_the_way_it_took()
 
 
-def test_an_answer_that_was_redacted_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_was_masked_is_given_again_as_it_was() -> None:
     world = World(lambda n: f"{n} {SECRET}")
     run = world.attempt(stop_after=1)
     world.attempt(resume=run.id, stop_after=1)
+    assert len(world.asked) == 1
+    assert all(SECRET in amount for amount, _ in world.paid), "no pseudonym reaches a live tool"
+
+
+def test_an_answer_whose_original_is_not_kept_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(lambda n: f"{n} {SECRET}")
+    world.app.config = msgspec.structs.replace(world.app.config, redact=RedactSection(keep_sealed=False))
+    run = world.attempt(stop_after=1)
+    world.attempt(resume=run.id, stop_after=1)
     assert len(world.asked) == 2
-    assert all(SECRET in amount for amount, _ in world.paid), "no placeholder reaches a live tool"
-    assert "holds placeholders" in caplog.text
+    assert all(SECRET in amount for amount, _ in world.paid), "no pseudonym reaches a live tool"
+    assert "originals of event" in caplog.text
 
 
 def test_failures_are_asked_for_again_and_a_cache_stands_behind() -> None:
@@ -203,5 +214,5 @@ def test_a_stream_that_broke_off_or_was_redacted_is_asked_for_again() -> None:
     with pytest.raises(ConnectionResetError), run:
         list(run.llm(world.request, world.model))
     assert world.attempt(resume=run.id, answers=1).output == [["a", f" {SECRET} "]]
-    assert world.attempt(resume=run.id, answers=1).output == [["a", "3"]]
-    assert world.asked == 3
+    assert world.attempt(resume=run.id, answers=1).output == [["a", f" {SECRET} "]]
+    assert world.asked == 2

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import random
+import re
 import string
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ALNUM = string.ascii_letters + string.digits
 URLSAFE = ALNUM + "-_"
@@ -15,7 +16,7 @@ HEX = "0123456789abcdef"
 
 
 class Planted(NamedTuple):
-    """A text, the secret in it that must vanish, and the kind its placeholder shows."""
+    """A text, the secret in it that must vanish, and the kind its mask shows."""
 
     kind: str
     text: str
@@ -367,3 +368,19 @@ KEPT_VALUES: tuple[object, ...] = (
 )
 
 Maker = Callable[[Forge], list[Planted]]
+
+
+_DIGEST = re.compile(r":[0-9a-f]{4}\]")
+
+
+def bare(value: Any) -> Any:
+    """*value* with masks that show their kind only: ``[pin]`` for ``[pin:3f9a]``."""
+    if isinstance(value, str):
+        return _DIGEST.sub("]", value)
+    if isinstance(value, bytes):
+        return bare(value.decode("latin-1")).encode("latin-1")
+    if isinstance(value, dict):
+        return {bare(key): bare(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(bare(item) for item in value)
+    return value

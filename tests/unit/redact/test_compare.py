@@ -56,11 +56,6 @@ def test_a_pattern_holds_over_a_whole_run() -> None:
     assert not same_after_redaction(first, call(OTHER[1]), SALT, pattern=pattern)
 
 
-def test_guessable_secrets_are_compared_by_kind_only() -> None:
-    recorded = RECORDER.redact({"pin": "4821", "password": "hunter2"})
-    assert same_after_redaction(recorded, {"pin": "1111", "password": "letmein"}, SALT)
-
-
 def test_secrets_as_keys_of_a_mapping() -> None:
     recorded = RECORDER.redact({KEYS[0]: 1, "b": 2})
     assert same_after_redaction(recorded, {OTHER[0]: 1, "b": 2}, SALT)

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from antiphon.redact import Redactor, Rules
-from tests.unit.redact.corpus import KEPT_TEXTS, KEPT_VALUES, Forge, Planted, in_text, named, personal, tokens
+from tests.unit.redact.corpus import KEPT_TEXTS, KEPT_VALUES, Forge, Planted, bare, in_text, named, personal, tokens
 
 REDACTOR = Redactor(Rules(), salt="unit")
 PLANTED = tokens(Forge(1)) + in_text(Forge(2)) + personal(Forge(3))
@@ -39,7 +39,7 @@ def test_a_secret_goes_wherever_it_stands(planted: Planted) -> None:
     for value in everywhere(planted.text):
         redacted = REDACTOR.redact(value)
         assert planted.secret not in str(redacted), value
-        assert f"[secret:{planted.kind}" in str(redacted), value
+        assert f"[{planted.kind}:" in str(redacted), value
         assert REDACTOR.redact(redacted) == redacted
         document, changed = REDACTOR.redact_bytes(orjson.dumps(value))
         assert changed
@@ -104,17 +104,17 @@ def test_headers_in_every_shape() -> None:
     ]
     for shape in shapes:
         assert token not in str(REDACTOR.redact(shape))
-    assert REDACTOR.redact(shapes[0])["headers"]["Authorization"].startswith("Bearer [secret:")
+    assert REDACTOR.redact(shapes[0])["headers"]["Authorization"].startswith("Bearer [")
 
 
 def test_numbers_under_a_name_that_only_numbers_can_have() -> None:
     redacted = REDACTOR.redact({"pin": 4821, "cvv": 123, "password": 123456, "token": 7, "phone": 91234567})
-    assert redacted == {
-        "pin": "[secret:pin]",
-        "cvv": "[secret:cvv]",
-        "password": "[secret:password]",
+    assert bare(redacted) == {
+        "pin": "[pin]",
+        "cvv": "[cvv]",
+        "password": "[password]",
         "token": 7,
-        "phone": "[secret:phone]",
+        "phone": "[phone]",
     }
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from antiphon.redact import Redactor, Rule, Rules
 from antiphon.redact._prefilter import ALL, Prefilter
-from tests.unit.redact.corpus import Forge, Planted, in_text, named, personal, tokens
+from tests.unit.redact.corpus import Forge, Planted, bare, in_text, named, personal, tokens
 
 SECRET = "hunter2Hunter9zz"
 
@@ -125,7 +125,7 @@ def test_names_below_a_secret_name_may_be_secrets_themselves() -> None:
 def test_a_code_below_a_secret_name_need_not_look_like_one() -> None:
     for name, value in (("pin", "s3cr3t-seed-words"), ("otp", "seed with blanks"), ("phone", "call me maybe")):
         assert value not in str(QUICK.redact({"credentials": {name: value}}))
-    assert QUICK.redact({"credentials": {"pin": 4821}}) == {"credentials": {"pin": "[secret:pin]"}}
+    assert bare(QUICK.redact({"credentials": {"pin": 4821}})) == {"credentials": {"pin": "[pin]"}}
 
 
 def test_what_is_left_of_a_long_run_is_looked_at_again() -> None:
@@ -226,7 +226,7 @@ pieces = st.one_of(
     st.sampled_from(SAMPLES),
     st.sampled_from(GLUE),
     words.map("".join),
-    st.sampled_from([SECRET, "482193", "the", "pass", "[secret:pin]"]),
+    st.sampled_from([SECRET, "482193", "the", "pass", "[pin]"]),
 )
 texts = st.lists(pieces, min_size=1, max_size=6).map("".join)
 values = st.recursive(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.redact import Redactor, Rules
-from antiphon.redact._detect import TextRules, _between_placeholders
+from antiphon.redact._detect import TextRules, _open_parts
 from antiphon.redact._names import classify
 from antiphon.redact._prefilter import RUNS, Prefilter
 from tests.unit.redact.corpus import KEPT_TEXTS, Forge, in_text, named, personal, tokens
@@ -110,7 +110,7 @@ def assert_causes(text: str) -> None:
     causes = PREFILTER.causes(orjson.dumps(text)) & PREFILTER.causes(f'"{text}"'.encode("utf-8", "surrogatepass"))
     for needed, detect in [*TEXT_RULES._detectors, (RUNS, TEXT_RULES._entropy)]:
         assert detect is not None
-        if any(list(detect(text[start:end])) for start, end in _between_placeholders(text)):
+        if any(list(detect(text[start:end])) for start, end in _open_parts(text)):
             assert causes & needed, (detect, text)
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.redact import Redactor, Rule, Rules
-from antiphon.redact._rules import guessable
-from tests.unit.redact.corpus import Forge, tokens
+from tests.unit.redact.corpus import Forge, bare, tokens
 
 KEY = tokens(Forge(81))[0].secret
 REDACTOR = Redactor(salt="unit")
@@ -22,14 +21,14 @@ REDACTOR = Redactor(salt="unit")
 
 def test_a_pattern_of_the_user() -> None:
     made = Redactor(Rules(user=(Rule(name="ticket", pattern=r"TICKET-[0-9]+", constant=True),)), salt="unit")
-    assert made.redact_text("see TICKET-4821 now") == "see [secret:ticket] now"
-    assert made.redact_bytes(b'{"a":"TICKET-1"}') == (b'{"a":"[secret:ticket]"}', True)
+    assert bare(made.redact_text("see TICKET-4821 now")) == "see [ticket] now"
+    assert bare(made.redact_bytes(b'{"a":"TICKET-1"}')) == (b'{"a":"[ticket]"}', True)
     assert made.redact_bytes(b'{"a":"ticket"}') == (b'{"a":"ticket"}', False)
 
 
 def test_a_group_of_the_users_pattern() -> None:
     made = Redactor(Rules(user=(Rule(name="badge", pattern=r"badge (?P<secret>[A-Z0-9]{6})"),)), salt="unit")
-    assert made.redact_text("my badge AB12CD, thanks") == "my badge [secret:badge], thanks"
+    assert bare(made.redact_text("my badge AB12CD, thanks")) == "my badge [badge], thanks"
 
 
 def test_a_pattern_over_escaped_characters_is_found_in_serialised_data() -> None:
@@ -42,7 +41,7 @@ def test_a_pattern_over_escaped_characters_is_found_in_serialised_data() -> None
 @pytest.mark.parametrize("name", ["employeeNo", "employee_no", "EMPLOYEE-NO"])
 def test_a_field_of_the_user_in_any_spelling(name: str) -> None:
     made = Redactor(Rules(user=(Rule(name="employee", field="employee_no"),)), salt="unit")
-    assert made.redact({name: "4821"}) == {name: "[secret:employee]"}
+    assert bare(made.redact({name: "4821"})) == {name: "[employee]"}
     assert made.redact_bytes(orjson.dumps({name: "4821"}))[1]
     assert made.redact({"employee": "4821"}) == {"employee": "4821"}
 
@@ -52,7 +51,7 @@ def test_personal_data_is_a_switch() -> None:
     made = Redactor(rules, salt="unit")
     value = {"to": "ada@example.org", "phone": "+4791234567", "member": "M-1234"}
     assert made.redact(value) is value
-    assert made.redact({"password": "hunter2"}) == {"password": "[secret:password]"}
+    assert bare(made.redact({"password": "hunter2"})) == {"password": "[password]"}
     assert "M-1234" not in str(Redactor(Rules(user=rules.user), salt="unit").redact(value))
 
 
@@ -66,7 +65,7 @@ def test_fields_that_must_stay() -> None:
     made = Redactor(Rules(keep_fields=("token", "blob_ref")), salt="unit")
     value = {"token": "tr0ub4dor", "blobRef": Forge(83).key(40)}
     assert made.redact(value) is value
-    assert made.redact({"token": KEY})["token"].startswith("[secret:openai:")
+    assert made.redact({"token": KEY})["token"].startswith("[openai:")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +95,7 @@ def test_a_pattern_that_cannot_work_names_its_rule(pattern: str) -> None:
 def test_equal_secrets_are_equal_whatever_their_kind() -> None:
     strong = Forge(84).key(30)
     redacted = REDACTOR.redact({"api_key": strong, "password": strong})
-    assert redacted["api_key"].split(":")[2] == redacted["password"].split(":")[2]
+    assert redacted["api_key"].split(":")[1] == redacted["password"].split(":")[1]
 
 
 def test_any_machine_with_the_salt_gets_the_same_placeholder() -> None:
@@ -105,15 +104,12 @@ def test_any_machine_with_the_salt_gets_the_same_placeholder() -> None:
     assert REDACTOR.with_salt("other").redact(KEY) != REDACTOR.redact(KEY)
 
 
-@pytest.mark.parametrize("secret", ["1234", "hunter2", "letmein99", "4111111111111111", "abcdefghijkl"])
-def test_what_could_be_guessed_shows_no_digest(secret: str) -> None:
-    assert guessable(secret)
-    assert REDACTOR.placeholder("password", secret) == "[secret:password]"
-
-
-@pytest.mark.parametrize("kind", ["pin", "phone", "card", "iban", "ssn", "cvv", "otp"])
-def test_kinds_with_few_values_show_no_digest(kind: str) -> None:
-    assert REDACTOR.placeholder(kind, "x" * 60) == f"[secret:{kind}]"
+def test_a_mask_is_keyed() -> None:
+    """Whoever does not have the key cannot try out the few values that a PIN can have."""
+    mask = REDACTOR.redact({"pin": "4821"})["pin"]
+    tried = [Redactor(salt="guess").redact({"pin": f"{n:04}"})["pin"] for n in (4821,)]
+    assert mask not in tried
+    assert bare(mask) == "[pin]"
 
 
 def test_a_placeholder_of_the_user_is_left_alone_and_hides_nothing() -> None:
@@ -138,7 +134,7 @@ def test_numbers_survive_exactly() -> None:
 
 def test_text_that_is_no_json() -> None:
     assert REDACTOR.redact_bytes(f"not json {KEY}".encode())[1]
-    assert REDACTOR.redact_bytes(b"\xff password=hunter2 \xfe") == (b"\xff password=[secret:password] \xfe", True)
+    assert bare(REDACTOR.redact_bytes(b"\xff password=hunter2 \xfe")) == (b"\xff password=[password] \xfe", True)
     assert REDACTOR.redact_bytes(b"") == (b"", False)
 
 
@@ -146,8 +142,8 @@ def test_escaped_spellings_do_not_hide_a_secret() -> None:
     spelled = "".join(f"\\u{ord(c):04x}" for c in KEY)
     document, changed = REDACTOR.redact_bytes(f'{{"a":"{spelled}","\\u0070assword":"hunter2"}}'.encode())
     assert changed
-    assert json.loads(document)["a"].startswith("[secret:openai:")
-    assert json.loads(document)["password"] == "[secret:password]"
+    assert json.loads(document)["a"].startswith("[openai:")
+    assert bare(json.loads(document)["password"]) == "[password]"
 
 
 @pytest.mark.parametrize("depth", [200, 900, 5000])
@@ -168,8 +164,8 @@ def test_a_value_that_is_nested_too_deeply_is_a_clear_error() -> None:
 
 
 def test_json_in_a_text_keeps_its_spacing() -> None:
-    assert REDACTOR.redact_text('{"user": "ada", "pin": 4821}') == '{"user": "ada", "pin": "[secret:pin]"}'
-    assert REDACTOR.redact_text('{"user":"ada","pin":4821}') == '{"user":"ada","pin":"[secret:pin]"}'
+    assert bare(REDACTOR.redact_text('{"user": "ada", "pin": 4821}')) == '{"user": "ada", "pin": "[pin]"}'
+    assert bare(REDACTOR.redact_text('{"user":"ada","pin":4821}')) == '{"user":"ada","pin":"[pin]"}'
 
 
 def test_json_in_json_in_json() -> None:
@@ -186,8 +182,8 @@ def test_tuples_stay_tuples_and_other_objects_pass() -> None:
 
 
 def test_a_field_name_given_from_outside() -> None:
-    assert REDACTOR.redact("hunter2", "password") == "[secret:password]"
-    assert REDACTOR.redact(4821, "pin") == "[secret:pin]"
+    assert bare(REDACTOR.redact("hunter2", "password")) == "[password]"
+    assert bare(REDACTOR.redact(4821, "pin")) == "[pin]"
     assert REDACTOR.redact("hunter2", "note") == "hunter2"
 
 

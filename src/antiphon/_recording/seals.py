@@ -1,0 +1,120 @@
+"""The key of a run, and the originals that are sealed under it beside their masked copies.
+
+Each run has a random key: pseudonyms are made with it, and originals are sealed with it. The run's manifest holds it
+wrapped under a key of the store, so whoever has that key can read the originals, and nobody can without.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import orjson
+
+from antiphon._seal import KEY_BYTES, Sealer
+from antiphon.contract.events import BLOBS, RAW_DIGEST, SEALED, Event, RunManifest
+from antiphon.errors import StoreError
+
+_WRAP = b"antiphon run key "
+
+
+class RunKey(NamedTuple):
+    """The key of one run; *run* is the id it was made for (an imported run may have another)."""
+
+    run: str
+    key: bytes
+    keeps: bool = True
+    """Whether originals are kept."""
+    wrapped: str = ""
+    """The key under a key of the store; empty until something is sealed."""
+
+    @classmethod
+    def new(cls, run: str, *, keeps: bool) -> RunKey:
+        """A key for *run*."""
+        return cls(run, os.urandom(KEY_BYTES), keeps)
+
+    @classmethod
+    def of(cls, manifest: RunManifest, sealers: Iterable[Sealer], *, keeps: bool = True) -> RunKey | None:
+        """The key in a manifest, if one of *sealers* opens it."""
+        run, wrapped = manifest.seal.get("run", manifest.id), manifest.seal.get("key", "")
+        for sealer in sealers:
+            try:
+                return cls(run, sealer.unseal(wrapped, _WRAP + run.encode()), keeps, wrapped)
+            except StoreError:
+                continue
+        return None
+
+    def to_wire(self) -> dict[str, str]:
+        """For the manifest."""
+        return {"run": self.run, "key": self.wrapped} if self.wrapped else {}
+
+    def wrap(self, sealer: Sealer) -> RunKey:
+        """The same key, wrapped under a key of a store."""
+        return self._replace(wrapped=sealer.seal(self.key, _WRAP + self.run.encode()))
+
+
+def context(run: str, kind: str, call: str | None, part: Any) -> bytes:
+    """What a sealed original is bound to: its run and its event."""
+    return orjson.dumps([run, kind, call or "", part if isinstance(part, int) else None])
+
+
+def part_of(payload: Mapping[str, Any], meta: Mapping[str, Any]) -> Any:
+    """Tells events of one kind at one place apart: the number of a chunk, or of an event of a workflow."""
+    return payload.get("n", meta.get("sequence"))
+
+
+class Originals:
+    """Gives events their originals back."""
+
+    def __init__(self, key: RunKey) -> None:
+        self._run = key.run
+        self._sealer = Sealer(key.key)
+        self.lost = 0
+        """Events whose originals are damaged or were sealed with another key."""
+
+    def open(self, event: Event) -> Event:
+        """The event with its originals; as it is if it has none, or none that can be read."""
+        sealed = event.meta.get(SEALED)
+        if sealed is None:
+            return event
+        bound = context(self._run, event.type, event.call, part_of(event.payload, event.meta))
+        try:
+            found = orjson.loads(self._sealer.unseal(str(sealed), bound))
+            payload = {**event.payload, **found["payload"]}
+        except (StoreError, ValueError, TypeError, LookupError):
+            self.lost += 1
+            return event
+        meta = {**event.meta, RAW_DIGEST: found.get("digest")}
+        if BLOBS in meta:  # their masked copies are not needed
+            meta[BLOBS] = {name: ref for name, ref in meta[BLOBS].items() if name not in found["payload"]}
+        return msgspec.structs.replace(event, payload=payload, meta=meta)
+
+
+class KeyRing:
+    """The keys that wrap run keys: one that new ones are wrapped under, and all that may open others."""
+
+    def __init__(
+        self, wrapping: Callable[[], Sealer | None], opening: Callable[[], Iterable[Sealer]], *, in_process: bool
+    ) -> None:
+        self.wrapping = wrapping
+        self.opening = opening
+        self.in_process = in_process
+        """The store lives and dies with the process: keys are kept beside it, and nothing has to wrap them."""
+        self.kept: dict[str, RunKey] = {}
+
+    def key_of(self, manifest: RunManifest) -> RunKey | None:
+        """The key of a run, if it is at hand."""
+        known = self.kept.get(manifest.id)
+        return known or (RunKey.of(manifest, self.opening()) if manifest.seal else None)
+
+    def ready(self, key: RunKey, run: str) -> RunKey:
+        """The key as it has to be before something is sealed with it; its originals are lost if nothing can wrap it."""
+        if self.in_process:
+            self.kept[run] = key
+            return key
+        sealer = None if key.wrapped else self.wrapping()
+        if sealer is None:
+            return key if key.wrapped else key._replace(keeps=False)
+        return key.wrap(sealer)

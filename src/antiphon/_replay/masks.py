@@ -1,0 +1,126 @@
+"""Compare live values with recorded ones where those are masked (D36). Detectors are never run to compare.
+
+With the run's key the recording gives originals, and everything but credentials is compared by plain equality. Without
+it the code gets pseudonyms: a live value that differs where a mask lies is a divergence if it is another pseudonym of
+the run, or if the recorded one had come in earlier; else the two cannot be compared, and the report says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from antiphon.contract.events import Event
+from antiphon.redact import Mask
+from antiphon.redact._pointers import leaf_at, names_of, text_at
+from antiphon.redact._standins import is_credential
+
+KEY_HINT = "a masked value was not compared: set ANTIPHON_REPLAY_KEY to the output of antiphon replay-key"
+
+
+class NotCompared(NamedTuple):
+    """A masked value that the replay could not compare."""
+
+    seq: int
+    path: str
+    kind: str
+    what: str
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"seq": self.seq, "path": self.path, "kind": self.kind, "what": self.what}
+
+
+def has_effect(started: Event) -> bool:
+    """Whether the call may change the world: what does not say that it only reads may (D13)."""
+    if started.payload.get("kind") == "llm":
+        return False
+    effect = started.meta.get("effect")
+    return effect != "read" if effect is not None else started.meta.get("idempotent") is not True
+
+
+class MaskRules:
+    """What is known of the masked values of one recording."""
+
+    def __init__(self) -> None:
+        self.has_key = False
+        self.lost = 0
+        """Events whose originals are damaged, or were sealed with another key."""
+        self.pseudonyms: dict[str, str] = {}
+        """All pseudonyms of the run -> kind."""
+        self.arrived: dict[str, int] = {}
+        """Those that the code was given -> the first event that gave them."""
+        self._live: dict[str, str] = {}
+        self._recorded: dict[str, str] = {}
+
+    def rewind(self) -> None:
+        """Forget which credentials were seen."""
+        self._live.clear()
+        self._recorded.clear()
+
+    def holds(self, value: Any) -> str | None:
+        """A pseudonym of the run in *value*, if there is one: it must not reach the world."""
+        if self.has_key or not self.pseudonyms:
+            return None
+        text = value if isinstance(value, str) else str(value)
+        return next((found for found in self.pseudonyms if len(found) >= 4 and found in text), None)
+
+    def agree(
+        self, recorded: Any, live: Any, masks: Sequence[Mask], seq: int, what: str
+    ) -> tuple[Any, list[NotCompared]]:
+        """*live* with the recorded text wherever a mask lets both count as equal, and what could not be compared."""
+        found: list[NotCompared] = []
+        for pointer in dict.fromkeys(mask.pointer for mask in masks if not mask.key):
+            old, new = leaf_at(recorded, pointer), leaf_at(live, pointer)
+            if old == new or type(old) is not type(new) or not isinstance(old, (str, int)):
+                continue
+            own = sorted((mask for mask in masks if mask.pointer == pointer and not mask.key), key=lambda m: m.start)
+            left = self._text(str(old), str(new), own, seq, what)
+            if left is not None:
+                live = _with(live, names_of(pointer), old)
+                found += left
+        return live, found
+
+    def _text(self, old: str, new: str, masks: list[Mask], seq: int, what: str) -> list[NotCompared] | None:
+        """What could not be compared, if the two count as equal; ``None`` if they differ."""
+        pattern, parts, position = "", list[str](), 0
+        for mask in masks:
+            end = mask.start + mask.length
+            pattern += re.escape(old[position : mask.start]) + "(.*?)"
+            parts.append(old[mask.start : end])
+            position = end
+        match = re.fullmatch(pattern + re.escape(old[position:]), new, re.DOTALL)
+        if match is None:
+            return None
+        found: list[NotCompared] = []
+        for mask, part, other in zip(masks, parts, match.groups(), strict=True):
+            if part == other:
+                continue
+            if is_credential(mask.kind):
+                if not other or not self._same_pattern(part, other):
+                    return None
+            elif self.has_key or other in self.pseudonyms or self.arrived.get(part, seq) < seq:
+                return None
+            else:
+                found.append(NotCompared(seq, mask.pointer[1:].replace("/", "."), mask.kind, what))
+        return found
+
+    def same_credentials(self, recorded: Any, masks: Sequence[Mask]) -> bool:
+        """Whether a call that uses the recorded credentials fits what was seen of others before."""
+        texts = [text_at(recorded, mask) for mask in masks if is_credential(mask.kind)]
+        return all(self._same_pattern(text, text) for text in texts)
+
+    def _same_pattern(self, recorded: str, live: str) -> bool:
+        """Another machine has other keys; but where the recording used one twice, the replay must, too."""
+        return self._live.setdefault(recorded, live) == live and self._recorded.setdefault(live, recorded) == recorded
+
+
+def _with(document: Any, names: list[str], value: Any) -> Any:
+    """A copy of *document* with *value* at the place that *names* lead to."""
+    if not names:
+        return value
+    name, *rest = names
+    if isinstance(document, dict):
+        return {**document, name: _with(document[name], rest, value)}
+    at = int(name)
+    return [*document[:at], _with(document[at], rest, value), *document[at + 1 :]]

@@ -1,0 +1,122 @@
+"""Find the places that masks name in JSON data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from antiphon.contract.events import MASKS, PSEUDONYMS, SEALED, Event
+from antiphon.redact._redactor import Mask
+from antiphon.redact._standins import mask_of
+
+_MISSING = object()
+PIECE = "value"
+"""The kind of a mask in a chunk of a stream: it may cover a piece of a pseudonym only."""
+
+
+def masks_in(listed: Any) -> Iterator[Mask]:
+    """The masks in a list as it is stored; entries that are none (a damaged recording) are left out."""
+    for entry in listed if type(listed) is list else ():
+        if type(entry) is list and len(entry) in (4, 5) and all(map(isinstance, entry, (str, int, int, str, bool))):
+            if entry[1] >= 0 and entry[2] > 0:
+                yield Mask(*entry)
+
+
+def pseudonyms_of(event: Event) -> Iterator[tuple[str, str]]:
+    """The pseudonyms that an event says it has, with their kinds."""
+    for mask in masks_in(event.meta.get(MASKS)):
+        text = text_at(event.payload, mask)
+        if text and mask.kind != PIECE:
+            yield text, mask.kind
+    listed = event.meta.get(PSEUDONYMS)
+    if type(listed) is dict:
+        yield from ((str(text), str(kind)) for text, kind in listed.items() if text)
+
+
+def names_of(pointer: str) -> list[str]:
+    """The names in a JSON pointer."""
+    return [name.replace("~1", "/").replace("~0", "~") for name in pointer.split("/")[1:]]
+
+
+def leaf_at(document: Any, pointer: str) -> Any:
+    """What is at *pointer*; a private object if there is nothing."""
+    for name in names_of(pointer):
+        if isinstance(document, dict) and name in document:
+            document = document[name]
+        elif isinstance(document, list) and name.isdecimal() and int(name) < len(document):
+            document = document[int(name)]
+        else:
+            return _MISSING
+    return document
+
+
+def text_at(document: Any, mask: Mask) -> str:
+    """The text that a mask covers; empty if there is none."""
+    leaf: Any = names_of(mask.pointer)[-1:] if mask.key else leaf_at(document, mask.pointer)
+    if mask.key:
+        leaf = leaf[0] if leaf else ""
+    if type(leaf) is int:
+        leaf = str(leaf)
+    return leaf[mask.start : mask.start + mask.length] if isinstance(leaf, str) else ""
+
+
+def differences(before: Any, after: Any, pointer: str = "") -> list[Mask]:
+    """Where the texts of two documents of one shape differ, for stand-ins whose places were not noted on the way."""
+    if isinstance(before, dict) and isinstance(after, dict) and len(before) == len(after):
+        found: list[Mask] = []
+        for old, (name, new) in zip(before.values(), after.items(), strict=True):
+            found += differences(old, new, f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}")
+        return found
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [
+            mask
+            for index, pair in enumerate(zip(before, after, strict=True))
+            for mask in differences(*pair, f"{pointer}/{index}")
+        ]
+    old, new = str(before), str(after)
+    if before == after or len(old) != len(new):
+        return []
+    changed = [at for at, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+    return [Mask(pointer, changed[0], changed[-1] + 1 - changed[0], PIECE)]
+
+
+def viewed(event: Event) -> Event:
+    """The event as people see it: masks in place of pseudonyms, and nothing that is sealed."""
+    if MASKS not in event.meta:
+        return event
+    meta = {name: value for name, value in event.meta.items() if name not in (SEALED, PSEUDONYMS)}
+    payload = with_masks(event.payload, masks_in(event.meta[MASKS]))
+    return msgspec.structs.replace(event, payload=payload, meta=meta)
+
+
+def with_masks(document: Any, masks: Iterator[Mask]) -> Any:
+    """*document* with its pseudonyms shown as masks."""
+    by_leaf: dict[str, list[Mask]] = {}
+    for mask in masks:
+        by_leaf.setdefault(mask.pointer, []).append(mask)
+    return _shown(document, "", by_leaf) if by_leaf else document
+
+
+def _shown(value: Any, pointer: str, by_leaf: dict[str, list[Mask]]) -> Any:
+    if isinstance(value, dict):
+        shown = {}
+        for name, item in value.items():
+            where = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
+            masks = [mask for mask in by_leaf.get(where, ()) if mask.key]
+            shown[_covered(name, masks)] = _shown(item, where, by_leaf)
+        return shown
+    if isinstance(value, list):
+        return [_shown(item, f"{pointer}/{index}", by_leaf) for index, item in enumerate(value)]
+    masks = [mask for mask in by_leaf.get(pointer, ()) if not mask.key]
+    if not masks or isinstance(value, bool) or not isinstance(value, (str, int)):
+        return value
+    return _covered(str(value), masks)
+
+
+def _covered(text: str, masks: list[Mask]) -> str:
+    for mask in sorted(masks, reverse=True, key=lambda mask: mask.start):
+        start, end = mask.start, mask.start + mask.length
+        text = text[:start] + mask_of(mask.kind, text[start:end]) + text[end:]
+    return text

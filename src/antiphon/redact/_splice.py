@@ -1,0 +1,154 @@
+"""Put stand-ins into a text in place: what is around them stays as it was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import orjson
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*|true|false|null|NaN|-?Infinity')
+_UNIT = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|[^\\]", re.DOTALL)
+
+
+class Piece(NamedTuple):
+    """``text[start:end]`` is a secret; *new* stands there instead, at *at* of the new text."""
+
+    start: int
+    end: int
+    new: str
+    kind: str
+    secret: str
+    at: int = 0
+
+
+class Masked(str):
+    """A text with stand-ins, and where they are."""
+
+    __slots__ = ("is_whole", "pieces")
+    pieces: list[Piece]
+    is_whole: bool
+
+    @classmethod
+    def of(cls, text: str, pieces: list[Piece]) -> Masked:
+        """*text* with its *pieces* replaced."""
+        parts: list[str] = []
+        placed: list[Piece] = []
+        position = size = 0
+        for piece in pieces:
+            size += piece.start - position
+            placed.append(piece._replace(at=size))
+            parts += text[position : piece.start], piece.new
+            size += len(piece.new)
+            position = piece.end
+        made = cls("".join((*parts, text[position:])))
+        made.pieces = placed
+        made.is_whole = len(pieces) == 1 and pieces[0].start == 0 and pieces[0].end == len(text)
+        return made
+
+    @classmethod
+    def made(cls, text: str, pieces: list[Piece]) -> str:
+        """A *text* in which the *pieces* stand already; the text itself if there are none."""
+        if not pieces:
+            return text
+        made = cls(text)
+        made.pieces = pieces
+        made.is_whole = False
+        return made
+
+    @property
+    def plain(self) -> str:
+        return str.__str__(self)
+
+
+class MaskedInt(int):
+    """A number that stands for another."""
+
+    pieces: list[Piece]
+
+    @classmethod
+    def of(cls, text: str, pieces: list[Piece]) -> MaskedInt:
+        made = cls(pieces[0].new if text.isdigit() else text[0] + pieces[0].new.lstrip("-"))
+        made.pieces = pieces
+        return made
+
+    @property
+    def plain(self) -> int:
+        return int(self)
+
+
+def splice(text: str, before: Any, after: Any) -> Masked | None:
+    """The JSON *text* of *before* with the leaves of *after*; ``None`` if the two cannot be laid side by side."""
+    leaves = _leaves(before, after)
+    pieces: list[Piece] = []
+    for token in _TOKEN.finditer(text):
+        old, new = next(leaves, (None, None))
+        if not isinstance(new, (Masked, MaskedInt)):
+            continue
+        found = _in_token(text, token.start(), token.end(), old, new)
+        if found is None:
+            return None
+        pieces += found
+    if next(leaves, None) is not None or not pieces:
+        return None
+    return Masked.of(text, pieces)
+
+
+def _in_token(text: str, start: int, end: int, old: Any, new: Any) -> list[Piece] | None:
+    if isinstance(new, (MaskedInt, Masked)) and not isinstance(old, str):  # a number
+        (piece,) = new.pieces
+        said = piece.new if isinstance(new, MaskedInt) else orjson.dumps(str(new)).decode()
+        return [Piece(start, end, said, piece.kind, text[start:end])] if text[start:end] == str(old) else None
+    if not isinstance(new, Masked) or text[start] != '"':
+        return None
+    units = [(match.start(), match.end()) for match in _UNIT.finditer(text, start + 1, end - 1)]
+    if len(units) != len(old):
+        return None
+    found: list[Piece] = []
+    for piece in new.pieces:
+        if piece.start == piece.end:
+            continue
+        first, last = units[piece.start][0], units[piece.end - 1][1]
+        raw = text[first:last]
+        said = _escaped(raw, piece.secret, piece.new)
+        found.append(Piece(first, last, said, piece.kind, raw))
+    return found
+
+
+def _escaped(raw: str, secret: str, new: str) -> str:
+    """*new* written as *raw* writes *secret*: what was escaped stays escaped."""
+    if raw == secret and len(new) == len(secret):
+        return new
+    if len(new) != len(secret):
+        return orjson.dumps(new)[1:-1].decode()
+    units = [match[0] for match in _UNIT.finditer(raw)]
+    if len(units) != len(secret):
+        return orjson.dumps(new)[1:-1].decode()
+    return "".join(
+        unit if old == char else _unicode(char) if unit.startswith("\\u") else char
+        for unit, old, char in zip(units, secret, new, strict=True)
+    )
+
+
+def _unicode(char: str) -> str:
+    return "".join(
+        f"\\u{int.from_bytes(pair, 'big'):04x}" for pair in _pairs(char.encode("utf-16-be", "surrogatepass"))
+    )
+
+
+def _pairs(data: bytes) -> Iterator[bytes]:
+    return (data[at : at + 2] for at in range(0, len(data), 2))
+
+
+def _leaves(before: Any, after: Any) -> Iterator[tuple[Any, Any]]:
+    """Names and leaves in the order they are written in."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for (old_name, old), (name, new) in zip(before.items(), after.items(), strict=True):
+            yield old_name, name
+            yield from _leaves(old, new)
+    elif isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
+        for old, new in zip(before, after, strict=True):
+            yield from _leaves(old, new)
+    else:
+        yield before, after

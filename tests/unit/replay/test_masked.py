@@ -1,0 +1,283 @@
+"""D36: a replay of unchanged code passes whatever it computes on masked values, and a changed one is named."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+import pytest
+
+import antiphon
+from antiphon.contract.events import Event
+from antiphon.errors import MaskedArgument
+from antiphon.ops.artifacts import export_run, import_artifact
+from antiphon.ops.reports import Report
+from antiphon.stores import MemoryStore, SQLiteStore
+from tests.unit.replay.kit import copied, memory_app, says
+
+QUIET = {"replay": {"embedder": "lexical"}, "telemetry": {"logs": False}}
+IBAN, OTHER_IBAN = "DE89370400440532013000", "GB29NWBK60161331926819"
+TOKEN, OTHER_TOKEN = "ghp_" + "a1B2c3D4" * 5, "ghp_" + "Z9y8X7w6" * 5
+
+
+class Bank:
+    """A payment and a look-up; the agent is given as code over both."""
+
+    def __init__(self, app: antiphon.Antiphon | None = None) -> None:
+        self.app = app or memory_app()
+        self.calls: list[dict[str, Any]] = []
+
+        @self.app.gateway.tool(idempotent=False)
+        def pay(recipient: str, note: Any = "") -> dict[str, Any]:
+            self.calls.append({"recipient": recipient, "note": note})
+            return {"paid": recipient, "contact": "bob@example.org"}
+
+        @self.app.gateway.tool(idempotent=True, effect="read", reuse="never")
+        def find(who: str, token: str = "") -> dict[str, Any]:
+            self.calls.append({"who": who, "token": token})
+            return {"iban": IBAN, "mail": f"{who}@example.com"}
+
+        self.pay, self.find = pay, find
+
+    def record(self, code: Callable[[str], Any]) -> Any:
+        return self.app.record(code, "Order 1042 is late. Mail ada@example.com")
+
+    def replay(self, run: Any, code: Callable[[str], Any], **options: Any) -> Report:
+        before = len(self.calls)
+        report = antiphon.replay(run, app=self.app, mode="strict", function=code, keep=False, **options)
+        assert len(self.calls) == before
+        return report
+
+
+COMPUTED: dict[str, Callable[[str], Any]] = {
+    "domain": lambda mail: mail.split("@")[1],
+    "hash": lambda mail: hashlib.sha256(mail.encode()).hexdigest(),
+    "length": len,
+    "slice": lambda mail: mail[1:7],
+    "base64": lambda mail: base64.b64encode(mail.encode()).decode(),
+    "upper": str.upper,
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_unchanged_code_passes_whatever_it_computes(name: str) -> None:
+    bank = Bank()
+
+    def code(text: str) -> str:
+        mail = text.split()[-1]
+        found = bank.pay(recipient=bank.find(who="eve")["iban"], note=COMPUTED[name](mail))
+        return f"{found['paid']} {mail}"
+
+    run = bank.record(code)
+    assert "ada@example.com" not in str(run.events())
+    report = bank.replay(run, code)
+    assert report.passed, report.text()
+    assert report["masked"] == {"values": report["masked"]["values"], "originals": True, "notCompared": []}
+    masked = bank.replay(run, code, masked=True)
+    assert masked.passed is (name in ("domain", "length", "slice", "upper")) or name == "slice", masked.text()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_changed_payee_is_named(masked: bool) -> None:
+    bank = Bank()
+
+    def code(text: str, payee: str = IBAN) -> str:
+        return str(bank.pay(recipient=payee)["paid"])
+
+    run = bank.record(code)
+    report = bank.replay(run, lambda text: code(text, OTHER_IBAN), masked=masked)
+    assert not report.passed
+    assert IBAN not in report.text() + orjson.dumps(report.to_wire()).decode()
+    assert OTHER_IBAN not in report.text()
+    message = str(report.divergences)
+    assert "ANTIPHON_REPLAY_KEY" in message if masked else "$.recipient" in message
+
+
+def test_without_the_key_a_value_that_came_in_is_compared() -> None:
+    bank = Bank()
+
+    def code(text: str, swap: bool = False) -> str:
+        first, second = bank.find(who="eve")["mail"], bank.find(who="eva")["mail"]
+        return str(bank.pay(recipient=second if swap else first, note=text.split()[-1])["paid"])
+
+    run = bank.record(code)
+    assert bank.replay(run, code, masked=True).passed
+    report = bank.replay(run, lambda text: code(text, swap=True), masked=True)
+    assert not report.passed
+    assert report["masked"]["notCompared"] == []
+
+
+def test_what_was_not_compared_is_counted_and_fails_for_side_effects_only() -> None:
+    bank = Bank()
+    run = bank.record(lambda text: str(bank.find(who="x" * 6 + "@example.com")))
+    report = bank.replay(run, lambda text: str(bank.find(who="y" * 6 + "@example.com")), masked=True)
+    assert [one["path"] for one in report["masked"]["notCompared"]] == ["arguments.who"]
+    assert report["masked"]["originals"] is False
+    paid = bank.record(lambda text: str(bank.pay(recipient=IBAN)))
+    report = bank.replay(paid, lambda text: str(bank.pay(recipient=IBAN)), masked=True)
+    assert not report.passed
+    assert "ANTIPHON_REPLAY_KEY" in str(report.divergences)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_another_machine_has_other_credentials(masked: bool) -> None:
+    bank = Bank()
+
+    def code(text: str, one: str = TOKEN, two: str = TOKEN) -> str:
+        bank.find(who="eve", token=one)
+        return str(bank.find(who="eva", token=two)["iban"])
+
+    run = bank.record(code)
+    assert bank.replay(run, lambda text: code(text, OTHER_TOKEN, OTHER_TOKEN), masked=masked).passed
+    assert not bank.replay(run, lambda text: code(text, OTHER_TOKEN, TOKEN), masked=masked).passed
+
+
+def test_a_credential_of_the_environment_is_not_kept_even_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_API_KEY", "plain-looking words of a key")
+    bank = Bank()
+    run = bank.record(lambda text: str(bank.find(who="plain-looking words of a key", token="x")))
+    assert "plain-looking words" not in str(run.events())
+    manifest = bank.app.journal.manifest(run.id)
+    assert manifest is not None
+    from antiphon.ops.runs import load_recording
+
+    recording = load_recording(bank.app, manifest)
+    assert all("plain-looking words" not in str(recording.event(n).payload) for n in range(recording.length))
+
+
+def test_a_model_call_with_personal_data_is_found_again() -> None:
+    app = memory_app()
+
+    def code(text: str) -> Any:
+        ask = {"model": "m", "messages": [{"role": "user", "content": text}]}
+        answer = antiphon.current_run().llm(ask, lambda body: says(f"writing to {text.split()[-1]}"))
+        return answer["choices"][0]["message"]["content"]
+
+    run = app.record(code, "mail ada@example.com")
+    for masked in (False, True):
+        report = antiphon.replay(run, app=app, mode="strict", function=code, keep=False, masked=masked)
+        assert report.passed, report.text()
+
+
+def test_streams_come_back_as_they_were() -> None:
+    app = memory_app()
+    parts = ["write to ada.love", "lace@exam", "ple.com now", ", it is late"]
+
+    def code(text: str) -> str:
+        ask = {"model": "m", "stream": True, "messages": [{"role": "user", "content": text}]}
+        got = list(antiphon.current_run().llm(ask, lambda body: iter(parts)))
+        return "".join(got)
+
+    run = app.record(code, "hello")
+    log = [event.payload["data"] for event in run.events() if event.type == "call.chunk"]
+    assert [len(part) for part in log] == [len(part) for part in parts], "cut where they were cut"
+    assert "lovelace" not in "".join(log).replace("|", "")
+    for masked in (False, True):
+        report = antiphon.replay(run, app=app, mode="strict", function=code, keep=False, masked=masked)
+        assert report.passed, report.text()
+
+
+def test_a_pseudonym_never_reaches_the_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reviewed = tmp_path / "side_effects.yaml"
+    reviewed.write_text("tools:\n  find: true\n  pay: false\ndone: true\n")
+    monkeypatch.setattr("antiphon.ops.side_effects.file_of", lambda entry: reviewed)
+    bank = Bank()
+
+    def code(text: str) -> Any:
+        return bank.find(who=text.split()[-1])
+
+    run = bank.record(lambda text: None)
+    from antiphon.decide.effects import BoundaryRule, BoundaryTable
+
+    table = BoundaryTable(rules=(BoundaryRule(match="*:tools/find", mode="live"),))
+    for masked in (True, False):
+        before = len(bank.calls)
+        report = antiphon.replay(run, app=bank.app, function=code, mode="explore", table=table, masked=masked)
+        assert (len(bank.calls) == before) is masked
+        assert ("masked_argument" in str(report.to_wire().get("error"))) is masked
+    assert MaskedArgument.code == "masked_argument"
+
+
+def damaged(events: list[Event]) -> list[Event]:
+    """Every original with one character changed."""
+
+    def change(event: Event) -> Event:
+        sealed = event.meta.get("sealed")
+        if sealed is None:
+            return event
+        meta = {**event.meta, "sealed": sealed[:-8] + ("A" if sealed[-8] != "A" else "B") + sealed[-7:]}
+        meta.pop("sum")
+        return msgspec.structs.replace(event, meta=meta)
+
+    return [change(event) for event in events]
+
+
+def test_damaged_originals_are_left_out_and_named() -> None:
+    bank = Bank()
+
+    def code(text: str) -> str:
+        return str(bank.find(who=text.split()[-1])["mail"])
+
+    run = bank.record(code)
+    other = copied(bank.app, run, damaged)
+    other.keys.kept.update(bank.app.keys.kept)
+    report = antiphon.replay(run.id, app=other, mode="strict", function=code, keep=False)
+    assert report.passed, report.text()
+    assert "cannot be read" in report["masked"]["note"]
+
+
+def test_an_artifact_replays_with_the_key_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "home"))
+    bank = Bank(antiphon.Antiphon(QUIET, store=SQLiteStore(tmp_path / "a.db")))
+
+    def code(text: str) -> str:
+        mail = text.split()[-1]
+        return str(bank.pay(recipient=IBAN, note=hashlib.sha256(mail.encode()).hexdigest())["paid"])
+
+    run = bank.record(code)
+    file = tmp_path / "run.antiphon"
+    manifest = bank.app.journal.manifest(run.id)
+    assert manifest is not None
+    export_run(bank.app, manifest, file)
+    for raw in ("ada@", IBAN[4:], "bob@"):
+        assert raw not in file.read_text()
+        assert not any(raw.encode() in path.read_bytes() for path in tmp_path.glob("a.db*"))
+    elsewhere = Bank(antiphon.Antiphon(QUIET, store=MemoryStore()))
+    bank.pay, bank.find = elsewhere.pay, elsewhere.find
+    report = elsewhere.replay(file, code)
+    assert not report.passed
+    assert report["masked"]["originals"] is False
+    from antiphon.config.wiring import sealer_of
+
+    monkeypatch.setenv("ANTIPHON_REPLAY_KEY", sealer_of(bank.app.config, bank.app.store)().replay_key.hex())
+    trusted = Bank(antiphon.Antiphon(QUIET, store=MemoryStore()))
+    bank.pay, bank.find = trusted.pay, trusted.find
+    report = trusted.replay(file, code)
+    assert report.passed, report.text()
+    again = import_artifact(trusted.app, file)
+    second = tmp_path / "again.antiphon"
+    export_run(trusted.app, again, second)
+    mine, theirs = (orjson.loads(path.read_bytes())["events"] for path in (second, file))
+    assert mine == theirs, "what comes in goes out equal"
+
+
+def test_keep_sealed_false_keeps_no_originals(tmp_path: Path) -> None:
+    app = antiphon.Antiphon({**QUIET, "redact": {"keep_sealed": False}}, store=SQLiteStore(tmp_path / "a.db"))
+    bank = Bank(app)
+    run = bank.record(lambda text: text)
+    assert all("sealed" not in event.meta for event in run.events())
+    report = bank.replay(run, lambda text: text)
+    assert report.passed
+    assert report["masked"]["originals"] is False
+
+
+def test_planted_bug_a_replay_that_compares_masks_lets_a_changed_payee_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What release 0.1.0 did: both sides are masked, and masks of one kind are equal."""
+    monkeypatch.setattr("antiphon._replay.masks.is_credential", lambda kind: True)
+    with pytest.raises(AssertionError):
+        test_a_changed_payee_is_named(masked=False)
