@@ -225,9 +225,10 @@ def write_artifact(out: IO[bytes], manifest: RunManifest, events: Events) -> int
 class Seal:
     """How many events there are, and what their lines and the manifest hash to."""
 
-    def __init__(self, manifest: RunManifest) -> None:
+    def __init__(self, manifest: RunManifest, wire: Any = None) -> None:
+        """*wire* is the manifest as a document has it: an earlier release knew fewer fields."""
         self.count = 0
-        self._manifest = digest(manifest.to_wire())
+        self._manifest = digest(manifest.to_wire() if wire is None else wire)
         self._hash = hashlib.sha256()
 
     def line(self, event: Event) -> bytes:
@@ -326,7 +327,7 @@ def read_artifact(path: Path) -> Document:
 
 def _in_lines(path: Path, head: dict[str, Any]) -> Document:
     manifest = _manifest(head, path)
-    seal, given = Seal(manifest), None
+    seal, given = Seal(manifest, head.get("manifest")), None
     for line in _event_lines(path):
         if isinstance(line, bytes):
             check_event(line, manifest.id, seal.count, str(path))

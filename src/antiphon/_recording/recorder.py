@@ -345,9 +345,13 @@ class Recorder:
                 self.journal.update_run(msgspec.structs.replace(known, seal=self.key.to_wire()))
         return Sealer(self.key.key).seal if self.key.keeps else None
 
+    @functools.cached_property
+    def _viewer(self) -> Redactor:
+        return self.redactor.shown()
+
     def view(self, value: Any) -> Any:
         """A value of the run as others may see it: with masks."""
-        return self.redactor.shown().redact(orjson.loads(dump(value)))
+        return self._viewer.redact(orjson.loads(dump(value)))
 
     def masked(self, data: bytes) -> tuple[bytes, Masking | None]:
         """Serialised JSON as it may be written."""
@@ -512,12 +516,9 @@ class Recorder:
         rest = {name: None if name in blobs else orjson.Fragment(part) for name, part in parts.items()}
         return orjson.dumps(rest), blobs
 
-    def _clean(self, value: Any) -> Any:
-        return orjson.loads(self.masked(dump(value))[0])
-
     def _clean_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
-        return {**meta, **self._clean(free)}
+        return {**meta, **self.view(free)}
 
     def take(self, event: Event) -> Row:
         """An event from elsewhere, kept as our own are: redacted, its large parts spilled.
@@ -543,7 +544,7 @@ class Recorder:
             beside = {**beside, SEALED: blobs.put(self.tenant, sealed.encode())}
             del ours[SEALED]
         free = {name: value for name, value in event.meta.items() if name not in ours and name != BLOBS}
-        meta = {**self._clean(free), **ours, **({BLOBS: beside} if beside else {})}
+        meta = {**self.view(free), **ours, **({BLOBS: beside} if beside else {})}
         kept = msgspec.structs.replace(event, payload=payload, meta=meta, v=EVENT_VERSION if beside else event.v)
         if holds:  # one that was changed before it came here still says so
             kept = summed(kept)
@@ -553,7 +554,7 @@ class Recorder:
     def clean_manifest(self, manifest: RunManifest) -> RunManifest:
         """The head of the run without secrets; ids, digests and who owns it stay as they are."""
         free = {name: getattr(manifest, name) for name in ("name", "tags", "llm_config", "tool_schemas")}
-        clean = self._clean(free)
+        clean = self.view(free)
         if "owner" in manifest.tags:
             clean["tags"]["owner"] = manifest.tags["owner"]
         return self.with_key(msgspec.structs.replace(manifest, **clean))

@@ -14,6 +14,7 @@ import msgspec
 import orjson
 
 from antiphon._seal import KEY_BYTES, Sealer
+from antiphon.contract._base import given
 from antiphon.contract.events import BLOBS, RAW_DIGEST, SEALED, Event, RunManifest
 from antiphon.errors import StoreError
 
@@ -38,7 +39,8 @@ class RunKey(NamedTuple):
     @classmethod
     def of(cls, manifest: RunManifest, sealers: Iterable[Sealer], *, keeps: bool = True) -> RunKey | None:
         """The key in a manifest, if one of *sealers* opens it."""
-        run, wrapped = manifest.seal.get("run", manifest.id), manifest.seal.get("key", "")
+        seal = given(manifest.seal) or {}
+        run, wrapped = seal.get("run", manifest.id), seal.get("key", "")
         for sealer in sealers:
             try:
                 return cls(run, sealer.unseal(wrapped, _WRAP + run.encode()), keeps, wrapped)

@@ -282,12 +282,10 @@ def key_ring_of(config: Config, store: Store) -> KeyRing:
 
     @functools.cache
     def wrapping() -> Sealer | None:
-
-        found = next(iter(given()), None) if in_process else None
-        if found is None and not (in_process and _key_file(config, store) is None):
-            own = sealer()
-            found = None if own is None else own.for_replay()
-        return found
+        if in_process:
+            return next(iter(opening()), None)
+        own = sealer()
+        return None if own is None else own.for_replay()
 
     @functools.cache
     def given() -> tuple[Sealer, ...]:

@@ -101,7 +101,7 @@ class RunManifest(Value, frozen=True):
     entry: str | None = None
     salt: str = ""
     """Of release 0.1.0: what its placeholders were made with."""
-    seal: dict[str, str] = {}
+    seal: dict[str, str] | UnsetType = UNSET
     """The run's key, wrapped under a key of the store, and the run it was made for."""
     code: CodeVersion = CodeVersion()
     packages: dict[str, str] = {}

@@ -51,7 +51,7 @@ def export_run(
     tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
     session = manifest.session
     if session:  # as it was given it lives in the store only
-        session = app.recorder(manifest).redactor.redact(session, "session_id")
+        session = app._redactor.redact(session, "session_id")
     manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
 
     def events() -> Iterable[Event]:

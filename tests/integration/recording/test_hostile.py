@@ -136,7 +136,7 @@ EVENT: dict[str, Callable[[list[Any]], None]] = {
     "out of order": lambda events: events.reverse(),
     "not an object": lambda events: events.__setitem__(1, 7),
     "with more": lambda events: events[1].update(extra=1),
-    "of the future": lambda events: events[1].update(v=2),
+    "of the future": lambda events: events[1].update(v=3),
     "with text for a number": lambda events: events[1].update(atMs="soon"),
     "with a huge number": lambda events: events[1].update(atMs=10**30),
     "with a huge index": lambda events: events[1].update(index=2**60),

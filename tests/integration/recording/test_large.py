@@ -143,7 +143,7 @@ def test_large_payloads_are_spilled_and_equal_ones_stored_once(home: Path) -> No
     assert len(found) == 6, "five different arguments, one result"
     assert (home / "antiphon.db").stat().st_size < 5 * len(text)
     events = stored(app, run.id)
-    spilled = [event.seq for event in events if "$blob" in orjson.dumps(event.payload).decode()]
+    spilled = [event.seq for event in events if "blobs" in event.meta]
     assert spilled == list(range(1, 11))
     assert one_event(app, run.id, 1).payload["arguments"] == {"n": 0, "text": text}
     assert one_event(app, run.id, 2).payload["value"] == text

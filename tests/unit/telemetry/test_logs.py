@@ -109,7 +109,7 @@ def test_no_secret_and_no_personal_data_reaches_a_line(stream: io.StringIO) -> N
 def test_a_session_key_that_is_an_address_is_personal_data(stream: io.StringIO) -> None:
     listener().emit("tool_call_end", {**FIELDS, "sessionKey": "ada@example.org"})
     assert "ada@" not in stream.getvalue()
-    assert lines(stream)[0]["sessionKey"].startswith("[secret:email:")
+    assert lines(stream)[0]["sessionKey"].startswith("[email:")
 
 
 def test_values_that_are_not_json_are_written_as_text(stream: io.StringIO) -> None:
