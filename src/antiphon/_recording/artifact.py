@@ -447,7 +447,7 @@ def _whole(path: Path) -> Document:
     entries = document.get("events")
     if not isinstance(entries, list):
         raise ArtifactError(f"{path} has no events.")
-    seal = Seal(manifest)
+    seal = Seal(manifest, document.get("manifest"))
     events = []
     for number, entry in enumerate(entries):
         line = orjson.dumps(entry)

@@ -545,7 +545,8 @@ class Recorder:
             del ours[SEALED]
         free = {name: value for name, value in event.meta.items() if name not in ours and name != BLOBS}
         meta = {**self.view(free), **ours, **({BLOBS: beside} if beside else {})}
-        kept = msgspec.structs.replace(event, payload=payload, meta=meta, v=EVENT_VERSION if beside else event.v)
+        version = EVENT_VERSION if spilled(event) else event.v  # a document refers to no blobs: that is user data
+        kept = msgspec.structs.replace(event, payload=payload, meta=meta, v=version)
         if holds:  # one that was changed before it came here still says so
             kept = summed(kept)
         body = {name: getattr(kept, name) for name in ("lane", "index", "call", "parent", "payload", "v", "meta")}

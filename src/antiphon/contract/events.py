@@ -127,8 +127,8 @@ _REF = re.compile(r"sha256:[0-9a-f]{64}")
 
 def spilled(event: Event) -> dict[str, str]:
     """The parts of an event that are blobs: name of the payload's field (or ``sealed``) -> reference."""
-    if event.v > 1:
-        found = event.meta.get(BLOBS)
+    found = event.meta.get(BLOBS)
+    if event.v > 1 or found is not None:
         named = found if type(found) is dict else {}
         return {name: ref for name, ref in named.items() if type(ref) is str and _REF.fullmatch(ref)}
     # release 0.1.0 wrote references in place of the parts
