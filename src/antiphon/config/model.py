@@ -162,7 +162,7 @@ class RuleSection(Section, frozen=True):
     """A redaction rule of your own."""
 
     name: str
-    """Name that appears in the placeholder."""
+    """Name that appears in the mask."""
     pattern: str | None = None
     """Regular expression that matches the secret."""
     field: str | None = None

@@ -50,6 +50,22 @@ async def test_variables_come_from_inputs_and_defaults(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
+    "payload",
+    [
+        {"$blob": 5, "bytes": 1},
+        {"$blob": "sha256:" + "0" * 64, "bytes": 1},
+        {"masks": [["/a", 0, 1, "x"]], "sealed": "s2.00000000.AAAA", "blobs": {"payload": "sha256:" + "0" * 64}},
+        {"text": "[secret:pin] [email:3f9a]", "$bytes": "x", "$literal": {}},
+    ],
+)
+async def test_user_data_is_never_read_as_our_markup(client: Client, payload: dict[str, Any]) -> None:
+    snapshot = await client.run("conformance-identity", {"payload": payload})
+    assert snapshot["outputs"] == {"identity": {"payload": payload}}
+    fork = await client.fork(snapshot["runId"])
+    assert (await client.ended(fork))["outputs"] == {"identity": {"payload": payload}}
+
+
+@pytest.mark.parametrize(
     ("body", "status", "code"),
     [
         ({}, 400, "validation_error"),
@@ -59,7 +75,6 @@ async def test_variables_come_from_inputs_and_defaults(client: Client) -> None:
         ({"workflowId": "conformance-noop", "inputs": []}, 400, "validation_error"),
         ({"workflowId": "conformance-noop", "tags": "x"}, 400, "validation_error"),
         ({"workflowId": "conformance-noop", "metadata": 1}, 400, "validation_error"),
-        ({"workflowId": "conformance-noop", "metadata": {"$blob": "x", "bytes": 1}}, 400, "validation_error"),
         ({"workflowId": "conformance-idempotent"}, 400, "validation_error"),
         ({"workflowId": "conformance-idempotent", "inputs": {"nonce": 3}}, 400, "validation_error"),
         ({"workflowId": "conformance-delay", "inputs": {"delayMs": True}}, 400, "validation_error"),

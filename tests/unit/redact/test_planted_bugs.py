@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from antiphon._seal import Sealer
 from antiphon.errors import StoreError
-from antiphon.redact import Redactor, StreamRedactor, _detect, _prefilter, _standins, _stream, _tokens
+from antiphon.redact import Redactor, StreamRedactor, _detect, _prefilter, _stream, _tokens
 from antiphon.redact._stream import TextStream
 from antiphon.telemetry import BuiltinMetrics
 from antiphon.telemetry._metrics import Labels
@@ -145,7 +145,7 @@ def test_a_stream_that_is_redacted_chunk_by_chunk(monkeypatch: Patch) -> None:
 
 
 def test_masks_without_a_key(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(_standins.hmac, "digest", lambda key, data, name: hashlib.sha256(data).digest())
+    monkeypatch.setattr("antiphon.redact._standins.hmac.digest", lambda key, data, name: hashlib.sha256(data).digest())
     key = PLANTED[0].secret
     assert Redactor(salt="one").redact(key) == Redactor(salt="two").redact(key)
 
