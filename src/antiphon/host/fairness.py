@@ -29,19 +29,21 @@ ACTIVE_S = 1.0
 class Shares:
     """Who has used the loop lately."""
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time) -> None:
         self.now = now
+        self.cpu = cpu
+        """What a step takes: not the time that other processes of the machine take meanwhile."""
         self._last: tuple[str, float] = ("", float("-inf"))
         self._other: tuple[str, float] = ("", float("-inf"))
         self._free_at: dict[str, float] = {}
 
     def spent(self, tenant: str, begun: float) -> None:
-        """A tenant's step began at *begun* and ends now."""
+        """A tenant's step began when :attr:`cpu` was *begun*, and ends now."""
         now = self.now()
         if self._last[0] != tenant:
             self._other = self._last
         self._last = (tenant, now)
-        long = now - begun - FREE_S
+        long = self.cpu() - begun - FREE_S
         if long > 0 and now - self._other[1] < ACTIVE_S:
             earliest = now - CREDIT_S
             self._free_at[tenant] = max(earliest, self._free_at.get(tenant, earliest)) + long * PRICE
@@ -69,7 +71,7 @@ class Fair(Awaitable[T], Generic[T]):
         work, shares, tenant = self._work, self._shares, self._tenant
         error: BaseException | None = None
         while True:
-            begun = shares.now()
+            begun = shares.cpu()
             try:
                 waits_for = work.send(None) if error is None else work.throw(error)
             except StopIteration as done:

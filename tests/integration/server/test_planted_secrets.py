@@ -34,6 +34,7 @@ async def fail(note: object = "", password: object = "") -> object:
 def careless(password: str) -> str:
     raise RuntimeError(f"cannot log in with {password}")
 """
+Receiver = tuple[str, list[bytes]]
 TEXTS = tokens(Forge(1)) + in_text(Forge(2)) + personal(Forge(3)) + tokens(Forge(5)) + in_text(Forge(6))
 NAMED = named(Forge(4))
 PLANTED: list[tuple[str, Any]] = [(one.secret, one.text) for one in TEXTS if len(one.secret) >= 6] + [
@@ -91,7 +92,21 @@ def _flows() -> list[dict[str, Any]]:
     return [workflows.workflow("leaky", nodes, variables)]
 
 
-async def test_no_secret_leaves_the_host(tmp_path: Path, receiver: tuple[str, list[bytes]], log: io.StringIO) -> None:
+async def test_no_secret_leaves_the_host(tmp_path: Path, receiver: Receiver, log: io.StringIO) -> None:
+    found = await _walk(tmp_path, receiver, log, PLANTED)
+    assert not found, f"{len(found)}: {found[:20]}"
+
+
+async def test_planted_bug_a_delivery_that_is_not_masked_is_found(
+    tmp_path: Path, receiver: Receiver, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.host.host.HostRun.masked", lambda self, payload: payload)
+    found = await _walk(tmp_path, receiver, log, PLANTED[:3])
+    assert len([one for one in found if one.endswith("in deliveries")]) == 3
+
+
+async def _walk(tmp_path: Path, receiver: Receiver, log: io.StringIO, planted: list[tuple[str, Any]]) -> list[str]:
+    """Which of the secrets are found, and where."""
     url, got = receiver
     code = tmp_path / "leaks.py"
     code.write_text(CODE)
@@ -101,8 +116,8 @@ async def test_no_secret_leaves_the_host(tmp_path: Path, receiver: tuple[str, li
     async with in_process(application(tmp_path, folder, **settings)) as client:
         await client.post("/v1/webhooks", json={"url": url})
         runs = 0
-        for start in range(0, len(PLANTED), 6):
-            some = [text for _, text in PLANTED[start : start + 6]]
+        for start in range(0, len(planted), 6):
+            some = [text for _, text in planted[start : start + 6]]
             prompt = [{"role": "user", "content": json.dumps(one) if isinstance(one, dict) else one} for one in some]
             said = "\n".join(str(one["content"]) for one in prompt)
             await client.program("ask", {"content": said})
@@ -119,15 +134,15 @@ async def test_no_secret_leaves_the_host(tmp_path: Path, receiver: tuple[str, li
     channels = {"answers": "\n".join(seen), "deliveries": b"\n".join(got).decode(), "log": log.getvalue()}
     found = [
         f"{secret!r} in {channel}"
-        for secret, _ in PLANTED
+        for secret, _ in planted
         for channel, text in channels.items()
         if _is_in(secret, text)
     ]
     for file in tmp_path.rglob("*"):
         if file.is_file() and file != code:
             data = file.read_bytes()
-            found += [f"{secret!r} in {file.name}" for secret, _ in PLANTED if secret.encode() in data]
-    assert not found, f"{len(found)}: {found[:20]}"
+            found += [f"{secret!r} in {file.name}" for secret, _ in planted if secret.encode() in data]
+    return found
 
 
 def _is_in(secret: str, text: str) -> bool:

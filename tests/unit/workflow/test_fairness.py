@@ -26,7 +26,7 @@ def _step(shares: Shares, clock: Clock, tenant: str, seconds: float) -> float:
 
 def test_short_steps_are_free() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(clock, clock)
     for _ in range(10_000):
         assert _step(shares, clock, "one", FREE_S / 2) == 0
         assert _step(shares, clock, "other", FREE_S / 2) == 0
@@ -34,13 +34,13 @@ def test_short_steps_are_free() -> None:
 
 def test_long_steps_are_free_where_nobody_else_works() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(clock, clock)
     assert all(_step(shares, clock, "one", 1.0) == 0 for _ in range(100))
 
 
 def test_long_steps_are_paid_for_beside_others() -> None:
     clock = Clock()
-    shares = Shares(clock)
+    shares = Shares(clock, clock)
     waited = busy = 0.0
     for _ in range(500):
         assert _step(shares, clock, "light", FREE_S / 2) == 0
