@@ -122,7 +122,8 @@ def _run(config: Any) -> bool:
         def keep_subprocess_alive(self) -> None:
             if self.failed:
                 self.should_exit.set()
-            super().keep_subprocess_alive()
+            else:
+                super().keep_subprocess_alive()
 
     try:
         if config.workers == 1:

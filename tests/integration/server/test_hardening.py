@@ -109,28 +109,28 @@ async def test_a_name_server_that_hangs_keeps_its_own_tenant_waiting(monkeypatch
         wake.set()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://[64:ff9b::a9fe:a9fe]/",
-        "https://[2002:7f00:1::]/",
-        "https://[::127.0.0.1]/",
-        "https://[::ffff:7f00:1]/",
-        "https://192.0.0.192/",
-        "https://224.0.0.1/",
-        "https://0x7f000001/",
-        "https://2130706433/",
-        "https://127.1/",
-        "https://a\\@127.0.0.1/",
-        "https://a b/",
-        "https://a\n.example/",
-        "//8.8.8.8/",
-    ],
-)
-async def test_tricky_urls_are_refused(tmp_path: Path, folder: Path, url: str) -> None:
+TRICKY = [
+    "https://[64:ff9b::a9fe:a9fe]/",
+    "https://[2002:7f00:1::]/",
+    "https://[::127.0.0.1]/",
+    "https://[::ffff:7f00:1]/",
+    "https://192.0.0.192/",
+    "https://224.0.0.1/",
+    "https://0x7f000001/",
+    "https://2130706433/",
+    "https://127.1/",
+    "https://a\\@127.0.0.1/",
+    "https://a b/",
+    "https://a\n.example/",
+    "//8.8.8.8/",
+]
+
+
+async def test_tricky_urls_are_refused(tmp_path: Path, folder: Path) -> None:
     async with in_process(application(tmp_path, folder, webhooks=True, test_seams=False)) as client:
-        answer = await client.post("/v1/webhooks", json={"url": url})
-        assert (answer.status_code, answer.json()["error"]) == (400, "webhook_url_rejected")
+        for url in TRICKY:
+            answer = await client.post("/v1/webhooks", json={"url": url})
+            assert (answer.status_code, answer.json()["error"]) == (400, "webhook_url_rejected"), url
 
 
 # -- keys and origins ------------------------------------------------------------------------------------------------
@@ -178,25 +178,24 @@ async def test_a_slash_too_many_is_no_redirect(client: Client) -> None:
         assert "evil" not in answer.text
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://127.0.0.1:9999"},
-        {"Sec-Fetch-Site": "cross-site"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Content-Type": "text/plain"},
-        {"Content-Type": "application/x-www-form-urlencoded"},
-        {"Content-Type": "multipart/form-data; boundary=x"},
-    ],
-    ids=str,
-)
-async def test_without_keys_other_sites_can_do_nothing(tmp_path: Path, folder: Path, headers: dict[str, str]) -> None:
+FOREIGN: list[dict[str, str]] = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},
+    {"Origin": "http://127.0.0.1:9999"},
+    {"Sec-Fetch-Site": "cross-site"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Content-Type": "text/plain"},
+    {"Content-Type": "application/x-www-form-urlencoded"},
+    {"Content-Type": "multipart/form-data; boundary=x"},
+]
+
+
+async def test_without_keys_other_sites_can_do_nothing(tmp_path: Path, folder: Path) -> None:
     async with in_process(application(tmp_path, folder, auth=False), key="") as client:
         run = await client.start("conformance-cancellable", {"delayMs": 60_000})
-        answer = await client.post(f"/v1/runs/{run}/cancel", headers=headers)
-        assert (answer.status_code, answer.json()["error"]) == (403, "cross_site")
+        for headers in FOREIGN:
+            answer = await client.post(f"/v1/runs/{run}/cancel", headers=headers)
+            assert (answer.status_code, answer.json()["error"]) == (403, "cross_site"), headers
         assert (await client.get(f"/v1/runs/{run}")).json()["status"] == "running"
         same = {"Origin": "http://127.0.0.1:8321", "Sec-Fetch-Site": "same-origin"}
         assert (await client.post(f"/v1/runs/{run}/cancel", headers=same)).status_code == 200
@@ -223,8 +222,12 @@ NUMBERS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=str)
-async def test_large_numbers_and_their_look_alikes_are_kept(client: Client, number: Any) -> None:
+async def test_large_numbers_and_their_look_alikes_are_kept(client: Client) -> None:
+    for place, number in enumerate(NUMBERS):
+        await _is_kept(client, number, place)
+
+
+async def _is_kept(client: Client, number: Any, place: int) -> None:
     payload = {"n": number, "list": [number, {"deep": number}]}
     run = await client.run("conformance-identity", {"payload": payload})
     assert run["outputs"] == {"identity": {"payload": payload}}
@@ -238,7 +241,7 @@ async def test_large_numbers_and_their_look_alikes_are_kept(client: Client, numb
     stream = (await client.get(f"/v1/runs/{run['runId']}/events")).text
     assert str(LARGE) in stream or str(LARGE) not in str(payload)
     body = {"workflowId": "conformance-identity", "inputs": {"payload": payload}}
-    key = {"Idempotency-Key": "large-numbers"}
+    key = {"Idempotency-Key": f"large-numbers-{place}"}
     first, again = [(await client.post("/v1/runs", json=body, headers=key)).json() for _ in range(2)]
     assert first == again
 
