@@ -158,14 +158,17 @@ def _complain(kept: Any, what: str, as_json: bool) -> int:
     return 1 if kept.waiting else 0
 
 
-@command(argument("files", nargs="+", metavar="FILE"), CONFIG, JSON)
+@command(argument("files", nargs="+", metavar="FILE", help="artifact, run id in the bucket, or s3://…"), CONFIG, JSON)
 def import_(arguments: argparse.Namespace) -> int:
     """Read artifacts (.antiphon or .kurral) into the store. A file that cannot be read changes nothing.
 
-    example:
+    examples:
       antiphon import golden/*.antiphon
+      antiphon import 01a1dd44                # from the bucket of [artifacts]
+      antiphon import s3://our-bucket/team/billing/artifacts/2026/11/01a1dd44.antiphon
     """
-    from antiphon.ops.artifacts import import_artifact
+    from antiphon.ops.artifacts import import_artifact, open_run
+    from antiphon.ops.bucket import is_address, is_remote
 
     def counted(events: Iterable[Any]) -> Iterable[Any]:
         return ui.progress(events, None, "importing, events")
@@ -173,7 +176,10 @@ def import_(arguments: argparse.Namespace) -> int:
     done = []
     with application(arguments) as app:
         for name in arguments.files:
-            manifest = import_artifact(app, Path(name), progress=counted)
+            if is_address(name) or (is_remote(app) and not Path(name).exists()):
+                manifest = open_run(app, name, progress=counted)
+            else:
+                manifest = import_artifact(app, Path(name), progress=counted)
             done.append({"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true"})
             if not arguments.json:
                 note = ui.yellow("  edited after it was written") if done[-1]["altered"] else ""

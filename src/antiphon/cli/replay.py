@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from antiphon.cli._base import (
     ratio,
     repeated,
 )
-from antiphon.errors import InvalidInput
+from antiphon.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from antiphon.ops import golden
@@ -43,7 +44,7 @@ _OPTIONS = (
 
 
 @command(
-    argument("run", nargs="?", help="run id, a unique prefix, or an artifact (default: the latest run)"),
+    argument("run", nargs="?", help="run id, a unique prefix, an artifact or s3://… (default: the latest run)"),
     LATEST,
     one_of(
         argument("--strict", action="store_const", const="strict", dest="mode", help="A: only recorded answers"),
@@ -239,7 +240,7 @@ def _edits(texts: list[str]) -> dict[int, dict[str, Any]]:
 
 
 @command(
-    argument("places", nargs="+", type=Path, metavar="DIR", help="folders or files (.antiphon, .kurral)"),
+    argument("places", nargs="+", metavar="DIR", help="folders, files (.antiphon, .kurral), run ids or s3://…"),
     argument("--jobs", "-j", type=positive_int, default=1, metavar="N", help="replay in N processes"),
     argument("--min-ars", type=ratio, default=0.9, metavar="X", help="fail below this score (default 0.9)"),
     flag("--explore", "call the model again instead of replaying strictly"),
@@ -262,6 +263,7 @@ def test(arguments: argparse.Namespace) -> int:
       antiphon test golden/
       antiphon test golden/ --jobs 4 --junit report.xml --markdown summary.md
       antiphon test golden/ --explore --model gpt-5 --llm my_models.py:ask
+      antiphon test s3://our-bucket/team/billing/           # golden runs in the bucket of [artifacts]
 
     A dropped, added or changed side effect fails a test whatever its score says.
     exit codes: 0 all passed, 1 a regression or divergence; if none, what kept a run from being replayed:
@@ -280,8 +282,8 @@ def test(arguments: argparse.Namespace) -> int:
         masked=arguments.masked,
     )
     results = []
-    places = golden.collect(arguments.places)
-    with ui.aside(arguments.json):
+    with tempfile.TemporaryDirectory(prefix="antiphon-") as folder, ui.aside(arguments.json):
+        places = golden.collect(_local(arguments, Path(folder)))
         checked = golden.check_all(places, options, jobs=arguments.jobs, code_of=exit_code)
         for result in ui.progress(checked, len(places), "replaying, golden runs"):
             results.append(result)
@@ -311,6 +313,27 @@ def _legend(messages: list[str]) -> Iterator[str]:
     yield "ARS, agent regression score: how much of the recording was reproduced, 1.000 is all of it"
     if any(re.search(r"\blane\b", message) for message in messages):
         yield "lane: one sequence of calls; parallel tasks and threads have lanes of their own"
+
+
+def _local(arguments: argparse.Namespace, folder: Path) -> list[Path]:
+    """The places as paths; what lies in the bucket is brought into *folder* first."""
+    from antiphon.ops.bucket import download, find, is_address, is_remote, stored_runs
+
+    found: list[Path] = []
+    with application(arguments) as app:
+        for place in arguments.places:
+            if is_address(place):
+                paths = [download(app, one.name, folder) for one in stored_runs(app, place)]
+                if not paths:
+                    raise NotFound(
+                        f"There is no artifact at {place}.", hint="List what is there: antiphon runs --bucket"
+                    )
+                found += paths
+            elif Path(place).exists() or not is_remote(app) or (one := find(app, place)) is None:
+                found.append(Path(place))
+            else:
+                found.append(download(app, one.name, folder))
+    return found
 
 
 def _tell(result: golden.Result) -> None:

@@ -30,7 +30,8 @@ _COLOUR = {"completed": ui.green, "failed": ui.red}
 
 
 @command(
-    argument("prefix", nargs="?", default="", help="prefix of the run ids to list"),
+    argument("prefix", nargs="?", default="", help="prefix of the run ids to list, or s3://… in the bucket"),
+    flag("--bucket", "list the artifacts in the configured bucket"),
     argument("--name", default="", help="only runs of this name"),
     argument("--status", default="", choices=["running", "completed", "failed", "interrupted"]),
     flag("--replays", "list replays too"),
@@ -44,11 +45,16 @@ _COLOUR = {"completed": ui.green, "failed": ui.red}
 def runs(arguments: argparse.Namespace) -> int:
     """List recorded runs, newest first.
 
-    example:
+    examples:
       antiphon runs --status failed --limit 5
+      antiphon runs --bucket                     # what teammates have shared
+      antiphon runs s3://our-bucket/team/billing
     """
+    from antiphon.ops.bucket import is_address
     from antiphon.ops.runs import count_runs, list_runs
 
+    if arguments.bucket or is_address(arguments.prefix):
+        return _in_bucket(arguments)
     wanted = {name: getattr(arguments, name) for name in ("prefix", "name", "status", "replays")}
     with application(arguments) as app:
         place = app.store.url
@@ -58,6 +64,29 @@ def runs(arguments: argparse.Namespace) -> int:
     nothing = "No runs match." if chosen else "No runs yet. Record one: antiphon run agent.py:main"
     text = f"{nothing}\nLooked in {place} (--store names another)."
     ui.output(arguments, {"runs": rows, "total": total, "store": place}, _runs(rows, total) if rows else text)
+    return 0
+
+
+def _in_bucket(arguments: argparse.Namespace) -> int:
+    from antiphon.ops.bucket import address_of, is_address, stored_runs
+
+    with application(arguments) as app:
+        address = is_address(arguments.prefix)
+        found = sorted(stored_runs(app, arguments.prefix if address else address_of(app)), key=lambda one: one.run)
+        place = address_of(app)
+    rows = [
+        one.to_wire()
+        for one in reversed(found)
+        if (address or one.run.startswith(arguments.prefix))
+        and (arguments.replays or not one.replay)
+        and arguments.name in ("", one.title)
+    ]
+    shown = rows if arguments.all else rows[: arguments.limit]
+    lines = [(row["id"], ui.safe(row["name"]), row["month"], row["address"]) for row in shown]
+    text = ui.table(("RUN", "NAME", "MONTH", "ADDRESS"), lines) if shown else f"No artifacts in {place}."
+    if len(rows) > len(shown):
+        text += "\n" + ui.dim(f"{len(shown)} of {len(rows)} artifacts; --all lists them all")
+    ui.output(arguments, {"runs": shown, "total": len(rows), "bucket": place}, text)
     return 0
 
 
@@ -84,7 +113,7 @@ def _runs(rows: list[dict[str, Any]], total: int) -> Iterator[str]:
 
 
 @command(
-    argument("run", nargs="?", help="run id, a unique prefix, or an artifact (default: the latest run)"),
+    argument("run", nargs="?", help="run id, a unique prefix, an artifact or s3://… (default: the latest run)"),
     LATEST,
     one_of(
         argument("--event", type=int, metavar="N", help="one event, whole"),
@@ -133,18 +162,19 @@ def show(arguments: argparse.Namespace) -> int:
 @contextmanager
 def _opened(arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
     """The run that is meant, and where it lies: the store, or for an artifact one that is gone afterwards."""
-    from antiphon.ops.runs import find_run, is_artifact
+    from antiphon.ops.artifacts import open_run
+    from antiphon.ops.bucket import is_address
+    from antiphon.ops.runs import is_artifact
 
-    if arguments.run is None or not is_artifact(arguments.run):
+    if arguments.run is None or not (is_artifact(arguments.run) or is_address(arguments.run)):
         with application(arguments) as app:
-            yield app, find_run(app, arguments.run)
+            yield app, open_run(app, arguments.run)
         return
     from antiphon.ops.app import Antiphon
-    from antiphon.ops.artifacts import import_artifact
     from antiphon.stores import MemoryStore
 
     app = Antiphon(arguments.config, store=MemoryStore())
-    yield app, import_artifact(app, Path(arguments.run))
+    yield app, open_run(app, arguments.run)
 
 
 def _page(app: Any, manifest: Any, tree: dict[str, Any], name: str) -> str:

@@ -20,7 +20,8 @@ from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import Run
 from antiphon.contract.events import Event, RunManifest
-from antiphon.errors import ArtifactError, InvalidInput
+from antiphon.errors import ArtifactError, InvalidInput, NotFound
+from antiphon.ops import bucket
 from antiphon.ops.app import Antiphon
 from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording, real_status
 from antiphon.ports import Row
@@ -94,13 +95,32 @@ def import_artifact(app: Antiphon, path: Path, *, progress: Progress | None = No
 
 def open_recording(app: Antiphon, wanted: Any, *, masked: bool = False) -> Recording:
     """The recording behind whatever names it; an artifact is imported first. *masked* leaves its originals sealed."""
+    return load_recording(app, open_run(app, wanted), unseal=not masked)
+
+
+def open_run(app: Antiphon, wanted: Any, *, progress: Progress | None = None) -> RunManifest:
+    """The run that *wanted* names: one in the store, or an artifact in a file or the bucket, which is imported."""
     if isinstance(wanted, Run):
-        found = find_run(app, wanted.id)
-    elif isinstance(wanted, (str, Path)) and is_artifact(str(wanted)):
-        found = import_artifact(app, Path(wanted))
-    else:
-        found = find_run(app, None if wanted is None else str(wanted))
-    return load_recording(app, found, unseal=not masked)
+        return find_run(app, wanted.id)
+    if wanted is None:
+        return find_run(app, None)
+    name = str(wanted)
+    if bucket.is_address(name):
+        with bucket.fetched(app, name) as path:
+            return import_artifact(app, path, progress=progress)
+    if is_artifact(name):
+        return import_artifact(app, Path(name), progress=progress)
+    try:
+        return find_run(app, name)
+    except NotFound as error:
+        if error.code == "ambiguous" or not bucket.is_remote(app):
+            raise
+        found = bucket.find(app, name)
+        if found is None:
+            error.hint = f"It is not in the bucket {bucket.address_of(app)} either. {error.hint or ''}".rstrip()
+            raise
+    with bucket.fetched(app, found.address) as path:
+        return import_artifact(app, path, progress=progress)
 
 
 def _from_kurral(app: Antiphon, document: dict[str, Any], path: Path) -> artifact.Document:

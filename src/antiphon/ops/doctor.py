@@ -10,10 +10,11 @@ from typing import Any
 from antiphon.errors import AntiphonError
 from antiphon.ops.admin import usage
 from antiphon.ops.app import Antiphon
+from antiphon.ops.bucket import is_remote
 from antiphon.ops.entry import load_entry
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import list_runs
-from antiphon.ops.storage import is_remote, waiting_uploads
+from antiphon.ops.storage import waiting_uploads
 
 _RETRYING = {
     "openai": "max_retries=0 (antiphon.wrap sets it)",

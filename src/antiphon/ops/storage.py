@@ -21,6 +21,7 @@ from antiphon.config.wiring import ensure_home, home, objects_of
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import Format, export_run
+from antiphon.ops.bucket import address_of, is_remote
 
 _OUTBOX = "outbox/artifacts"
 _LONGEST = 120
@@ -37,11 +38,6 @@ class Kept(NamedTuple):
     """Artifacts that have not arrived in the bucket yet, this one or earlier ones."""
     trouble: str = ""
     """Why they have not."""
-
-
-def is_remote(app: Antiphon) -> bool:
-    """Whether artifacts go to a bucket."""
-    return app.config.artifacts.backend != "local"
 
 
 def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon") -> Kept:
@@ -61,8 +57,7 @@ def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon") -> Kep
     status = outbox.status()
     if status.pending and not status.trouble:  # the bucket is there: take up what earlier ones left
         status = outbox.flush()
-    bucket = objects_of(app.config.artifacts).bucket
-    return Kept(f"s3://{bucket.name}/{bucket.prefix + '/' if bucket.prefix else ''}{name}", size, *status[::2])
+    return Kept(address_of(app, name), size, *status[::2])
 
 
 def send_waiting(app: Antiphon) -> Kept:
