@@ -173,7 +173,7 @@ def _iso(ms: int | None) -> str:
 
 
 def _document(manifest: RunManifest, facts: Facts, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    config = dict(manifest.llm_config)
+    config = dict(facts.llm_config)
     scored = {name: config.pop(name) for name in ("temperature", "seed") if name in config}
     prompt = facts.prompt or {}
     template, text = str(prompt.get("template") or ""), str(prompt.get("text") or "")
@@ -203,7 +203,7 @@ def _document(manifest: RunManifest, facts: Facts, calls: list[dict[str, Any]]) 
             "final_text": text,
             "final_text_hash": hashlib.sha256(text.encode()).hexdigest(),
         },
-        "graph_version": {"graph_hash": manifest.graph_digest, "tool_schemas_hash": ""},
+        "graph_version": facts.graph_version(manifest),
         "tool_calls": calls,
         "time_env": {
             "timestamp": _iso(manifest.started_at_ms),
@@ -211,6 +211,11 @@ def _document(manifest: RunManifest, facts: Facts, calls: list[dict[str, Any]]) 
             "wall_clock_time": _iso(manifest.started_at_ms),
         },
         "duration_ms": 0 if end is None else end - manifest.started_at_ms,
+        "token_usage": {
+            "prompt_tokens": facts.usage["input_tokens"],
+            "completion_tokens": facts.usage["output_tokens"],
+            "total_tokens": sum(facts.usage.values()),
+        },
         "error": (facts.error or {}).get("message"),
     }
 

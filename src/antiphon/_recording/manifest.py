@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from antiphon.contract._base import UNSET
 from antiphon.contract.events import CodeVersion
 
 _PACKAGES = (
@@ -67,7 +68,7 @@ def code_version(function: Callable[..., Any] | None) -> CodeVersion:
     if function is not None and digest is not None:
         folder = str(Path(inspect.getfile(function)).resolve().parent)
     commit, dirty = _git(folder)
-    return CodeVersion(commit=commit, dirty=dirty, source_digest=digest, files=source_files(function))
+    return CodeVersion(commit=commit, dirty=dirty, source_digest=digest, files=source_files(function) or UNSET)
 
 
 def source_digest(function: Callable[..., Any] | None) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon._replay.recording import Recording
+from antiphon.contract._base import given
 
 _SCORED = ("temperature", "seed")
 
@@ -101,7 +102,7 @@ def recorded_setup(recording: Recording) -> Setup:
     if not setup.tools and manifest.tool_schemas:
         setup.tools = dict(manifest.tool_schemas)
     setup.graph = manifest.graph_digest or None
-    setup.code = code_of(manifest.code.source_digest, manifest.code.files)
+    setup.code = code_of(manifest.code.source_digest, given(manifest.code.files))
     return setup
 
 

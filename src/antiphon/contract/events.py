@@ -83,7 +83,7 @@ class CodeVersion(Value, frozen=True):
     commit: str | None = None
     dirty: bool | None = None
     source_digest: str | None = None
-    files: dict[str, str] | None = None
+    files: dict[str, str] | UnsetType = UNSET
     """The project's files that the entry point can reach, by their place beside it, to the digest of their source."""
 
 

@@ -230,3 +230,26 @@ def test_a_failed_export_leaves_no_half_file(home: Path, monkeypatch: pytest.Mon
         export_run(app, find_run(app, run.id), Path("out.antiphon"))
     assert Path("out.antiphon").read_text() == "before"
     assert [path.name for path in Path().iterdir() if path.is_file()] == ["out.antiphon"]
+
+
+def test_a_kurral_document_carries_model_tokens_and_hashes(home: Path, tmp_path: Path) -> None:
+    app = application()
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    request = {"model": "gpt-4", "temperature": 0.5, "messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    answer = {"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    with app.run("told") as run:
+        run.llm(request, lambda body: answer)
+        run.finish("x")
+    path = tmp_path / "run.kurral"
+    export_run(app, find_run(app, run.id), path)
+    document = json.loads(path.read_text())
+    config = document["llm_config"]
+    assert (config["model_name"], config["provider"], config["parameters"]["temperature"]) == ("gpt-4", "openai", 0.5)
+    assert document["token_usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    hashes = document["graph_version"]
+    assert len(hashes["graph_hash"]) == len(hashes["tool_schemas_hash"]) == 64
+    other = tmp_path / "other.kurral"
+    with app.run("told") as run:
+        run.llm({**request, "tools": []}, lambda body: answer)
+    export_run(app, find_run(app, run.id), other)
+    assert json.loads(other.read_text())["graph_version"]["tool_schemas_hash"] != hashes["tool_schemas_hash"]
