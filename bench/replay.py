@@ -10,6 +10,7 @@ from bench import Case, Context, Row
 from bench._envs import python_of
 
 CALLS = 200
+_TAPE_MODEL = "agenttape 0.1.8, model call"
 LENGTHS = (10, 100, 1_000, 10_000)
 SAMPLE = Path(__file__).parent / "payloads" / "sample.kurral"
 
@@ -23,16 +24,22 @@ def _per_call(ctx: Context) -> list[Row]:
         {
             "antiphon": Case("replay", "tools", {"calls": CALLS}),
             "antiphon, model call": Case("replay", "models", {"calls": CALLS}),
+            "agenttape 0.1.8": Case("agenttape_playback", "tools", {"calls": CALLS}, peer="agenttape"),
+            "agenttape 0.1.8, model call": Case("agenttape_playback", "models", {"calls": CALLS}, peer="agenttape"),
+            "reeltime 1.0": Case("reeltime_playback", "tools", {"calls": CALLS}, peer="reeltime"),
             "LangGraph resumed @task": Case("langgraph_task", "resume", {"calls": CALLS}, peer="langgraph"),
             "vcrpy playback": Case("vcrpy_playback", "playback", peer="vcrpy"),
         },
         n=CALLS,
     )
-    return [
-        race.row(f"strict, per recorded {what}", ours, peer, faster=10)
-        for what, ours in (("tool call", "antiphon"), ("model call", "antiphon, model call"))
-        for peer in ("LangGraph resumed @task", "vcrpy playback")
-    ]
+    kinds = (("tool call", "antiphon", "agenttape 0.1.8"), ("model call", "antiphon, model call", _TAPE_MODEL))
+    rows = []
+    for what, ours, tape in kinds:
+        for peer, note in ((tape, ""), ("reeltime 1.0", "its cheapest call, a function")):
+            rows.append(race.row(f"strict, per recorded {what}", ours, peer, at_most=1.0, note=note))
+        for peer in ("LangGraph resumed @task", "vcrpy playback"):
+            rows.append(race.row(f"strict, per recorded {what}", ours, peer, faster=12))
+    return rows
 
 
 def _lengths(ctx: Context) -> list[Row]:
