@@ -183,7 +183,13 @@ class Host:
         self._load()
         self.webhooks = self._webhooks()
         if self.webhooks is not None:
-            await self.webhooks.start()
+            try:
+                await self.webhooks.start()
+            except StoreUnavailable:
+                raise
+            except Exception as error:
+                log.error("webhooks are off: the subscriptions cannot be read: %s", one_line(error))
+                self.webhooks = None
         self.lease = WorkerLease(self.journal)
         await self.lease.start()
         if resume:

@@ -238,6 +238,15 @@ async def test_a_hanging_receiver_keeps_nobody_elses_deliveries(tmp_path: Path, 
     server.close()
 
 
+async def test_damaged_subscriptions_cost_webhooks_only(tmp_path: Path, folder: Path) -> None:
+    async with in_process(application(tmp_path, folder, webhooks=True, webhooks_loopback=True)) as client:
+        await client.post("/v1/webhooks", json={"url": "http://127.0.0.1:9/x"})
+    _spoil(tmp_path, "host-webhooks", b"{", 0)
+    async with in_process(application(tmp_path, folder, webhooks=True, webhooks_loopback=True)) as client:
+        assert (await client.run("conformance-noop"))["status"] == "completed"
+        assert (await client.get("/v1/webhooks")).status_code == 501
+
+
 # -- workflow files --------------------------------------------------------------------------------------------------
 
 
