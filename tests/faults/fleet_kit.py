@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,9 @@ class Effects:
 class Worker:
     """One process of the fleet; it talks over a pipe."""
 
-    def __init__(self, target: Callable[..., None], *args: Any) -> None:
-        self.pipe, there = _spawn.Pipe()
-        self.process = _spawn.Process(target=target, args=(*args, there), daemon=True)
+    def __init__(self, target: Callable[..., None], *args: Any, context: Any = _spawn) -> None:
+        self.pipe, there = context.Pipe()
+        self.process: BaseProcess = context.Process(target=target, args=(*args, there), daemon=True)
         self.process.start()
         there.close()
 

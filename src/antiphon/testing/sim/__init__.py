@@ -13,6 +13,6 @@ For each invariant there is a planted bug (``bugs.py``) that breaks it, and the 
 """
 
 from antiphon.testing.sim.bugs import BUGS
-from antiphon.testing.sim.explore import Explored, Simulation, explore, simulate
+from antiphon.testing.sim.explore import Explored, Simulation, explore, shrink, simulate
 
-__all__ = ["BUGS", "Explored", "Simulation", "explore", "simulate"]
+__all__ = ["BUGS", "Explored", "Simulation", "explore", "shrink", "simulate"]

@@ -7,12 +7,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from antiphon._gateway import attempt, repair, settlement
+from antiphon._gateway import admission, attempt, claim, repair, settlement
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.leases import Leases
-from antiphon._gateway.plan import Plans
+from antiphon._gateway.plan import Plan, Plans
 from antiphon._gateway.steps import Reclaim, Step
+from antiphon.contract.record import DedupeRecord
+from antiphon.decide import claim as rules
 from antiphon.decide.breaker import Breaker, Permit, Transition
+from antiphon.decide.retry import Stop, after_failure
+from antiphon.keys import KeyMaker
 from antiphon.ports import Claimed, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
 from antiphon.testing.sim.store import Shared
 from antiphon.testing.sim.world import Nap
@@ -95,6 +99,41 @@ async def _read_without_history(self: Shared, key: str, identity: str) -> Existi
     return _without_history(self.inner.read(key, identity))  # type: ignore[no-any-return]
 
 
+async def _share_and_forget(self: Shared, key: str, identity: str, version: int) -> bool:
+    return True
+
+
+# -- in the rules --------------------------------------------------------------------------------------------------
+
+
+def _takes_over_anything(current: DedupeRecord, now: int, asks: rules.Claimant) -> rules.Decision:
+    decision = _real_in_flight(current, now, asks)
+    return rules.Run(current.version, "takeover") if isinstance(decision, rules.Unknown) else decision
+
+
+def _never_waits(current: DedupeRecord, now: int, asks: rules.Claimant) -> rules.Decision:
+    return _real_in_flight(current, now, asks._replace(owner_gone=True))
+
+
+def _shares_what_is_over(current: DedupeRecord, now: int, asks: rules.Claimant, overtaken: bool) -> rules.Decision:
+    if current.state == "done":
+        return rules.Reuse(current, "completed", shared=True)
+    return _real_others_settled(current, now, asks, overtaken)
+
+
+def _any_end_allows_a_retry(failure: Any, **known: Any) -> Any:
+    return _real_after_failure(failure, **known | {"idempotent": True})
+
+
+def _a_timeout_is_a_failure(failure: Any, **known: Any) -> Any:
+    step = _real_after_failure(failure, **known)
+    return step._replace(status="error") if isinstance(step, Stop) and step.status == "outcome_unknown" else step
+
+
+_real_in_flight, _real_others_settled = rules._in_flight, rules._others_settled
+_real_after_failure = after_failure
+
+
 # -- in the gateway ------------------------------------------------------------------------------------------------
 
 
@@ -126,7 +165,34 @@ def _abandons_nothing(self: Leases, *claim: Any) -> None:
     return None
 
 
+def _says_nothing(call: GuardedCall, error: Any) -> None:
+    return None
+
+
+def _reads_the_callers_clock(call: GuardedCall, got: Existing) -> Step:
+    return _real_decide(call, got._replace(now_ms=call.plan.now_ms()))
+
+
+def _perhaps_means_no(call: GuardedCall, answer: Any) -> Step:
+    return _real_reconciled(call, False if answer is None else answer)
+
+
+def _shadow_like_any_other(call: GuardedCall, shadow: Plan) -> Step:
+    shadow.begin_prefix = ""
+    return _real_shadow(call, shadow)
+
+
+def _key_without_arguments(self: KeyMaker, params: Any, *more: Any) -> Any:
+    return _real_quick(self, {}, *more)
+
+
+_real_decide, _real_reconciled, _real_shadow = claim._decide, claim._reconciled, admission._shadow
+_real_quick = KeyMaker.quick
 _real_success = Breaker.success
+
+
+def _a_cancelled_probe_is_good(self: Breaker, permit: Permit, now: float) -> tuple[Transition, ...]:
+    return self.success(permit, now)
 
 
 def _any_success_counts(self: Breaker, permit: Permit, now: float) -> tuple[Transition, ...]:
@@ -184,7 +250,7 @@ BUGS: dict[str, Bug] = {
     ),
     "stale-plan": Bug(
         "a live change of the switches does not reach a decorated function",
-        ("switches", "alone", "identity"),
+        ("switches", "alone", "identity", "one dispatch"),
         ((Plans, "changed", lambda self: None),),
     ),
     "claim-left-in-flight": Bug(
@@ -196,5 +262,70 @@ BUGS: dict[str, Bug] = {
         "a claim whose caller is interrupted twice is ended by nobody",
         ("an end", "leases"),
         ((Leases, "abandon", _abandons_nothing),),
+    ),
+    "answer-not-remembered": Bug(
+        "a shared answer is not kept for the caller that was given it",
+        ("identity",),
+        ((Shared, "alias", _share_and_forget),),
+    ),
+    "unknown-forgotten": Bug(
+        "a call whose outcome is unknown counts as one that failed",
+        ("one dispatch", "identity"),
+        ((rules, "is_unknown", lambda record: False),),
+    ),
+    "takeover-of-a-write": Bug(
+        "a lost call is taken over although it may not be repeated",
+        ("one dispatch",),
+        ((rules, "_in_flight", _takes_over_anything),),
+    ),
+    "lease-ignored": Bug(
+        "a claim in flight counts as lost while its lease is alive",
+        ("leases", "one dispatch"),
+        ((rules, "_in_flight", _never_waits),),
+    ),
+    "clock-of-the-caller": Bug(
+        "a lease is judged by the caller's clock, not by the store's",
+        ("leases", "one dispatch"),
+        ((claim, "_decide", _reads_the_callers_clock),),
+    ),
+    "new-call-vanishes": Bug(
+        "a new call is answered with the result of an earlier equal one that was over when it came",
+        ("no call vanishes",),
+        ((rules, "_others_settled", _shares_what_is_over),),
+    ),
+    "retries-what-may-have-happened": Bug(
+        "a failed attempt is repeated although it may have taken effect",
+        ("one dispatch",),
+        ((attempt, "after_failure", _any_end_allows_a_retry),),
+    ),
+    "timeout-is-a-failure": Bug(
+        "an attempt whose end nobody saw is recorded as a failure",
+        ("honest records",),
+        ((attempt, "after_failure", _a_timeout_is_a_failure),),
+    ),
+    "not-recorded-unsaid": Bug(
+        "a caller is not told that the store could not take its result",
+        ("identity",),
+        ((settlement, "_not_recorded", _says_nothing),),
+    ),
+    "perhaps-means-no": Bug(
+        "a reconcile function that cannot say yet counts as: it did not happen",
+        ("honest records", "one dispatch"),
+        ((claim, "_reconciled", _perhaps_means_no),),
+    ),
+    "key-without-arguments": Bug(
+        "calls with different arguments have one key",
+        ("intent", "leases", "one dispatch", "identity", "an end"),
+        ((KeyMaker, "quick", _key_without_arguments),),
+    ),
+    "shadow-binds": Bug(
+        "a call in shadow takes the claim of calls that count",
+        ("switches",),
+        ((admission, "_shadow", _shadow_like_any_other),),
+    ),
+    "cancelled-probe-is-good": Bug(
+        "a probe that was cancelled counts as a success",
+        ("epochs",),
+        ((Breaker, "neutral", _a_cancelled_probe_is_good),),
     ),
 }

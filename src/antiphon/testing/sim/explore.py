@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import nullcontext
 from functools import partial
+from hashlib import blake2b
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -16,7 +17,7 @@ from antiphon.testing.sim.invariants import Asked, Invariants, asking
 from antiphon.testing.sim.plan import CALM_S, QUIET_S, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared
 from antiphon.testing.sim.worker import Worker
-from antiphon.testing.sim.world import Nap, Task, World, blocking, here
+from antiphon.testing.sim.world import TIME_WIDTH, Nap, Task, World, blocking, here
 
 
 class Simulation(NamedTuple):
@@ -29,6 +30,12 @@ class Simulation(NamedTuple):
     seen: Counter[str]
     trace: list[str]
 
+    @property
+    def schedule(self) -> int:
+        """A hash of what happened in which order, without the times: two seeds of one schedule count once."""
+        order = "\n".join(line[TIME_WIDTH:] for line in self.trace)
+        return int.from_bytes(blake2b(order.encode(), digest_size=8).digest(), "big")
+
 
 class Explored(NamedTuple):
     """What many seeds led to."""
@@ -37,11 +44,13 @@ class Explored(NamedTuple):
     steps: int
     seen: Counter[str]
     broken: list[Simulation]
+    schedules: set[int]
+    """Every distinct one (:attr:`Simulation.schedule`)."""
 
 
 class _Simulator:
-    def __init__(self, seed: int) -> None:
-        self.plan = Plan(seed)
+    def __init__(self, seed: int, without: frozenset[str]) -> None:
+        self.plan = Plan(seed, without)
         self.world = World(seed)
         self.invariants = Invariants(self.world, self.plan)
         self.shared = Shared(self.world, self.invariants, self.plan)
@@ -55,13 +64,13 @@ class _Simulator:
     def simulate(self) -> Simulation:
         plan, world = self.plan, self.world
         for number, delivery in enumerate(plan.deliveries):
-            world.start(f"delivery {number}", self._deliver(delivery, number), after=delivery.at)
-        for at, worker, seconds in plan.pauses:
-            world.start("pause", self._pause(worker, seconds), after=at)
-        for at, worker in plan.kills:
-            world.start("kill", self._kill(worker), after=at)
-        for change in plan.changes:
-            world.start("change", self._change(change), after=change.at)
+            self._plan(f"call{number}", delivery.at, partial(self._deliver, delivery, number))
+        for number, (at, worker, seconds) in enumerate(plan.pauses):
+            self._plan(f"pause{number}", at, partial(self._pause, worker, seconds))
+        for number, (at, worker) in enumerate(plan.kills):
+            self._plan(f"kill{number}", at, partial(self._kill, worker))
+        for number, change in enumerate(plan.changes):
+            self._plan(f"change{number}", change.at, partial(self._change, change))
         world.start("calm", self._calm(), after=CALM_S)
         world.start("the end", self._once_more(), after=QUIET_S)
         try:
@@ -77,6 +86,10 @@ class _Simulator:
         seen["lost answers"] += self.shared.lost_answers
         seen["calls"] += len(self.calls)
         return Simulation(plan.seed, self.invariants.broken, world.steps, seen, trace)
+
+    def _plan(self, name: str, at: float, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """What is left out takes its turn, too: the chance of all others stays the same."""
+        self.world.start(name, _nothing() if name in self.plan.without else what(), after=at)
 
     # -- what befalls workers ------------------------------------------------------------------------------------
 
@@ -122,6 +135,7 @@ class _Simulator:
         claims, untold = delivery.mode != "disabled", delivery.way == "function"
         asked = Asked(number, identity, delivery.intent, worker, self.world.now, claims=claims, untold=untold)
         asking.set(asked)
+        self.invariants.asked(asked)
         answer = await worker.ask(delivery, number)
         self.world.say(f"{worker.name}: {identity} gets {answer.code or answer.value} {answer.metadata or ''}")
         self.invariants.answered(asked, answer)
@@ -129,7 +143,8 @@ class _Simulator:
 
     async def _once_more(self) -> None:
         """When all is quiet, every call identity is delivered once again."""
-        last = {delivery.identity: delivery for delivery in self.plan.deliveries if delivery.named}
+        kept = [call for n, call in enumerate(self.plan.deliveries) if f"call{n}" not in self.plan.without]
+        last = {call.identity: call for call in kept if call.named}
         for number, delivery in enumerate(last.values()):
             quiet = delivery._replace(mode="enforced", cancel_after=(), deadline_s=None)
             self.world.start(f"again {delivery.identity}", self._deliver(quiet, 10_001 + number), after=number * 0.5)
@@ -145,6 +160,10 @@ class _Simulator:
         self.invariants.nothing_is_left(self.workers)
 
 
+async def _nothing() -> None:
+    return None
+
+
 def _owner_token() -> str:
     """The simulated process that asks."""
     return f"sim.{here.get().name}"
@@ -155,15 +174,31 @@ def _certainly_dead(owner: str) -> bool:
     return worker.sees_dead(owner.rpartition("sim.")[2])
 
 
-def simulate(seed: int, bug: str = "") -> Simulation:
-    """The simulation of one seed, with a planted bug if one is named."""
+def simulate(seed: int, bug: str = "", without: frozenset[str] = frozenset()) -> Simulation:
+    """The simulation of one seed, with a planted bug if one is named. *without*: parts of it that are left out."""
     with (
         patch.object(plans, "owner_token", _owner_token),
         patch.object(breakers, "owner_token", _owner_token),
         patch.object(claim, "certainly_dead", _certainly_dead),
         BUGS[bug].plant() if bug else nullcontext(),
     ):
-        return _Simulator(seed).simulate()
+        return _Simulator(seed, without).simulate()
+
+
+def shrink(simulation: Simulation, bug: str = "") -> tuple[Simulation, frozenset[str]]:
+    """The smallest schedule found that breaks the same invariant, and what it leaves out."""
+    invariant, without = simulation.broken.partition(":")[0], frozenset[str]()
+    parts = Plan(simulation.seed).parts()
+    smaller = True
+    while smaller:
+        smaller = False
+        for part in parts:
+            if part in without:
+                continue
+            tried = simulate(simulation.seed, bug, without | {part})
+            if tried.broken.partition(":")[0] == invariant:
+                simulation, without, smaller = tried, without | {part}, True
+    return simulation, without
 
 
 def explore(seeds: Iterable[int], bug: str = "", *, stop_at: int = 0) -> Explored:
@@ -171,13 +206,15 @@ def explore(seeds: Iterable[int], bug: str = "", *, stop_at: int = 0) -> Explore
     count = steps = 0
     seen: Counter[str] = Counter()
     broken: list[Simulation] = []
+    schedules: set[int] = set()
     for seed in seeds:
         simulation = simulate(seed, bug)
         count += 1
         steps += simulation.steps
         seen.update(simulation.seen)
+        schedules.add(simulation.schedule)
         if simulation.broken:
             broken.append(simulation)
             if stop_at and len(broken) >= stop_at:
                 break
-    return Explored(count, steps, seen, broken)
+    return Explored(count, steps, seen, broken, schedules)

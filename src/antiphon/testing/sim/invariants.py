@@ -10,6 +10,8 @@
 | leases         | a worker that was neither paused nor killed nor cut off never loses its claim                  |
 | identity       | a call that was answered for good gets the same answer again, whatever ran since; so does      |
 |                | another delivery of it that was under way at that moment                                       |
+| no call        | a call that may not be repeated and came after an equal one was over is dispatched, not         |
+| vanishes       | answered with the other's result; only a redelivery and a caller who waited share              |
 | intent         | nobody is given the result of another intent                                                   |
 | epochs         | a breaker closes only after good probes that were sent in its half-open period                 |
 | switches       | the configuration as of a call's start binds it: switched on, the tool is dispatched with a    |
@@ -34,6 +36,7 @@ from collections import Counter
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -140,6 +143,9 @@ class Dispatch:
     no_effect: bool = False
     closed: bool = False
     """A record says what became of it."""
+    closed_at: float = inf
+    denied: bool = False
+    """A record says that it was not made."""
 
 
 class Claim(NamedTuple):
@@ -171,6 +177,7 @@ class Invariants:
         """When the store last said that a fence holds its claim."""
         self._answers: dict[str, tuple[float, Any]] = {}
         """By identity: when it was first answered for good, and with what."""
+        self._first_asked: dict[str, float] = {}
         self._half_open: dict[str, float] = {}
 
     def breaks(self, invariant: str, text: str) -> None:
@@ -230,8 +237,16 @@ class Invariants:
             self.breaks("honest records", f"act({dispatch.intent}) is recorded as not dispatched, but it was")
         if failed and not self.plan.idempotent and (code in _OPEN_ENDS or dispatch.effect):
             self.breaks("honest records", f"act({dispatch.intent}) may have happened, but is recorded as {code}")
+        dispatch.denied = settlement.state == "cancelled" and not settlement.dispatched
         if settlement.state == "done" or failed or not settlement.dispatched:
             dispatch.closed = True
+            dispatch.closed_at = min(dispatch.closed_at, self.world.now)
+
+    def took_effect(self, dispatch: Dispatch) -> None:
+        """Something changed in the world."""
+        dispatch.effect = True
+        if dispatch.denied:
+            self.breaks("honest records", f"act({dispatch.intent}) took effect, but is recorded as not made")
 
     def happened(self, fence: int) -> bool | None:
         """What a perfect read-back would say of the call that held *fence*; ``None`` while it may still happen."""
@@ -317,10 +332,24 @@ class Invariants:
         self.seen[answer.code or ("reused" if answer.from_cache else "answered")] += 1
         if not answer.code and answer.value["what"] != asked.intent:
             self.breaks("intent", f"{asked.identity} asked for {asked.intent} and got {answer.value['what']}")
+        self._check_shared(asked, answer)
         if asked.modes <= {"off", "shadow"}:
             self._answered_alone(asked, answer)
         elif asked.modes == {"on"} and not asked.unbound:
             self._answered_for_good(asked, answer)
+
+    def asked(self, asked: Asked) -> None:
+        """A call begins."""
+        self._first_asked.setdefault(asked.identity, asked.at)
+
+    def _check_shared(self, asked: Asked, answer: Answered) -> None:
+        """Whether the caller could have waited for what it is given."""
+        if answer.code or self.plan.idempotent or not answer.value["number"]:
+            return
+        since, number = self._first_asked[asked.identity], answer.value["number"]
+        for dispatch in self._dispatches.get(asked.intent, ()):
+            if dispatch.number == number and dispatch.closed_at < since:
+                self.breaks("no call vanishes", f"{asked.identity} was given dispatch {number}, which was over before")
 
     def _answered_alone(self, asked: Asked, answer: Answered) -> None:
         if answer.from_cache or (not answer.code and answer.value["number"] not in asked.dispatches):

@@ -45,6 +45,14 @@ class Delivery(NamedTuple):
     deadline_s: float | None = None
 
 
+class Outage(NamedTuple):
+    """The store is away: it refuses, or it is frozen and takes what it was sent when it goes on."""
+
+    at: float
+    seconds: float
+    frozen: bool
+
+
 class Change(NamedTuple):
     """A live change of one worker's configuration, or a hook or listener that is added."""
 
@@ -64,15 +72,17 @@ def _policies(kind: Kind) -> tuple[BreakerPolicy, ...]:
 
 
 _OFFSETS_S = ((0.0, 0.01, 0.5, 4.0, 15.0), (0.05, 0.3))
-_KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "interrupts", "breaker")
+_KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "interrupts", "claims", "crowd", "retries", "breaker")
 
 
 class Plan:
     """Everything that was decided before the simulation begins; what is decided on the way comes from the same seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, without: frozenset[str] = frozenset()) -> None:
         random = self._random = Random(seed * 2 + 1)
         self.seed = seed
+        self.without = without
+        """What a smaller schedule leaves out (:meth:`parts`)."""
         self.kind: Kind = _KINDS[seed % len(_KINDS)]
         self.workers = random.randint(1, 2) if self.kind == "breaker" else random.randint(2, 4)
         self.threads = [random.random() < 0.3 for _ in range(self.workers)]
@@ -86,6 +96,10 @@ class Plan:
         self.retry_base_ms = 1_000 if self.kind == "retries" else 50
         self.ends = QUIET_S + (40.0 if self.kind == "breaker" else 15.0)
         self.loss = random.choice((0.0, 0.0, 0.02, 0.1))
+        self.outages = [
+            Outage(random.uniform(0, 20), random.choice((0.3, 2.0, LEASE_S, 6.0)), random.random() < 0.5)
+            for _ in range(random.choice((0, 0, 0, 0, 1, 2)))
+        ]
         self.cancels = random.choice(("waits", "drops", "goes on"))
         """What a cancellation does to a store step under way."""
         self.same_host = random.random() < 0.3
@@ -115,6 +129,15 @@ class Plan:
             for _ in range(random.choice((0, 0, 0, 1, 2, 4, 8)))
             for change in self._change(random.uniform(0, 20))
         ]
+        if "loss" in without:
+            self.loss = 0.0
+        self.outages = [outage for n, outage in enumerate(self.outages) if f"outage{n}" not in without]
+
+    def parts(self) -> list[str]:
+        """Everything that can be left out, by name; calls last."""
+        lists = (("kill", self.kills), ("pause", self.pauses), ("change", self.changes), ("outage", self.outages))
+        named = [f"{name}{n}" for name, found in lists for n in range(len(found))]
+        return ["loss"] * bool(self.loss) + named + [f"call{n}" for n in range(len(self.deliveries))]
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -166,7 +189,8 @@ class Plan:
         for n in range(random.randint(15, 40)):
             way: Way = random.choice(("execute", "turn", "function"))
             at, worker = random.uniform(0, 25), random.randrange(self.workers)
-            calls.append(Delivery(at, worker, f"i{n}", f"i{n}c0", way, named=way != "function"))
+            cancel = (random.uniform(0, 3),) if random.random() < 0.15 else ()
+            calls.append(Delivery(at, worker, f"i{n}", f"i{n}c0", way, named=way != "function", cancel_after=cancel))
         return calls
 
     # -- changes -------------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@ from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking,
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.invariants import Invariants
-    from antiphon.testing.sim.plan import Plan
+    from antiphon.testing.sim.plan import Outage, Plan
     from antiphon.testing.sim.worker import Worker
 
 _LOOK_S = 0.1
 _LOSS_UNTIL_S = 25.0
 _JOURNEY_S = (0.0001, 0.02)
+_PATIENCE_S = 1.0
+"""So long a client waits for a store that does not answer."""
 
 
 class Shared:
@@ -35,6 +37,11 @@ class Shared:
 
     def loses(self) -> bool:
         return self.world.now < _LOSS_UNTIL_S and self.world.random.random() < self.plan.loss
+
+    def outage(self) -> Outage | None:
+        """The one that is under way."""
+        now = self.world.now
+        return next((o for o in self.plan.outages if o.at <= now < o.at + o.seconds), None)
 
     # The steps as they are; a planted bug replaces one of them.
 
@@ -80,6 +87,9 @@ class SimJournal:
             if shared.plan.cancels == "goes on":
                 shared.world.start(f"{worker.name}: {name} goes on", self._go_on(run), worker)
             raise
+        outage = shared.outage() if shared.plan.outages else None
+        if outage is not None:
+            await self._without_store(name, run, outage)
         if shared.loses():
             shared.lost_requests += 1
             self._lost(f"{worker.name}: {name} never reached the store")
@@ -92,9 +102,27 @@ class SimJournal:
             raise StoreUnavailable(f"the answer to {name} was lost")
         return answer
 
-    async def _go_on(self, run: Callable[[], Any]) -> None:
+    async def _without_store(self, name: str, run: Callable[[], Any], outage: Outage) -> None:
+        """A frozen store may be back in time; otherwise the client gives up, and its request arrives without it."""
+        shared, worker = self._shared, self._worker
+        left = outage.at + outage.seconds - shared.world.now
+        if outage.frozen and left < _PATIENCE_S and not self._at_once:
+            worker.disturbed()
+            await Nap(left, deaf=shared.plan.cancels == "waits")
+            return
+        if outage.frozen:
+            if not self._at_once:
+                await Nap(_PATIENCE_S, deaf=shared.plan.cancels == "waits")
+            shared.world.start(f"{worker.name}: {name} waits in the store", self._go_on(run, left), worker)
+        shared.invariants.seen["steps while the store is away"] += 1
+        self._lost(f"{worker.name}: no store for {name}")
+        raise StoreUnavailable(f"{name} found no store")
+
+    async def _go_on(self, run: Callable[[], Any], after: float = 0.0) -> None:
         """The request arrives later."""
-        await Nap(self._shared.world.random.uniform(0.0, 0.2), deaf=True)
+        await Nap(after + self._shared.world.random.uniform(0.0, 0.2), deaf=True)
+        if after:
+            self._worker.disturbed()  # a claim that is given now has nobody who knows of it
         await either(run())
 
     async def _travel(self) -> None:

@@ -15,6 +15,7 @@ from antiphon._gateway.drivers import AsyncWorld
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.hooks import HookCall, HookReply
 from antiphon._gateway.late import _PATIENCE_S
+from antiphon._gateway.leases import Lease, Leases
 from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
@@ -188,6 +189,7 @@ class Worker:
         self.dead = False
         self.paused_until = 0.0
         self.last_disturbance = -1.0
+        self._renews = False
         self._configuration: dict[str, Any] = {}
         self._modes: list[tuple[float, Mode]] = [(-1.0, "on")]
         self.clock = VirtualClock(world, skew_ms=world.random.choice((0, 0, -3_600_000, 3_600_000)))
@@ -204,12 +206,12 @@ class Worker:
         plans = self.gateway._plans
         plans.threads = SimThreads(plans.settings.abandoned_threads, self)
         self.leases = plans.leases
+        self._wakes(self.leases)
         spec = msgspec.structs.replace(plan.spec, reconcile=self.read_back) if plan.reconciles else plan.spec
         self.function = self.gateway.register(self._tool(), spec)
         if plan.given_keys:
             self.gateway.before(self._give_key)
         self._turn = self.gateway.session("s", actor="a").turn()
-        world.start(f"{name}: renewer", self._renew(), self)
 
     def _tool(self) -> Any:
         """The tool as this gateway calls it: with or without a context, synchronous or not."""
@@ -253,10 +255,30 @@ class Worker:
         """Whether it is certain that another one is dead: only on the same host."""
         return self.plan.same_host and self._fleet[name].dead
 
+    def _wakes(self, leases: Leases) -> None:
+        """Start the renewer with the first lease, as the process's thread would be woken; it ends with the last."""
+
+        def hold(call: Lease, every: float) -> None:
+            Leases.hold(leases, call, every)
+            self._wake()
+
+        def abandon(*claim: Any) -> None:
+            Leases.abandon(leases, *claim)
+            self._wake()
+
+        leases.hold = hold  # type: ignore[method-assign]
+        leases.abandon = abandon  # type: ignore[method-assign, assignment]
+
+    def _wake(self) -> None:
+        if not self._renews and not self.dead:
+            self._renews = True
+            self.world.start(f"{self.name}: renewer", self._renew(), self)
+
     async def _renew(self) -> None:
-        while self.world.now < self.plan.ends:
+        while self.leases._held or self.leases._abandoned:
+            await Nap(LEASE_S * 0.15)
             self.leases.look()
-            await Nap(LEASE_S * (0.15 if self.leases._held else 0.3))
+        self._renews = False
 
     # -- its configuration ---------------------------------------------------------------------------------------
 
@@ -357,7 +379,8 @@ class Worker:
         if ends == "refused":
             dispatch.no_effect = True
             raise ConnectionRefusedError(111, "refused")
-        dispatch.effect = ends in ("fine", "lost") or (ends == "answer 503" and after > 0.1)
+        if ends in ("fine", "lost") or (ends == "answer 503" and after > 0.1):
+            self.invariants.took_effect(dispatch)
         await Nap(after)
         if ends == "answer 400":
             raise HttpError(400)

@@ -20,6 +20,8 @@ from antiphon.ports import Clock
 
 T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
+TIME_WIDTH = 11
+"""Of the time at the beginning of a line of the trace."""
 MAX_STEPS = 200_000
 """A simulation that takes longer than this is an endless loop."""
 here: ContextVar[Any] = ContextVar("antiphon_sim_here")
@@ -109,16 +111,16 @@ class ThreadTask(Task):
     def __init__(self, name: str, function: Callable[[], Any], place: Any) -> None:
         super().__init__(name, place)
         self._function = function
-        self._thread: threading.Thread | None = None
+        self._carrier: _Carrier | None = None
         self._go, self._back = threading.Lock(), threading.Lock()
         self._go.acquire()
         self._back.acquire()
         self._dropped = False
 
     def step(self) -> Nap | None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self.context.run, args=(self._run,), daemon=True)
-            self._thread.start()
+        if self._carrier is None:
+            self._carrier = _idle.pop() if _idle else _Carrier()
+            self._carrier.carry(self)
         else:
             self._go.release()
         self._back.acquire()
@@ -128,13 +130,15 @@ class ThreadTask(Task):
             raise self.error
         return None
 
-    def _run(self) -> None:
+    def run(self, carrier: _Carrier) -> None:
+        """In its thread, from the beginning to the end."""
         _thread.task = self
         try:
             self.value = self._function()
         except BaseException as error:
             self.error = error
         self.done = True
+        _idle.append(carrier)
         self._back.release()
 
     def nap(self, nap: Nap) -> None:
@@ -152,11 +156,36 @@ class ThreadTask(Task):
 
     def drop(self) -> None:
         self._dropped = True
-        if self._thread is None:
+        if self._carrier is None:
             self.done = True
             return
-        self._go.release()
-        self._thread.join()
+        while not self.done:
+            self._go.release()
+            self._back.acquire()
+
+
+class _Carrier:
+    """A thread that carries one simulated thread after the other: starting one costs more than most of them do."""
+
+    def __init__(self) -> None:
+        self._given = threading.Lock()
+        self._given.acquire()
+        self._task: ThreadTask | None = None
+        threading.Thread(target=self._work, name="antiphon-sim", daemon=True).start()
+
+    def carry(self, task: ThreadTask) -> None:
+        self._task = task
+        self._given.release()
+
+    def _work(self) -> None:
+        while True:
+            self._given.acquire()
+            task, self._task = self._task, None
+            assert task is not None
+            task.context.run(task.run, self)
+
+
+_idle: list[_Carrier] = []
 
 
 class _Thread(threading.local):

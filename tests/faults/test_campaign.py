@@ -1,0 +1,78 @@
+"""The campaign of real kills and pauses in small, and its checker, which has to see what is wrong in a history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.faults import campaign
+from tests.faults.history import Event, check
+
+
+def test_kills_and_pauses_double_and_lose_nothing() -> None:
+    verdict = campaign.run("sqlite", campaign.Goals(kills=4, pauses=1))
+    assert verdict.violations == []
+    assert verdict.counts["kill"] == 4
+    assert verdict.counts["pause"] == 1
+    assert verdict.counts["effects"] > 0
+
+
+def _call(number: int, order: str = "o1", worker: str = "w1", at: float = 1.0, final: bool = False) -> Event:
+    return {"event": "call", "call": number, "order": order, "worker": worker, "at": at, "final": final}
+
+
+def _answer(number: int, value: Any = None, code: str = "", at: float = 2.0, cached: bool = False) -> Event:
+    answer = {"event": "answer", "call": number, "at": at, "code": code, "value": value, "fromCache": cached}
+    return {**answer, "status": "error" if code else "success", "attempts": 1, "metadata": {}}
+
+
+def _effect(number: int, order: str = "o1", call: int = 1, worker: str = "w1", at: float = 1.5) -> Event:
+    return {"number": number, "order": order, "call": call, "worker": worker, "at": at}
+
+
+def _fault(what: str, at: float, worker: str = "") -> Event:
+    return {"event": what, "at": at, **({"worker": worker} if worker else {})}
+
+
+def test_a_history_without_faults_is_fine() -> None:
+    verdict = check([_call(1), _answer(1, 1), _call(2, at=3), _answer(2, 1, at=4, cached=True)], [_effect(1)])
+    assert verdict.violations == []
+    assert verdict.counts["effects"] == 1
+
+
+def test_a_second_effect_is_a_violation_even_after_a_kill() -> None:
+    driver = [_call(1), _fault("kill", 1.6, "w1"), _call(2, worker="w2", at=1.7), _answer(2, 2)]
+    verdict = check(driver, [_effect(1), _effect(2, call=2, worker="w2", at=1.8)])
+    assert ["twice" in violation for violation in verdict.violations] == [True]
+
+
+def test_a_second_effect_after_a_loss_is_matched_to_it_once() -> None:
+    calls = [_call(1), _answer(1, 1), _fault("server killed", 3), _fault("writes lost", 3), _fault("server back", 4)]
+    calls += [_call(2, at=5), _answer(2, 2, at=6)]
+    effects = [_effect(1), _effect(2, call=2, at=5.5)]
+    verdict = check(calls, effects)
+    assert verdict.violations == []
+    assert len(verdict.matched) == 1
+    third = [*calls, _call(3, at=7), _answer(3, 3, at=8)]
+    verdict = check(third, [*effects, _effect(3, call=3, at=7.5)])
+    assert len(verdict.violations) == 1, "one loss does not explain two duplicates"
+
+
+def test_an_unknown_outcome_needs_a_fault() -> None:
+    assert "no fault explains" in check([_call(1), _answer(1, code="outcome_unknown")], []).violations[0]
+    explained = [_call(1), _fault("kill", 1.5, "w1"), _call(2, worker="w2", at=1.6)]
+    assert check([*explained, _answer(2, code="outcome_unknown")], []).violations == []
+    other = [_call(1, "o2"), _fault("kill", 1.5, "w1"), _call(2, worker="w2", at=1.6)]
+    assert check([*other, _answer(2, code="outcome_unknown")], []).violations, "a fault of another order"
+    again = [_call(1, "r1"), _fault("kill", 1.5, "w1"), _call(2, "r1", worker="w2", at=1.6)]
+    assert check([*again, _answer(2, code="outcome_unknown")], []).violations, "it may be repeated"
+
+
+def test_lost_calls_results_and_effects_are_violations() -> None:
+    assert "never answered" in check([_call(1)], []).violations[0]
+    assert "no effect" in check([_call(1), _answer(1, 1)], []).violations[0]
+    assert "nobody asked" in check([], [_effect(1)]).violations[0]
+    assert "nobody asked" in check([_call(1), _answer(1, 1)], [_effect(1, worker="w9")]).violations[0]
+    unasked = check([_call(1), _answer(1, code="store_unavailable"), _fault("server killed", 1)], [_effect(1)])
+    assert any("took effect, but was answered" in violation for violation in unasked.violations)
+    two = [_call(1), _answer(1, 1), _call(2, at=3), _answer(2, 2, at=4)]
+    assert any("several results" in text for text in check(two, [_effect(1), _effect(2, call=2, at=3.5)]).violations)
