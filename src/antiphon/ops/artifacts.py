@@ -19,7 +19,7 @@ from antiphon._recording import artifact, kurral
 from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import Run
-from antiphon.contract.events import Event, RunManifest
+from antiphon.contract.events import Event, RunManifest, sum_holds, summed
 from antiphon.errors import ArtifactError, InvalidInput, NotFound
 from antiphon.ops import bucket
 from antiphon.ops.app import Antiphon
@@ -34,6 +34,7 @@ Format = Literal["antiphon", "kurral"]
 Progress = Callable[[Iterable[Event]], Iterable[Event]]
 _BATCH = 200
 _BATCH_BYTES = 4 * 1024 * 1024
+_OF_THE_STORE = frozenset({"keyFingerprint", "claim"})
 _IMPORTING = "importing"
 _DIGEST = "importedDigest"
 _MAX_KURRAL = 256 * 1024 * 1024
@@ -42,7 +43,16 @@ _MAX_KURRAL = 256 * 1024 * 1024
 def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
     """The events with their spilled payloads brought back: what a document that stands alone needs."""
     for event in events_of(app, run):
-        yield whole(event, app.blobs, app.tenant)
+        yield _outside(whole(event, app.blobs, app.tenant))
+
+
+def _outside(event: Event) -> Event:
+    """The event as it may leave the store: without digests that were made from raw values (D36)."""
+    if _OF_THE_STORE.isdisjoint(event.meta):
+        return event
+    meta = {name: value for name, value in event.meta.items() if name not in _OF_THE_STORE}
+    made = msgspec.structs.replace(event, meta=meta)
+    return summed(made) if sum_holds(event) else made
 
 
 def export_run(
