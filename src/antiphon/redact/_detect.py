@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from antiphon.redact import _forms as forms
 from antiphon.redact import _prefilter as quick
 from antiphon.redact import _tokens as tokens
 from antiphon.redact._names import Field, Names
@@ -32,7 +33,7 @@ _ENCODED_END = deferred(r"%(?:26|20|0[AaDd]|3[Bb])")
 _LONGEST_QUOTED = 4096
 
 TRIVIAL = deferred(
-    r"(?i:\*+|x{3,}|\.{3,}|-+|true|false|yes|no|on|off|none|null|nil|undefined|required|optional|string|str|bytes"
+    r"(?i:\*+|[|>][+-]?|x{3,}|\.{3,}|-+|true|false|yes|no|on|off|none|null|nil|undefined|required|optional|string|str|bytes"
     r"|int|bool|any|text|self|redacted|hidden|masked|include|omit|same-origin|bearer|basic|digest|oauth2?|api_?key"
     r"|<[^<>]*>|\[[a-z ]*\]|\(.*\)|\{\{.*\}\}|%[a-z_0-9]+%)|\$[A-Z_][A-Z0-9_]*|\$\{[^}]*\}|env:[A-Z0-9_]+"
 )
@@ -88,7 +89,7 @@ Detector = Callable[[str], Iterable[Span]]
 class TextRules:
     """The detectors that a set of rules switches on, each with the causes without which it finds nothing."""
 
-    __slots__ = ("_detectors", "_entropy", "names")
+    __slots__ = ("_detectors", "_entropy", "_personal", "_secrets", "names")
 
     def __init__(self, rules: Rules) -> None:
         self.names = Names(rules)
@@ -105,10 +106,18 @@ class TextRules:
                 (quick.WORDS, _headers),
                 (quick.RUNS, _schemes),
             ]
+        self._secrets, self._personal = rules.secrets, rules.personal
+        if rules.secrets or rules.personal:
+            self._detectors.append((quick.WORDS | quick.NUMBERS, self._forms))
         self._detectors.append((quick.WORDS | quick.NUMBERS | quick.USER, self._pairs))
         if rules.personal:
             self._detectors += [(quick.AT, emails), (quick.NUMBERS, numbers)]
         self._entropy: Detector | None = _random_runs if rules.entropy else None
+
+    def _forms(self, text: str) -> Iterator[Span]:
+        for start, end, kind in forms.find(text, secrets=self._secrets, personal=self._personal):
+            if not TRIVIAL().fullmatch(text[start:end]):
+                yield Span(start, end, kind)
 
     def _pairs(self, text: str) -> Iterator[Span]:
         return pair_spans(text, self.names.__getitem__)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from antiphon.redact import _forms as forms
 from antiphon.redact._names import KEY_OF, TOKENS_OF, words
 from antiphon.redact._rules import Rules
 from antiphon.redact._tokens import LONGEST, MIN_RUN, RUN_CHARS, TOKEN_STARTS, looks_random
@@ -75,6 +76,7 @@ _SECRET_WORDS = (
     r"u(?:th(?<=auth)(?:ori[sz]a|[^a-z])|rl (?<=curl ))",
     r"ss(?:n(?![a-z])|(?:ion)? ?id *=)",  # ssn, session cookies
 )
+_FORM_WORDS = tuple(word.encode().translate(_FOLD).decode("latin-1") for word in forms.QUICK)
 _FLAG = re.compile(
     rb"--(?:[a-z][a-z0-9-]{0,38}[0-9-])?(?:pass|pw|pin|otp)(?:[0-9-]{0,3}(?:code|number))?[0-9-]*(?:[ \t]|\\t)"
 )
@@ -152,6 +154,12 @@ class Prefilter:
                 return True
         if "  " in text and b"--" in document and self._secrets and _FLAG.search(document) is not None:
             return True
+        if any(word in text for word in _FORM_WORDS):
+            return True
+        if ":0" in text and forms.PGPASS.search(document) is not None:
+            return True
+        if not document.isascii() and any(word in document for word in forms.QUICK_ELSEWHERE):
+            return True
         return "[secret" in text and self._secrets and _BRACKETED.search(document) is not None
 
     def _has_users(self, document: bytes, folded: bytes) -> bool:
@@ -172,11 +180,13 @@ def _name_pattern(field: str) -> str:
 
 
 def _has_number(document: bytes, folded: bytes, *, beside: bool) -> bool:
-    """Whether there is something like a telephone number, a card or a bank account.
+    """Whether there is something like a telephone number, a card, a bank account or a social security number.
 
     Where there are other secrets *beside* it, what stands before a card may be gone when the card is looked for.
     """
     if b"+" in document and _DIALLED.search(document) is not None:
+        return True
+    if b"000 00 0000" in folded:
         return True
     if _NUMBERS.search(folded) is None:
         return False

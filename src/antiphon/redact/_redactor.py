@@ -35,6 +35,8 @@ _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
 _PAIR_NAME = deferred(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
 )
+_FIELD_NAME = deferred(r"[A-Za-z][A-Za-z_.-]{1,39}")
+_PLAIN_WORD = deferred(r"[A-Za-z]{0,14}|.*\s.*")
 _SHORTEST = 6
 """No rule of ours finds anything in less (``a@b.no``)."""
 _SHORTEST_KNOWN = 4
@@ -288,13 +290,20 @@ class Redactor:
         return dict(changed.get(n) or pair_ for n, pair_ in enumerate(value.items()))
 
     def _sequence(self, value: Any, causes: int) -> Any:
-        if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and _PAIR_NAME().fullmatch(value[0]):
-            # Headers and environments are often lists of (name, value).
+        if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and self._is_pair(*value):
+            # Headers, environments and forms are often lists of (name, value).
             field = self._names[value[0]]
             if field is not None and field.mode == "secret":
                 new = self._secret(value[1], field, causes)
                 return value if new is value[1] else type(value)((value[0], new))
         return self._each(value, None, causes)
+
+    @staticmethod
+    def _is_pair(name: str, value: str) -> bool:
+        """Whether two texts may be a name and its value, and not just two words."""
+        if _PAIR_NAME().fullmatch(name):
+            return True
+        return _FIELD_NAME().fullmatch(name) is not None and not _PLAIN_WORD().fullmatch(value)
 
     def _each(self, value: Any, field: Field | None, causes: int) -> Any:
         items: list[Any] | None = None

@@ -1,0 +1,82 @@
+"""Secrets in files, commands, statements, tables and sentences; and what only looks like one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from antiphon.redact import Redactor
+
+SECRET = "Tr0ub4dor-77x"
+REDACTOR = Redactor(salt="unit")
+WRITTEN = {
+    "pgpass": f"db.example.org:5432:shop:app:{SECRET}",
+    "mysql": f"mysql -u root -p{SECRET} shop",
+    "sshpass": f"sshpass -p {SECRET} ssh host",
+    "YAML block": f"user: app\npassword: |\n  {SECRET}\nhost: x",
+    "YAML next line": f"password:\n  {SECRET}\nhost: y",
+    "XML": f"<config><password>{SECRET}</password></config>",
+    "attributes": f'<add key="ApiKey" value="{SECRET}" />',
+    "German": f"Passwort: {SECRET}",
+    "Spanish": f"contraseña: {SECRET}",
+    "Russian": f"пароль: {SECRET}",
+    "Chinese": f"密码：{SECRET}",
+    "Oracle": f"jdbc:oracle:thin:scott/{SECRET}@db:1521/x",
+    "OAuth": f"https://app.example/cb?code={SECRET}&state=1",
+    "sentence": f"The password is {SECRET}.",
+    "CSV": f"name,password,age\nada,{SECRET},36\nbob,{SECRET},3",
+    "Markdown": f"| user | password |\n|---|---|\n| ada | {SECRET} |",
+    "role": f"CREATE ROLE app WITH PASSWORD '{SECRET}'",
+    "INSERT": f"INSERT INTO users (name, password) VALUES ('ada', '{SECRET}')",
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_secret_in_this_form_vanishes(name: str) -> None:
+    text = WRITTEN[name]
+    assert SECRET not in REDACTOR.redact_text(text)
+    assert SECRET.encode() not in REDACTOR.redact_bytes(orjson.dumps({"note": text}))[0]
+    run = Redactor().for_run(b"k" * 32)
+    assert len(run.redact_text(text)) == len(text)
+    assert SECRET not in run.redact_text(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["my number is 123-45-6789, thanks", "Passport number: C01X00T47", "passport no 123456789"]
+)
+def test_numbers_of_people_vanish(text: str) -> None:
+    redacted = REDACTOR.redact_text(text)
+    assert not any(number in redacted for number in ("123-45-6789", "C01X00T47", "123456789"))
+
+
+@pytest.mark.parametrize("value", [[("password", SECRET)], [["password", SECRET]], [["api_key", SECRET]]])
+def test_pairs_of_name_and_value(value: Any) -> None:
+    assert SECRET not in str(REDACTOR.redact({"form": value}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The password is required",
+        "password is case sensitive and may be changed",
+        "see ?code=404",
+        "a,b,c\n1,2,3",
+        "12:30:00 a:b at 10:00:00",
+        "insert into t (a) values (1)",
+        "passport control was slow",
+        "<b>value</b> value=3",
+        "mysql is a database -p",
+        "la clave del éxito",
+        "password: |",
+        "2024-01-02 and 555-01-0000",
+    ],
+)
+def test_what_only_looks_like_one_stays(text: str) -> None:
+    assert REDACTOR.redact_text(text) == text
+
+
+def test_words_beside_each_other_are_no_pair() -> None:
+    value = {"c": ["password", "reset"], "d": ["token", "abc"], "e": ["secret", "of our success"]}
+    assert REDACTOR.redact(value) is value
