@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from antiphon._diff import plural
 from antiphon.cli import EXIT
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, application, argument, command, flag, no_sandbox
@@ -170,7 +171,8 @@ def _replayed(found: Mapping[str, Any], code: int, quiet: bool) -> int:
         print(f"antiphon: the sandbox refused {escape}", file=sys.stderr)
     diverged = bool(found["divergenceCount"])
     if not quiet:
-        verdict = f"{found['divergenceCount']} divergences" if diverged else "no divergence"
-        line = f"antiphon: replay of {found['run']} · {found['answered']} calls answered from the recording · {verdict}"
+        verdict = plural(found["divergenceCount"], "divergence") if diverged else "no divergence"
+        answered = f"{plural(found['answered'], 'call')} answered from the recording"
+        line = f"antiphon: replay of {found['run']} · {answered} · {verdict}"
         print(ui.dim(f"{line} · {_NOTE}"), file=sys.stderr)
     return EXIT["diverged"] if diverged else code

@@ -78,7 +78,8 @@ def test_a_divergence_is_exit_code_1(program: Program) -> None:
     assert program.run("--", "hi", "0").returncode == 0
     changed = program.run("--replay", "latest", "--", "something else", "0")
     assert changed.returncode == 1
-    assert "the recording has no answer for llm" in changed.stderr
+    assert "the recording has no answer for this model request" in changed.stderr
+    assert "1 divergence ·" in changed.stderr
     assert "'hi' -> 'something else'" in changed.stderr
 
 
