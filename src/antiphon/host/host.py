@@ -49,7 +49,7 @@ from antiphon.host.events import Numbered, Reader, Signals, follow, is_large, on
 from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
-from antiphon.host.quotes import secrets_in, without_values
+from antiphon.host.quotes import secrets_in, unquoting, without_values
 from antiphon.host.webhooks import Mask, PostTo, Webhooks
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
@@ -280,6 +280,7 @@ class Host:
             found = self._tenants[name] = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
             for function, spec in self._tools:
                 found.async_gateway.register(function, spec)
+            found.async_gateway.after(unquoting(found._redactor.redact))
         return found
 
     def admit(self, tenant: str) -> Callable[[], None]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from antiphon._gateway.hooks import HookCall
+from antiphon._gateway.outcome import Outcome
 
 _SHORTEST = 4
 """A shorter value would be found in any text."""
@@ -40,5 +44,19 @@ def without_values(text: str, values: Mapping[str, str]) -> str:
     'bad password [secret]'
     """
     for value in sorted(values, key=len, reverse=True):
-        text = text.replace(value, values[value])
+        shown = values[value]
+        for written in dict.fromkeys((value, repr(value)[1:-1], json.dumps(value)[1:-1])):
+            text = text.replace(written, shown)
     return text
+
+
+def unquoting(redact: Callable[[Any], Any]) -> Callable[[HookCall, Outcome], None]:
+    """An after-hook that keeps secrets among the arguments of a call out of what is said of its failure."""
+
+    def hook(call: HookCall, outcome: Outcome) -> None:
+        if outcome.status != "success" and outcome.message:
+            found = secrets_in(call.params, redact)
+            if found:
+                outcome.message = without_values(outcome.message, found)
+
+    return hook

@@ -104,6 +104,47 @@ async def test_a_damaged_event_stops_its_own_run_only(
         assert await client.host.resume_orphans() == 0, "it is not tried again and again"
 
 
+LOOKALIKES: list[Any] = [
+    {"$blob": 5, "bytes": 1},
+    {"$blob": "sha256:" + "0" * 64, "bytes": 12},
+    {"$blob": "../../etc/passwd", "bytes": 1},
+    {"$unserialisable": "builtins.object"},
+    {"$bytes": "x"},
+    {"antiphon": "not serialisable", "type": "x"},
+    {"workflow": True, "sequence": 0, "masks": [["/a", "token"]], "blobs": {"outputs": "sha256:0"}},
+]
+
+
+async def test_user_data_is_never_markup(tmp_path: Path, folder: Path) -> None:
+    runs = {}
+    wait = workflows.node("wait", "core.conformance.hold", {"delayMs": 600})
+    same = workflows.node("same", "core.identity", None, {"payload": {"type": "variable", "variableName": "payload"}})
+    variables = [workflows.variable("payload", "any")]
+    workflows.write(folder, workflows.workflow("markup", [same, wait, {**same, "id": "again"}], variables))
+    async with in_process(application(tmp_path, folder)) as client:
+        for place, value in enumerate([*LOOKALIKES, LOOKALIKES]):
+            run = await client.start("markup", {"payload": value})
+            while client.host.running[run].state.open != "wait":
+                await asyncio.sleep(0.005)
+            local = client.host.running[run]
+            assert local.task is not None
+            local.task.cancel()
+            await asyncio.wait((local.task,))
+            manifest = await client.host.journal.manifest(run)
+            assert manifest is not None
+            dead = msgspec.structs.replace(manifest, tags={**manifest.tags, "executor": DEAD})
+            await client.host.journal.update_run(dead)
+            runs[run] = (place, value)
+    async with in_process(application(tmp_path, folder)) as client:
+        for run, (place, value) in runs.items():
+            found = await client.ended(run)
+            assert (found["status"], found["outputs"]) == ("completed", {"again": {"payload": value}}), place
+            assert found["variables"] == {"payload": value}
+            fork = await client.fork(run)
+            assert (await client.ended(fork))["outputs"] == found["outputs"]
+            assert "replay.diverged" not in [event["type"] for event in await client.events(fork)]
+
+
 async def test_a_damaged_run_says_so_and_ends_its_streams(tmp_path: Path, client: Client) -> None:
     run = (await client.run("conformance-noop"))["runId"]
     _spoil(tmp_path, run, b"{")

@@ -35,11 +35,36 @@ def careless(password: str) -> str:
     raise RuntimeError(f"cannot log in with {password}")
 """
 Receiver = tuple[str, list[bytes]]
-TEXTS = tokens(Forge(1)) + in_text(Forge(2)) + personal(Forge(3)) + tokens(Forge(5)) + in_text(Forge(6))
+TEXTS = tokens(Forge(1)) + in_text(Forge(2)) + personal(Forge(3)) + in_text(Forge(5))
+LISTED: dict[str, Any] = {
+    "Tr0ub4dor-9x": "password is Tr0ub4dor-9x",
+    "S3cretPgPassX1": "db.example:5432:app:admin:S3cretPgPassX1",
+    "S3cretMyX9": "mysql -u root -pS3cretMyX9 app",
+    "S3cretSshX9": "sshpass -p S3cretSshX9 ssh ada@db.example",
+    "S3cretYamlX9": "password: |\n  S3cretYamlX9\n",
+    "S3cretYamlX8": "password:\n  S3cretYamlX8",
+    "S3cretXmlX9": "<password>S3cretXmlX9</password>",
+    "S3cretAddX9": '<add key="ApiKey" value="S3cretAddX9"/>',
+    "S3cretDeX9": "Passwort: S3cretDeX9",
+    "S3cretEsX9": "contraseña: S3cretEsX9",
+    "S3cretOraX9": "jdbc:oracle:thin:scott/S3cretOraX9@//db:1521/x",
+    "S3cretCodeX9abcdef1234567890": "https://x.example/cb?code=S3cretCodeX9abcdef1234567890",
+    "S3cretTheX9": "The password is S3cretTheX9.",
+    "S3cretCsvX9": "user,password\nada,S3cretCsvX9",
+    "S3cretMdX9": "| user | password |\n|---|---|\n| ada | S3cretMdX9 |",
+    "S3cretWpX9": "CREATE USER x WITH PASSWORD 'S3cretWpX9'",
+    "S3cretInX9": "INSERT INTO users (name, password) VALUES ('ada', 'S3cretInX9')",
+    "078-05-1121": "my SSN is 078-05-1121",
+    "C01X00T47": "passport number C01X00T47",
+    "S3cretPairX9": ["password", "S3cretPairX9"],
+    "S3cretPairX8": [["password", "S3cretPairX8"]],
+}
+"""Forms that an audit found to leak."""
 NAMED = named(Forge(4))
 PLANTED: list[tuple[str, Any]] = [(one.secret, one.text) for one in TEXTS if len(one.secret) >= 6] + [
     (value, {name: value}) for name, value, _ in NAMED if len(value) >= 6
 ]
+PLANTED += LISTED.items()
 
 
 def test_there_are_enough() -> None:
