@@ -39,6 +39,8 @@ def schema_of(name: str) -> dict[str, Any]:
     definitions: dict[str, Any] = schema["$defs"]
     for definition in definitions.values():
         _tidy(definition)
+        if kind is ToolResultEnvelope:
+            _absent(definition)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:antiphon:schema:{name}",
@@ -85,6 +87,13 @@ def _tidy(definition: dict[str, Any]) -> None:
         del properties[name]
     if "required" in definition:
         definition["required"] = [name for name in definition["required"] if name in properties]
+
+
+def _absent(definition: dict[str, Any]) -> None:
+    """Of a result, what is ``None`` in Python is absent on the wire, never ``null``."""
+    for name, schema in definition.get("properties", {}).items():
+        if schema.get("default", ...) is None:
+            definition["properties"][name] = next(one for one in schema["anyOf"] if one != {"type": "null"})
 
 
 def _is_code(schema: dict[str, Any]) -> bool:

@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import name, pages
+from tests.docs.pages import ROOT, name, pages
 from tests.docs.test_blocks import Block, blocks
 
-TYPED = [page for page in pages() if any(block.language.startswith("file:") for block in blocks(page))]
+README = ROOT / "README.md"
+TYPED = [page for page in pages() if page != README and any(b.language.startswith("file:") for b in blocks(page))]
+SECTION = "## From a clone to a golden test"
 VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}(?:-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})?\b|\b[0-9a-f]{8}-…"), "ID"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"), "DATE"),
@@ -59,32 +61,74 @@ def typed(block: Block) -> list[tuple[str, list[str], int]]:
     return found
 
 
-@pytest.mark.parametrize("page", TYPED, ids=name)
-def test_page_works_when_typed(page: Path, tmp_path: Path) -> None:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("ANTIPHON_", "PYTEST"))}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}", "NO_COLOR": "1"}
-    for block in blocks(page):
+class Typist:
+    """Saves and types what a page says, in one folder."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        self.folder = folder
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANTIPHON_", "PYTEST"))}
+        self.environment = {**kept, "NO_COLOR": "1", **environment}
+        self.commands = 0
+
+    def do(self, block: Block, where: str) -> None:
+        """One block of the page."""
         if block.language.startswith("file:"):
-            path = tmp_path / block.language.removeprefix("file:")
+            path = self.folder / block.language.removeprefix("file:")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text + "\n", encoding="utf-8")
         elif block.language == "console":
             for command, expected, code in typed(block):
+                self.commands += 1
                 done = subprocess.run(
                     ["bash", "-c", command],
-                    cwd=tmp_path,
-                    env=environment,
+                    cwd=self.folder,
+                    env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,
                     check=False,
                 )
-                said = f"{name(page)}:{block.line}: {command}\n{done.stdout[-3000:]}"
+                said = f"{where}:{block.line}: {command}\n{done.stdout[-3000:]}"
                 assert done.returncode == code, said
                 assert missing(expected, done.stdout) is None, f"{missing(expected, done.stdout)!r} is not in\n{said}"
         else:
-            assert block.language != "python", f"{name(page)}:{block.line}: where does a reader type this?"
+            assert block.language != "python", f"{where}:{block.line}: where does a reader type this?"
+
+
+@pytest.mark.parametrize("page", TYPED, ids=name)
+def test_page_works_when_typed(page: Path, tmp_path: Path) -> None:
+    typist = Typist(tmp_path, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for block in blocks(page):
+        typist.do(block, name(page))
+
+
+def test_readme_leads_from_a_clone_to_a_golden_test(tmp_path: Path) -> None:
+    """At most 6 commands to a guarded function, 4 more to a golden test. pip gets what is in this environment."""
+    lines = README.read_text(encoding="utf-8").splitlines()
+    start = lines.index(SECTION)
+    stop = next(number for number in range(start + 1, len(lines)) if lines[number].startswith("## "))
+    section = [block for block in blocks(README) if start < block.line <= stop]
+    offline = {
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_NO_INDEX": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    typist = Typist(tmp_path, REPOSITORY=str(ROOT), **offline)
+    to_the_function = 0
+    for block in section:
+        for one in typed(block) if block.language == "console" else [("", [], 0)]:
+            text = "\n".join([f"$ {one[0]}" + (f"  # exit code {one[2]}" if one[2] else ""), *one[1]])
+            typist.do(block._replace(text=text) if block.language == "console" else block, "README.md")
+            if "venv .venv" in one[0]:
+                packages = next((tmp_path / ".venv" / "lib").glob("python*/site-packages"))
+                (packages / "beside.pth").write_text(f"{Path(pytest.__file__).parent.parent}\n")
+        if block.language == "file:test_mail.py":
+            to_the_function = typist.commands
+    assert to_the_function <= 6
+    assert typist.commands - to_the_function <= 4
+    assert (tmp_path / "outbox.txt").read_text().splitlines() == ["ada: hello", "bob: hello"]
 
 
 def test_the_comparison_can_fail() -> None:

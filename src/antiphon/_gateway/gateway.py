@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from antiphon._gateway import results
 from antiphon._gateway.call import GuardedCall, new_call
@@ -28,7 +28,7 @@ from antiphon._scope import current_scope
 from antiphon.contract._base import UNSET
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.result import ToolResultEnvelope
-from antiphon.contract.spec import ToolSpec
+from antiphon.contract.spec import ToolOptions, ToolSpec
 from antiphon.errors import ContractError, InvalidInput, StoreError
 from antiphon.ports import BreakerRow, Listener, SyncJournal
 
@@ -48,11 +48,13 @@ class BaseGateway:
         self._feed = BreakerFeed(self._plans)
 
     @overload
-    def tool(self, name: str, *, namespace: str = "tools", idempotent: bool, **declared: Any) -> Callable[[F], F]: ...
+    def tool(
+        self, name: str, *, namespace: str = "tools", idempotent: bool, **declared: Unpack[ToolOptions]
+    ) -> Callable[[F], F]: ...
 
     @overload
     def tool(
-        self, name: None = None, *, namespace: str = "tools", idempotent: bool, **declared: Any
+        self, name: None = None, *, namespace: str = "tools", idempotent: bool, **declared: Unpack[ToolOptions]
     ) -> Callable[[F], F]: ...
 
     def tool(
@@ -85,10 +87,32 @@ class BaseGateway:
 
         return decorate
 
-    def register(self, function: F, spec: ToolSpec) -> F:
-        """Make *function* callable by name, and return it wrapped. Wrapping twice is wrapping once."""
+    @overload
+    def register(self, function: F, spec: ToolSpec) -> F: ...
+
+    @overload
+    def register(
+        self,
+        function: F,
+        *,
+        name: str | None = None,
+        namespace: str = "tools",
+        idempotent: bool,
+        **declared: Unpack[ToolOptions],
+    ) -> F: ...
+
+    def register(self, function: F, spec: ToolSpec | None = None, **declared: Any) -> F:
+        """Make *function* callable by name, and return it wrapped. Wrapping twice is wrapping once.
+
+        It is declared by a spec, or by the keywords of :meth:`tool`.
+        """
         if getattr(function, _MARK, None) is self:
             return function
+        if spec is None:
+            decorate: Callable[[F], F] = self.tool(declared.pop("name", None), **declared)
+            return decorate(function)
+        if declared:
+            raise InvalidInput("Give a spec or keywords, not both.", path="spec")
         try:
             ToolSpec.from_wire(spec.to_wire())  # made by hand, so nobody has checked it yet
         except ContractError as error:

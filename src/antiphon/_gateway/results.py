@@ -12,7 +12,6 @@ from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.threads import TimedOut
-from antiphon.contract._base import UNSET
 from antiphon.contract.result import CacheInfo, CallError, Output, ToolDenied, ToolResultEnvelope
 
 _BY_CODE: dict[str, type[errors.AntiphonError]] = {
@@ -120,20 +119,19 @@ def _timed_out(error: BaseException | None) -> bool:
 
 def to_envelope(call: GuardedCall, outcome: Outcome, duration_ms: float) -> ToolResultEnvelope:
     """The outcome in its documented wire form."""
-    error: Any = UNSET
-    output: Any = UNSET
+    error: CallError | None = None
+    output: Output | None = None
     if outcome.status == "success":
-        metadata: Any = outcome.metadata if outcome.metadata else UNSET
-        output = Output(content=outcome.value, metadata=metadata)
+        output = Output(content=outcome.value, metadata=outcome.metadata or None)
     else:
         error = CallError(
             code=outcome.code,
             message=outcome.message,
             retriable=outcome.retriable,
             terminal=outcome.terminal,
-            breaker_state=outcome.breaker or UNSET,  # type: ignore[arg-type]
+            breaker_state=outcome.breaker or None,  # type: ignore[arg-type]
         )
-    cache: Any = UNSET
+    cache: CacheInfo | None = None
     if outcome.from_cache:
         age_ms = max(0, outcome.age_ms)
         cache = CacheInfo(matched_on=outcome.matched_on, age_ms=age_ms, key_fingerprint=call.fingerprint)
@@ -147,7 +145,7 @@ def to_envelope(call: GuardedCall, outcome: Outcome, duration_ms: float) -> Tool
         cache=cache,
         output=output,
         error=error,
-        retried_by=list(call.extras.retried) or UNSET,
+        retried_by=list(call.extras.retried) or None,
     )
 
 
@@ -172,7 +170,7 @@ def invalid(envelope: Any, message: str, reporter: Reporter, *, code: str = "val
         tool_name=text("toolName"),
         duration_ms=0.0,
         attempts=0,
-        error=CallError(code=code, message=message, retriable=False, terminal=True, breaker_state=UNSET),
+        error=CallError(code=code, message=message, retriable=False, terminal=True),
     )
 
 

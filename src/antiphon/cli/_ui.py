@@ -128,16 +128,19 @@ _EVERY_S = 0.2
 
 def progress(items: Iterable[T], total: int | None, label: str) -> Iterator[T]:
     """A line that counts and, after a second, says how long the rest will take; on a terminal only."""
-    shown = sys.stderr.isatty()
+    shown, drawn = sys.stderr.isatty(), False
     began = said = time.monotonic()
     for number, item in enumerate(items, 1):
+        if drawn:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the line is free for whoever takes the item
+        drawn = False
+        yield item
         if shown and (number % 50 == 0 or number == total or time.monotonic() - said >= _EVERY_S):
-            said = time.monotonic()
+            said, drawn = time.monotonic(), True
             of = f" of {total}" if total else ""
             rest = f", {remaining(said - began, number, total)}" if total and said - began >= 1 else ""
             print(f"\r\x1b[K{label}: {number}{of}{rest}", end="", file=sys.stderr, flush=True)
-        yield item
-    if shown:
+    if drawn:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from antiphon.contract._base import UNSET, UnsetType, Value
+from antiphon.contract._base import Value
 
 Status = Literal["success", "error", "retriable_error", "retry_exhausted", "circuit_open", "timeout"]
 BreakerStateName = Literal["CLOSED", "OPEN", "HALF_OPEN", "FORCED_OPEN"]
@@ -23,21 +23,21 @@ class CacheInfo(Value, frozen=True):
     key_fingerprint: str
 
 
-class Output(Value, frozen=True):
+class Output(Value, frozen=True, omit_defaults=True):
     """What the tool returned."""
 
     content: Any
-    metadata: dict[str, Any] | UnsetType = UNSET
+    metadata: dict[str, Any] | None = None
 
 
-class CallError(Value, frozen=True):
+class CallError(Value, frozen=True, omit_defaults=True):
     """Why there is no output; ``code`` is stable."""
 
     code: str
     message: str
     retriable: bool
     terminal: bool
-    breaker_state: BreakerStateName | UnsetType = UNSET
+    breaker_state: BreakerStateName | None = None
 
 
 class Retried(Value, frozen=True):
@@ -49,8 +49,8 @@ class Retried(Value, frozen=True):
     latency_ms: Duration
 
 
-class ToolResultEnvelope(Value, frozen=True):
-    """What came of one tool call."""
+class ToolResultEnvelope(Value, frozen=True, omit_defaults=True):
+    """What came of one tool call. What it does not have is ``None`` in Python, absent on the wire."""
 
     request_id: str
     status: Status
@@ -58,20 +58,20 @@ class ToolResultEnvelope(Value, frozen=True):
     tool_name: str
     duration_ms: Duration
     attempts: Count
-    cache: CacheInfo | UnsetType = UNSET
-    output: Output | UnsetType = UNSET
-    error: CallError | UnsetType = UNSET
-    retried_by: list[Retried] | UnsetType = UNSET
+    cache: CacheInfo | None = None
+    output: Output | None = None
+    error: CallError | None = None
+    retried_by: list[Retried] | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form as plain Python data. Where the output has none, it is left out and the metadata say so."""
         try:
             wire: dict[str, Any] = msgspec.to_builtins(self, enc_hook=_plain)
         except Exception as error:  # whatever the classes of the output raise
-            if self.output is UNSET:
+            if self.output is None:
                 raise
             note = f"not serialisable ({type(self.output.content).__name__}: {error})"
-            given = {} if self.output.metadata is UNSET else self.output.metadata
+            given = self.output.metadata or {}
             output = Output(content=None, metadata={"payload": note, **given})
             wire = msgspec.to_builtins(msgspec.structs.replace(self, output=output))
         return wire
@@ -84,12 +84,12 @@ class ToolResultEnvelope(Value, frozen=True):
     @property
     def content(self) -> Any:
         """The tool's return value, or ``None``."""
-        return None if self.output is UNSET else self.output.content
+        return None if self.output is None else self.output.content
 
     @property
     def code(self) -> str:
         """The error code, or ``""``."""
-        return "" if self.error is UNSET else self.error.code
+        return "" if self.error is None else self.error.code
 
 
 def _plain(value: Any) -> Any:
@@ -111,6 +111,16 @@ class ToolDenied(msgspec.Struct, frozen=True):
     ok: ClassVar[bool] = False
     status: ClassVar[Status] = "error"
     code: ClassVar[str] = "denied"
+    from_cache: ClassVar[bool] = False
+    attempts: ClassVar[int] = 0
+    content: ClassVar[None] = None
+    output: ClassVar[None] = None
+
+    @property
+    def error(self) -> CallError:
+        """The denial as an error, so that every answer of a turn can be read in the same way."""
+        message = self.details or f"{self.tool_name} was already called in this turn."
+        return CallError(code=self.code, message=message, retriable=False, terminal=True)
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form a model can be given."""

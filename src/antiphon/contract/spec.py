@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from msgspec import Meta
 from msgspec.structs import force_setattr
@@ -81,6 +81,69 @@ class DidNotHappen(NamedTuple):
     """What a ``reconcile`` function returns when the earlier call certainly took no effect."""
 
     note: str = ""
+
+
+class RetryOptions(TypedDict, total=False):
+    """:class:`RetryPolicy` as keywords: ``retry={"max_attempts": 2}``."""
+
+    max_attempts: int
+    base_ms: int
+    max_delay_ms: int
+    max_elapsed_ms: int
+    retry_after_cap_ms: int
+    retriable_codes: Sequence[str]
+    terminal_codes: Sequence[str]
+
+
+class BreakerOptions(TypedDict, total=False):
+    """:class:`BreakerPolicy` as keywords: ``breaker={"consecutive": 3}``."""
+
+    consecutive: int
+    rate: float
+    window_calls: int
+    min_calls: int
+    window_ms: int
+    cooldown_ms: int
+    probes: int
+    close_after: int
+    probe_lease_ms: int
+    forced_open: bool
+
+
+class TtlOptions(TypedDict, total=False):
+    """:class:`Ttls` as keywords: ``ttl={"done_ms": 3_600_000}``."""
+
+    done_ms: int
+    failed_ms: int
+    lease_ms: int
+
+
+class ToolOptions(TypedDict, total=False):
+    """The keywords of ``@gateway.tool`` beside name, namespace and ``idempotent``: the fields of :class:`ToolSpec`.
+
+    Editors complete them, and type checkers refuse one that does not exist.
+    """
+
+    effect: Effect | None
+    description: str
+    nondeterministic: bool
+    dependency: str | None
+    timeout: float | None
+    scope: Literal["session", "global"]
+    reuse: Reuse | float | None
+    exact: Sequence[str]
+    insensitive: Sequence[str]
+    volatile: Sequence[str]
+    on_conflict: Literal["conflict", "independent"]
+    on_store_outage: Literal["closed", "open"] | None
+    forward_key: bool
+    poll: bool
+    cost: float
+    retry: RetryPolicy | RetryOptions | None
+    breaker: BreakerPolicy | BreakerOptions | None
+    ttl: Ttls | TtlOptions
+    reconcile: Callable[..., Any] | None
+    serialisers: Mapping[str, Callable[[Any], Any]] | None
 
 
 class ToolSpec(Value, frozen=True):

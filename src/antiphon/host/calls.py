@@ -9,7 +9,6 @@ from typing import Any
 
 from antiphon._gateway.drivers import run_async
 from antiphon._gateway.results import gather_async
-from antiphon.contract._base import UNSET
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import Principal
@@ -53,7 +52,7 @@ class Call:
         call = self._gateway.envelope_call(envelope)
         if isinstance(call, ToolResultEnvelope):  # nothing was called and nothing is recorded
             error = call.error
-            code, text = ("validation_error", "") if error is UNSET else (error.code, error.message)
+            code, text = ("validation_error", "") if error is None else (error.code, error.message)
             raise Rejected(404 if code == "unknown_tool" else 400, code, text)
         self._call = call
         self._chunks: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()

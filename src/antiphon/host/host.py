@@ -31,7 +31,6 @@ from antiphon._recording.seals import Originals
 from antiphon._scope import Site
 from antiphon.canonical import canonical_digest
 from antiphon.config.wiring import sealer_of
-from antiphon.contract._base import UNSET
 from antiphon.contract.events import Event, RunManifest
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import (
@@ -626,9 +625,9 @@ class HostRun:
     async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
         envelope = tool_request(name, arguments, self.id, key, attempts=1000, elapsed_ms=2**53 - 1)
         result = await self.app.async_gateway.execute(envelope)
-        if result.status == "success" and result.output is not UNSET:
+        if result.status == "success" and result.output is not None:
             return result.output.content
-        if result.error is UNSET:
+        if result.error is None:
             raise NodeFailed("tool_error", f"{name} gave neither a result nor an error.")
         raise NodeFailed(result.error.code, self._unquoted(arguments, result.error.message))
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -30,6 +30,10 @@ if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
     from antiphon._scope import Write, WriteAsync
     from antiphon.ops.gateways import AsyncGateway, Gateway
     from antiphon.redact import Redactor
+
+    class RecordedRun(Run, Awaitable[Run]):
+        """What ``record`` gives for an ``async def``: the run, or in a running event loop what is awaited for it."""
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -233,6 +237,14 @@ class Antiphon:
 
         return call
 
+    @overload
+    def record(
+        self, function: Callable[P, Coroutine[Any, Any, Any]], *args: P.args, **kwargs: P.kwargs
+    ) -> RecordedRun: ...
+
+    @overload
+    def record(self, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Run: ...
+
     def record(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run *function* as a recorded run. A coroutine function gives an awaitable inside an event loop."""
         from antiphon._recording.manifest import entry_of
@@ -354,9 +366,28 @@ def agent(function: Callable[..., Any] | None = None, *, name: str | None = None
     return mark if function is None else mark(function)
 
 
-def run(name: str, **options: Any) -> Run:
+def run(
+    name: str,
+    *,
+    input: Any = None,  # noqa: A002
+    session: str | None = None,
+    resume: str | None = None,
+    entry: str | None = None,
+    function: Callable[..., Any] | None = None,
+    tags: Mapping[str, str] | None = None,
+    llm_cache: bool | None = None,
+) -> Run:
     """Open a run with the current object: ``with antiphon.run("triage") as run: …``."""
-    return current().run(name, **options)
+    return current().run(
+        name,
+        input=input,
+        session=session,
+        resume=resume,
+        entry=entry,
+        function=function,
+        tags=tags,
+        llm_cache=llm_cache,
+    )
 
 
 def current_run() -> Run:
@@ -369,6 +400,14 @@ def current_run() -> Run:
             "No run is open here.", hint="Open one: with antiphon.run(...), or start the agent with antiphon run."
         )
     return found
+
+
+@overload
+def record(function: Callable[P, Coroutine[Any, Any, Any]], *args: P.args, **kwargs: P.kwargs) -> RecordedRun: ...
+
+
+@overload
+def record(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Run: ...
 
 
 def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

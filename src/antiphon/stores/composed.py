@@ -113,7 +113,7 @@ class ComposedStore:
         """A journal for threads."""
         return SyncComposedJournal(self.claims.open_sync(), self.log.open_sync())
 
-    def open_async(self) -> ComposedJournal:
+    def open_async(self) -> Journal:
         """A journal for the running event loop."""
         return ComposedJournal(self.claims.open_async(), self.log.open_async())
 

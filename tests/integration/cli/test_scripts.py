@@ -64,5 +64,5 @@ def test_a_wrong_declaration_is_refused() -> None:
     gateway = antiphon.Gateway("memory:")
     with pytest.raises(InvalidInput, match=r"'send' is invalid: Invalid enum value 'reed' \(at \$\.effect\)"):
 
-        @gateway.tool(idempotent=False, effect="reed")
+        @gateway.tool(idempotent=False, effect="reed")  # type: ignore[call-overload, untyped-decorator]
         def send() -> None: ...

@@ -142,7 +142,7 @@ def test_registering_a_name_again_replaces_it_everywhere() -> None:
     rig = Rig()
     first, second = rig.tool("old"), rig.tool("new")
     turn = rig.gateway.session("s").turn()
-    assert turn.call("send", {}, "c1").content == "new"  # type: ignore[union-attr]
+    assert turn.call("send", {}, "c1").content == "new"
     assert rig.execute().content == "new"
     assert (len(first), len(second)) == (0, 2)
 

@@ -40,7 +40,6 @@ from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon._recording.recorder import Recorder
 from antiphon._recording.seals import RunKey
-from antiphon.contract._base import UNSET
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, ToolSpec
 from antiphon.decide.classify import classify
@@ -417,7 +416,7 @@ def said(result: Any, spec: ToolSpec) -> tuple[str, Any]:
         case ToolResultEnvelope() if not result.ok:
             return "failed", result.code
         case ToolResultEnvelope():
-            metadata = {} if result.output is UNSET or result.output.metadata is UNSET else result.output.metadata
+            metadata = {} if result.output is None else result.output.metadata or {}
             kept = not (result.from_cache and "payload" in metadata)
             return "ok", result.content if kept else NOT_KEPT
         case ResultNotKept():

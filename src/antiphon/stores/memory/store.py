@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from antiphon.errors import InvalidInput
-from antiphon.ports import Clock, Records, Told
+from antiphon.ports import Clock, Journal, Records, Told
 from antiphon.stores._adapters import AsyncFromSync
 from antiphon.stores._waiters import loop_waiter
 from antiphon.stores.memory.claims import MemoryClaims, Node
@@ -42,7 +42,7 @@ class MemoryStore:
         """The same one for all threads: it holds nothing but the data."""
         return self._journal
 
-    def open_async(self) -> MemoryJournal:
+    def open_async(self) -> Journal:
         """A journal for the running event loop."""
         return MemoryJournal(self._journal)
 

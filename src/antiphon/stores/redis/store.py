@@ -10,7 +10,8 @@ from antiphon.stores.redis.schema import Names
 from antiphon.stores.redis.url import parse
 
 if TYPE_CHECKING:
-    from antiphon.stores.redis.journal import AsyncRedisJournal, SyncRedisJournal
+    from antiphon.ports import Journal
+    from antiphon.stores.redis.journal import SyncRedisJournal
 
 _PREFIX = "antiphon"
 _OLD_NAMES = {"patience_s": "retry_timeout_s"}
@@ -75,7 +76,7 @@ class RedisStore:
 
         return SyncRedisJournal(self._target, self._names, Options(**self._options))
 
-    def open_async(self) -> AsyncRedisJournal:
+    def open_async(self) -> Journal:
         """A journal for the running event loop."""
         from antiphon.stores.redis.claims import Options
         from antiphon.stores.redis.journal import AsyncRedisJournal

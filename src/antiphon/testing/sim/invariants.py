@@ -110,9 +110,9 @@ def answer_of(result: Any) -> Answered:
         return Answered(result.code)
     if not isinstance(result, ToolResultEnvelope):
         return Answered("", result)
-    if result.output is UNSET:
+    if result.output is None:
         return Answered(result.code, from_cache=result.from_cache)
-    metadata = {} if result.output.metadata is UNSET else result.output.metadata
+    metadata = result.output.metadata or {}
     return Answered("", result.output.content, result.from_cache, metadata)
 
 
