@@ -56,6 +56,7 @@ class Mask(NamedTuple):
     key: bool = False
 
     def to_wire(self) -> list[Any]:
+        """The JSON form."""
         return [*self[:4], True] if self.key else list(self[:4])
 
 

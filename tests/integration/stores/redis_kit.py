@@ -88,7 +88,7 @@ def in_face(face: Face, store: RedisStore, work: Callable[[RedisJournal], Corout
     async def run() -> T:
         journal = ThreadJournal(store.open_sync()) if face == "sync" else store.open_async()
         try:
-            return await work(journal)
+            return await work(journal)  # type: ignore[arg-type]
         finally:
             await journal.close()
 

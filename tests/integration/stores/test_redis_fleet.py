@@ -67,7 +67,7 @@ def _fleet_worker(url: str, prefix: str, number: int, pipe: Connection) -> None:
 
         async def caller(n: int) -> None:
             for key in (*(f"shared-{k}" for k in range(KEYS)), f"own-{number}-{n}"):
-                seen.setdefault(key, set()).add(await dispatch(journal, client, key, f"{number}.{n}"))
+                seen.setdefault(key, set()).add(await dispatch(journal, client, key, f"{number}.{n}"))  # type: ignore[arg-type]
 
         with redis.Redis.from_url(url) as client:
             await asyncio.gather(*(caller(n) for n in range(CALLERS)))

@@ -193,14 +193,14 @@ async def test_a_cancelled_caller_whose_claim_stays(
     """Unless it is given back, the claim of a cancelled caller blocks others until its lease ends."""
     journal = RedisStore(valkey_url, prefix=unique).open_async()
     claimed(await journal.begin(request_for("another")))
-    await _cancel(journal, "good")
+    await _cancel(journal, "good")  # type: ignore[arg-type]
     claimed(await journal.begin(request_for("good", "call-2")))
 
     async def keep(steps: RedisClaims) -> None:
         steps._abandoned.clear()
 
     monkeypatch.setattr(RedisClaims, "_give_back", keep)
-    await _cancel(journal, "bad")
+    await _cancel(journal, "bad")  # type: ignore[arg-type]
     assert existing(await journal.begin(request_for("bad", "call-2"))).current.state == "inflight", "the planted bug"
     await journal.close()
 
