@@ -240,8 +240,14 @@ def check(name: str, tasks: list[Task], limit: int) -> bool:
                 ]
             )
             given = {"prompt": task["prompt"], "calls": [[call["args"], call["result"]] for call in task["calls"]]}
-            for _, kind, secret in finder.leaves(given):
+            found = list(finder.leaves(given))
+            rest = json.dumps(given, ensure_ascii=False)
+            for _, _, secret in found:
+                rest = rest.replace(secret, "\0")
+            for _, kind, secret in found:
                 for fragment in fragments(secret, kind):
+                    if fragment in rest:  # it is also a word, or a part of a value that is no secret
+                        continue
                     if any(one in everything for one in spellings(fragment)):
                         counts["leaks"] += 1
                         missed.append(f"{task['name']}: a raw fragment of kind {kind} ({len(fragment)} characters)")
@@ -328,7 +334,7 @@ def cost(calls: int) -> bool:
                     send(n=-1, text=value)
                     begin = time.process_time()
                     for n in range(calls):
-                        send(n=n, text=value)
+                        send(n=n, text=f"{n}: {value}")
                     best = min(best, (time.process_time() - begin) / calls)
             spent[name] = best * 1e6
     base = spent["nothing"]

@@ -183,7 +183,7 @@ def _page(app: Any, manifest: Any, tree: dict[str, Any], name: str) -> str:
     from antiphon.ops.runs import load_recording
     from antiphon.scoring.pages import render_run
 
-    recording = load_recording(app, manifest)
+    recording = load_recording(app, manifest, shown=True)
     given = {**tree, "input": recording.input()}
     calls = (call_of(app, recording, call) for call in recording.top_calls())
     Path(name).write_text(render_run(given, calls), encoding="utf-8")
@@ -361,11 +361,12 @@ def diff(arguments: argparse.Namespace) -> int:
     """
     from antiphon import scoring
     from antiphon.ops.artifacts import open_recording
+    from antiphon.ops.replay import shown
     from antiphon.ops.reports import score_runs
 
     with application(arguments) as app:
         left, right = open_recording(app, arguments.a), open_recording(app, arguments.b)
-        data = score_runs(app, left, right, min_ars=arguments.min_ars)
+        data = shown(right, shown(left, score_runs(app, left, right, min_ars=arguments.min_ars)))
     data = {"sourceRun": left.manifest.id, "replayRun": right.manifest.id, "title": left.manifest.name, **data}
     ids = 0 if arguments.all else _without_ids(data)
     data["equal"] = _equal(data)

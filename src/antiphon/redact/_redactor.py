@@ -40,7 +40,7 @@ _PLAIN_WORD = deferred(r"[A-Za-z]{0,14}|.*\s.*")
 _SHORTEST = 6
 """No rule of ours finds anything in less (``a@b.no``)."""
 _SHORTEST_KNOWN = 4
-_REMEMBERED, _REMEMBERED_CHARS = 512, 120
+_REMEMBERED, _REMEMBERED_CHARS = 512, 1024
 _GONE = object()
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
@@ -80,7 +80,7 @@ class Redactor:
         """Kinds that rules of users have named."""
         self.stand_ins: StandIns = VisibleMasks(_bytes(salt))
         self._known: Pseudonyms | None = None
-        self._seen: dict[tuple[str, int], str] = {}
+        self._seen: dict[tuple[str, int, bool], str] = {}
         """Short texts as they are written: people and places come up again and again in a run."""
         self._learnt = 0
         """How many values were known when they were read."""
@@ -395,25 +395,25 @@ class Redactor:
                 return text
         elif size < _SHORTEST_KNOWN:
             return text
-        if size > _REMEMBERED_CHARS or not entropy:
+        if size > _REMEMBERED_CHARS:
             return self._read(text, causes, entropy=entropy)
         if self._known is not None and len(self._known.values) != self._learnt:
             self._seen.clear()  # what was found since then is looked for in those, too
             self._learnt = len(self._known.values)
-        found = self._seen.get((text, causes))
+        found = self._seen.get((text, causes, entropy))
         if found is None:
             if len(self._seen) >= _REMEMBERED:
                 self._seen.clear()
-            found = self._seen[text, causes] = self._read(text, causes, entropy=True)
+            found = self._seen[text, causes, entropy] = self._read(text, causes, entropy=entropy)
         return found if isinstance(found, Masked) else text
 
     def _read(self, text: str, causes: int, *, entropy: bool) -> str:
-        quoted = _quoted(text)
-        found = self._prefilter.causes(quoted, causes)
-        if causes & KNOWN and self._known and self._known.occurs(text):
+        hits = self._known.find(text) if causes & KNOWN and self._known else []
+        found = self._prefilter.causes(_quoted(_without(text, hits) if hits else text), causes)
+        if not found:  # nothing but what is known
+            return Masked.of(text, [self._piece(text, hit) for hit in hits]) if hits else text
+        if hits:
             found |= KNOWN
-        if not found:
-            return text
         if text[0] in '{["' and text[-1] in '}]"':
             try:
                 inner = _loads(text.encode())
@@ -450,6 +450,17 @@ class Redactor:
     def _piece(self, text: str, hit: Hit) -> Piece:
         new = hit.new if self.stand_ins.same_length else mask_of(hit.kind, hit.new)
         return Piece(hit.start, hit.end, new, hit.kind, text[hit.start : hit.end])
+
+
+def _without(text: str, hits: list[Hit]) -> str:
+    """*text* with blanks for the known values that are words of their own: what is left decides what is looked for."""
+    parts: list[str] = []
+    position = 0
+    for start, end, _, _, whole in hits:
+        if whole and not (text[start - 1 : start].isalnum() or text[end : end + 1].isalnum()):
+            parts += text[position:start], " " * (end - start)
+            position = end
+    return "".join((*parts, text[position:]))
 
 
 def _swallows(span: Span, hit: Hit, users: frozenset[str]) -> bool:
