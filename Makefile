@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test prove prove-long prove-short lint format bench bench-pins schemas reference docs screenshots site lock clean distclean
+.PHONY: help setup demo unit test prove prove-long prove-short lint format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ schemas: setup ## write the JSON Schemas of the contract to schemas/
 
 reference: setup ## write docs/reference/cli.md and settings.md from the code
 	$(PY) scripts/make_reference.py
+
+pythons: setup ## bare install and unit tests on every Python of this machine
+	$(PY) scripts/pythons.py
 
 screenshots: setup ## make the pictures of README and documentation again
 	$(PY) scripts/screenshots.py
