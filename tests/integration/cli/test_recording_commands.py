@@ -274,7 +274,7 @@ def test_export_and_import(antiphon: Command, monkeypatch: pytest.MonkeyPatch, t
     path = Path(f"artifacts/{run}.antiphon")
     assert done.out == f"{path}  {path.stat().st_size} bytes\n"
     told = antiphon("export", run, "-o", "a.kurral", "--json").json
-    assert told == {"run": run, "file": "a.kurral", "bytes": Path("a.kurral").stat().st_size}
+    assert told == {"run": run, "file": "a.kurral", "bytes": Path("a.kurral").stat().st_size, "needsKey": []}
     assert "kurral_id" in json.loads(Path("a.kurral").read_bytes())
     assert antiphon("export", run, "--latest").code == 2
     assert antiphon("export", "nothing").code == 4
