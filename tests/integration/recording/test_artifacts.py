@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,7 +47,11 @@ def test_a_golden_artifact_is_read_and_written_again_line_by_line(home: Path, pa
     made = import_artifact(app, path)
     assert "altered" not in made.tags
     export_run(app, find_run(app, made.id), Path("again.antiphon"))
-    before, after = path.read_bytes().splitlines(), Path("again.antiphon").read_bytes().splitlines()
+    before, after = (
+        # No digest of raw values is written any more, and the checksum of an event covers it.
+        re.sub(rb'"keyFingerprint":"[0-9a-f]+",|,?"sum":"[0-9a-f]+"', b"", file.read_bytes()).splitlines()
+        for file in (path, Path("again.antiphon"))
+    )
     changed = {line.partition(b":")[0].strip(b' "') for line in set(before) ^ set(after)}
     assert changed <= {b"manifest", b"integrity"}
 
