@@ -17,7 +17,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token, copy_context
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
-from antiphon.ports import Invoker, Row
+from antiphon import _lineage
+from antiphon._lineage import Origin, Replay, origin_var
+from antiphon.errors import ReplayMiss
+from antiphon.ports import Answer, Invocation, Invoker, Row
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,6 +75,9 @@ class Cursor(NamedTuple):
     index: int  # type: ignore[assignment]
 
 
+Entered = tuple[Token["Cursor | None"], Token[Origin | None]]
+"""What :meth:`RunScope.deactivate` needs."""
+
 _cursor: ContextVar[Cursor | None] = ContextVar("antiphon_cursor", default=None)
 _active: dict[int, RunScope] = {}
 """Runs open in this process, to tell an orphan call from a call without a run."""
@@ -97,6 +103,24 @@ def _me() -> object:
     return _thread.mark
 
 
+class _Refusing:
+    """Answers the calls of a run that replayed code opens: they stand in no recording."""
+
+    def __init__(self, replay: Replay) -> None:
+        self._replay = replay
+
+    def answer_tool(self, call: Invocation) -> Answer | None:
+        what = f"{call.kind} {call.name} in a run that the replayed code opened"
+        self._replay.note(what)
+        raise ReplayMiss(f"The recording has no answer for {what}.", hint="Record and replay that run itself.")
+
+    async def answer(self, call: Invocation) -> Answer | None:
+        return self.answer_tool(call)
+
+    def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
+        return fresh()
+
+
 class RunScope:
     """An open run as the engines see it: its id, who answers its calls, and how its events are written."""
 
@@ -110,6 +134,7 @@ class RunScope:
         "invoker",
         "llm_cache",
         "lock",
+        "origin",
         "present",
         "root",
         "run_id",
@@ -171,6 +196,8 @@ class RunScope:
         self.tenant = tenant
         self.workspace = workspace
         self.lock = threading.Lock()
+        self.origin = Origin(self)
+        """The mark of the work that this run starts."""
         self.root = Lane("0", None, None)
         self.gateway_state: dict[Any, Any] = {}
         """Loop guard and caps of this run, kept by the gateways."""
@@ -184,25 +211,36 @@ class RunScope:
         """Whether events of this run are written."""
         return self.write is not None
 
-    def activate(self) -> Token[Cursor | None]:
+    def activate(self) -> Entered:
         """Make this run current in this context; :meth:`deactivate` ends it."""
+        _lineage.install()
+        _lineage.watch_tasks()
         self.root.owner = _me()
         _active[id(self)] = self
-        return _cursor.set(Cursor(self, self.root, self.root.counter))
+        outer, origin = origin_var.get(), self.origin
+        if outer is not None and outer.replay is not None and origin.replay is None:
+            origin.replay = outer.replay  # a run that replayed code opens
+            if self.invoker is None:
+                self.invoker = _Refusing(outer.replay)
+        return _cursor.set(Cursor(self, self.root, self.root.counter)), origin_var.set(origin)
 
     def adopt(self) -> None:
         """Let the running task go on in the root lane: for an entry point that turns out to be a coroutine."""
+        _lineage.watch_tasks()
         self.root.owner = _me()
         _cursor.set(Cursor(self, self.root, self.root.counter))
 
-    def deactivate(self, token: Token[Cursor | None]) -> None:
+    def deactivate(self, entered: Entered) -> None:
         for leave in tuple(self.streams.values()):
             leave()
         _active.pop(id(self), None)
+        cursor, origin = entered
         try:
-            _cursor.reset(token)
+            _cursor.reset(cursor)
+            origin_var.reset(origin)
         except ValueError:  # closed in another context than it was opened in
             _cursor.set(None)
+            origin_var.set(None)
 
     def enter(self, name: str, digest: str) -> Site:
         """The site of the next call in the current lane; moves the cursor."""
@@ -279,10 +317,15 @@ def _orphan_lane(scope: RunScope) -> Lane:
 
 
 def current_scope() -> RunScope | None:
-    """The run of this context. A thread without one belongs, as an orphan, to the only run that is open."""
+    """The run of this context. A thread without one belongs, as an orphan, to the run that started it, else to the only
+    run that is open.
+    """
     cursor = _cursor.get()
     if cursor is not None:
         return cursor.scope
+    origin = origin_var.get()
+    if origin is not None and origin.scope is not None:
+        return origin.scope  # type: ignore[no-any-return]
     if len(_active) == 1:
         try:
             return next(iter(_active.values()))
@@ -336,3 +379,12 @@ def wrap_context(function: Callable[P, T]) -> Callable[P, T]:
 def submit(executor: Any, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Any:
     """``executor.submit`` that carries the current run into the worker thread."""
     return executor.submit(copy_context().run, function, *args, **kwargs)
+
+
+def _inside_call() -> bool:
+    """Whether this is the body of a call: only a live one has it run."""
+    cursor = _cursor.get()
+    return cursor is not None and cursor.lane.parent is not None
+
+
+_lineage.inside_call = _inside_call

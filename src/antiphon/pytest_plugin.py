@@ -21,6 +21,7 @@ import os
 import re
 import shlex
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from antiphon._lineage import Replay, on_late
 from antiphon._version import __version__
 from antiphon.config.place import test_stores
 from antiphon.errors import Divergence
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from antiphon.ops.app import Antiphon
 
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+_late: pytest.StashKey[list[str]] = pytest.StashKey()
+"""What replayed tests tried after their end."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
     text = "antiphon(path=None, sandbox=True): record the test once, then replay it strictly"
     config.addinivalue_line("markers", text)
     config.stash[_counts] = {}
+    config.stash[_late] = []
+    listen = functools.partial(_note_late, config)
+    on_late.append(listen)
+    config.add_cleanup(lambda: on_late.remove(listen))
     wanted = config.getini("antiphon_store")
     if wanted not in ("memory", "project"):
         raise pytest.UsageError(f"antiphon_store is 'memory' or 'project', not {wanted!r}.")
@@ -93,19 +101,34 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     counts = config.stash.get(_counts, {})
     if counts:
         terminalreporter.write_line("antiphon: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
+    for line in config.stash.get(_late, []):
+        terminalreporter.write_line(f"antiphon: {line}", red=True)
 
 
+def _note_late(config: pytest.Config, replay: Replay, what: str) -> None:
+    """Work that a replayed test had started tried something after its end; it was refused and fails the session."""
+    line = f"{replay.title} tried after its end, and was refused: {what}"
+    if line not in config.stash[_late]:
+        config.stash[_late].append(line)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist hands its counts to the process that prints them."""
-    output = getattr(session.config, "workeroutput", None)
+    """Fail for what came late; a worker of pytest-xdist hands it, and its counts, to the process that prints them."""
+    config = session.config
+    output = getattr(config, "workeroutput", None)
     if output is not None:
-        output["antiphon"] = session.config.stash.get(_counts, {})
+        output["antiphon"] = config.stash.get(_counts, {})
+        output["antiphon_late"] = config.stash[_late]
+    if config.stash.get(_late, []) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Add up what the workers of pytest-xdist counted."""
     counts = node.config.stash[_counts]
+    node.config.stash[_late] += (getattr(node, "workeroutput", None) or {}).get("antiphon_late", [])
     for what, number in (getattr(node, "workeroutput", None) or {}).get("antiphon", {}).items():
         counts[what] = counts.get(what, 0) + number
 
@@ -138,6 +161,8 @@ def golden_path(item: pytest.Item, marker: pytest.Mark) -> Path:
 
 
 def _wrapped(item: pytest.Function, marker: pytest.Mark, test: Callable[..., Any]) -> Callable[..., Any]:
+    from antiphon.ops.entry import GRACE_S
+
     if inspect.iscoroutinefunction(test):
 
         @functools.wraps(test)
@@ -145,6 +170,8 @@ def _wrapped(item: pytest.Function, marker: pytest.Mark, test: Callable[..., Any
             with _around(item, marker) as run:
                 run.scope.adopt()
                 await test(*args, **kwargs)
+                run.scope.origin.returned = True
+                await run.scope.origin.settle(GRACE_S)
 
         return in_loop
 
@@ -184,9 +211,14 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     """A live run, exported when the test has passed; a failed test leaves the old recording as it was."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import export_run
+    from antiphon.ops.captured import missing
+    from antiphon.ops.entry import GRACE_S
 
     with using(app), app.run(item.name) as run:
         yield run
+    run.scope.origin.wait(GRACE_S)
+    for text in missing(run):
+        warnings.warn(pytest.PytestWarning(f"antiphon: {item.name}: {text}"), stacklevel=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     export_run(app, run.manifest, path)
 
@@ -196,13 +228,21 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
     """The recording answers; a difference fails the test, even if its own assertions hold."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
-    from antiphon.ops.execution import watched
+    from antiphon.ops.entry import GRACE_S
+    from antiphon.ops.execution import close, watched
     from antiphon.ops.sandbox import sandboxed
 
     result, run = watched(app, open_recording(app, path))
+    origin = run.scope.origin
+    given = getattr(item, "funcargs", {})
+    own = [given["tmp_path"]] if "tmp_path" in given else []
     try:
-        with run.attached(), using(app), sandboxed(sandbox) as tried:
-            yield run
+        with run.attached(), using(app), sandboxed(sandbox, item.nodeid, own) as tried:
+            try:
+                yield run
+            finally:
+                origin.returned = True
+                origin.wait(GRACE_S)
     except (Exception, pytest.fail.Exception) as error:
         if not result.divergences:
             raise
@@ -211,7 +251,9 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
             raise
         raise _diverged(item, path, result.divergences, error) from None
     result.observer.escaped(tried)
+    result.observer.loose_tasks(origin.loose())
     result.observer.finish()
+    close(result, run)
     if result.divergences:
         raise _diverged(item, path, result.divergences, None)
 

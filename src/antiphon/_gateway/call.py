@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from antiphon import _scope
+from antiphon import _lineage, _scope
 from antiphon._gateway.context import CallContext, Held, held, running
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.ids import uuid7
@@ -28,7 +28,7 @@ from antiphon.ports import Attempt, ClaimTemplate, Row, Settlement
 NOTHING: Any = object()
 """Stands for the result of a tool that has not returned one."""
 _NOBODY: Place = ("default", "default", None)
-_active_runs, _cursor = _scope._active, _scope._cursor.get
+_active_runs, _cursor, _origin = _scope._active, _scope._cursor.get, _lineage.origin_var.get
 _turn, _session = active_turn.get, active_session.get
 _held, _set_held = held.get, held.set
 
@@ -257,7 +257,7 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
         call.turn = None  # turn control is about what the model asks for, not its tools
     call.request_id = call.identity = call.token = uuid7()
     call.run = call.call_id = call.guard = call.outcome = call.payload = call.settlement = None
-    if _active_runs or _cursor() is not None:
+    if _active_runs or _cursor() is not None or _origin() is not None:
         call.run = entry_of(plan.form, plan.plans.store)
         if call.run is not None:
             call.identity = ""

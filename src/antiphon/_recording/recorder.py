@@ -250,14 +250,18 @@ OUR_FIELDS = frozenset(
     "kind name namespace digest rawDigest nth key keyOf recipe variant outcome n what status provider entry".split()
 )
 """Fields of a payload that hold our own words, names of tools and digests: nothing to redact."""
-_OUR_EVENTS = frozenset({"call.started", "call.chunk", "call.finished", "decision"})
+_OUR_EVENTS = frozenset({"call.started", "call.chunk", "call.finished", "decision", "draw"})
 _OUR_OTHERS = frozenset({"entry", "status"})
 """In all other events a name may be anything that people write."""
 OUR_META = frozenset(
     "requestId keyFingerprint idempotent callId effect status attempts durationMs fromCache breakerState gapMs tries"
-    " orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms".split()
+    " afterEnd orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms".split()
 )
 """The same for ``meta``."""
+
+
+AFTER_END = "afterEnd"
+"""In the ``meta`` of events that came after the end of their run."""
 
 
 class Masking(NamedTuple):
@@ -345,6 +349,29 @@ class Recorder:
                 self.journal.update_run(msgspec.structs.replace(known, seal=self.key.to_wire()))
         return Sealer(self.key.key).seal if self.key.keeps else None
 
+    def after_end(self, tell: Callable[[int], None]) -> None:
+        """From now on events are addenda of a run that has ended: they say so, and *tell* is told how many came."""
+        scope = self.scope
+        encode, compose = scope.encode, scope.compose
+        calls = 0
+
+        def counted(kind: str) -> None:
+            nonlocal calls
+            if kind == "call.started":
+                calls += 1
+            if kind in ("call.started", "call.finished"):
+                tell(calls)
+
+        def late(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
+            counted(kind)
+            return encode(kind, site, payload, {**meta, AFTER_END: True})
+
+        def late_compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
+            counted(kind)
+            return compose(kind, site, payload, b'{"%b":true,%b' % (AFTER_END.encode(), meta[1:]))
+
+        scope.encode, scope.compose = late, late_compose
+
     @functools.cached_property
     def _viewer(self) -> Redactor:
         return self.redactor.shown()
@@ -405,7 +432,7 @@ class Recorder:
 
     def _body(self, kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> bytes:
         beside: dict[str, Any] = {}
-        if kind != "draw":  # times, numbers and ids of our own making
+        if kind != "draw" or payload["what"] == "stdin":  # else times, numbers and ids of our own making
             payload, beside = self._clean_payload(kind, site, payload, meta)
         if not OUR_META.issuperset(meta):
             meta = self._clean_meta(meta)

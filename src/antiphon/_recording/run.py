@@ -8,19 +8,18 @@ import random as chance
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 import orjson
 
-from antiphon._recording import model
+from antiphon._recording import model, stdin
 from antiphon._recording.boundary import error_payload
 from antiphon._recording.plain import dump
 from antiphon._recording.recorder import Recorder
-from antiphon._recording.resumed import EARLIER
-from antiphon._scope import Cursor, RunScope
+from antiphon._scope import Entered, RunScope
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import AntiphonError
 
@@ -31,6 +30,13 @@ EXIT_CODE = "exit_code"
 """The code of the error of a run that was left with an exit code."""
 EXIT_TAG = "exitCode"
 """Where a run's manifest tells that exit code."""
+
+AFTER_END_TAG = "afterEnd"
+"""Where it tells how many calls came after its end, from work that it had started."""
+OPEN_TAG = "openWork"
+"""Where it tells how many threads and tasks went on when it ended."""
+TASKS = "tasks"
+"""Where the last event of a run tells which tasks were not awaited, or cancelled."""
 
 Caller = Callable[[str, Mapping[str, Any], str | None], Any]
 
@@ -101,8 +107,8 @@ class Run:
         self._recorder = recorder
         self._manifest = manifest
         self._caller = caller
-        self._token: Token[Cursor | None] | None = None
-        self._entered = 0
+        self._token: Entered | None = None
+        self._ended = False
         self.output: Any = None
         self.input: Any = None
         self.error: BaseException | None = None
@@ -149,6 +155,7 @@ class Run:
         recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, {}),))
         self._token = self.scope.activate()
         active_run.set(self)
+        stdin.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -156,7 +163,16 @@ class Run:
             self.scope.deactivate(self._token)
             self._token = None
             active_run.set(None)
-        self.error = error
+            stdin.end()
+        if not self._ended:
+            self.end(self.output, error)
+
+    def end(self, output: Any, error: BaseException | None) -> None:
+        """Write how the run ended; calls of work that it has started and that goes on come behind (D38)."""
+        self._ended = True
+        self.output, self.error = output, error
+        origin = self.scope.origin
+        origin.returned = True
         status = status_of(error)
         payload: dict[str, Any] = {"status": status}
         if error is None or status == "completed":
@@ -165,12 +181,15 @@ class Run:
             payload["error"] = run_error(error)
         recorder = self._recorder
         rows = [recorder.encode("decision", None, found, {}) for found in ambiguous(self.scope.twins, self.events)]
-        rows.append(recorder.encode("run.finished", None, payload, {}))
+        rows.append(recorder.encode("run.finished", None, payload, {TASKS: origin.loose()}))
         first = recorder.journal.append(self.id, rows)
         tags = {**self._manifest.tags, **self._facts.get("tags", {})}
-        tags.pop(EXIT_TAG, None)  # of an earlier attempt
+        for name in (EXIT_TAG, AFTER_END_TAG, OPEN_TAG):  # of an earlier attempt
+            tags.pop(name, None)
         if status == "failed" and isinstance(error, SystemExit):
             tags[EXIT_TAG] = str(exit_code(error))
+        if going_on := len(origin.alive()):
+            tags[OPEN_TAG] = str(going_on)
         facts = {**self._facts, "tags": tags}
         self._manifest = recorder.clean_manifest(
             msgspec.structs.replace(
@@ -182,14 +201,33 @@ class Run:
             )
         )
         recorder.journal.update_run(self._manifest)
+        recorder.after_end(self._late)
+
+    def _late(self, calls: int) -> None:
+        """Say in the manifest that calls came after the end, and how much work still goes on."""
+        tags = dict(self._manifest.tags)
+        tags.pop(OPEN_TAG, None)
+        if going_on := len(self.scope.origin.alive()):
+            tags[OPEN_TAG] = str(going_on)
+        if calls:
+            tags[AFTER_END_TAG] = str(calls)
+        self._manifest = msgspec.structs.replace(self._manifest, tags=tags)
+        self._recorder.journal.update_run(self._manifest)
+
+    @property
+    def late_calls(self) -> int:
+        """How many calls came after the end of the run, from work that it had started."""
+        return int(self._manifest.tags.get(AFTER_END_TAG, 0))
 
     @contextmanager
     def attached(self) -> Iterator[Run]:
         """Make the run current without writing its beginning and end: for a replay that only watches."""
         token, outer = self.scope.activate(), active_run.set(self)
+        stdin.begin()
         try:
             yield self
         finally:
+            stdin.end()
             active_run.reset(outer)
             self.scope.deactivate(token)
 
@@ -207,13 +245,7 @@ class Run:
     # -- what agent code draws from the world --------------------------------------------------------------------
 
     def _draw(self, what: str, fresh: Callable[[], Any]) -> Any:
-        scope = self.scope
-        site = scope.enter(what, "")
-        drawer = scope.gateway_state.get(EARLIER) if scope.invoker is None else scope.invoker
-        value = fresh() if drawer is None else drawer.draw(what, site, fresh)
-        if scope.write is not None:
-            scope.write((scope.encode("draw", site, {"what": what, "value": value, "nth": site.nth}, {}),))
-        return value
+        return stdin.draw(self.scope, what, fresh)
 
     def now(self) -> datetime:
         """The current time; a replay gives the recorded one."""

@@ -12,6 +12,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from antiphon._lineage import origin_var, outside
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
 from antiphon.canonical import canonical_json
 from antiphon.contract.spec import ToolSpec
@@ -93,6 +94,7 @@ class ExploreInvoker:
         self.blocked: list[Blocked] = []
         self.new: list[tuple[str, Any]] = []
         self.refusals: list[RefusalFound] = []
+        self._closed = False
         self.faults: set[str] = set()
         """What the fault rules that were met say they match."""
         for call in sorted(recording.calls.values(), key=lambda call: call.started):
@@ -104,6 +106,18 @@ class ExploreInvoker:
     def answers_models(self) -> bool:
         """Whether a function that was given answers every model call that is made live."""
         return self._llm is not None
+
+    def close(self) -> None:
+        """The replay has ended: what it has started is answered from the recording or not at all."""
+        self._closed = True
+
+    def _live(self, call: Invocation) -> None:
+        """Refuse a call that would be made for real after the end of the replay."""
+        if self._closed:
+            origin = origin_var.get()
+            if origin is not None and origin.replay is not None:
+                origin.replay.note(f"{call.kind} {call.name} after the end of the replay")
+            raise ReplayMiss(f"The replay has ended, and the recording has no answer for {call.name}.")
 
     def unmet_faults(self) -> list[BoundaryRule]:
         """Fault rules that no call met: what they were to try has not been tried."""
@@ -120,7 +134,10 @@ class ExploreInvoker:
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         rule = self._table.rule(call.kind, call.name)
-        return self._ruled(rule) or self._tool(call, rule)
+        answer = self._ruled(rule) or self._tool(call, rule)
+        if answer is None:
+            self._live(call)
+        return answer
 
     async def answer(self, call: Invocation) -> Answer | None:
         if call.kind != "llm":
@@ -128,8 +145,10 @@ class ExploreInvoker:
         rule = self._table.rule(call.kind, call.name)
         self._stand_beside(call)
         answer = self._ruled(rule) or self._model(call, rule)
-        if answer is None and self._llm is not None:
-            answer = await self._ask(call)
+        if answer is None:
+            self._live(call)
+            if self._llm is not None:
+                answer = await self._ask(call)
         return answer
 
     def _ruled(self, rule: BoundaryRule) -> Answer | None:
@@ -144,9 +163,10 @@ class ExploreInvoker:
     async def _ask(self, call: Invocation) -> Answer:
         """The model this replay was given answers instead of the one the code knows."""
         assert self._llm is not None
-        response = self._llm(dict(call.body or {}))
-        if inspect.isawaitable(response):
-            response = await response
+        with outside():
+            response = self._llm(dict(call.body or {}))
+            if inspect.isawaitable(response):
+                response = await response
         account = summarise(response, call.dialect)
         meta: dict[str, Any] = {"usage": account["usage"], "stopReason": account["stopReason"]}
         if account["kind"] == "refusal":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -37,7 +37,7 @@ class DivergenceFound(NamedTuple):
 
     kind: str
     """``miss``, ``changed``, ``type``, ``extra``, ``missing``, ``output``, ``error``, ``draw``, ``altered``,
-    ``refusal``, ``verify`` or ``escape``."""
+    ``refusal``, ``verify``, ``task``, ``escape`` or ``late``."""
     lane: str
     at: int
     """Position in the lane."""
@@ -67,6 +67,8 @@ class DivergenceFound(NamedTuple):
             "missing": f"{self.what} did not happen ({where})",
             "extra": f"{self.what} is not in the recording ({where})",
             "escape": f"the code tried to bypass Antiphon: {self.what}",
+            "late": f"after the end of the replay, work that it had started tried: {self.what}",
+            "task": self.what,
         }.get(self.kind, f"{self.what} differs from the recording ({where})")
         details = "; ".join(str(diff) for diff in self.fields[:3])
         more = f" and {len(self.fields) - 3} more" if len(self.fields) > 3 else ""
@@ -94,6 +96,11 @@ class DivergenceFound(NamedTuple):
         return wire
 
 
+def escape_of(what: str, *, late: bool = False) -> DivergenceFound:
+    """What the code tried without Antiphon, or after its end."""
+    return DivergenceFound("late" if late else "escape", "0", 0, None, what, note="refused; see --no-sandbox")
+
+
 class Observer:
     """Follows a replay lane by lane. Order between lanes does not count, order within one does."""
 
@@ -104,6 +111,8 @@ class Observer:
         self._answered: dict[str, RecordedCall] = {}
         self.divergences: list[DivergenceFound] = []
         self.total = 0
+        self.late: Callable[[str], None] | None = None
+        """After the verdict: who is told about what the code still does."""
         self.notes: list[FieldDiff] = []
         self.consequences: list[str] = []
         """What the recording did after the first divergence and the replay did not, in words."""
@@ -119,6 +128,9 @@ class Observer:
         return self._present(value)
 
     def add(self, found: DivergenceFound) -> None:
+        if self.late is not None:
+            self.late(found.message())
+            return
         self.total += 1
         if self._first is None and found.kind in _ON_THE_WAY:
             expected = self.recording.lanes.get(found.lane, ())
@@ -150,7 +162,25 @@ class Observer:
     def escaped(self, tried: Sequence[str]) -> None:
         """Report what the code tried without Antiphon: nobody recorded it, and nobody can answer it."""
         for what in tried:
-            self.add(DivergenceFound("escape", "0", 0, None, what, note="refused; see --no-sandbox"))
+            self.add(escape_of(what))
+
+    def loose_tasks(self, now: Mapping[str, Mapping[str, int]]) -> None:
+        """Report coroutines that the recording awaited and the replay does not, and tasks that are newly cancelled."""
+        last = self.recording.last
+        recorded = None if last is None else last.meta.get("tasks")
+        if last is None or not isinstance(recorded, Mapping):  # recorded before runs told that
+            return
+        words = {
+            "notAwaited": "the task {} is not awaited any more",
+            "cancelled": "the task {} is cancelled now",
+            "neverRun": "the coroutine {} is never awaited now",
+        }
+        for name, counts in now.items():
+            before = recorded.get(name) or {}
+            for what, number in counts.items():
+                if number > _count_of(before, what):
+                    note = f"{number} now, {_count_of(before, what)} in the recording"
+                    self.add(DivergenceFound("task", "0", 0, last.seq, words[what].format(name), note=note))
 
     def answered(self, site: Site, found: RecordedCall) -> None:
         """Remember which recorded call stands behind a call of the replay."""
@@ -290,6 +320,11 @@ class Observer:
         return next(
             (call.started for call in self.recording.calls.values() if call.lane == lane and not call.used), None
         )
+
+
+def _count_of(counts: Any, what: str) -> int:
+    number = counts.get(what, 0) if isinstance(counts, Mapping) else 0
+    return number if isinstance(number, int) else 0
 
 
 def equal(left: Any, right: Any) -> bool:

@@ -33,6 +33,8 @@ from antiphon.redact._pointers import masks_in, pseudonyms_of
 from antiphon.redact._standins import is_credential
 
 _COMES_IN = frozenset({"run.started", "interaction.started", "call.finished", "call.chunk"})
+AFTER_END = "afterEnd"
+"""In the ``meta`` of events that came after the end of their run."""
 KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 READ_AHEAD = 32
@@ -73,6 +75,8 @@ class RecordedCall:
     finished: int | None = None
     chunks: list[int] = field(default_factory=list)
     used: int = 0
+    after_end: bool = False
+    """Made after the end of the run, by work that it had started: answered, never compared."""
 
     @classmethod
     def of(cls, event: Event) -> RecordedCall:
@@ -80,7 +84,9 @@ class RecordedCall:
         payload = event.payload
         kind, digest = str(payload.get("kind", "tool")), str(payload.get("digest", ""))
         nth = _count(payload.get("nth"))
-        return cls(event.call or "", event.lane, event.index, kind, full_name(payload), digest, nth, event.seq)
+        late = bool(event.meta.get(AFTER_END))
+        place = (event.call or "", event.lane, event.index, kind, full_name(payload), digest, nth, event.seq)
+        return cls(*place, after_end=late)
 
     @property
     def key(self) -> Key:
@@ -171,14 +177,14 @@ class Recording:
             self._add_to_call(event)
         elif kind == "draw":
             place = (event.lane, str(event.payload.get("what")), _count(event.payload.get("nth")))
-            self.draws.setdefault(place, event.payload.get("value"))
+            self.draws.setdefault(place, self._whole(event).payload.get("value"))
         elif kind == "prompt":
             self.prompts.append(self._whole(event).payload)
         elif kind == "interaction.finished":
             self.interactions.append(self._whole(event).payload)
         elif kind == "decision" and event.payload.get("what") == "ambiguous":
             self.ambiguous.update(event.payload.get("detail", {}).get("lanes", ()))
-        if kind in ORDERED:
+        if kind in ORDERED and not event.meta.get(AFTER_END):
             self.lanes.setdefault(event.lane, []).append(event.seq)
             if event.parent is not None:
                 self._parents[event.lane] = event.parent
@@ -260,7 +266,8 @@ class Recording:
 
     def top_calls(self) -> list[RecordedCall]:
         """The calls that the code itself made, without those that its tools made, in the order they were started."""
-        return sorted((c for c in self.calls.values() if c.lane not in self._parents), key=lambda call: call.started)
+        made = (call for call in self.calls.values() if call.lane not in self._parents and not call.after_end)
+        return sorted(made, key=lambda call: call.started)
 
     def covered(self, lane: str) -> bool:
         """Whether the lane lies inside a call that was answered as a whole, so that nobody has to ask for its parts."""

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from antiphon._lineage import Replay, on_late
 from antiphon.adapters._mcp import wrap_stdio
 from antiphon.adapters._model import recording_scope
 from antiphon.adapters._wire import endpoint_of
@@ -125,7 +126,7 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import open_recording
     from antiphon.ops.execution import watched
-    from antiphon.ops.sandbox import enter_process, leave_network, leave_process
+    from antiphon.ops.sandbox import hold_process, leave_network, sandboxed
 
     recording = open_recording(app, wanted)
     result, run = watched(app, recording)
@@ -136,19 +137,30 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else its import asks the network for prices
     if order.sandbox and app.store.url.startswith("sqlite"):  # other stores are reached over the network
         leave_network()
-    escapes = enter_process() if order.sandbox else []
+    tried = stack.enter_context(sandboxed(order.sandbox, title=recording.manifest.id))
 
     def end(error: BaseException | None) -> dict[str, Any]:
-        leave_process()
-        stack.close()
+        result.observer.escaped(tried)
         result.observer.finish()
-        return {
+        stack.close()
+        found: dict[str, Any] = {
             "run": recording.manifest.id,
             "answered": result.invoker.hits,
             "divergences": [found.to_wire(recording.manifest.id) for found in result.divergences],
             "divergenceCount": result.observer.total,
-            "escapes": escapes,
+            "escapes": list(tried),
         }
+
+        def late(replay: Replay, what: str) -> None:
+            """Finalizers run after this; the command reads the report when the process is gone."""
+            found["escapes"].append(what)
+            found["divergenceCount"] += 1
+            _report(order, found)
+
+        on_late.append(late)
+        if order.sandbox:
+            hold_process(recording.manifest.id)
+        return found
 
     return end
 

@@ -228,6 +228,11 @@ def _named_store(arguments: argparse.Namespace, *, makes: bool) -> Iterator[None
                 os.environ[name] = value
 
 
+def ended_with(code: int) -> str:
+    """How a process ended, in words."""
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
 @contextmanager
 def application(arguments: argparse.Namespace) -> Iterator[Any]:
     """The current application object, made from ``--config`` and ``--store`` where the command has them."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphon._diff import plural
+from antiphon.cli import EXIT
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
     CONFIG,
@@ -20,6 +24,7 @@ from antiphon.cli._base import (
     argument,
     check_run,
     command,
+    ended_with,
     exit_code,
     flag,
     group,
@@ -35,6 +40,7 @@ from antiphon.errors import InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from antiphon.ops import golden
+    from antiphon.ops.child import Send
 
 _OPTIONS = (
     *("mode", "verify", "realtime", "min_ars", "samples", "baseline", "from_event"),
@@ -117,6 +123,7 @@ def replay(arguments: argparse.Namespace) -> int:
     """
     from antiphon.ops import replay as ops
     from antiphon.ops.entry import load_entry
+    from antiphon.ops.reports import Report
     from antiphon.ops.tables import json_value, table_of
 
     check_run(arguments)
@@ -148,21 +155,59 @@ def replay(arguments: argparse.Namespace) -> int:
             statics=arguments.static,
         ),
     }
+
+    def work(send: Send) -> None:
+        with application(arguments) as app:
+            options["function"] = load_entry(arguments.entry) if arguments.entry else None
+            options["llm"] = load_entry(arguments.llm) if arguments.llm else None
+            if arguments.mode == "strict" and not (arguments.verify or arguments.no_sandbox):
+                _leave_network(app)
+            report = ops.replay(arguments.run, app=app, keep=False, **options)
+            assert report.recording is not None
+            told = _notice(app, report.recording) if report.replay_type == "A" and report["executed"] else ""
+            send({"report": report.to_wire(), "given": report.recording.input(), "notice": told})
+
+    found = _replayed(work, arguments)
+    if "report" not in found:
+        return int(found["code"])
+    data = found["report"]
     with application(arguments) as app:
-        options["function"] = load_entry(arguments.entry) if arguments.entry else None
-        options["llm"] = load_entry(arguments.llm) if arguments.llm else None
-        if arguments.mode == "strict" and not (arguments.verify or arguments.no_sandbox):
-            _leave_network(app)
-        with ui.aside(arguments.json):
-            report = ops.replay(arguments.run, app=app, **options)
-        lines = [report.text().rstrip("\n"), *map(ui.dim, _more(report.to_wire()))]
-        if arguments.html:
-            Path(arguments.html).write_text(report.html(), encoding="utf-8")
-            lines.append(ui.dim(f"report: {arguments.html}"))
-        ui.output(arguments, report.to_wire(), lines)
-        if report.replay_type == "A" and report["executed"]:
-            _notice(app, report.recording)
+        ops.conclude(app, data, found["given"], found["late"])
+    report = Report(data)
+    lines = [report.text().rstrip("\n"), *map(ui.dim, _more(data))]
+    if arguments.html:
+        Path(arguments.html).write_text(report.html(), encoding="utf-8")
+        lines.append(ui.dim(f"report: {arguments.html}"))
+    ui.output(arguments, data, lines)
+    if found["notice"]:
+        print(ui.dim(found["notice"]), file=sys.stderr)
     return report.exit_code
+
+
+def _replayed(
+    work: Callable[[Callable[[dict[str, Any]], None]], None], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    """What *work* sends; in a process of its own, where this one is only there for the command."""
+    from antiphon import cli
+    from antiphon.ops.child import in_children
+
+    found: dict[str, Any] = {"late": []}
+    if not (cli.own_process and hasattr(os, "fork")):
+        with ui.aside(arguments.json):
+            work(found.update)
+        return found
+    for _, message in in_children([work], quiet=arguments.json):
+        if "late" in message:
+            found["late"].append(message["late"])
+        else:
+            found.update(message)
+    code = found.pop("ended")
+    if "report" in found and code:
+        found["late"].append(f"ending the process with {ended_with(code)}")
+    elif "report" not in found and "failed" not in found and code not in (130, -2):
+        print(f"antiphon: the replayed code ended its process with {ended_with(code)}.", file=sys.stderr)
+        code = EXIT["diverged"]
+    return {"code": 130 if code == -2 else code, **found}
 
 
 def _more(data: dict[str, Any]) -> Iterator[str]:
@@ -208,13 +253,11 @@ def _leave_network(app: Any) -> None:
         leave_network()
 
 
-def _notice(app: Any, recording: Any) -> None:
+def _notice(app: Any, recording: Any) -> str:
     from antiphon.ops.execution import known_tools
     from antiphon.ops.side_effects import notice
 
-    text = notice(recording.manifest.entry, known_tools(app, recording))
-    if text:
-        print(ui.dim(text), file=sys.stderr)
+    return notice(recording.manifest.entry, known_tools(app, recording)) or ""
 
 
 def _prompt(text: str | None) -> str | None:
@@ -269,6 +312,7 @@ def test(arguments: argparse.Namespace) -> int:
     exit codes: 0 all passed, 1 a regression or divergence; if none, what kept a run from being replayed:
                 3 blocked for review, 4 not found, 5 entry point or model missing, 6 unreadable
     """
+    from antiphon import cli
     from antiphon.ops import golden
 
     options = golden.Options(
@@ -281,14 +325,18 @@ def test(arguments: argparse.Namespace) -> int:
         entry=arguments.entry,
         masked=arguments.masked,
     )
-    results = []
-    with tempfile.TemporaryDirectory(prefix="antiphon-") as folder, ui.aside(arguments.json):
-        places = golden.collect(_local(arguments, Path(folder)))
-        checked = golden.check_all(places, options, jobs=arguments.jobs, code_of=exit_code)
-        for result in ui.progress(checked, len(places), "replaying, golden runs"):
-            results.append(result)
+    by_path: dict[str, golden.Result] = {}
+    own = cli.own_process
+    with _own_folder() as folder, ui.aside(arguments.json and not own):
+        paths = golden.collect(_local(arguments, folder))
+        checked = golden.check_all(
+            paths, options, jobs=arguments.jobs, code_of=exit_code, apart=own, quiet=arguments.json
+        )
+        for result in ui.progress(checked, len(paths), "replaying, golden runs"):
+            by_path[result.path] = result  # the same again, if its process did something at its end
             if not arguments.json:
                 _tell(result)
+    results = list(by_path.values())
     if arguments.junit:
         arguments.junit.write_text(golden.junit(results), encoding="utf-8")
     if arguments.markdown:
@@ -334,6 +382,17 @@ def _local(arguments: argparse.Namespace, folder: Path) -> list[Path]:
             else:
                 found.append(download(app, one.name, folder))
     return found
+
+
+@contextmanager
+def _own_folder() -> Iterator[Path]:
+    """A temporary folder of this process; children that replay leave it to their parent."""
+    folder, owner = tempfile.mkdtemp(prefix="antiphon-"), os.getpid()
+    try:
+        yield Path(folder)
+    finally:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell(result: golden.Result) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import antiphon
+from antiphon._diff import plural
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, JSON, application, argument, command
 from antiphon.errors import AntiphonError
@@ -31,6 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from antiphon._recording.run import exit_code
     from antiphon.ops.app import start
+    from antiphon.ops.captured import missing
     from antiphon.ops.runs import find_run
     from antiphon.ops.tables import json_value
 
@@ -39,9 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
         resume = None if arguments.resume is None else find_run(app, arguments.resume).id
         with ui.aside(arguments.json):
             result = start(app, arguments.target, given, resume=resume)
+        warnings = missing(result)
+        late = result.late_calls
     code = exit_code(result.error)
     if arguments.json:
-        left = {} if code is None else {"exitCode": code}
+        left: dict[str, Any] = {} if code is None else {"exitCode": code}
+        if late:
+            left["afterEnd"] = late
+        if warnings:
+            left["warnings"] = warnings
         ui.print_json({"run": result.id, "name": result.name, "status": result.status, **left, "output": result.output})
     else:
         if isinstance(result.output, str):
@@ -53,6 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(ui.dim(note), file=sys.stderr)
         if result.error is not None:
             _explain(result.error)
+    for warning in warnings:
+        print(f"antiphon: {warning}", file=sys.stderr)
+    if late:
+        print(f"antiphon: {plural(late, 'call')} came after the end of the run and stand behind it", file=sys.stderr)
     return code or (0 if result.error is None else 1)
 
 

@@ -263,6 +263,10 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
     words += [plural(counts["calls"], "tool call"), plural(counts["models"], "model call")]
     words += [plural(counts[name], word) for name, word in (("retries", "retry"), ("errors", "error")) if counts[name]]
     words += [f"{counts[name]} {name}" for name in ("reused", "blocked") if counts[name]]
+    if counts["afterEnd"]:
+        words.append(f"{counts['afterEnd']} after the end of the run")
+    if "openWork" in run:
+        words.append(f"{run['openWork']} of its threads and tasks went on when it ended")
     if run["tokens"]["input"] or run["tokens"]["output"]:
         words.append(f"{run['tokens']['input']} + {run['tokens']['output']} tokens")
     if run["cost"] is not None:

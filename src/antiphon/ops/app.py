@@ -433,7 +433,7 @@ def start(app: Antiphon, target: str, given: Any, *, resume: str | None = None) 
         )
         try:
             with run:
-                run.output = call_entry(run.scope, function, args, kwargs)
+                run.output = call_entry(run.scope, function, args, kwargs, returned=run.end)
         except SystemExit as leaving:
             run.error = leaving if exit_code(leaving) else None
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -18,7 +19,7 @@ from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording import artifact, kurral
 from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.recorder import whole
-from antiphon._recording.run import Run
+from antiphon._recording.run import OPEN_TAG, Run
 from antiphon.contract.events import Event, RunManifest, sum_holds, summed
 from antiphon.errors import ArtifactError, InvalidInput, NotFound
 from antiphon.ops import bucket
@@ -36,6 +37,9 @@ _BATCH = 200
 _BATCH_BYTES = 4 * 1024 * 1024
 _OF_THE_STORE = frozenset({"keyFingerprint", "claim"})
 _IMPORTING = "importing"
+INCOMPLETE = "incomplete"
+"""In the tags of an artifact that was made while work of its run went on."""
+log = logging.getLogger("antiphon.run")
 _DIGEST = "importedDigest"
 _MAX_KURRAL = 256 * 1024 * 1024
 
@@ -60,6 +64,12 @@ def export_run(
 ) -> int:
     """Write the run to *path*, all of it or nothing; returns the number of bytes."""
     tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
+    if tags.pop(OPEN_TAG, None) is not None:
+        if certainly_dead(manifest.tags.get("owner", "")):
+            log.warning("run %s left work behind that ended with its process", manifest.id)
+        else:
+            tags[INCOMPLETE] = "work that the run started still goes on"
+            log.warning("run %s is exported while work that it started goes on: it is marked incomplete", manifest.id)
     session = manifest.session
     if session:  # as it was given it lives in the store only
         session = app._redactor.redact(session, "session_id")

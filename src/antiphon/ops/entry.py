@@ -16,6 +16,8 @@ from antiphon.errors import InvalidInput, NotFound
 
 AGENT_MARK = "__antiphon_agent__"
 _LOOK_EVERY_S = 1.0
+GRACE_S = 1.0
+"""So long the command line and tests wait for work that the code has started and does not wait for."""
 
 
 def load_entry(target: str) -> Callable[..., Any]:
@@ -141,19 +143,39 @@ def call_entry(
     kwargs: Mapping[str, Any],
     *,
     stuck: Callable[[], Exception | None] | None = None,
+    returned: Callable[[Any, BaseException | None], None] = lambda value, error: None,
 ) -> Any:
     """Call an entry point, and wait for it if it is asynchronous; its own calls stand in the run's root lane.
 
-    *stuck* is asked every second whether there is any sense in waiting longer.
+    *stuck* is asked every second whether there is any sense in waiting longer. *returned* is told what the code
+    returned or raised; work that it has started and that goes on gets a second to end.
     """
-    value = function(*args, **kwargs)
+    origin = scope.origin
+
+    def end(value: Any, error: BaseException | None) -> float:
+        origin.returned = True
+        returned(value, error)
+        return GRACE_S if error is None or isinstance(error, (Exception, SystemExit)) else 0
+
+    try:
+        value = function(*args, **kwargs)
+    except BaseException as error:
+        origin.wait(end(None, error))
+        raise
     if not inspect.isawaitable(value):
+        origin.wait(end(value, None))
         return value
     import asyncio
 
     async def finish() -> Any:
         scope.adopt()
-        return await value
+        try:
+            found = await value
+        except BaseException as error:
+            await origin.settle(end(None, error))
+            raise
+        await origin.settle(end(found, None))
+        return found
 
     async def watch() -> Any:
         task = asyncio.create_task(finish())
@@ -164,4 +186,7 @@ def call_entry(
                 raise error
         return task.result()
 
-    return asyncio.run(finish() if stuck is None else watch())
+    try:
+        return asyncio.run(finish() if stuck is None else watch())
+    finally:
+        origin.wait(GRACE_S)

@@ -67,7 +67,7 @@ def execute_strictly(
     result, run = watched(app, recording, realtime=realtime, verify=verify, ask=ask)
     args, kwargs = arguments_of(recording.input())
     try:
-        with run.attached(), using(app), sandboxed(sandbox) as escapes:
+        with run.attached(), using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
             result.escapes = escapes
             result.output = call_entry(run.scope, function, args, kwargs, stuck=_Patience(result))
     except SystemExit as leaving:
@@ -76,6 +76,7 @@ def execute_strictly(
         result.error = error
     observer = result.observer
     observer.escaped(result.escapes)
+    observer.loose_tasks(run.scope.origin.loose())
     for missed in result.invoker.missed:  # what was refused tells, too, what the code asks for now
         if missed.kind == "llm":
             result.setup.saw_request({"request": missed.arguments})
@@ -92,7 +93,15 @@ def execute_strictly(
         seq = None if recording.last is None else recording.last.seq
         observer.add(DivergenceFound("error", "0", place, seq, "run.finished", note=result.error.message))
     observer.finish()
+    close(result, run)
     return result
+
+
+def close(result: StrictResult, run: Run) -> None:
+    """The verdict is made: what the code still asks for and the recording lacks is told as late."""
+    replay = run.scope.origin.replay
+    if replay is not None:
+        result.observer.late = replay.note
 
 
 class _Patience:
@@ -218,6 +227,8 @@ class Explored(NamedTuple):
     run: Run
     recording: Recording
     invoker: ExploreInvoker
+    escapes: list[str]
+    """What was tried without Antiphon, and refused."""
 
 
 def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
@@ -300,6 +311,7 @@ def execute_exploring(
     reviewed: Mapping[str, bool],
     embedder: Any,
     kind: str,
+    sandbox: Sandbox = True,
 ) -> Explored:
     """Call *function* with the recorded (or the given) input under the boundary table."""
     recording.rewind()
@@ -357,13 +369,16 @@ def execute_exploring(
     run = Run(recorder, manifest)
     run.input = wanted.given if wanted.given is not None else recording.input()
     args, kwargs = arguments_of(run.input)
+    escapes: list[str] = []
     try:
-        with run, using(app):
-            run.output = call_entry(run.scope, function, args, kwargs)
+        with run, using(app), sandboxed(sandbox, recording.manifest.id) as escapes:
+            run.output = call_entry(run.scope, function, args, kwargs, returned=run.end)
     except (Exception, SystemExit) as error:
         run.error = error
+    invoker.close()
     fresh = app.journal.manifest(run.id)
-    return Explored(run, load_recording(app, fresh if fresh is not None else run.manifest), invoker)
+    replayed = load_recording(app, fresh if fresh is not None else run.manifest)
+    return Explored(run, replayed, invoker, escapes)
 
 
 def _schemas(recording: Recording) -> dict[str, Mapping[str, Any]]:

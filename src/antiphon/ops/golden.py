@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, tostring
 from xml.sax.saxutils import escape
 
+from antiphon._replay.observe import escape_of
 from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, NotFound
 from antiphon.ops.app import Antiphon, using
@@ -129,19 +132,62 @@ def steps_with_key(app: Antiphon, manifest: RunManifest) -> list[str]:
 
 
 def check_all(
-    paths: Sequence[Path], options: Options, *, jobs: int = 1, code_of: Callable[[AntiphonError], int] = _one
+    paths: Sequence[Path],
+    options: Options,
+    *,
+    jobs: int = 1,
+    code_of: Callable[[AntiphonError], int] = _one,
+    apart: bool = False,
+    quiet: bool = False,
 ) -> Iterator[Result]:
-    """Replay all of them in order, in processes of their own if there is more than one job."""
-    if jobs <= 1 or len(paths) == 1:
+    """Replay all of them, in order. *apart*: in *jobs* processes of their own, whose end belongs to the results.
+
+    A result that fails for what came after its end comes again when the processes are gone. With *quiet* what the code
+    prints goes to standard error.
+    """
+    if not (apart and hasattr(os, "fork")):
         for path in paths:
             yield check(path, options, code_of)
         return
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
+    from antiphon.ops.child import Send, in_children
+    from antiphon.ops.sandbox import hold_process, release_process
 
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(paths)), mp_context=context) as pool:
-        yield from pool.map(check, paths, [options] * len(paths), [code_of] * len(paths))
+    jobs = min(jobs, len(paths))
+    shares = [range(number, len(paths), jobs) for number in range(jobs)]
+
+    def work(share: Sequence[int], send: Send) -> None:
+        for place in share:
+            release_process()
+            result = check(paths[place], options, code_of)
+            if options.sandbox:
+                hold_process(str(result.report.get("sourceRun", "")))
+            send({"place": place, "result": list(result)})
+
+    found: dict[int, Result] = {}
+    late: list[tuple[int, str, str]] = []
+    told = 0
+    for number, message in in_children([functools.partial(work, share) for share in shares], quiet=quiet):
+        if "late" in message:
+            late.append((number, message["run"], message["late"]))
+        elif "result" in message:
+            found[message["place"]] = Result(*message["result"])
+        elif "ended" in message:
+            if message["ended"] and all(place in found for place in shares[number]):
+                late.append((number, "", f"ending the process ({message['ended']})"))
+            for place in shares[number]:
+                said = f"the replayed code ended the process ({message['ended']})"
+                found.setdefault(place, Result(str(paths[place]), "error", 0.0, {}, [said], 1))
+        while told in found:
+            yield found[told]
+            told += 1
+    failed: dict[int, list[str]] = {}
+    for number, run, what in late:
+        named = [place for place in shares[number] if found[place].report.get("sourceRun") == run]
+        failed.setdefault(named[0] if named else shares[number][-1], []).append(what)
+    for place, tried in sorted(failed.items()):
+        result = found[place]
+        said_late = [escape_of(what, late=True).message() for what in dict.fromkeys(tried)]
+        yield result._replace(status="fail", reasons=[*result.reasons, *said_late], code=result.code or 1)
 
 
 def exit_code(results: Iterable[Result]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 from warnings import warn
 
@@ -18,7 +18,16 @@ from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_recording
 from antiphon.ops.entry import is_agent_code, load_entry
 from antiphon.ops.execution import Exploration, StrictResult, execute_exploring, execute_strictly, known_tools
-from antiphon.ops.reports import LazyEmbedder, Report, explore_report, keep_strict, spread_of, strict_report
+from antiphon.ops.reports import (
+    LazyEmbedder,
+    Report,
+    explore_report,
+    keep_explored,
+    keep_strict,
+    spread_of,
+    strict_report,
+    with_late,
+)
 from antiphon.ops.sandbox import Sandbox
 from antiphon.ops.side_effects import gate
 from antiphon.ops.tables import check_names
@@ -115,9 +124,9 @@ def replay(
     if head["replayType"] == "A":
         data = strict_report(app, recording, strict, head, floor, embedder)
         if keep:
-            keep_strict(app, recording, data, [] if strict is None else strict.invoker.refusals)
+            keep_strict(app, recording.manifest, recording.input(), data)
     else:
-        data = _explore(app, recording, function, wanted, before, head, floor, embedder)
+        data = _explore(app, recording, function, wanted, before, head, floor, embedder, sandbox)
     report = Report(shown(recording, data), recording)
     if verbose:
         sys.stdout.write(report.text())
@@ -147,6 +156,17 @@ _OURS = frozenset({"sourceRun", "replayRun", "sampleRuns", "masked", "ars", "sav
 def shown(recording: Recording, data: dict[str, Any]) -> dict[str, Any]:
     """The report with masks in place of secrets: both sides were compared as they are."""
     return {name: value if name in _OURS else recording.view(value) for name, value in data.items()}
+
+
+def conclude(app: Antiphon, data: dict[str, Any], given: Any, late: Sequence[str]) -> None:
+    """Keep a replay that ran in another process, with what was tried after its end."""
+    with_late(data, late)
+    if data["replayType"] == "A":
+        source = app.journal.manifest(data["sourceRun"])
+        if source is not None:
+            keep_strict(app, source, given, data)
+    elif late:
+        keep_explored(app, data)
 
 
 def _plan(
@@ -198,6 +218,7 @@ def _explore(
     head: dict[str, Any],
     floor: float,
     embedder: Any,
+    sandbox: Sandbox,
 ) -> dict[str, Any]:
     if function is None:
         raise InvalidInput(
@@ -209,7 +230,9 @@ def _explore(
     texts = embedder if embedder is not None else LazyEmbedder(app)
 
     def sample(wanted: Exploration, kind: str) -> dict[str, Any]:
-        explored = execute_exploring(app, recording, function, wanted, reviewed=reviewed, embedder=texts, kind=kind)
+        explored = execute_exploring(
+            app, recording, function, wanted, reviewed=reviewed, embedder=texts, kind=kind, sandbox=sandbox
+        )
         if isinstance(explored.run.error, OptionRefused):
             raise explored.run.error
         seen = recorded_setup(explored.recording)  # what was really asked, not what the options say

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from antiphon import scoring, similarity
-from antiphon._replay.observe import DivergenceFound, Observer
+from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
+from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult
@@ -355,19 +356,31 @@ def _ended(refusals: Sequence[Any], error: BaseException | None) -> dict[str, An
     return {"error": {"code": str(getattr(error, "code", kind)), "class": kind, "message": str(error)}}
 
 
-def keep_strict(app: Antiphon, recording: Recording, data: dict[str, Any], refusals: Sequence[Any] = ()) -> None:
+def with_late(data: dict[str, Any], late: Sequence[str]) -> None:
+    """Add what was refused after the end of the replay: it fails the verdict."""
+    for what in dict.fromkeys(late):
+        found = escape_of(what, late=True)
+        data["divergences"].append(found.to_wire(data["sourceRun"]))
+        data["verdict"] = "fail"
+        data["verdictReasons"] = [*data["verdictReasons"], found.message()]
+        data["blocked"] = [*data.get("blocked", ()), {"what": what}]
+        if "divergenceCount" in data:
+            data["divergenceCount"] += 1
+
+
+def keep_strict(app: Antiphon, source: RunManifest, given: Any, data: dict[str, Any]) -> None:
     """A replay is itself a run, linked to its source (K1): what it was given, where it diverged, how it ended."""
     details = {name: data[name] for name in _KEPT}
     status = "completed" if data["verdict"] == "pass" else "failed"
-    manifest = replay_manifest(app, recording.manifest, data["replayType"], replay=details, status=status)
+    manifest = replay_manifest(app, source, data["replayType"], replay=details, status=status)
     manifest = msgspec.structs.replace(manifest, finished_at_ms=manifest.started_at_ms)
     data["replayRun"] = manifest.id
     recorder = app.recorder(manifest)
-    rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": recording.input()}, {})]
+    rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": given}, {})]
     for found in data["divergences"]:
         payload = {"index": found["index"], "message": found["message"], "fields": found["fields"]}
         rows.append(recorder.encode("replay.diverged", None, payload, {"lane": found["lane"]}))
-    rows += [recorder.encode(REFUSAL_EVENT, None, refused.payload, {}) for refused in refusals]
+    rows += [recorder.encode(REFUSAL_EVENT, None, refused, {}) for refused in data.get("refusals", ())]
     if data["verdict"] == "pass":
         last = {"status": "completed", "output": data["outputsB"][-1] if data["outputsB"] else None}
     else:
@@ -377,6 +390,14 @@ def keep_strict(app: Antiphon, recording: Recording, data: dict[str, Any], refus
     app.journal.open_run(manifest)
     app.journal.append(manifest.id, rows)
     app.journal.update_run(msgspec.structs.replace(manifest, events=len(rows)))
+
+
+def keep_explored(app: Antiphon, data: Mapping[str, Any]) -> None:
+    """Write the verdict into the run of an exploring replay."""
+    fresh = app.journal.manifest(data["replayRun"])
+    if fresh is not None:
+        details = {name: data[name] for name in _KEPT}
+        app.journal.update_run(msgspec.structs.replace(fresh, replay=details))
 
 
 def explore_report(
@@ -415,7 +436,10 @@ def explore_report(
             for hit in invoker.semantic
         ],
         "blocked": [{"name": b.name, "arguments": b.arguments, "reason": b.reason} for b in invoker.blocked],
-        "divergences": [_refusal_wire(recording, refused) for refused in invoker.refusals],
+        "divergences": [
+            *(_refusal_wire(recording, refused) for refused in invoker.refusals),
+            *(escape_of(what).to_wire(recording.manifest.id) for what in explored.escapes),
+        ],
         "liveModelCalls": invoker.live_models,
         "masked": _masked(recording, []),
         "saved": _saved(app, recording, answered),
@@ -426,16 +450,14 @@ def explore_report(
         reasons.append(invoker.refusals[0].error.message)
     elif error is not None:
         reasons.append(f"the agent failed: {error}")
+    reasons += [escape_of(what).message() for what in explored.escapes]
     for rule in invoker.unmet_faults():
         reasons.append(
             f"the fault {rule.fault} was never injected: there was no call of {rule.match.removeprefix('*:')}"
         )
     if reasons:
         data["verdict"], data["verdictReasons"] = "fail", reasons
-    fresh = app.journal.manifest(explored.run.id)
-    if fresh is not None:
-        details = {name: data[name] for name in _KEPT}
-        app.journal.update_run(msgspec.structs.replace(fresh, replay=details))
+    keep_explored(app, data)
     return data
 
 

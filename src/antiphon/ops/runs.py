@@ -16,7 +16,7 @@ import orjson
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._recording.recorder import whole
-from antiphon._recording.run import EXIT_TAG
+from antiphon._recording.run import AFTER_END_TAG, EXIT_TAG, OPEN_TAG
 from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
 from antiphon.contract.events import MASKS, SEALED, Event, RunManifest, spilled
@@ -254,6 +254,7 @@ def summary(manifest: RunManifest) -> dict[str, Any]:
         "name": manifest.name,
         "status": real_status(manifest),
         **({"exitCode": int(left)} if left.isdecimal() else {}),
+        **{name: int(manifest.tags[name]) for name in (AFTER_END_TAG, OPEN_TAG) if _is_number(manifest.tags.get(name))},
         "startedAtMs": manifest.started_at_ms,
         "finishedAtMs": end,
         "durationMs": None if end is None else end - manifest.started_at_ms,
@@ -262,6 +263,10 @@ def summary(manifest: RunManifest) -> dict[str, Any]:
         "events": manifest.events,
         "tenant": manifest.tenant,
     }
+
+
+def _is_number(text: str | None) -> bool:
+    return text is not None and text.isdecimal()
 
 
 def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Event:
@@ -368,11 +373,14 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
     """The run as a tree of calls, with what happened to each."""
     tree = _Tree(app.config.prices)
     last: Event | None = None
+    ended: Event | None = None
     for event in map(viewed, events_of(app, manifest.id)):
         last = event
+        if not event.meta.get("afterEnd"):
+            ended = event
         tree.add(event)
     status = real_status(manifest)
-    end = {} if last is None else last.payload
+    end = {} if ended is None else ended.payload
     return {
         **summary(manifest),
         "status": status,
@@ -382,7 +390,9 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
         "counts": tree.counted,
         "tokens": tree.tokens,
         "cost": round(tree.cost, 6) if app.config.prices else None,
-        "output": end.get("output", end.get("outputs") if last is not None and last.type == "run.completed" else None),
+        "output": end.get(
+            "output", end.get("outputs") if ended is not None and ended.type == "run.completed" else None
+        ),
         "error": end.get("error"),
     }
 
@@ -398,6 +408,7 @@ class _Tree:
         self._prices = prices
         self.roots: list[Node] = []
         self.counted = {"calls": 0, "models": 0, "nodes": 0, "retries": 0, "reused": 0, "blocked": 0, "errors": 0}
+        self.counted["afterEnd"] = 0
         self.tokens = {"input": 0, "output": 0}
         self.cost = 0.0
         self._calls: dict[str, Node] = {}
@@ -435,6 +446,7 @@ class _Tree:
         (self._place() if parent is None else parent.children).append(node)
         self._calls[event.call or ""] = node
         self.counted["models" if event.payload.get("kind") == "llm" else "calls"] += 1
+        self.counted["afterEnd"] += bool(event.meta.get("afterEnd"))
 
     def _count(self, node: Node, event: Event) -> None:
         outcome = event.payload.get("outcome")

@@ -1,53 +1,160 @@
-"""The sandbox of replayed code: sockets, processes and writes outside a scratch folder are refused (D34).
+"""The sandbox of replayed code: sockets, processes and writes outside a scratch folder are refused (D34, D37).
 
-It is an audit hook: what bypasses Python (libpq, uvloop, gRPC, other native code) bypasses it too. On Linux the
-command line also enters an empty network namespace where the kernel allows it.
+It is one audit hook, with a few functions beside it that Python does not audit, and one decision: :func:`held_by`.
+What bypasses Python (libpq, uvloop, gRPC, other native code) bypasses it too. On Linux the command line also enters an
+empty network namespace where the kernel allows it.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
+from antiphon import _lineage
+from antiphon._lineage import OUTSIDE, Origin, Replay, is_tool, origin_var, outside, permit, replaced
+from antiphon._scope import _active
 from antiphon.errors import ReplayBlocked
+from antiphon.ops.finalizers import Births, finalizing
+
+__all__ = ["HINT", "Sandbox", "hold_process", "leave_network", "outside", "release_process", "sandboxed"]
 
 Sandbox = bool | Literal["process"]
-"""No sandbox, one for this context, or one for the process: threads do not inherit a context."""
+"""Whether there is a sandbox; ``process`` is the word of 0.1.0 for the same."""
 
-_state: ContextVar[list[str] | None] = ContextVar("antiphon_sandbox", default=None)
-_everywhere: list[str] | None = None
-"""What was tried, in a process that is a sandbox as a whole."""
+HINT = "See docs/explanation/sandbox.md; --no-sandbox (in Python: sandbox=False) lets the code use files, sockets and "
+HINT += "processes."
+
+_running: list[Replay] = []
+"""Replays that run now in this process, the latest last."""
+_process: list[Replay] = []
+"""Holds the replay to which all that is unmarked belongs, in a process that only replays."""
 _installed = False
-_OUTSIDE: list[str] = []
-"""Stands for code that the sandbox lets through."""
-_SOCKETS = frozenset({"socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"})
+_NETWORK = frozenset(
+    "socket.connect socket.bind socket.sendto socket.sendmsg socket.getaddrinfo socket.gethostbyname "
+    "socket.gethostbyaddr socket.getnameinfo".split()
+)
 _PROCESSES = frozenset(
-    {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "pty.spawn"}
+    "subprocess.Popen os.system os.exec os.posix_spawn os.spawn os.fork os.forkpty pty.spawn os.startfile "
+    "os.startfile/2".split()
 )
+_SIGNALS = frozenset({"os.kill", "os.killpg", "signal.pthread_kill"})
 _CHANGES = frozenset(
-    {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
+    "os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate shutil.rmtree os.chmod os.chown os.utime "
+    "os.setxattr os.removexattr os.chflags".split()
 )
+_OTHERS = frozenset({"syslog.syslog", "syslog.openlog", "socket.sethostname", "winreg.SetValue", "winreg.CreateKey"})
+_AUDITED = _NETWORK | _PROCESSES | _SIGNALS | _CHANGES | _OTHERS | {"open", "sqlite3.connect"}
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_HARMLESS = ("/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/proc/self/")
+_HARMLESS = frozenset({"/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/dev/full"})
 
 
-def _allowed(path: Any, folder: Any = -1) -> bool:
+# -- the decision ----------------------------------------------------------------------------------------------------
+
+
+def held_by(frame: FrameType | None, network: bool = False) -> Replay | None:
+    """The replay that forbids the code at *frame* an effect; ``None`` if it may.
+
+    Marked work is held by its own replay, for ever. Unmarked work is held by the replay that runs, unless it belongs to
+    a run or an application object of its own, or to a tool.
+    """
+    origin = origin_var.get()
+    if origin is OUTSIDE:
+        return None
+    found = None if origin is None else origin.replay
+    if found is None:
+        found = finalizing(frame)
+    if found is None:
+        waiting = _running or _process
+        if not waiting or origin is not None or _has_application():
+            return None
+        found = waiting[-1]
+    if not found.on:
+        return None
+    allowed = permit()
+    if allowed == "all" or (allowed == "network" and network):
+        return None
+    return None if is_tool(frame) else found
+
+
+def _has_application() -> bool:
+    """Whether this context works for an application object of its own: another tenant of the process."""
+    app = sys.modules.get("antiphon.ops.app")
+    return app is not None and app._current.get() is not None
+
+
+def _refuse(replay: Replay, what: str) -> None:
+    replay.note(what)
+    raise ReplayBlocked(f"Refused in the replay sandbox: {what}.", hint=HINT)
+
+
+def _check(what: str, frame: FrameType | None, network: bool = False) -> None:
+    replay = held_by(frame, network)
+    if replay is not None:
+        _refuse(replay, what)
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if event not in _AUDITED:
+        return
+    frame = sys._getframe().f_back
+    replay = held_by(frame, event in _NETWORK)
+    if replay is not None and (what := _effect(replay, event, args)):
+        _refuse(replay, what)
+
+
+def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
+    """What an event would do outside; empty if it may."""
+    if event in _NETWORK:
+        target = args[1] if event == "socket.connect" and len(args) > 1 else args[:2]
+        local = event == "socket.connect" and isinstance(target, (str, bytes))
+        return f"a connection to {target!r}" if local else f"{event} {target!r}"
+    if event in _PROCESSES:
+        return f"starting a process ({args[0]!r})" if args else f"starting a process ({event})"
+    if event in _SIGNALS:
+        own = event == "signal.pthread_kill" or (event == "os.kill" and args[0] == os.getpid())
+        return "" if own else f"a signal to process {args[0]!r}"
+    if event == "open":
+        writes = len(args) > 2 and isinstance(args[2], int) and bool(args[2] & _WRITE_FLAGS)
+        return f"writing {args[0]!r}" if writes and not _allowed(replay, args[0]) else ""
+    if event == "sqlite3.connect":
+        return "" if _harmless_database(replay, args[0]) else f"opening the database {args[0]!r}"
+    if event in _CHANGES and args:
+        changed = next((name for name, folder in _changed(event, args) if not _allowed(replay, name, folder)), None)
+        return "" if changed is None else f"{event} {changed!r}"
+    return f"{event} {args[:2]!r}"
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _allowed(replay: Replay, path: Any, folder: Any = -1) -> bool:
     """Whether *path*, seen from the folder that an open descriptor names, may be changed."""
     if isinstance(path, int):
-        return True
+        try:
+            path = str(Path(f"/proc/self/fd/{path}").readlink())
+        except OSError:
+            return True
+        if not path.startswith("/") or path.startswith(("/dev/", "/memfd:")):  # a pipe, a socket, a terminal
+            return True
     text = os.fsdecode(path) if isinstance(path, (str, bytes)) else str(path)
+    if text in _HARMLESS:
+        return True
     if isinstance(folder, int) and folder >= 0:
         text = str(Path(os.path.realpath(f"/proc/self/fd/{folder}")) / text)
     full = os.path.realpath(text)
-    scratch = os.path.realpath(tempfile.gettempdir())
-    return full.startswith((scratch + os.sep, *_HARMLESS)) or "__pycache__" in full
+    places = replay.places if replay.scratch is None else (replay.scratch, *replay.places)
+    if any(full == place or full.startswith(place + os.sep) for place in places):
+        return True
+    name, folder = Path(full).name, Path(full).parent.name
+    return name == "__pycache__" or (folder == "__pycache__" and ".pyc" in name)
 
 
 def _changed(event: str, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
@@ -56,93 +163,254 @@ def _changed(event: str, args: tuple[Any, ...]) -> list[tuple[Any, Any]]:
         return [(args[0], args[2]), (args[1], args[3])]
     if event == "os.link":
         return [(args[1], args[3])]
-    if event == "os.symlink":
-        return [(args[1], args[2])]
-    if event == "os.mkdir":
-        return [(args[0], args[2])]
-    return [(args[0], args[1] if len(args) > 1 and event != "os.truncate" else -1)]
+    if event in ("os.symlink", "os.mkdir", "os.chmod"):
+        return [(args[1] if event == "os.symlink" else args[0], args[2])]
+    if event in ("os.chown", "os.utime"):
+        return [(args[0], args[3])]
+    return [(args[0], args[1] if len(args) > 1 and event in ("os.remove", "os.rmdir", "shutil.rmtree") else -1)]
 
 
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    escapes = _state.get()
-    if escapes is None:
-        escapes = _everywhere
-    if escapes is None or escapes is _OUTSIDE:
-        return
-    if what := _effect(event, args):
-        escapes.append(what)
-        raise ReplayBlocked(f"Refused in the replay sandbox: {what}.", hint="See docs: what strict means.")
+def _scratch(replay: Replay) -> str:
+    """The folder for temporary files of a replay, made when the first one is wanted."""
+    if replay.scratch is None:
+        with outside():
+            replay.scratch = os.path.realpath(tempfile.mkdtemp(prefix="antiphon-replay-"))
+        if replay.ended:
+            _left_over.append(replay)
+    return replay.scratch
 
 
-def _effect(event: str, args: tuple[Any, ...]) -> str:
-    """What an event would do outside; empty if it may."""
-    if event in _SOCKETS:
-        target = args[1] if event == "socket.connect" and len(args) > 1 else args[:2]
-        local = event == "socket.connect" and isinstance(target, (str, bytes))
-        return f"a connection to {target!r}" if local else f"{event} {target!r}"
-    if event in _PROCESSES:
-        return f"starting a process ({args[0]!r})" if args else event
-    if event == "open":
-        writes = len(args) > 2 and isinstance(args[2], int) and bool(args[2] & _WRITE_FLAGS)
-        return f"writing {args[0]!r}" if writes and not _allowed(args[0]) else ""
-    if event in _CHANGES and args:
-        changed = next((name for name, folder in _changed(event, args) if not _allowed(name, folder)), None)
-        return "" if changed is None else f"{event} {changed!r}"
-    return ""
+_left_over: list[Replay] = []
+"""Replays whose late work has made a scratch folder."""
 
 
-@contextmanager
-def sandboxed(active: Sandbox = True) -> Iterator[list[str]]:
-    """Refuse sockets, processes and writes in this context, or in the whole process; the list says what was tried."""
-    escapes: list[str] = []
-    if not active:
-        yield escapes
-        return
-    if active == "process":
+def _remove_left_over() -> None:
+    for replay in _left_over:
+        _remove_scratch(replay)
+
+
+def _remove_scratch(replay: Replay) -> None:
+    if replay.scratch is not None:
+        with outside():
+            shutil.rmtree(replay.scratch, ignore_errors=True)
+        replay.scratch = None
+
+
+# -- databases -------------------------------------------------------------------------------------------------------
+
+_seen_database = False
+
+
+def _harmless_database(replay: Replay, name: Any) -> bool:
+    """In memory, in the scratch folder, or opened to be read."""
+    text = os.fsdecode(name) if isinstance(name, (str, bytes)) else str(name)
+    if text in (":memory:", ""):
+        return True
+    if text.startswith("file:"):
+        from urllib.parse import parse_qs, unquote, urlsplit
+
+        parts = urlsplit(text)
+        asked = parse_qs(parts.query)
+        if asked.get("mode") in (["ro"], ["memory"]) or asked.get("immutable") == ["1"] or ":memory:" in parts.path:
+            return True
+        text = unquote(parts.path)
+    return _allowed(replay, text)
+
+
+def _guard_database(connection: Any) -> None:
+    """Ask about each statement that writes to a file: the connection may be older than the replay that uses it."""
+    global _seen_database
+    import sqlite3
+
+    harmless = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+    harmless |= {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_DETACH}
+    with outside():
         try:
-            yield enter_process()
-        finally:
-            leave_process()
+            file = next((row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"), "")
+        except (sqlite3.Error, IndexError, KeyError, TypeError):  # of another thread, closed, or of a class of its own
+            return
+
+    def authorize(action: int, first: Any, second: Any, database: Any, trigger: Any) -> int:
+        if action in harmless or database == "temp" or (action == sqlite3.SQLITE_PRAGMA and second is None):
+            return sqlite3.SQLITE_OK
+        replay = held_by(sys._getframe().f_back)
+        target = first if action == sqlite3.SQLITE_ATTACH else file if database in ("main", None) else database
+        if replay is None or _harmless_database(replay, target or ""):
+            return sqlite3.SQLITE_OK
+        replay.note(f"writing to the database {target!r}")
+        return sqlite3.SQLITE_DENY
+
+    connection.set_authorizer(authorize)
+    _seen_database = True
+
+
+def _guard_databases() -> None:
+    """The same for connections that are open; statements that were prepared before are prepared again."""
+    import gc
+    import sqlite3
+
+    for found in gc.get_objects():
+        if isinstance(found, sqlite3.Connection):
+            _guard_database(found)
+
+
+def _guard_connecting() -> None:
+    """The same for connections that will be opened."""
+    try:
+        import sqlite3
+    except ImportError:  # a Python without it
         return
-    _install()
-    token = _state.set(escapes)
+
+    def make(connect: Any) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            connection = connect(*args, **kwargs)
+            if not is_tool(sys._getframe().f_back):
+                _guard_database(connection)
+            return connection
+
+        return guarded
+
+    for module in (sqlite3, sqlite3.dbapi2):
+        replaced(module, "connect", make)
+    _guard_databases()
+
+
+# -- what Python does not audit --------------------------------------------------------------------------------------
+
+
+def _guarded(what: str, describe: Callable[..., str | None]) -> Callable[[Any], Callable[..., Any]]:
+    def make(original: Any) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            target = describe(*args)
+            if target is not None:
+                _check(f"{what} {target}".rstrip(), sys._getframe().f_back, what == "sending to")
+            return original(*args, **kwargs)
+
+        return guarded
+
+    return make
+
+
+def _peer(link: Any, *args: Any) -> str | None:
+    """Where a connected socket of the network sends to; pairs of sockets inside the process are no concern."""
+    import socket
+
+    if link.family not in (socket.AF_INET, socket.AF_INET6):
+        return None
     try:
-        yield escapes
-    finally:
-        _state.reset(token)
+        return repr(link.getpeername())
+    except OSError:
+        return None
 
 
-@contextmanager
-def outside() -> Iterator[None]:
-    """Let this context out of the sandbox: for the store that holds the recording, and for models that are verified."""
-    token = _state.set(_OUTSIDE)
-    try:
-        yield
-    finally:
-        _state.reset(token)
+def _guard_unaudited() -> None:
+    import multiprocessing.util
+    import socket
+
+    path = _guarded("making", lambda name, *args: repr(name))
+    for name in ("mkfifo", "mknod"):
+        replaced(os, name, path)
+    for owner in (socket.socket, getattr(sys.modules.get("ssl"), "SSLSocket", None)):
+        for name in ("send", "sendall"):
+            if owner is not None:
+                replaced(owner, name, _guarded("sending to", _peer))
+    replaced(multiprocessing.util, "spawnv_passfds", _guarded("starting a process", lambda name, *args: repr(name)))
+    for module, name, what in (
+        ("_posixsubprocess", "fork_exec", "starting a process"),
+        ("_posixshmem", "shm_open", "opening shared memory"),
+        ("dbm.gnu", "open", "opening the database"),
+        ("dbm.ndbm", "open", "opening the database"),
+    ):
+        try:
+            found = __import__(module, fromlist=[name])
+        except ImportError:
+            continue
+        replaced(found, name, _guarded(what, lambda target, *args: repr(target)))
 
 
-def enter_process() -> list[str]:
-    """Refuse the same in every thread of this process until :func:`leave_process`."""
-    global _everywhere
-    _install()
-    _everywhere = []
-    return _everywhere
+def _guard_temporary_files() -> None:
+    """Temporary files of marked work lie in the scratch folder; others stay where they were."""
 
+    def make(original: Any) -> Callable[..., Any]:
+        def gettempdir() -> Any:
+            origin = origin_var.get()
+            replay = None if origin is None else origin.replay
+            return original() if replay is None or not replay.on or permit() == "all" else _scratch(replay)
 
-def leave_process() -> None:
-    """End the sandbox around the process."""
-    global _everywhere
-    _everywhere = None
+        return gettempdir
+
+    replaced(tempfile, "_gettempdir", make)
 
 
 def _install() -> None:
     global _installed
     if not _installed:
+        _installed = True
         tempfile.gettempdir()  # its first call writes a file; the hook must not meet itself there
         platform.platform()  # SDKs tell it in a header, and Python asks a program for it once
+        _guard_unaudited()
+        _guard_temporary_files()
+        _guard_connecting()
+        _lineage.refuse = _check
         sys.addaudithook(_hook)
-        _installed = True
+        import atexit
+
+        atexit.register(_remove_left_over)
+    elif _seen_database:
+        _guard_databases()
+    _lineage.install()
+
+
+# -- in and out ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def sandboxed(active: Sandbox = True, title: str = "", writable: Sequence[str | Path] = ()) -> Iterator[list[str]]:
+    """Mark what happens inside, and all that it starts, as a replay; the list says what was tried and refused.
+
+    The run that is open here, if any, is the one that is replayed. *writable*: folders that it may change.
+    """
+    replay = Replay(title, bool(active))
+    replay.places = tuple(os.path.realpath(place) for place in writable)
+    if active:
+        _install()
+    origin = origin_var.get()
+    scope = None if origin is None else origin.scope
+    mine = origin if origin is not None and scope is not None and scope.invoker is not None else Origin(scope)
+    mine.replay = replay  # for good: what it started may go on after its end
+    token = origin_var.set(mine)
+    births = Births(_alone())
+    if active:
+        births.begin()
+    _running.append(replay)
+    try:
+        yield replay.escapes
+    finally:
+        if active:
+            births.end(replay, _alone(1))
+        _running.remove(replay)
+        replay.ended = True
+        origin_var.reset(token)
+        _remove_scratch(replay)
+
+
+def _alone(replays: int = 0) -> bool:
+    """Whether no other run or replay is open in this process."""
+    return len(_running) == replays and len(_active) <= 1
+
+
+def hold_process(title: str = "") -> Replay:
+    """Make everything unmarked in this process part of a replay, until the process ends: it does nothing else."""
+    _install()
+    replay = Replay(title)
+    replay.ended = True
+    _process[:] = [replay]
+    return replay
+
+
+def release_process() -> None:
+    """End that, for the next replay of the process."""
+    _process.clear()
 
 
 _CLONE_NEWUSER = 0x10000000

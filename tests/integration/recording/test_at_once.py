@@ -187,6 +187,18 @@ def test_a_call_of_a_thread_without_a_run_is_recorded_as_an_orphan(home: Path) -
     assert [start.payload["kind"] for start in marked] == ["llm"]
 
 
+def test_a_thread_belongs_to_the_run_that_started_it(home: Path) -> None:
+    app = application()
+
+    @app.gateway.tool(idempotent=False)
+    def work(n: int) -> int:
+        return n
+
+    with app.run("one") as one, app.run("two") as two:
+        in_a_bare_thread(lambda: work(1))
+    assert [len(list(calls(stored(app, run.id)))) for run in (one, two)] == [0, 1]
+
+
 def test_a_call_that_could_belong_to_several_runs_is_reported(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     app = application()
 
@@ -194,8 +206,17 @@ def test_a_call_that_could_belong_to_several_runs_is_reported(home: Path, caplog
     def work(n: int) -> int:
         return n
 
+    opened, done = threading.Event(), threading.Event()
+
+    def older_than_the_runs() -> None:
+        opened.wait()
+        work(1)
+        work(2)
+        done.set()
+
+    threading.Thread(target=older_than_the_runs).start()
     with caplog.at_level(logging.WARNING, "antiphon.run"), app.run("one") as one, app.run("two") as two:
-        in_a_bare_thread(lambda: work(1))
-        in_a_bare_thread(lambda: work(2))
+        opened.set()
+        done.wait()
     assert [event.type for run in (one, two) for event in stored(app, run.id)] == ["run.started", "run.finished"] * 2
     assert len([record for record in caplog.records if "outside of the 2 open runs" in record.getMessage()]) == 1

@@ -16,7 +16,7 @@ import pytest
 
 import antiphon
 from antiphon.errors import ReplayBlocked
-from antiphon.ops.sandbox import enter_process, leave_process, outside, sandboxed
+from antiphon.ops.sandbox import outside, sandboxed
 from tests.unit.replay.kit import memory_app
 
 OUTSIDE = Path(__file__).parent
@@ -41,12 +41,6 @@ ESCAPES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A temporary folder of its own: the checkout may itself lie in the machine's."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-
-
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_what_would_touch_the_world_is_refused_and_listed(escape: str) -> None:
     with sandboxed() as tried, pytest.raises(ReplayBlocked):
@@ -55,55 +49,106 @@ def test_what_would_touch_the_world_is_refused_and_listed(escape: str) -> None:
     assert not (OUTSIDE / "never.txt").exists()
 
 
-def test_reading_and_the_temporary_folder_are_open() -> None:
+def test_reading_and_temporary_files_are_open() -> None:
     with sandboxed() as tried:
         assert Path(__file__).read_text()
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "x").write_text("x")
+        assert "antiphon-replay-" in folder
+    assert tried == []
+    assert not Path(folder).parent.exists()
+
+
+def test_the_temporary_folder_itself_is_closed(tmp_path: Path) -> None:
+    with sandboxed() as tried, pytest.raises(ReplayBlocked, match=r"writing") as refused:
+        (tmp_path / "never.txt").write_text("x")
+    assert len(tried) == 1
+    assert "sandbox.md" in refused.value.hint
+    assert "--no-sandbox" in refused.value.hint
+
+
+def test_a_folder_that_was_given_is_open(tmp_path: Path) -> None:
+    with sandboxed(writable=[tmp_path]) as tried:
+        (tmp_path / "x.txt").write_text("x")
     assert tried == []
 
 
-def test_another_context_is_not_in_the_sandbox() -> None:
-    done: list[str] = []
-
-    def elsewhere() -> None:
+def _look_up(refused: list[str]) -> None:
+    try:
         socket.getaddrinfo("127.0.0.1", 80)
-        done.append("looked up")
-
-    with sandboxed():
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert done == ["looked up"]
+    except ReplayBlocked:
+        refused.append("refused")
+    else:
+        refused.append("looked up")
 
 
-def test_the_process_fence_holds_threads_too() -> None:
-    refused: list[type[BaseException]] = []
+def test_unmarked_work_is_refused_while_a_replay_runs_and_free_afterwards() -> None:
+    found: list[str] = []
+    asked, done = threading.Event(), threading.Event()
 
     def elsewhere() -> None:
-        try:
-            socket.getaddrinfo("127.0.0.1", 80)
-        except ReplayBlocked as error:
-            refused.append(type(error))
+        for _ in range(2):
+            asked.wait()
+            asked.clear()
+            _look_up(found)
+            done.set()
 
-    with sandboxed("process") as tried:
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert refused == [ReplayBlocked]
+    thread = threading.Thread(target=elsewhere)
+    thread.start()  # before the replay
+    with sandboxed() as tried:
+        asked.set()
+        done.wait()
+        done.clear()
+    asked.set()
+    thread.join()
+    assert found == ["refused", "looked up"]
     assert len(tried) == 1
+
+
+def test_what_a_replay_starts_is_refused_for_ever() -> None:
+    found: list[str] = []
+    ended = threading.Event()
+
+    def late() -> None:
+        ended.wait()
+        _look_up(found)
+
+    with sandboxed() as tried:
+        thread = threading.Thread(target=late)
+        thread.start()
+    ended.set()
+    thread.join()
+    assert found == ["refused"]
+    assert tried == []
     socket.getaddrinfo("127.0.0.1", 80)
+
+
+def test_another_run_of_the_process_is_free() -> None:
+    app = memory_app()
+    found: list[str] = []
+
+    def other() -> None:
+        with app.run("other"):
+            _look_up(found)
+
+    asked = threading.Event()
+
+    def wait() -> None:
+        asked.wait()
+        other()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    with sandboxed() as tried:
+        asked.set()
+        thread.join()
+    assert found == ["looked up"]
+    assert tried == []
 
 
 def test_a_gate_for_the_store_and_for_verified_models() -> None:
     with sandboxed(), outside():
         socket.getaddrinfo("127.0.0.1", 80)
-    enter_process()
-    try:
-        with outside():
-            socket.getaddrinfo("127.0.0.1", 80)
-    finally:
-        leave_process()
 
 
 def test_a_replay_reports_what_was_tried() -> None:

@@ -1,0 +1,494 @@
+"""Marks the work that a run starts: threads, executors, timers, tasks and handlers carry their origin (D37, D38).
+
+Tasks and callbacks of event loops copy their context, so they carry the mark by themselves. Threads, work handed to
+executors, exit and signal handlers and finalizers do not: the functions that take them are replaced once per process,
+when the first run begins, and hand on the mark of whoever called them. Nothing else about them changes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import FrameType, ModuleType
+from typing import Any
+
+TOOLS = frozenset(
+    {"_pydev_bundle", "_pydevd_bundle", "coverage", "debugpy", "execnet", "pydevd", "pytest_cov", "xdist"}
+)
+"""Packages of tools that work beside the code under replay: measuring, debugging, distributing tests."""
+_CLIENTS = frozenset({"boto3", "botocore", "obstore", "psycopg", "psycopg_pool", "redis", "s3transfer", "urllib3"})
+"""What our own stores use; such a frame belongs to whoever called it."""
+_US = __name__.partition(".")[0]
+_SANDBOX = frozenset({__name__, f"{_US}.ops.sandbox"})
+
+
+class Replay:
+    """The mark of one replay. Whatever carries it may do nothing that the replay does not answer, for ever."""
+
+    __slots__ = ("ended", "escapes", "late", "on", "places", "scratch", "title")
+
+    def __init__(self, title: str = "", on: bool = True) -> None:
+        self.title = title
+        self.on = on
+        """Whether sockets, processes and writes are refused; calls without a recorded answer always are."""
+        self.escapes: list[str] = []
+        """What was tried while it ran."""
+        self.late: list[str] = []
+        """What was tried after its end, by work that it had started."""
+        self.ended = False
+        self.places: tuple[str, ...] = ()
+        """Folders that may be written, beside the scratch folder."""
+        self.scratch: str | None = None
+
+    def note(self, what: str) -> None:
+        """Something was tried and refused."""
+        if not self.ended:
+            self.escapes.append(what)
+            return
+        self.late.append(what)
+        for listen in tuple(on_late):
+            listen(self, what)
+
+
+on_late: list[Callable[[Replay, str], None]] = []
+"""Asked to tell about what a replay tries after its end."""
+
+
+class Origin:
+    """What started the work that is going on: a run, and the replay it belongs to, if any."""
+
+    __slots__ = ("__weakref__", "_work", "replay", "returned", "scope", "tasks")
+
+    def __init__(self, scope: Any = None, replay: Replay | None = None) -> None:
+        self.scope = scope
+        self.replay = replay
+        self.returned = False
+        """Whether the code of the run has returned; what it has started may go on."""
+        self._work: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.tasks: dict[str, dict[str, int]] = {}
+        """Coroutines by name: how many tasks were made and awaited, cancelled, or never awaited."""
+
+    def count(self, name: str, what: str) -> None:
+        """Count what happened to a task or coroutine of the code, as long as the code runs."""
+        if not self.returned:
+            counts = self.tasks.setdefault(name, {})
+            counts[what] = counts.get(what, 0) + 1
+
+    def loose(self) -> dict[str, dict[str, int]]:
+        """What was not awaited, or cancelled: by name of the coroutine."""
+        found: dict[str, dict[str, int]] = {}
+        for name, counts in sorted(self.tasks.items()):
+            left = {
+                "notAwaited": counts.get("made", 0) - counts.get("awaited", 0),
+                "cancelled": counts.get("cancelled", 0),
+                "neverRun": counts.get("neverRun", 0),
+            }
+            if kept := {what: number for what, number in left.items() if number > 0}:
+                found[name] = kept
+        return found
+
+    def started(self, work: Any) -> None:
+        """Remember a thread, a future or a task of this run."""
+        self._work.add(work)
+
+    def alive(self) -> list[Any]:
+        """The work of this run that goes on, without the one that asks."""
+        me = threading.current_thread()
+        return [work for work in tuple(self._work) if work is not me and _goes_on(work)]
+
+    async def settle(self, seconds: float) -> None:
+        """Wait in the event loop for the tasks of this run."""
+        import asyncio
+
+        me, loop = asyncio.current_task(), asyncio.get_running_loop()
+        left = [work for work in self.alive() if _is_task(work) and work is not me and work.get_loop() is loop]
+        if left:
+            await asyncio.wait(left, timeout=seconds)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for threads and futures that the run has started; whether all have ended."""
+        until = time.monotonic() + seconds
+        while left := [work for work in self.alive() if not _is_task(work)]:
+            rest = until - time.monotonic()
+            if rest <= 0:
+                return False
+            if isinstance(left[0], threading.Thread):
+                left[0].join(rest)
+            else:
+                _wait_for(left[0], rest)
+        return True
+
+
+def _goes_on(work: Any) -> bool:
+    return work.is_alive() if isinstance(work, threading.Thread) else not work.done()
+
+
+def _is_task(work: Any) -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(work, asyncio.Future)
+
+
+def _wait_for(future: Any, seconds: float) -> None:
+    from concurrent.futures import wait
+
+    wait((future,), timeout=seconds)
+
+
+origin_var: ContextVar[Origin | None] = ContextVar("antiphon_origin", default=None)
+live_var: ContextVar[str | None] = ContextVar("antiphon_live", default=None)
+"""What a replay lets this context do for real: ``network`` for a model that is asked, ``all`` for a tool that runs."""
+OUTSIDE = Origin()
+"""Stands for code that no sandbox holds."""
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """Let this context out of the sandbox: for the store that holds the recording, and for models that are verified."""
+    token = origin_var.set(OUTSIDE)
+    try:
+        yield
+    finally:
+        origin_var.reset(token)
+
+
+# -- whose code is this ----------------------------------------------------------------------------------------------
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def is_tool(frame: FrameType | None) -> bool:
+    """Whether a tool, or one of our own stores, does what happens at *frame*: the first frame decides that is neither
+    the standard library's nor a database client's.
+    """
+    while frame is not None:
+        package = _package(frame)
+        if frame.f_globals.get("__name__") not in _SANDBOX:
+            if package == _US or package in TOOLS:
+                return True
+            if package not in _CLIENTS and (package not in sys.stdlib_module_names or package == "__main__"):
+                return False
+        frame = frame.f_back
+    return False
+
+
+# -- handing on the mark ---------------------------------------------------------------------------------------------
+
+
+class Carried:
+    """A function that runs with the mark of whoever handed it over; equal to the function itself."""
+
+    __slots__ = ("_function", "_live", "_origin")
+
+    def __init__(self, function: Callable[..., Any], origin: Origin | None, live: str | None = None) -> None:
+        self._function = function
+        self._origin = origin
+        self._live = live
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        token, permit = origin_var.set(self._origin), live_var.set(self._live)
+        try:
+            return self._function(*args, **kwargs)
+        finally:
+            live_var.reset(permit)
+            origin_var.reset(token)
+
+    def __eq__(self, other: object) -> bool:
+        return self._function == (other._function if isinstance(other, Carried) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._function)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Carried.__slots__:  # not made yet: it is being copied
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+
+inside_call: Callable[[], bool] = lambda: False  # noqa: E731  # _scope says whether the body of a call runs here
+
+
+def permit() -> str | None:
+    """What this context may do for real although it belongs to a replay."""
+    return "all" if inside_call() else live_var.get()
+
+
+def _marked() -> Origin | None:
+    """The mark to hand on: none for tools and for our own threads."""
+    origin = origin_var.get()
+    if origin is None or origin is OUTSIDE or is_tool(sys._getframe(2)):
+        return None
+    return origin
+
+
+_patched: set[str] = set()
+_lock = threading.Lock()
+
+
+def install() -> None:
+    """Replace what takes work; what is not imported yet is replaced when the next run begins."""
+    for name, patch in _PATCHES.items():
+        if name not in _patched and name in sys.modules:
+            with _lock:
+                if name not in _patched:
+                    patch(sys.modules[name])
+                    _patched.add(name)
+
+
+def replaced(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    """Put what *make* makes of an attribute in its place."""
+    original = getattr(owner, name, None)
+    if original is not None:
+        setattr(owner, name, functools.wraps(original)(make(original)))
+
+
+def _patch_threading(module: ModuleType) -> None:
+    def make(start: Any) -> Callable[..., Any]:
+        def marked(self: threading.Thread) -> None:
+            origin = _marked()
+            if origin is not None and sys._getframe(1).f_globals.get("__name__") != "concurrent.futures.thread":
+                run = Carried(self.run, origin, permit())
+
+                def once() -> None:
+                    del self.__dict__["run"]
+                    run()
+
+                self.run = once  # type: ignore[method-assign]
+                origin.started(self)
+            start(self)
+
+        return marked
+
+    replaced(module.Thread, "start", make)
+
+
+def _patch_raw_threads(module: ModuleType) -> None:
+    def make(start: Any) -> Callable[..., Any]:
+        def marked(function: Any, *args: Any, **kwargs: Any) -> Any:
+            origin = _marked()
+            return start(function if origin is None else Carried(function, origin, permit()), *args, **kwargs)
+
+        return marked
+
+    for name in ("start_new_thread", "start_new"):
+        replaced(module, name, make)
+
+
+def _patch_executor(module: ModuleType) -> None:
+    def make(submit: Any) -> Callable[..., Any]:
+        def marked(self: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            origin = _marked()
+            future = submit(self, Carried(function, origin, permit()), *args, **kwargs)
+            if origin is not None:
+                origin.started(future)
+            return future
+
+        return marked
+
+    def make_callback(add: Any) -> Callable[..., Any]:
+        def marked(self: Any, function: Any) -> None:
+            origin = _marked()
+            add(self, function if origin is None else Carried(function, origin, permit()))
+
+        return marked
+
+    replaced(module.ThreadPoolExecutor, "submit", make)
+    replaced(module._base.Future, "add_done_callback", make_callback)
+
+
+def _patch_pools(module: ModuleType) -> None:
+    def make(submit: Any) -> Callable[..., Any]:
+        def marked(self: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(self, module.ThreadPool):
+                return submit(self, Carried(function, _marked(), permit()), *args, **kwargs)
+            refuse("handing work to another process", sys._getframe(1))
+            return submit(self, function, *args, **kwargs)
+
+        return marked
+
+    for name in ("apply_async", "_map_async", "imap", "imap_unordered"):
+        replaced(module.Pool, name, make)
+
+
+def _patch_process_executor(module: ModuleType) -> None:
+    def make(submit: Any) -> Callable[..., Any]:
+        def marked(self: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+            refuse("handing work to another process", sys._getframe(1))
+            return submit(self, function, *args, **kwargs)
+
+        return marked
+
+    replaced(module.ProcessPoolExecutor, "submit", make)
+
+
+def refuse(what: str, frame: FrameType | None, network: bool = False) -> None:
+    """Replaced by the sandbox, which knows what is refused."""
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def watch_tasks() -> None:
+    """Note what becomes of the tasks that runs make in the running event loop, unless it has a task factory already."""
+    asyncio = sys.modules.get("asyncio")
+    loop = None if asyncio is None else asyncio._get_running_loop()
+    if loop is not None and loop.get_task_factory() is None:
+        loop.set_task_factory(_task_factory())
+
+
+@functools.cache
+def _task_factory() -> Callable[..., Any]:
+    import asyncio
+
+    class Watched(asyncio.Task[Any]):
+        """A task of a run; says whether anybody awaits it."""
+
+        origin: Origin
+        awaited = False
+
+        def _await(self) -> None:
+            if not self.awaited:
+                self.awaited = True
+                self.origin.count(_name_of(self), "awaited")
+
+        def __await__(self) -> Any:
+            self._await()
+            return super().__await__()
+
+        __iter__ = __await__
+
+        def result(self) -> Any:
+            self._await()
+            return super().result()
+
+        def add_done_callback(self, callback: Any, /, **options: Any) -> None:
+            if str(getattr(callback, "__module__", "")).partition(".")[0] in ("asyncio", "anyio"):
+                self._await()  # gather, wait, a task group
+            super().add_done_callback(callback, **options)
+
+        def cancel(self, *args: Any, **kwargs: Any) -> bool:
+            asked = super().cancel(*args, **kwargs)
+            if asked:
+                self.origin.count(_name_of(self), "cancelled")
+            return asked
+
+    def make(loop: Any, coroutine: Any, **options: Any) -> Any:
+        context = options.get("context")
+        origin = origin_var.get() if context is None else context.get(origin_var)
+        if origin is None or origin is OUTSIDE or is_tool(sys._getframe(1)):
+            return asyncio.Task(coroutine, loop=loop, **options)
+        task = Watched(coroutine, loop=loop, **options)
+        task.origin = origin
+        origin.count(_name_of(task), "made")
+        origin.started(task)
+        return task
+
+    return make
+
+
+def _name_of(task: Any) -> str:
+    return str(getattr(task.get_coro(), "__qualname__", "task"))
+
+
+def _patch_warnings(module: ModuleType) -> None:
+    def make(warn: Any) -> Callable[..., Any]:
+        def noted(coroutine: Any) -> None:
+            origin = origin_var.get()
+            if origin is not None:
+                origin.count(coroutine.__qualname__, "neverRun")
+            warn(coroutine)
+
+        return noted
+
+    replaced(module, "_warn_unawaited_coroutine", make)
+
+
+# -- handlers --------------------------------------------------------------------------------------------------------
+
+
+def _own(caller: FrameType) -> Origin | None:
+    """The mark for a handler that *caller* registers; the standard library and tools register their own."""
+    origin = origin_var.get()
+    package = _package(caller)
+    foreign = package in TOOLS or package == _US or (package in sys.stdlib_module_names and package != "__main__")
+    return None if origin is None or origin is OUTSIDE or foreign else origin
+
+
+def _patch_exits(module: ModuleType) -> None:
+    def make(register: Any) -> Callable[..., Any]:
+        def marked(function: Any, *args: Any, **kwargs: Any) -> Any:
+            origin = _own(sys._getframe(1))
+            register(function if origin is None else Carried(function, origin, permit()), *args, **kwargs)
+            return function
+
+        return marked
+
+    replaced(module, "register", make)
+
+
+def _patch_signals(module: ModuleType) -> None:
+    before: list[Any] = []  # handlers that were there when a marked one came: whoever puts them back does not mark them
+
+    def make(setter: Any) -> Callable[..., Any]:
+        def marked(number: Any, handler: Any) -> Any:
+            origin = _own(sys._getframe(1))
+            if origin is None or not callable(handler) or any(handler is known for known in before):
+                return setter(number, handler)
+            old = setter(number, Carried(handler, origin, permit()))
+            if callable(old) and not isinstance(old, Carried):
+                before.append(old)
+            return old
+
+        return marked
+
+    replaced(module, "signal", make)
+
+
+def _patch_finalizers(module: ModuleType) -> None:
+    def make(init: Any) -> Callable[..., Any]:
+        def marked(self: Any, target: Any, function: Any, /, *args: Any, **kwargs: Any) -> None:
+            origin = _own(sys._getframe(1))
+            init(self, target, function if origin is None else Carried(function, origin, permit()), *args, **kwargs)
+
+        return marked
+
+    replaced(module.finalize, "__init__", make)
+
+
+def _patch_forks(module: ModuleType) -> None:
+    def make(register: Any) -> Callable[..., Any]:
+        def marked(**handlers: Any) -> None:
+            origin = _own(sys._getframe(1))
+            if origin is not None:
+                handlers = {name: Carried(handler, origin, permit()) for name, handler in handlers.items()}
+            register(**handlers)
+
+        return marked
+
+    replaced(module, "register_at_fork", make)
+
+
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "threading": _patch_threading,
+    "_thread": _patch_raw_threads,
+    "concurrent.futures.thread": _patch_executor,
+    "concurrent.futures.process": _patch_process_executor,
+    "multiprocessing.pool": _patch_pools,
+    "atexit": _patch_exits,
+    "signal": _patch_signals,
+    "weakref": _patch_finalizers,
+    "os": _patch_forks,
+    "warnings": _patch_warnings,
+}
+assert {atexit, os, signal, warnings}  # imported so that they are replaced

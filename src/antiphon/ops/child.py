@@ -1,0 +1,135 @@
+"""Replays in child processes: how such a process ends, exit handlers and finalizers included, is part of the verdict.
+
+The child is a fork of a process that was started for one command, so it costs nothing to start and may be left in the
+ordinary way. In a process that does other things as well, replays run where they are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import orjson
+
+from antiphon import _lineage
+from antiphon._lineage import Replay
+from antiphon.errors import AntiphonError
+
+PATIENCE_S = 30.0
+"""So long may a process take to end when its replays have ended."""
+
+Send = Callable[[dict[str, Any]], None]
+
+
+class Left(SystemExit):
+    """Takes a child to its end; nobody reports it."""
+
+
+class Child:
+    """One process: what it has sent, and how it ended."""
+
+    def __init__(self, number: int, pid: int, pipe: int) -> None:
+        self.number = number
+        self.pid = pid
+        self.pipe = pipe
+        self.code: int | None = None
+        self.overdue: float | None = None
+        self._rest = b""
+
+    def read(self) -> list[dict[str, Any]] | None:
+        """What came; ``None`` at the end."""
+        data = os.read(self.pipe, 1 << 16)
+        if not data:
+            return None
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [orjson.loads(line) for line in lines]
+
+    def wait(self) -> int:
+        os.close(self.pipe)
+        _, status = os.waitpid(self.pid, 0)
+        self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+
+def in_children(works: Sequence[Callable[[Send], None]], *, quiet: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run each of *works* in a process of its own; what they send comes as it is sent, with the number of the work.
+
+    ``{"late": what, "run": id}`` tells what was refused after the end of a replay, ``{"ended": code}`` that a process
+    is gone. With *quiet* what the code prints goes to standard error.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children = [_fork(number, work, quiet) for number, work in enumerate(works)]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells the children itself
+    try:
+        with selectors.DefaultSelector() as ready:
+            for child in children:
+                ready.register(child.pipe, selectors.EVENT_READ, child)
+            while ready.get_map():
+                for key, _ in ready.select(timeout=1.0):
+                    child = key.data
+                    messages = child.read()
+                    if messages is None:
+                        ready.unregister(child.pipe)
+                        yield child.number, {"ended": child.wait()}
+                        continue
+                    for message in messages:
+                        if "done" in message:
+                            child.overdue = time.monotonic() + PATIENCE_S
+                        else:
+                            yield child.number, message
+                for child in children:
+                    if child.code is None and child.overdue is not None and time.monotonic() > child.overdue:
+                        child.overdue = None
+                        what = f"work that goes on {PATIENCE_S:.0f} s after the end of the replay"
+                        yield child.number, {"late": what, "run": ""}
+                        os.kill(child.pid, signal.SIGKILL)
+    finally:
+        for child in children:
+            if child.code is None:
+                os.kill(child.pid, signal.SIGKILL)
+                child.wait()
+        signal.signal(signal.SIGINT, before)
+
+
+def _fork(number: int, work: Callable[[Send], None], quiet: bool) -> Child:
+    reads, writes = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writes)
+        return Child(number, pid, reads)
+    os.close(reads)
+    return _be_child(work, writes, quiet)
+
+
+def _be_child(work: Callable[[Send], None], pipe: int, quiet: bool) -> NoReturn:
+    from antiphon.ops.sandbox import hold_process
+
+    output = os.dup(1)
+    if quiet:
+        os.dup2(2, 1)
+
+    def send(message: dict[str, Any]) -> None:
+        data = orjson.dumps(message, default=str) + b"\n"
+        while data:
+            data = data[os.write(pipe, data) :]
+
+    def late(replay: Replay, what: str) -> None:
+        send({"late": what, "run": replay.title})
+
+    _lineage.on_late.append(late)
+    try:
+        work(send)
+    except AntiphonError:  # told as the command tells its errors
+        send({"failed": True})
+        sys.stdout.flush()
+        os.dup2(output, 1)
+        raise
+    hold_process()
+    send({"done": True})
+    raise Left(0)

@@ -1,0 +1,95 @@
+"""Finalizers of a replay: generators that it left open, objects with ``__del__`` and callbacks of the collector.
+
+They run in the context of whoever comes by, after the end, and carry no mark. So a replay looks at what it has made
+when it ends: garbage is collected inside the sandbox, and what lives on is remembered. Objects that are older than the
+replay are set aside meanwhile (``gc.freeze``), which makes this as cheap as what the replay has made.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, GeneratorType
+from typing import Any
+
+from antiphon._lineage import TOOLS, Carried, Origin, Replay
+
+_FOREIGN = TOOLS | frozenset("antiphon _pytest anyio pluggy pytest pytest_asyncio".split())
+_frames: list[tuple[weakref.ref[Any], FrameType, Replay]] = []
+"""Generators and coroutines that replays left open."""
+_things: dict[int, tuple[weakref.ref[Any], Replay]] = {}
+"""Objects with a ``__del__`` that replays left behind."""
+
+
+class Births:
+    """What is made between :meth:`begin` and :meth:`end`."""
+
+    def __init__(self, alone: bool) -> None:
+        """*alone*: whether no other run or replay is open, whose objects could not be told from ours."""
+        self._watches = alone and gc.get_freeze_count() == 0
+        self._callbacks = list(gc.callbacks)
+
+    def begin(self) -> None:
+        _frames[:] = [found for found in _frames if found[0]() is not None]
+        if self._watches:
+            gc.freeze()
+
+    def end(self, replay: Replay, alone: bool) -> None:
+        """Collect the garbage and remember the rest."""
+        for place, callback in enumerate(gc.callbacks):
+            if not any(callback is known for known in self._callbacks):
+                gc.callbacks[place] = Carried(callback, Origin(None, replay))
+        if not self._watches:
+            return
+        try:
+            gc.collect()
+            if alone:
+                for found in gc.get_objects():
+                    _remember(found, replay)
+        finally:
+            gc.unfreeze()
+
+
+def _remember(found: Any, replay: Replay) -> None:
+    kind = type(found)
+    if kind is GeneratorType:
+        frame, running = found.gi_frame, found.gi_running
+    elif kind is CoroutineType:
+        frame, running = found.cr_frame, found.cr_running
+    elif kind is AsyncGeneratorType:
+        frame, running = found.ag_frame, found.ag_running
+    else:
+        delete = getattr(kind, "__del__", None)
+        if type(delete) is FunctionType and not _is_foreign(delete.__globals__):
+            try:
+                number = id(found)
+                _things[number] = (weakref.ref(found, lambda _: _things.pop(number, None) and None), replay)
+            except TypeError:  # it has no place for one
+                return
+        return
+    if frame is not None and not running and not _is_foreign(frame.f_globals):
+        _frames.append((weakref.ref(found), frame, replay))
+
+
+def _is_foreign(names: dict[str, Any]) -> bool:
+    package = str(names.get("__name__", "")).partition(".")[0]
+    return package in _FOREIGN or (package in sys.stdlib_module_names and package != "__main__")
+
+
+def finalizing(frame: FrameType | None) -> Replay | None:
+    """The replay whose finalizer runs at *frame*, if it is one."""
+    if not _frames and not _things:
+        return None
+    while frame is not None:
+        for _, known, replay in _frames:
+            if known is frame:
+                return replay
+        code = frame.f_code
+        if code.co_name == "__del__" and code.co_argcount:
+            found = frame.f_locals.get(code.co_varnames[0])
+            kept = _things.get(id(found))
+            if kept is not None and kept[0]() is found:
+                return kept[1]
+        frame = frame.f_back
+    return None
