@@ -366,9 +366,9 @@ class Recorder:
             counted(kind)
             return encode(kind, site, payload, {**meta, AFTER_END: True})
 
-        def late_compose(kind: str, site: Site, payload: bytes, meta: bytes) -> Row:
+        def late_compose(kind: str, site: Site, payload: bytes, meta: bytes, masking: Masking | None = None) -> Row:
             counted(kind)
-            return compose(kind, site, payload, b'{"%b":true,%b' % (AFTER_END.encode(), meta[1:]))
+            return compose(kind, site, payload, b'{"%b":true,%b' % (AFTER_END.encode(), meta[1:]), masking)
 
         scope.encode, scope.compose = late, late_compose
 

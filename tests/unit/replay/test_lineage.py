@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon._lineage import Replay, on_late
+from antiphon._lineage import Replay
 from antiphon.errors import ReplayMiss
 from tests.unit.replay.kit import memory_app
 
@@ -66,7 +66,7 @@ def test_a_call_of_a_thread_after_the_end_is_an_addendum_and_is_answered(shop: S
     assert run.manifest.tags["openWork"] == "1"
     ended.set()
     threads[0].join()
-    assert shop.sent == ["bye"]
+    assert shop.sent == ["bye"], shop.refused
     assert run.late_calls == 1
     kinds = [(event.type, bool(event.meta.get("afterEnd"))) for event in run.events()]
     assert kinds.index(("run.finished", False)) < kinds.index(("call.started", True))
@@ -79,7 +79,9 @@ def test_a_call_of_a_thread_after_the_end_is_an_addendum_and_is_answered(shop: S
     assert shop.refused == []
 
 
-def test_a_late_call_that_the_recording_lacks_is_refused_during_later_live_runs_too(shop: Shop) -> None:
+def test_a_late_call_that_the_recording_lacks_is_refused_during_later_live_runs_too(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ended = threading.Event()
     starts = False
     threads: list[threading.Thread] = []
@@ -97,15 +99,12 @@ def test_a_late_call_that_the_recording_lacks_is_refused_during_later_live_runs_
     def note(replay: Replay, what: str) -> None:
         told.append(what)
 
-    on_late.append(note)
-    try:
-        assert shop.replay(run, main).passed  # in this process it is told later; the command line waits for it
-        with shop.app.run("live") as live:
-            ended.set()
-            threads[0].join()
-            assert shop.send(text="mine") == "sent mine"
-    finally:
-        on_late.remove(note)
+    monkeypatch.setattr("antiphon._lineage.on_late", [note])
+    assert shop.replay(run, main).passed  # in this process it is told later; the command line waits for it
+    with shop.app.run("live") as live:
+        ended.set()
+        threads[0].join()
+        assert shop.send(text="mine") == "sent mine"
     assert [type(error) for error in shop.refused] == [ReplayMiss]
     assert shop.sent == ["mine"]
     assert len(told) == 1
