@@ -26,6 +26,7 @@ from bench.host import _port
 
 DOCUMENTS = 1_000
 ATTACKERS = 4
+ROUNDS = 10
 KEY = "hostile-campaign-admin-key"
 SEED = 20_261_115
 
@@ -290,16 +291,17 @@ class Campaign:
 
     # -- what the attacker does ----------------------------------------------------------------------------------------
 
-    def attack(self) -> None:
-        """Every document as a tool result, a model answer and an input, and every way to look at what came of it."""
+    def attack(self, stop: int) -> None:
+        """Every document up to *stop* as a tool result, a model answer and an input, and what came of it looked at."""
 
         def work() -> None:
             with self.client("attacker") as client:
                 while True:
                     with self._lock:
-                        number, self.turn = self.turn, self.turn + 1
-                    if number >= self.documents:
-                        return
+                        number = self.turn
+                        if number >= stop:
+                            return
+                        self.turn += 1
                     self._one(client, number)
 
         threads = [threading.Thread(target=work) for _ in range(ATTACKERS)]
@@ -384,17 +386,19 @@ class Outcome(NamedTuple):
 
 
 def campaign(documents: int, *, least: int = 400) -> Outcome:
-    """Run it once: the other tenant alone, then beside the attacker."""
+    """Run it once: the other tenant alone and beside the attacker, in turn."""
     with tempfile.TemporaryDirectory(prefix="antiphon-hostile-") as name:
         made = Campaign(Path(name), documents)
         with made.host() as process:
             made.serve_other(lambda: True, 50)  # everything is imported and warm
-            alone = made.serve_other(lambda: True, least)
-            attacker = threading.Thread(target=made.attack)
-            attacker.start()
-            attacked = made.serve_other(lambda: not attacker.is_alive(), 1)
-            attacker.join()
-            alone += made.serve_other(lambda: True, least)
+            alone: list[float] = []
+            attacked: list[float] = []
+            for number in range(1, ROUNDS + 1):  # in turn, so that a busy machine counts for both
+                alone += made.serve_other(lambda: True, max(4, 2 * least // ROUNDS))
+                attacker = threading.Thread(target=made.attack, args=(documents * number // ROUNDS,))
+                attacker.start()
+                attacked += made.serve_other(lambda one=attacker: not one.is_alive(), 1)  # type: ignore[misc]
+                attacker.join()
             restarts = int(process.poll() is not None)
             ready = httpx.get(f"http://127.0.0.1:{made.port}/readyz", timeout=10).status_code
             if ready != 200:
