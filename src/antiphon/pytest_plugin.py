@@ -36,6 +36,7 @@ from antiphon.errors import Divergence
 
 if TYPE_CHECKING:
     from antiphon._recording.run import Run
+    from antiphon.contract.events import RunManifest
     from antiphon.ops.app import Antiphon
 
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
@@ -214,13 +215,25 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     from antiphon.ops.captured import missing
     from antiphon.ops.entry import GRACE_S
 
-    with using(app), app.run(item.name) as run:
+    before = _recorded_before(path)
+    with using(app), app.run(item.name, like=before) as run:
         yield run
     run.scope.origin.wait(GRACE_S)
     for text in missing(run):
         warnings.warn(pytest.PytestWarning(f"antiphon: {item.name}: {text}"), stacklevel=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     export_run(app, run.manifest, path)
+
+
+def _recorded_before(path: Path) -> RunManifest | None:
+    """The head of the recording that is written anew: its key is kept, so that a diff shows changes only."""
+    from antiphon._recording.artifact import read_artifact
+    from antiphon.errors import ArtifactError
+
+    try:
+        return read_artifact(path).manifest if path.exists() else None
+    except ArtifactError:
+        return None
 
 
 @contextmanager

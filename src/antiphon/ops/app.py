@@ -149,10 +149,12 @@ class Antiphon:
         function: Callable[..., Any] | None = None,
         tags: Mapping[str, str] | None = None,
         llm_cache: bool | None = None,
+        like: RunManifest | None = None,
     ) -> Run:
         """Open a run. With *resume* an interrupted run continues: its finished calls are answered from their records.
 
         With *llm_cache* answers of models are kept, and equal requests are answered from them (default: configuration).
+        A run that is recorded anew is *like* the one before: it keeps its key, so that equal values look the same.
         """
         from antiphon._recording.manifest import code_version, package_versions
         from antiphon._recording.run import Run
@@ -174,6 +176,8 @@ class Antiphon:
                 config_digest=hashlib.sha256(msgspec.json.encode(self.config)).hexdigest(),
                 tags={"owner": owner_token(), **(tags or {})},
             )
+        if like is not None:
+            manifest = msgspec.structs.replace(manifest, seal=like.seal)
         recorder = self.recorder(manifest)
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)

@@ -74,6 +74,12 @@ def export_run(
     if session:  # as it was given it lives in the store only
         session = app._redactor.redact(session, "session_id")
     manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
+    for _ in events_of(app, manifest.id) if app.keys.in_process else ():
+        pass  # events in memory are sealed when they are first read
+    kept = app.keys.kept.get(manifest.id)
+    sealer = app.keys.wrapping() if kept is not None and not manifest.seal else None
+    if kept is not None and sealer is not None:  # the store ends with this process: its key goes with the artifact
+        manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())
 
     def events() -> Iterable[Event]:
         found = whole_events(app, manifest.id)

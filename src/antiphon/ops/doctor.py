@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from antiphon.config.wiring import seal_key_file
 from antiphon.errors import AntiphonError
 from antiphon.ops.admin import usage
 from antiphon.ops.app import Antiphon
@@ -48,6 +49,7 @@ def examine(app: Antiphon, entry: str | None = None) -> list[dict[str, Any]]:
     """Every finding; ``error`` means broken, ``warning`` wants a person, ``note`` is a limit to know."""
     checks: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
         "store": lambda: _store(app),
+        "recordings": lambda: _originals(app),
         "claims": lambda: _claims(app),
         "runs": lambda: _runs(app),
         "uploads": lambda: _uploads(app),
@@ -74,6 +76,17 @@ def _store(app: Antiphon) -> Iterator[dict[str, Any]]:
         yield _found(
             "warning", "store", "claims are lost when this process ends", "Use sqlite:, redis: or postgresql:."
         )
+
+
+def _originals(app: Antiphon) -> Iterator[dict[str, Any]]:
+    """Whether recordings can be replayed with the originals of masked values."""
+    if not app.config.redact.keep_sealed:
+        yield _found("note", "recordings", "originals of masked values are not kept: replays get pseudonyms")
+    elif seal_key_file(app.config, app.store) is None and not (
+        app.store.in_process or getattr(app.store, "seal_key", None)
+    ):
+        hint = "Name a key file: [store] seal_key_file."
+        yield _found("note", "recordings", "there is no seal key: recordings replay with pseudonyms", hint)
 
 
 def _server(url: str, facts: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

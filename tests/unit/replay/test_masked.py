@@ -276,6 +276,26 @@ def test_keep_sealed_false_keeps_no_originals(tmp_path: Path) -> None:
     assert report["masked"]["originals"] is False
 
 
+def test_a_golden_that_is_recorded_anew_keeps_its_pseudonyms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_REPLAY_KEY", "ab" * 32)
+
+    def recorded(like: Any) -> tuple[Any, str]:
+        app = antiphon.Antiphon(QUIET, store=MemoryStore())
+        with app.run("golden", like=like, input="mail ada@example.com") as run:
+            run.finish("sent to ada@example.com")
+        file = tmp_path / "golden.antiphon"
+        export_run(app, run.manifest, file)
+        document = orjson.loads(file.read_bytes())
+        return document["events"][-1]["payload"]["output"], document["manifest"]["seal"]["run"]
+
+    from antiphon._recording.artifact import read_artifact
+
+    first = recorded(None)
+    again = recorded(read_artifact(tmp_path / "golden.antiphon").manifest)
+    assert again == first
+    assert recorded(None)[1] != first[1]
+
+
 def test_planted_bug_a_replay_that_compares_masks_lets_a_changed_payee_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """What release 0.1.0 did: both sides are masked, and masks of one kind are equal."""
     monkeypatch.setattr("antiphon._replay.masks.is_credential", lambda kind: True)
