@@ -51,7 +51,7 @@ def canonical_json(value: Any) -> bytes:
     b'{"a":[1e+21,0],"b":1}'
     """
     try:
-        data = _dumps(value if _is_plain(value) else _mend(value, 1, [MAX_VALUES]), None, _SORTED)
+        data = _dumps(value if is_plain(value) else _mend(value, 1, [MAX_VALUES]), None, _SORTED)
         if data.isascii() or _sorted_alike(data):
             return data
     except (TypeError, RecursionError, _Bad):
@@ -70,7 +70,7 @@ def parse_json(text: str | bytes | bytearray) -> Any:
     """Read JSON that has exactly one meaning (I-JSON): no duplicate names, lone surrogates, NaN or unsafe integers."""
     try:
         value = orjson.loads(text)
-        if _is_plain(value) and _has_every_name(value, text):
+        if is_plain(value) and _has_every_name(value, text):
             return value
     except (TypeError, orjson.JSONDecodeError):
         pass  # not JSON, or not I-JSON: the decoder below says why
@@ -95,7 +95,7 @@ def _has_every_name(value: Any, text: str | bytes | bytearray) -> bool:
     return data.count(":") == _dumps(value, None, _AS_GIVEN).count(b":") and "\\u003" not in data
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
     """Whether orjson prints *value* as RFC 8785 does, key order of exotic names aside.
 
     Goes through the document container by container: one flat loop is the fastest proof Python can give.

@@ -558,6 +558,10 @@ class Invocation(NamedTuple):
     """Whose shape the body has: ``openai-chat``, ``anthropic`` …"""
 
 
+AS_RECORDED = "asRecorded"
+"""In the metadata of an answer: a recorded result and nothing else."""
+
+
 class Answer(NamedTuple):
     """What an invoker answers: a value, a stream, or a failure, as data."""
 

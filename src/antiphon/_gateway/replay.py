@@ -15,7 +15,7 @@ from antiphon._gateway.settlement import refused
 from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
 from antiphon.canonical import canonical_json
 from antiphon.errors import InvalidInput, ReplayMiss, raised_again
-from antiphon.ports import Answer, Invocation, Row
+from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 READER_STOPPED = "its reader stopped"
 
@@ -24,12 +24,13 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
     """Let the run's invoker answer; it may say that the call is made live."""
     run, tool = call.run, call.plan.tool
     assert run is not None
+    known = getattr(run.scope.invoker, "known_arguments", None)
+    digest = None if known is None else known(call.arguments)
     try:
-        run.enter(call.arguments, canonical_json(call.arguments))
+        run.enter(call.arguments, canonical_json(call.arguments) if digest is None else (digest, digest))
     except InvalidInput as error:
         call.policy = call.plan.policy
         return refused(call, failed("error", "validation_error", str(error)))
-    call.identity = call.identity or run.identity
     call.key = ""  # keys are for claims, and a replay makes none
     invocation = Invocation("tool", tool.full_name, call.arguments, run.digest, run.site, tool.spec, tool.streams)
 
@@ -61,7 +62,15 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
         return Append(run, start, wait)
     if not plan.tool.streams or (answer.chunks is None and answer.outcome != "ok"):
         run.finished = True
-        return Append(run, (*start, *_end(call)), _given)
+        ended = getattr(run.scope.invoker, "ended", None)
+        if ended is None or AS_RECORDED not in answer.meta:
+            return Append(run, (*start, *_end(call)), _given)
+
+        def given(call: GuardedCall, _: None) -> Step:
+            ended(run.site)
+            return _given(call, None)
+
+        return Append(run, start, given)
 
     def stream(call: GuardedCall, _: None) -> Step:
         run.begun()

@@ -16,6 +16,7 @@ import orjson
 
 from antiphon._drive import AFTER, was_given_up
 from antiphon._replay.masks import MaskRules, NotCompared
+from antiphon.canonical import is_plain
 from antiphon.contract.events import (
     MASKS,
     PSEUDONYMS,
@@ -27,7 +28,7 @@ from antiphon.contract.events import (
     type_not_kept,
 )
 from antiphon.errors import ArtifactError, Divergence, InvalidInput
-from antiphon.ports import Answer
+from antiphon.ports import AS_RECORDED, Answer
 from antiphon.redact import Mask
 from antiphon.redact._pointers import masks_in, pseudonyms_of
 from antiphon.redact._standins import is_credential
@@ -143,6 +144,8 @@ class Recording:
         self._by_id: dict[str, RecordedCall] = {}
         self._parents: dict[str, str] = {}
         self._requests: dict[tuple[Any, bytes | None], int] = {}
+        self._arguments: dict[int, str] = {}
+        """Digests of recorded arguments, by a number made of how they are written."""
 
     @classmethod
     def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None, opened: Any = None) -> Recording:
@@ -239,6 +242,8 @@ class Recording:
             if sealed and "variant" in event.payload:
                 body = _bytes(event.payload.get("providerRequest"))
                 self._requests[(event.payload.get("provider"), body)] = event.seq
+            elif sealed and type(event.payload.get("arguments")) is dict:
+                self._arguments[hash(orjson.dumps(event.payload["arguments"]))] = call.digest
 
     def _add_to_call(self, event: Event) -> None:
         found = self._open.get(event.call or "")
@@ -336,6 +341,12 @@ class Recording:
         seq = None if data is None else self._requests.get((provider, data))
         return None if seq is None else self.event(seq).payload
 
+    def known_arguments(self, arguments: dict[str, Any]) -> str | None:
+        """The digest of plain arguments that the recording has written in the same way: it need not be made again."""
+        if not self._arguments or not is_plain(arguments):
+            return None
+        return self._arguments.get(hash(orjson.dumps(arguments)))
+
     def find(self, lane: str, name: str, digest: str, nth: int) -> RecordedCall | None:
         """The recorded call of exactly this place and content."""
         found = self.calls.get(Key(lane, name, digest, nth))
@@ -365,6 +376,8 @@ class Recording:
         if "headers" in finished.meta:
             meta["headers"] = finished.meta["headers"]
         outcome = str(payload.get("outcome", "ok"))
+        if outcome == "ok" and chunks is None and len(payload) == 2 and "value" in payload:
+            meta[AS_RECORDED] = True
         if outcome not in _OUTCOMES:
             raise ArtifactError(f"Event {finished.seq} of run {self.manifest.id} has the unknown outcome {outcome!r}.")
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
@@ -385,8 +398,9 @@ class Recording:
 
 def not_kept(answer: Answer) -> str | None:
     """Why a result cannot be given again: it was recorded as the name of its type. ``None`` if it can."""
-    values = (answer.value, *(answer.chunks or ()))
-    found = next((kind for kind in map(type_not_kept, values) if kind is not None), None)
+    found = type_not_kept(answer.value)
+    if found is None and answer.chunks:
+        found = next((kind for kind in map(type_not_kept, answer.chunks) if kind is not None), None)
     return None if found is None else f"it returned a {found}, which cannot be recorded"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from antiphon._replay.masks import KEY_HINT, has_effect
 from antiphon._replay.observe import DivergenceFound, Observer
 from antiphon._replay.recording import RecordedCall, Recording, RefusalFound, not_kept, refusal_divergence
+from antiphon._scope import Site
 from antiphon.errors import InvalidInput, ReplayMiss
 from antiphon.llm.response import envelope_kind
 from antiphon.llm.stream import assemble_response
@@ -42,6 +43,14 @@ class StrictInvoker:
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
         """What this request body was mapped to in the recording: a later release may map it in another way."""
         return self._recording.known_request(provider, body)
+
+    def ended(self, site: Site) -> None:
+        """A call was given its recorded result: its end need not be compared with itself."""
+        self._observer.ended(site)
+
+    def known_arguments(self, arguments: dict[str, Any]) -> str | None:
+        """The recorded digest of these arguments, if the recording has them as they are."""
+        return self._recording.known_arguments(arguments)
 
     def answer_tool(self, call: Invocation) -> Answer:
         return self._answer(call, self._find(call))

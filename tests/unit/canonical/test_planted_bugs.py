@@ -33,7 +33,7 @@ def _by_code_point(field: tuple[str, Any]) -> bytes:
 
 
 PLANTED: dict[str, tuple[str, Callable[..., Any]]] = {
-    "every float is taken as plain": ("_is_plain", _always),
+    "every float is taken as plain": ("is_plain", _always),
     "numbers as Python prints them": ("_number", _python_number),
     "exponents as Python prints them": ("_number", _python_exponents),
     "UTF-8 order taken for UTF-16 order": ("_sorted_alike", _always),
