@@ -12,7 +12,7 @@ from antiphon._recording.resumed import EARLIER
 from antiphon._scope import ORPHAN_LANE, RunScope, Site
 from antiphon.canonical import canonical_digest
 from antiphon.errors import AntiphonError, StoreError, class_name
-from antiphon.ports import Answer, Invocation, Row
+from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 log = logging.getLogger("antiphon.run")
 
@@ -143,8 +143,14 @@ class Boundary:
 
     async def give(self, answer: Answer) -> None:
         """Write the outcome of a call that a replay or the cache answered."""
+        meta = dict(answer.meta)
+        if meta.pop(AS_RECORDED, False):
+            ended = getattr(self.scope.invoker, "ended", None)
+            if ended is not None:  # a strict replay: nothing is written, and there is nothing to compare
+                ended(self.site)
+                return
         error = None if answer.error is None else dict(answer.error)
-        await self.finish(answer.outcome, value=answer.value, error=error, meta=dict(answer.meta))
+        await self.finish(answer.outcome, value=answer.value, error=error, meta=meta)
 
     async def finish(
         self,
