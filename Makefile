@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test prove prove-long prove-short lint format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
+.PHONY: help setup demo unit test prove prove-long prove-short coverage lint format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -51,6 +51,13 @@ prove-long: setup ## … 1,000,000 schedules, 612 kills, 102 pauses; two hours
 
 prove-short: setup ## … the same in small, for CI; 3 minutes
 	$(PY) -m scripts.prove --short
+
+coverage: setup ## branch coverage of all tests: of the parts that decide about a call, and of everything
+	@rm -f .coverage .coverage.*
+	$(PY) -m coverage run -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	@$(PY) -m coverage combine --quiet
+	@$(PY) -m coverage report --skip-covered --include='*/decide/*,*/keys.py,*/_gateway/*,*/_replay/*'
+	@$(PY) -m coverage report | tail -1
 
 lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(VENV)/bin/ruff check .
@@ -98,7 +105,7 @@ lock: setup ## resolve requirements.lock again, after a change of pyproject.toml
 	@! grep -nE '^ *(--index-url|--extra-index-url|--find-links|.* @ )' requirements.lock
 
 clean: ## remove what tools left behind
-	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/out site
+	rm -rf build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache bench/out site
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## … and the environments

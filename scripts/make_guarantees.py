@@ -54,7 +54,7 @@ def made(result: dict[str, Any]) -> str:
         "",
         f"**Planted bugs:** {len(bugs)}, all of them found.",
         "",
-        "| planted bug | what is wrong | found by | after |",
+        "| planted bug | what is wrong | found by | after schedules or examples |",
         "|---|---|---|---|",
         *(f"| `{name}` | {bug['what']} | {bug['found by']} | {bug['after']:,} |" for name, bug in bugs.items()),
         "",

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import antiphon
 from antiphon.testing.sim import BUGS, explore
 from tests.faults.campaign import FORGETFUL, STORES
+from tests.mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "docs" / "explanation" / "proof.json"
@@ -155,7 +156,7 @@ def _faults(size: Size, seed: int, failures: list[str]) -> dict[str, Any]:
 
 def _bugs(size: Size, failures: list[str]) -> dict[str, Any]:
     """Every planted bug, by the first schedule that shows it."""
-    _say(f"planted bugs: {len(BUGS)}")
+    _say(f"planted bugs: {len(BUGS)} for the simulator, {len(MUTANTS)} for property tests, rules and tests")
     found: dict[str, Any] = {}
     for name, bug in BUGS.items():
         with _quiet():
@@ -166,7 +167,15 @@ def _bugs(size: Size, failures: list[str]) -> dict[str, Any]:
         simulation = explored.broken[0]
         by = simulation.broken.partition(":")[0]
         found[name] = {"what": bug.what, "found by": f"simulator: {by}", "after": explored.seeds}
-        _say(f"  {name:28} {by:16} after {explored.seeds:5d}  {bug.what}")
+        _say(f"  {name:30} {by:16} after {explored.seeds:5d} schedules  {bug.what}")
+    hunt = subprocess.run(
+        [sys.executable, "-m", "tests.mutants"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    for said in map(json.loads, hunt.stdout.splitlines()):
+        if said["failed"]:
+            found[said["name"]] = {"what": said["what"], "found by": said["by"], "after": said["after"]}
+            _say(f"  {said['name']:30} {said['by']:16} after {said['after']:5d} examples   {said['what']}")
+    failures += [f"planted bug {name} was not found" for name in MUTANTS if name not in found]
     return found
 
 

@@ -126,7 +126,7 @@ def test_ten_successes_pay_for_one_retry() -> None:
     assert not bucket.withdraw(0.0)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["success", "retry"]), st.floats(0, 3)), max_size=200))
+@given(st.lists(st.tuples(st.sampled_from(["success", "retry"]), st.floats(0, 0.3)), min_size=25, max_size=200))
 def test_never_more_retries_than_paid_for(steps: list[tuple[str, float]]) -> None:
     bucket = TokenBucket()
     now, paid, taken = 0.0, 10.0, 0
