@@ -18,7 +18,8 @@ WORK = ROOT / "build" / "pythons"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 NEEDED = ("orjson", "msgspec", "cryptography", "pyyaml", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
 NEEDED += ("hypothesis", "rfc8785", "hatchling==1.27.0")
-TESTS = ("tests/unit/decide", "tests/unit/keys", "tests/unit/canonical", "tests/unit/turn", "tests/unit/stores")
+TESTS = ("tests/unit/decide", "tests/unit/keys", "tests/unit/canonical", "tests/unit/turn")
+TESTS += ("--ignore-glob=*/test_classify*", "--ignore=tests/unit/keys/test_typed_arguments.py")  # these need extras
 SMOKE = """
 import antiphon, warnings
 gateway = antiphon.Gateway(store="sqlite:///smoke.db")
