@@ -251,6 +251,14 @@ class SyncJournal(Protocol):
         """The record without touching it."""
         ...
 
+    def forgotten(self, request: ClaimRequest, version: int) -> bool:
+        """Whether this store knows that the claim *version* of an intent without a record was cleared or swept.
+
+        If it does not, it has lost the record (its file was deleted, its server restarted empty): then whoever has the
+        outcome may write it anew.
+        """
+        ...
+
     def wait(self, key: str, version: int, timeout_s: float) -> None:
         """Return when the record's version is no longer *version* or is settled, or after *timeout_s*."""
         ...
@@ -379,6 +387,10 @@ class Journal(Protocol):
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
         """As :meth:`SyncJournal.read`."""
+        ...
+
+    async def forgotten(self, request: ClaimRequest, version: int) -> bool:
+        """See :meth:`SyncJournal.forgotten`."""
         ...
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:

@@ -13,11 +13,13 @@ from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
 from antiphon._gateway.settlement import answered, refused
-from antiphon._gateway.steps import BEGIN, Read, Refresh, Step
+from antiphon._gateway.steps import BEGIN, Look, Refresh, Step
 from antiphon._gateway.turns import Guard, TurnState, refused_by_guard
 from antiphon.decide.loop import LoopVerdict
 from antiphon.errors import InvalidInput
 from antiphon.keys import KeyMaker
+
+_REFRESH_S, _FIRST_REFRESH_S = 0.1, 1.0
 
 
 def admit(call: GuardedCall) -> Step:
@@ -29,7 +31,7 @@ def admit(call: GuardedCall) -> Step:
         return replay.ask(call, admit)
     if now >= plan.plans.next_refresh:
         if not plan.off:
-            return Refresh(_refreshed)
+            return Refresh(_patience(plan), _refreshed)
         plan.plans.look()  # the store is left alone
         call.plan = plan = plan.plans.plan(plan.tool)
     call.policy = policy = plan.policy if call.options is NO_OPTIONS else Policy(plan, call.options)
@@ -98,7 +100,14 @@ def _refused(call: GuardedCall, stop: Outcome) -> Step:
     if call.policy.unclaimed:
         return answered(call, stop)
     call.off_path().refusal = stop
-    return Read(call.key, call.identity, claim.looked)
+    return Look(call.key, call.identity, call.plan.plans.store_breaker.look_s, claim.looked)
+
+
+def _patience(plan: Plan) -> float:
+    """How long a call waits to hear of breakers: hardly at all, where one is open already."""
+    if any(breaker.pass_for_all is None for breaker in plan.policy.path):
+        return plan.plans.store_breaker.look_s
+    return _REFRESH_S if plan.plans.was_refreshed else _FIRST_REFRESH_S
 
 
 def _refreshed(call: GuardedCall, _: None) -> Step:

@@ -58,7 +58,10 @@ class Extras:
     last: Outcome | None = None
     """What the last attempt came to, if there may be another."""
     retried: tuple[Retried, ...] = ()
-    settle_tries = 0
+    looked = False
+    """Whether the record was looked at that would not be settled."""
+    left = False
+    """Its caller has left it: only the record is to be written."""
     unprotected = ""
     """Why the call was made without a claim."""
     verdict = ""

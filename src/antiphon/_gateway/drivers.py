@@ -6,13 +6,15 @@ repair. One that comes between the two is caught outside, and the claim is left 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import os
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import copy_context
-from typing import Any
+from operator import methodcaller
+from typing import Any, cast
 
 from antiphon._drive import until_cancelled
 from antiphon._gateway.admission import admit
@@ -27,6 +29,7 @@ from antiphon._gateway.repair import abandon, broke_off
 from antiphon._gateway.settlement import settled
 from antiphon._gateway.source import Opened, Source, within
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Plain, Step
+from antiphon._gateway.store_breaker import GRACE_S
 from antiphon.errors import StoreError
 from antiphon.ports import Answer, Blobs, BreakerRow, Invocation, Journal, Row, SyncJournal
 
@@ -111,6 +114,20 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
     raise interrupt
 
 
+class _Timed:
+    """A journal whose steps end at a moment, whatever the store does: each on a thread or task of its own."""
+
+    __slots__ = ("_make", "_world")
+
+    def __init__(self, world: Any, make: Callable[[Callable[[], Any]], Any]) -> None:
+        self._world = world
+        self._make = make
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        world, make = self._world, self._make
+        return lambda *args, **options: make(lambda: methodcaller(name, *args, **options)(world.journal))
+
+
 class SyncWorld:
     """What a thread reaches."""
 
@@ -118,18 +135,36 @@ class SyncWorld:
         self._plans = plans
         self._feed = feed
         self._journal = journal
-        self._forget()
+        self._breaker = plans.store_breaker
+        self._heeds = journal is None
+        """Whether the store's breaker shuts its way."""
+        self._exchanging = False
+        self.reopen()
+        if journal is None:
+            self._breaker.watch(self)
 
-    def _forget(self) -> None:
+    def reopen(self) -> None:
         self.begin: Callable[..., Any] = self._first_begin
         self.settle: Callable[..., Any] = self._first_settle
+
+    def shut(self) -> None:
+        self.begin = self.settle = self._refused
+
+    def _refused(self, *arguments: Any) -> Any:
+        raise self._breaker.refusal()
 
     @property
     def journal(self) -> SyncJournal:
         journal = self._journal
+        if self._heeds and self._breaker.is_open:
+            raise self._breaker.refusal()
         if journal is None:
             journal = self._journal = self._plans.store.open_sync()
         return journal
+
+    def until(self, deadline: float | None) -> SyncWorld:
+        """The same world for a call that must be over soon after *deadline*, however sick the store is."""
+        return self if deadline is None or not self._breaker.on else _SyncUntil(self, deadline + GRACE_S)
 
     def _first_begin(self, call: GuardedCall, events: Sequence[Row]) -> Any:
         self.begin = self.journal.begin
@@ -141,7 +176,7 @@ class SyncWorld:
 
     def close(self) -> None:
         journal, self._journal = self._journal, None
-        self._forget()
+        self.reopen()
         if journal is not None:
             self._feed.stop(journal)
             journal.close()
@@ -149,9 +184,29 @@ class SyncWorld:
     def sleep(self, seconds: float) -> None:
         self._plans.clock.sleep(seconds)
 
-    def refresh(self) -> None:
-        plans, feed = self._plans, self._feed
+    def look(self, key: str, identity: str, seconds: float) -> Any:
+        """The record, if the store says so at once."""
+        if not self._breaker.on:
+            return self.journal.read(key, identity)
+        began = self._plans.clock.monotonic()
+        found = self._breaker.within(lambda: self.journal.read(key, identity), seconds)
+        self._breaker.looked(self._plans.clock.monotonic() - began)
+        return found
+
+    def refresh(self, seconds: float) -> None:
+        """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""
+        plans = self._plans
         plans.reload()
+        if not self._breaker.on:
+            self._exchange()
+        elif not self._exchanging and not self._breaker.is_open:
+            self._exchanging = True
+            with contextlib.suppress(StoreError):
+                self._breaker.within(self._exchange, seconds)
+        plans.refreshed()
+
+    def _exchange(self) -> None:
+        plans, feed = self._plans, self._feed
         try:
             journal = self.journal
             if feed.due(journal):
@@ -160,8 +215,10 @@ class SyncWorld:
                 journal.save_breaker(plans.settings.tenant, row)
                 plans.unshared.pop(name, None)
         except StoreError as error:
+            self._breaker.failed(error)
             log.warning("breaker states could not be exchanged: %s", error)
-        plans.refreshed()
+        finally:
+            self._exchanging = False
 
     def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
         if run.scope.write is not None and rows:
@@ -196,6 +253,34 @@ class SyncWorld:
         return blobs.get(tenant, ref)
 
 
+class _SyncUntil(SyncWorld):
+    """A thread's world that ends at a moment."""
+
+    def __init__(self, world: SyncWorld, moment: float) -> None:
+        self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
+        self._world, self._moment = world, moment
+        self._timed = _Timed(world, self._make)
+        self.begin, self.settle = self._timed.begin, self._timed.settle
+
+    def _make(self, step: Callable[[], Any]) -> Any:
+        if self._breaker.is_open:
+            raise self._breaker.refusal()
+        return self._breaker.within(step, self._breaker.seconds_left(self._moment))
+
+    @property
+    def journal(self) -> SyncJournal:
+        return cast(SyncJournal, self._timed)
+
+    def look(self, key: str, identity: str, seconds: float) -> Any:
+        return self._world.look(key, identity, min(seconds, self._breaker.seconds_left(self._moment)))
+
+    def refresh(self, seconds: float) -> None:
+        self._world.refresh(min(seconds, self._breaker.seconds_left(self._moment)))
+
+    def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
+        self._make(lambda: self._world.append(run, rows))
+
+
 class AsyncWorld:
     """What a task of one event loop reaches."""
 
@@ -203,20 +288,35 @@ class AsyncWorld:
         self._plans = plans
         self._feed = feed
         self._journal: Journal | None = None
+        self._breaker = plans.store_breaker
+        self._exchanging = False
         self.suspends = not plans.store.in_process
         """Whether to wait for claims; a store in this process is asked without a coroutine."""
-        self._forget()
+        self.reopen()
+        self._breaker.watch(self)
 
-    def _forget(self) -> None:
+    def reopen(self) -> None:
         self.begin: Callable[..., Any] = self._first_begin
         self.settle: Callable[..., Any] = self._first_settle
+
+    def shut(self) -> None:
+        self.begin = self.settle = self._refused
+
+    def _refused(self, *arguments: Any) -> Any:
+        raise self._breaker.refusal()
 
     @property
     def journal(self) -> Journal:
         journal = self._journal
+        if self._breaker.is_open:
+            raise self._breaker.refusal()
         if journal is None:
             journal = self._journal = self._plans.store.open_async()
         return journal
+
+    def until(self, deadline: float | None) -> AsyncWorld:
+        """The same world for a call that must be over soon after *deadline*, however sick the store is."""
+        return self if deadline is None or not self._breaker.on else _AsyncUntil(self, deadline + GRACE_S)
 
     def _steps(self) -> Journal | SyncJournal:
         return self.journal if self.suspends else self._plans.store.open_sync()
@@ -231,7 +331,7 @@ class AsyncWorld:
 
     async def close(self) -> None:
         journal, self._journal = self._journal, None
-        self._forget()
+        self.reopen()
         if journal is not None:
             self._feed.stop(journal)
             await journal.close()
@@ -249,9 +349,29 @@ class AsyncWorld:
     async def sleep(self, seconds: float) -> None:
         await self._plans.clock.sleep_async(seconds)
 
-    async def refresh(self) -> None:
-        plans, feed = self._plans, self._feed
+    async def look(self, key: str, identity: str, seconds: float) -> Any:
+        """The record, if the store says so at once."""
+        if not self._breaker.on:
+            return await self.journal.read(key, identity)
+        began = self._plans.clock.monotonic()
+        found = await self._breaker.within_async(self.journal.read(key, identity), seconds)
+        self._breaker.looked(self._plans.clock.monotonic() - began)
+        return found
+
+    async def refresh(self, seconds: float) -> None:
+        """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""
+        plans = self._plans
         plans.reload()
+        if not self._breaker.on:
+            await self._exchange()
+        elif not self._exchanging and not self._breaker.is_open:
+            self._exchanging = True
+            with contextlib.suppress(StoreError):
+                await self._breaker.within_async(self._exchange(), seconds)
+        plans.refreshed()
+
+    async def _exchange(self) -> None:
+        plans, feed = self._plans, self._feed
         try:
             journal = self.journal
             if feed.due(journal):
@@ -260,8 +380,10 @@ class AsyncWorld:
                 await journal.save_breaker(plans.settings.tenant, row)
                 plans.unshared.pop(name, None)
         except StoreError as error:
+            self._breaker.failed(error)
             log.warning("breaker states could not be exchanged: %s", error)
-        plans.refreshed()
+        finally:
+            self._exchanging = False
 
     async def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
         if run.scope.write_async is not None and rows:
@@ -303,6 +425,35 @@ class AsyncWorld:
         import asyncio
 
         return await asyncio.to_thread(blobs.get, tenant, ref)
+
+
+class _AsyncUntil(AsyncWorld):
+    """A task's world that ends at a moment."""
+
+    def __init__(self, world: AsyncWorld, moment: float) -> None:
+        self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
+        self._world, self._moment = world, moment
+        self._timed = _Timed(world, self._make)
+        self.suspends = True
+        self.begin, self.settle = self._timed.begin, self._timed.settle
+
+    async def _make(self, step: Callable[[], Any]) -> Any:
+        if self._breaker.is_open:
+            raise self._breaker.refusal()
+        return await self._breaker.within_async(step(), self._breaker.seconds_left(self._moment))
+
+    @property
+    def journal(self) -> Journal:
+        return cast(Journal, self._timed)
+
+    async def look(self, key: str, identity: str, seconds: float) -> Any:
+        return await self._world.look(key, identity, min(seconds, self._breaker.seconds_left(self._moment)))
+
+    async def refresh(self, seconds: float) -> None:
+        await self._world.refresh(min(seconds, self._breaker.seconds_left(self._moment)))
+
+    async def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
+        await self._make(lambda: self._world.append(run, rows))
 
 
 def _on_thread(call: GuardedCall, context: CallContext | None) -> Callable[[], Any]:

@@ -46,6 +46,12 @@ class BaseGateway:
     def __init__(self, dependencies: Dependencies, *, asynchronous: bool) -> None:
         self._plans = Plans(dependencies, asynchronous=asynchronous)
         self._feed = BreakerFeed(self._plans)
+        plans, feed = self._plans, self._feed
+
+        def resume(journal: SyncJournal, call: GuardedCall, step: Step) -> None:
+            run_sync(call, SyncWorld(plans, feed, journal), step)
+
+        plans.leases.resume = resume
 
     @overload
     def tool(
@@ -301,7 +307,7 @@ class Gateway(BaseGateway):
 
     def run(self, call: GuardedCall) -> Outcome:
         """Make a call that was asked for by name; a stream is read to its end."""
-        run_sync(call, self._world)
+        run_sync(call, self._world.until(call.options.deadline))
         return results.gather(self._streamed(call, call.result()))
 
     def execute(self, envelope: Envelope) -> ToolResultEnvelope:
@@ -430,7 +436,7 @@ class AsyncGateway(BaseGateway):
 
     async def run(self, call: GuardedCall) -> Outcome:
         """Make a call that was asked for by name; a stream is read to its end."""
-        await run_async(call, self._world())
+        await run_async(call, self._world().until(call.options.deadline))
         return await results.gather_async(self._streamed(call, call.result()))
 
     async def execute(self, envelope: Envelope) -> ToolResultEnvelope:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import random
 import threading
+import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.settings import Settings
+from antiphon._gateway.store_breaker import StoreBreaker
 from antiphon.errors import StoreError
-from antiphon.ports import Clock, Settlement, Store, SyncJournal
+from antiphon.ports import Clock, Store, SyncJournal
 
 log = logging.getLogger("antiphon.leases")
 _sweep_log = logging.getLogger("antiphon.janitor")
 
 _NEVER = float("inf")
+_MOST_UNFINISHED = 10_000
+_LAST_WORDS_S = 2.0
 _LONGEST_NAP_S = 60.0
 PAUSE_S = 60.0
 PORTION = 1000
 _SOON_S = 1.0
+
+
+def _nothing(*_: Any) -> None:
+    return None
 
 
 class Lease(Protocol):
@@ -50,14 +58,13 @@ class Lease(Protocol):
         ...
 
 
-class _Abandoned(NamedTuple):
-    """A claim whose caller is gone, and what its record should say."""
+class Unfinished(Protocol):
+    """A call whose end its caller could not write."""
 
-    key: str
-    identity: str
-    token: str
-    process: str
-    settlement: Settlement
+    @property
+    def version(self) -> int:
+        """Of the claim that it holds; 0: it may hold one, and has sent nothing."""
+        ...
 
 
 class Leases:
@@ -82,7 +89,12 @@ class Leases:
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
         self._sweeps = attached and not store.in_process
-        self._abandoned: list[_Abandoned] = []
+        self._unfinished: list[tuple[Any, Any]] = []
+        """Calls, and the step to go on with."""
+        self.resume: Callable[[SyncJournal, Any, Any], None] = _nothing
+        """Goes on with a call on this thread's journal."""
+        watched = attached and not store.in_process
+        self.breaker = StoreBreaker(store.url, clock, on=watched, wake=self._hurry)
         self._place = f"{store.url} {getattr(store, 'prefix', '')}"
         if attached:
             _service.add(self)
@@ -106,31 +118,45 @@ class Leases:
         """Whether the lease of *call* is being renewed."""
         return call in self._held
 
-    def abandon(self, key: str, identity: str, token: str, process: str, settlement: Settlement) -> None:
-        """End the claim of a caller that was interrupted once more while it did so itself, as soon as possible."""
-        self._abandoned.append(_Abandoned(key, identity, token, process, settlement))
+    @property
+    def unrecorded(self) -> int:
+        """Outcomes that have yet to be written."""
+        return sum(1 for call, _ in list(self._unfinished) if call.version)
+
+    def finish(self, call: Unfinished, step: Any) -> None:
+        """Go on with a call that its caller had to leave, as soon as the store allows it."""
+        if len(self._unfinished) >= _MOST_UNFINISHED:
+            lost, _ = self._unfinished.pop(0)
+            log.error("too many calls wait for the store; one was given up: its claim ends with its lease: %s", lost)
+        self._unfinished.append((call, step))
+        if self._attached:
+            _service.keep(self)
+        self._hurry()
+
+    def _hurry(self) -> None:
         self._next = 0.0
         if self._attached:
             _service.wake()
 
-    def _end_abandoned(self, journal: SyncJournal) -> None:
-        left, self._abandoned = self._abandoned, []
-        for claim in left:
+    def _finish_all(self, journal: SyncJournal) -> bool:
+        """Go on with the calls that were left; whether the store took them."""
+        failures = self.breaker.failures
+        for _ in range(len(self._unfinished)):
+            call, step = self._unfinished[0]
             try:
-                found = journal.read(claim.key, claim.identity)
-                if found is None or found.current.state != "inflight":
-                    continue
-                if not is_owned_by(found.current.owner, claim.token, claim.process):
-                    continue
-                journal.settle(claim.key, found.current.version, claim.settlement)
-            except StoreError as error:
-                log.warning("the claim of an interrupted call was not ended yet: %s", error)
-                self._abandoned.append(claim)
+                self.resume(journal, call, step)  # one that fails again is put at the end
+            except Exception:
+                log.exception("a call could not be finished; its claim ends with its lease")
+            self._unfinished.pop(0)
+            if self.breaker.failures != failures:
+                return False
+        _service.leave(self)
+        return True
 
     def forget(self) -> None:
         """In a forked child: the parent's calls and connections are not its own."""
         self._held.clear()
-        self._abandoned.clear()
+        self._unfinished.clear()
         self._due.clear()
         self._journal = None
         self._next = _NEVER
@@ -138,17 +164,24 @@ class Leases:
     def look(self) -> float:
         """Do what is due; seconds until there is something to do again."""
         now = self._clock.monotonic()
+        if self.breaker.is_open:
+            if (pause := self.breaker.probe(self._open, now)) > 0.0:
+                return pause
+            if not self._finish_all(self._open()):  # first what is known: a redelivery should find it
+                return 0.1
+            self.breaker.close()
+            self._next = 0.0
         if self._next <= now:
             try:
                 journal = self._open()
             except StoreError as error:
                 log.warning("leases cannot be renewed yet: %s", error)
                 return 1.0
-            if self._abandoned:
-                self._end_abandoned(journal)
+            if self._unfinished:
+                self._finish_all(journal)
             self.renew_due(journal, now)
             self._plan()
-            if self._abandoned:
+            if self._unfinished:
                 self._next = min(self._next, now + 1.0)
         nap = self._next - now
         return min(nap, _janitor.look(self._place, self._open, now)) if self._sweeps else nap
@@ -190,6 +223,7 @@ class Leases:
         try:
             kept = journal.renew(call.key, call.version, call.lease_ms)
         except StoreError as error:
+            self.breaker.failed(error)
             log.warning("lease of %s not renewed, will try again: %s", call.tool_name, error)
             self._again_at(call, now + min(1.0, every / 4))
             return
@@ -214,6 +248,24 @@ class _Service:
         self._leases: list[weakref.ref[Leases]] = []
         self._event = threading.Event()
         self._thread: threading.Thread | None = None
+        self._busy: set[Leases] = set()
+        """Those with something to write: they outlive their gateways."""
+
+    def keep(self, leases: Leases) -> None:
+        self._busy.add(leases)
+
+    def leave(self, leases: Leases) -> None:
+        self._busy.discard(leases)
+
+    def at_exit(self) -> None:
+        """Write what is left, if the stores take it now; then say what was lost."""
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while self._busy and time.monotonic() < deadline:
+            self._event.set()
+            time.sleep(0.02)
+        left = sum(leases.unrecorded for leases in list(self._busy))
+        if left:
+            log.error("%d outcomes could not be recorded before the process ended: they will be unknown", left)
 
     def add(self, leases: Leases) -> None:
         with self._lock:
@@ -233,6 +285,7 @@ class _Service:
         self._lock = threading.Lock()
         self._event = threading.Event()
         self._thread = None
+        self._busy.clear()
         for ref in self._leases:
             leases = ref()
             if leases is not None:
@@ -293,3 +346,4 @@ class Janitor:
 _janitor = Janitor()
 _service = _Service()
 os.register_at_fork(after_in_child=_service.after_fork)
+atexit.register(_service.at_exit)

@@ -346,6 +346,7 @@ class Plans:
         self.breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.shadow_breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)
+        self.store_breaker = self.leases.breaker
         self.threads = ThreadRunner(settings.abandoned_threads)
         self.guards = Guards(settings.loop)
         self._budgets: dict[str, TokenBucket] = {}
@@ -354,6 +355,8 @@ class Plans:
         """Breakers whose state could not be written: tried again with the next refresh."""
         self.next_refresh = 0.0
         """When changed settings, log levels and breakers of others are looked at again."""
+        self.was_refreshed = False
+        """Whether breakers of others have been looked at before."""
         _all_plans.add(self)
 
     def plan(self, tool: Tool) -> Plan:
@@ -401,6 +404,7 @@ class Plans:
     def refreshed(self) -> None:
         """Log levels may have changed since the present plans were made."""
         self.next_refresh = self.monotonic() + self.settings.refresh_ms / 1000
+        self.was_refreshed = True
         wants, plans = self.reporter.who_wants, tuple(self._plans.values())
         heard = (wants("tool_call_start"), wants("tool_call_end"), wants("tool_call_blocked"))
         if any((plan.on_start, plan.on_end, plan.on_blocked) != heard for plan in plans if not plan.off):

@@ -15,6 +15,7 @@ from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.claim import looked_at_alias, not_readable, not_remembered, start_unclaimed, still_unknown
 from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.settlement import (
+    RECORDING,
     after_hooks,
     answered,
     append_broke_off,
@@ -22,6 +23,7 @@ from antiphon._gateway.settlement import (
     appended,
     interrupted,
     keep_failed,
+    leave,
     not_dispatched,
     not_shared,
     settle_broke_off,
@@ -29,6 +31,7 @@ from antiphon._gateway.settlement import (
     settle_interrupted,
     settle_value,
     settled,
+    still_not_recorded,
 )
 from antiphon._gateway.steps import (
     BEGIN,
@@ -40,9 +43,11 @@ from antiphon._gateway.steps import (
     Append,
     Ask,
     Dispatch,
+    Forgotten,
     Get,
     GivenUp,
     Mark,
+    Plain,
     Put,
     Read,
     Reclaim,
@@ -53,6 +58,7 @@ from antiphon._gateway.steps import (
     Step,
     TakeOver,
 )
+from antiphon._gateway.store_breaker import is_sick
 from antiphon.errors import StoreError
 from antiphon.ports import Claimed, Existing
 
@@ -107,6 +113,9 @@ def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> 
         return Reclaim(call, step.version, step.events, _recovered)
     if step is SETTLE:
         return Read(call.key, call.identity, _reread)
+    if isinstance(step, (Read, Forgotten, Reclaim, Mark)) and step.then in RECORDING:
+        abandon(call)
+        return DONE
     return _settle(call, error)
 
 
@@ -148,9 +157,10 @@ def abandon(call: GuardedCall) -> None:
     """Leave the claim, if there is one, to the process's own thread: it writes what is known of the call."""
     plan = call.plan
     plan.release(call)
-    if getattr(call, "key", "") and not plan.off:  # else it was never admitted
-        settlement = call.settlement or interrupted(call, "the caller was interrupted")
-        plan.plans.leases.abandon(call.key, call.identity, call.token, call.template.owner, settlement)
+    if not getattr(call, "key", "") or plan.off:  # it was never admitted
+        return
+    if call.version or not (call.entered or call.outcome is not None or call.policy.unclaimed):
+        leave(call, call.settlement or interrupted(call, "the caller was interrupted"))
 
 
 # -- the store failed ----------------------------------------------------------------------------------------------
@@ -158,9 +168,12 @@ def abandon(call: GuardedCall) -> None:
 
 def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
     extras, plan = call.off_path(), call.plan
-    if step is SETTLE:
-        return settle_broke_off(call, error)
+    _note_failure(call, step, error)
     match step:
+        case Plain() if step is SETTLE:
+            return settle_broke_off(call, error)
+        case Read(then=then) | Forgotten(then=then) | Reclaim(then=then) | Mark(then=then) if then in RECORDING:
+            return still_not_recorded(call, step, error)
         case Alias():
             return not_remembered(call, error)
         case Read(then=then) if then is looked_at_alias:
@@ -193,6 +206,13 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         return _given_back(call, None)
     extras.outage = error  # its start could not be written, or the claim not be made sure of: give it back
     return Mark(call.key, call.version, not_dispatched(call), _given_back)
+
+
+def _note_failure(call: GuardedCall, step: Step, error: StoreError) -> None:
+    """Shut the way to a sick store; a claim that may have been made all the same is given back when it works."""
+    call.plan.plans.store_breaker.failed(error)
+    if (step is BEGIN or isinstance(step, TakeOver)) and is_sick(error):
+        leave(call, not_dispatched(call), step.version if isinstance(step, TakeOver) else 0)
 
 
 def _given_back(call: GuardedCall, _: int | None) -> Step:

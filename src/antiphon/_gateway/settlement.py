@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 
 from antiphon._gateway import codec
 from antiphon._gateway import outcome as outcomes
-from antiphon._gateway.call import NO_EXTRAS, NOTHING, GuardedCall
+from antiphon._gateway.call import NO_EXTRAS, NOTHING, Extras, GuardedCall
 from antiphon._gateway.codec import encode
 from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
-from antiphon._gateway.steps import DONE, SETTLE, Append, Put, ShareBreaker, Sleep, Step
-from antiphon.decide.claim import UNKNOWN_CODE
+from antiphon._gateway.owner import is_owned_by
+from antiphon._gateway.steps import DONE, SETTLE, Append, Forgotten, Mark, Put, Read, Reclaim, ShareBreaker, Step
+from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
 from antiphon.errors import StoreError, StoreUnavailable
-from antiphon.ports import Attempt, Row, Settlement, Success
+from antiphon.ports import Attempt, Claimed, Existing, Row, Settlement, Success
 
 log = logging.getLogger("antiphon.gateway")
 
-_TRIES = 4
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 _WATCHED = b"null"
 
@@ -168,20 +169,92 @@ def _long(call: GuardedCall) -> int:
 
 
 def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
-    """The effect has happened: a store that fails is tried again, then reported, and never hides it."""
-    extras, plan = call.off_path(), call.plan
+    """The effect has happened: a store that fails never hides it, and is told as soon as it works again."""
+    plan, run = call.plan, call.run
     if plan.watched_only:
+        call.off_path()
         plan.reporter.shadow(call, error.code)
         return settled(call, 0)
-    extras.settle_tries += 1
-    if extras.settle_tries < _TRIES and isinstance(error, StoreUnavailable):
-        return Sleep(0.05 * 2 ** (extras.settle_tries - 1), _settle_again)
+    assert call.settlement is not None
+    if isinstance(error, StoreUnavailable):
+        leave(call, call.settlement)
+        if run is not None and run.together:
+            run.finished = True  # its end is written with the record
     _not_recorded(call, error)
     return settled(call, 0)
 
 
-def _settle_again(call: GuardedCall, _: None) -> Step:
-    return SETTLE
+def leave(call: GuardedCall, settlement: Settlement, taken: int = 0) -> None:
+    """Let the process's own thread write how the call ended; *taken*: the version of the claim to replace, if any.
+
+    It works on a copy: the call goes on, or is over.
+    """
+    rest = copy(call)
+    rest.extras = Extras()
+    rest.extras.left = True
+    rest.settlement = settlement
+    rest.run = rest.turn = rest.guard = None
+    rest.value = NOTHING
+    step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
+    call.plan.plans.leases.finish(rest, step)
+
+
+def stands(call: GuardedCall, reply: Existing | None) -> Step:
+    """What there is of a record that could not be settled, or would not be."""
+    settlement = call.settlement
+    assert settlement is not None
+    if reply is None:
+        return Forgotten(call, call.version, _lost)
+    record = reply.own or reply.current
+    if record.state == "inflight" and is_owned_by(record.owner, call.token, call.template.owner):
+        first = record.version == call.version  # else it was lost, and begun anew
+        return Mark(call.key, record.version, settlement, _stood, call.events if first else ())
+    if record.fence != call.version:
+        return _stood(call, None)
+    certain = settlement.state != "failed" or settlement.error is None or settlement.error[0] != UNKNOWN_CODE
+    if is_unknown(record) and certain:
+        return Mark(call.key, record.version, settlement, _stood)
+    return _stood(call, record.version)
+
+
+def _lost(call: GuardedCall, forgotten: bool) -> Step:
+    """There is none: written anew, unless somebody wanted it gone."""
+    return _stood(call, None) if forgotten else Reclaim(call, 0, (), anew)
+
+
+def anew(call: GuardedCall, reply: Claimed | Existing) -> Step:
+    """A claim of its own to write the outcome to; a request that is still under way finds it, and claims nothing."""
+    assert call.settlement is not None
+    if isinstance(reply, Claimed):
+        version = reply.version
+    elif is_owned_by(reply.current.owner, call.token, call.template.owner) and reply.current.state == "inflight":
+        version = reply.current.version
+    else:
+        return _stood(call, None)
+    return Mark(call.key, version, call.settlement, _stood)
+
+
+def _stood(call: GuardedCall, version: int | None) -> Step:
+    if call.extras.left:
+        return DONE
+    call.off_path().looked = True
+    return settled(call, version)
+
+
+RECORDING = frozenset({stands, _lost, anew, _stood})
+"""What takes the replies while a record is written that could not be settled at once."""
+
+
+def still_not_recorded(call: GuardedCall, step: Step, error: StoreError) -> Step:
+    """The store failed meanwhile."""
+    if call.extras.left:
+        call.plan.plans.leases.finish(call, step)
+        return DONE
+    assert call.settlement is not None
+    leave(call, call.settlement)
+    _not_recorded(call, error)
+    call.off_path().looked = True
+    return settled(call, 0)
 
 
 def _not_recorded(call: GuardedCall, error: StoreError) -> None:
@@ -220,6 +293,8 @@ def settled(call: GuardedCall, version: int | None) -> Step:
     """The record says so (0: there is none; ``None``: it is another's by now); turn and loop guard learn of it."""
     plan, run, turn = call.plan, call.run, call.turn
     if version != 0:
+        if version is None and not call.extras.looked and not plan.watched_only:
+            return Read(call.key, call.identity, stands)
         call.version = 0  # the claim is over
         if version is None and not plan.watched_only:
             plan.reporter.fenced(call)

@@ -25,7 +25,9 @@ class World(Protocol):
 
     def sleep(self, seconds: float) -> Any: ...
 
-    def refresh(self) -> Any: ...
+    def refresh(self, seconds: float) -> Any: ...
+
+    def look(self, key: str, identity: str, seconds: float) -> Any: ...
 
     def append(self, run: RunEntry, rows: Sequence[Row]) -> Any: ...
 
@@ -107,9 +109,10 @@ class Mark(NamedTuple):
     version: int
     settlement: Settlement
     then: Then
+    events: Sequence[Row] = ()
 
     def ask(self, world: World) -> Any:
-        return world.journal.settle(self.key, self.version, self.settlement)
+        return world.journal.settle(self.key, self.version, self.settlement, self.events)
 
 
 class Read(NamedTuple):
@@ -121,6 +124,29 @@ class Read(NamedTuple):
 
     def ask(self, world: World) -> Any:
         return world.journal.read(self.key, self.identity)
+
+
+class Look(NamedTuple):
+    """Look at the record, if that takes but a moment: there is an answer without it."""
+
+    key: str
+    identity: str
+    seconds: float
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.look(self.key, self.identity, self.seconds)
+
+
+class Forgotten(NamedTuple):
+    """Ask whether a record that is not there was forgotten on purpose."""
+
+    call: GuardedCall
+    version: int
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.journal.forgotten(self.call, self.version)
 
 
 class Alias(NamedTuple):
@@ -259,10 +285,12 @@ class Get(NamedTuple):
 class Refresh(NamedTuple):
     """Once per ``refresh_ms``: changed settings, log levels, breakers of others."""
 
+    seconds: float
+    """How long to wait for the store."""
     then: Then
 
     def ask(self, world: World) -> Any:
-        return world.refresh()
+        return world.refresh(self.seconds)
 
 
 Request = (
@@ -270,6 +298,8 @@ Request = (
     | Reclaim
     | Mark
     | Read
+    | Look
+    | Forgotten
     | Alias
     | Renew
     | Wait
@@ -286,5 +316,5 @@ Request = (
 )
 Step = Plain | Request
 Then = Callable[[GuardedCall, Any], Step]
-STORE_STEPS = (TakeOver, Reclaim, Mark, Read, Alias, Renew, Wait, ShareBreaker, Append)
+STORE_STEPS = (TakeOver, Reclaim, Mark, Read, Look, Forgotten, Alias, Renew, Wait, ShareBreaker, Append)
 """Steps that a failing store can break off; BEGIN and SETTLE are the others."""

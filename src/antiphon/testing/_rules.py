@@ -647,6 +647,14 @@ class AdminRules(Harness):
                 found = {state: n for (tool, state), n in (await j.counts(self.tenant)).items() if n}
                 must(found.get(expected) == 1 and "unknown" not in found, f"after {ms} ms: {found}")
 
+    async def rule_a_cleared_claim_is_known_to_be_forgotten(self, j: Journal) -> None:
+        """Whoever has the outcome of a cleared claim learns that it was forgotten on purpose."""
+        request = self.request(self.key())
+        held = claimed(await j.begin(request))
+        await j.clear(request.key)
+        must(await j.settle(request.key, held.version, done()) is None, "the holder is fenced")
+        must(await j.forgotten(request, held.version), "and the store knows why")
+
     async def rule_sweep_drops_only_what_expired(self, j: Journal) -> None:
         """Sweeping removes expired records and their history, and nothing that lives."""
         live, dead = self.key("live"), self.key("dead")

@@ -48,7 +48,18 @@ ERRORS: tuple[Error, ...] = (
     asyncio.CancelledError,
     GeneratorExit,
 )
-COUNTED = {"begin", "take_over", "settle", "alias", "renew", "read", "wait", "save_breaker", "load_breakers"}
+COUNTED = {
+    "begin",
+    "take_over",
+    "settle",
+    "alias",
+    "renew",
+    "read",
+    "wait",
+    "save_breaker",
+    "load_breakers",
+    "forgotten",
+}
 PARAMS = {"to": "ada"}
 LEASE_S = 60.0
 REDACTOR = Redactor(Rules(), salt="00" * 16)
@@ -94,6 +105,8 @@ class FaultStore:
         self.while_waiting: Callable[[], object] = lambda: None
         self.aliases = True
         self.while_claiming: Callable[[], object] = lambda: None
+        self.loses = False
+        self.clock: Any = None
 
     def open_sync(self) -> Any:
         return _FaultJournal(self)
@@ -121,6 +134,12 @@ class _FaultJournal:
         if name == "begin":
             self._store.while_claiming()
         if name == "alias" and not self._store.aliases:
+            return False
+        if name == "settle" and self._store.loses:  # the server has restarted empty
+            self._store.loses = False
+            self._store.inner = MemoryStore(clock=self._store.clock)
+            return None
+        if name == "forgotten":
             return False
         return step(*args, **more)
 
@@ -350,6 +369,10 @@ def _kept_elsewhere(case: Case) -> None:
     case.settle(case.other(identity="mine"), DONE._replace(payload=None, payload_ref=ref))
 
 
+def _loses(case: Case) -> None:
+    case.store.loses, case.store.clock = True, case.clock
+
+
 def _forced_open(case: Case) -> None:
     case.settle(case.other(identity="mine"), DONE)
     case.rig.breaker().force_open(case.clock.monotonic(), "by hand")
@@ -419,6 +442,7 @@ SCENARIOS = {
     "kept elsewhere": Scenario(prepare=_kept_elsewhere),
     "breaker trips": Scenario({"breaker": BreakerPolicy(consecutive=1)}, results=(HttpError(500),)),
     "breaker open": Scenario(prepare=_forced_open),
+    "lost": Scenario(prepare=_loses),
     "independent": Scenario({"on_conflict": "independent"}, wire={"key": "k"}, prepare=_other_params),
     "in shadow": Scenario(settings={"shadow": True}),
     "off": Scenario(settings={"enabled": False}),
@@ -476,11 +500,9 @@ def stays_in_flight(where: str, error: BaseException, *, after: bool, shadow: bo
 
     A claim in shadow is not worth a second try.
     """
-    if not isinstance(error, StoreError):
+    if not isinstance(error, StoreError) or (isinstance(error, StoreUnavailable) and not shadow):
         return False
-    if where in ("begin", "take_over"):
-        return after
-    return where == "settle" and (shadow or not isinstance(error, StoreUnavailable))
+    return after if where in ("begin", "take_over") else where == "settle"
 
 
 async def broken_off(name: str, nth: int, errors: Sequence[BaseException], *, after: bool, loop: bool) -> int:
@@ -553,7 +575,7 @@ async def test_every_step_was_broken_off() -> None:
         await every_break_off(name, (KeyboardInterrupt, KeyboardInterrupt), seen, loop=loop)
     early = {"before the claim"}
     assert seen == {
-        **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get"), early),
+        **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get", "Look"), early),
         **dict.fromkeys(("Mark", "Reclaim", "Reconcile"), early),
         "Append": {"before the claim", "claimed", "settled"},
         "Dispatch": {"claimed", "entered"},

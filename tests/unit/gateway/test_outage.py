@@ -151,10 +151,58 @@ def test_an_outcome_that_cannot_be_written_is_still_the_answer() -> None:
     store.fail("settle")
     result = rig.execute(call_id="c1")
     assert (result.content, result.output.metadata) == ("sent", {"notRecorded": "store_unavailable"})
-    assert store.asked.count("settle") == 4
-    store.broken.clear()
-    rig.clock.advance(0)
+    assert store.asked.count("settle") == 1
+    rig.leases.look()
     assert rig.records()[0].state == "inflight"
+    assert rig.leases.unrecorded == 1
+    store.broken.clear()
+    rig.clock.advance(1.0)
+    rig.leases.look()
+    assert rig.records()[0].state == "done", "the process's own thread has written it"
+    assert rig.leases.unrecorded == 0
+    again = rig.execute(call_id="c1")
+    assert (again.content, again.from_cache) == ("sent", True)
+    assert len(script) == 1
+
+
+def test_a_result_is_written_over_the_unknown_that_others_made_of_it() -> None:
+    """The lease was over before the store worked again, and a redelivery came first."""
+    store = Faulty(MemoryStore(clock=(clock_rig := Rig()).clock))
+    rig = Rig(store=store)
+    script = rig.tool("sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    store.broken.clear()
+    clock_rig.clock.advance(121)
+    assert rig.execute(call_id="c1").code == "outcome_unknown"
+    rig.leases.look()
+    assert rig.execute(call_id="c1").content == "sent"
+    assert len(script) == 1
+
+
+def test_a_result_is_not_written_where_an_operator_cleared_the_claim() -> None:
+    rig, store = faulty_rig()
+    rig.tool("sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    store.broken.clear()
+    rig.store.open_sync().clear(rig.records()[0].key)
+    rig.clock.advance(1.0)
+    rig.leases.look()
+    assert rig.records() == []
+    assert rig.leases.unrecorded == 0
+
+
+def test_a_claim_whose_request_failed_is_given_back() -> None:
+    """The request may have arrived: nobody waits for the lease of a call that was never made."""
+    rig, store = faulty_rig()
+    script = rig.tool("sent")
+    store.lost.add("begin")
+    assert rig.execute(call_id="c1").code == "store_unavailable"
+    store.lost.clear()
+    rig.leases.look()
+    assert [record.state for record in rig.records()] == ["cancelled"]
+    assert rig.execute(call_id="c1").content == "sent"
     assert len(script) == 1
 
 
@@ -177,7 +225,9 @@ def test_a_settle_whose_answer_was_lost_is_fenced_not_doubled() -> None:
     store.lost.add("settle")
     result = rig.execute(call_id="c1")
     assert result.content == "sent"
-    assert result.output.metadata == {"fenced": True}
+    assert result.output.metadata == {"notRecorded": "store_unavailable"}
+    rig.leases.look()
+    assert rig.leases.unrecorded == 0, "it was there all the same"
     assert rig.execute(call_id="c1").content == "sent"
     assert len(script) == 1
 

@@ -24,7 +24,9 @@ from antiphon._gateway.steps import (
     SETTLE,
     Alias,
     Dispatch,
+    Forgotten,
     Get,
+    Look,
     Mark,
     Plain,
     Put,
@@ -391,7 +393,7 @@ def test_a_call_that_comes_too_late_is_answered() -> None:
 def test_while_a_breaker_is_open_only_a_record_can_answer() -> None:
     table = Table(breaker=BreakerPolicy(forced_open=True))
     call = table.call(mode="enforced")
-    assert admit(call) == Read(call.key, "mine", claim.looked)
+    assert admit(call) == Look(call.key, "mine", 0.005, claim.looked)
     assert claim.looked(call, None) is DONE
     assert told(call) == ("circuit_open", False)
     call = table.call(mode="enforced")
@@ -471,7 +473,10 @@ def test_a_claim_that_was_lost_in_the_pause_ends_the_attempts() -> None:
     call.entered = call.number
     assert isinstance(attempt.raised(call, HttpError(503)), Sleep)
     assert attempt.renewed(call, False) is SETTLE
-    assert settlement.settled(call, None) is DONE
+    look = settlement.settled(call, None)
+    assert look == Read(call.key, "mine", settlement.stands)
+    assert look.then(call, None) == Forgotten(call, call.version, settlement._lost)
+    assert settlement._lost(call, True) is DONE
     assert told(call) == ("http_503", False)
     assert call.result().metadata == {"fenced": True}
 
@@ -479,19 +484,15 @@ def test_a_claim_that_was_lost_in_the_pause_ends_the_attempts() -> None:
 # -- when the store fails ------------------------------------------------------------------------------------------
 
 
-def test_an_end_that_cannot_be_written_is_tried_again_then_told() -> None:
+def test_an_end_that_cannot_be_written_is_told_and_left_to_the_thread_of_the_process() -> None:
     call = Table().claimed()
     call.entered, call.value = call.number, "sent"
-    step: Step = attempt.returned(call)
-    naps = []
-    while step is SETTLE:
-        step = repair.broke_off(call, step, StoreUnavailable("gone"))
-        if isinstance(step, Sleep):
-            naps.append(step.seconds)
-            step = step.then(call, None)
-    assert naps == [0.05, 0.1, 0.2]
-    assert step is DONE
+    assert attempt.returned(call) is SETTLE
+    assert repair.broke_off(call, SETTLE, StoreUnavailable("gone")) is DONE
     assert call.result().metadata == {"notRecorded": "store_unavailable"}
+    ((rest, step),) = call.plan.plans.leases._unfinished
+    assert step == Read(call.key, "mine", settlement.stands)
+    assert (rest.version, rest.settlement) == (call.version, call.settlement)
 
 
 @pytest.mark.parametrize(

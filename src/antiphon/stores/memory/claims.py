@@ -296,6 +296,10 @@ class MemoryClaims(MemoryLog):
         with self.lock:
             return self._clear(key)
 
+    def forgotten(self, request: ClaimRequest, version: int) -> bool:
+        """Memory does not lose records by itself."""
+        return True
+
     def sweep(self, limit: int = 1000) -> int:
         with self.lock:
             return self._sweep(limit, self._now())

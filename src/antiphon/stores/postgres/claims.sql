@@ -252,6 +252,12 @@ flagged AS (
 SELECT h.key, h.version, h.lock_until_ms - clock.ms
 FROM (SELECT * FROM known UNION ALL SELECT * FROM locked) AS h, clock
 
+-- name: forgotten
+SELECT EXISTS (
+    SELECT FROM antiphon.floors AS f
+    WHERE f.tenant = %(tenant)s AND f.workspace = %(workspace)s AND f.version >= %(version)s
+)
+
 -- name: clear
 WITH gone AS (DELETE FROM antiphon.claims WHERE key = %(key)s RETURNING key, waited, tenant, workspace, version),
 {_raise_floor},

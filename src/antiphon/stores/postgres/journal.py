@@ -112,6 +112,12 @@ class PostgresJournal(PostgresLog):
         rows = await self._engine.run("list", {**which, "limit": max(0, limit)}, prepare=False)
         return [record_of(row) for row in rows]
 
+    async def forgotten(self, request: ClaimRequest, version: int) -> bool:
+        template = request.template
+        params = {"tenant": template.tenant, "workspace": template.workspace, "version": version}
+        rows = await self._engine.run("forgotten", params, prepare=False)
+        return bool(rows[0][0])
+
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         rows = await self._engine.run("counts", {"tenant": tenant}, prepare=False)
         return {(from_text(tool), state): number for tool, state, number in rows}

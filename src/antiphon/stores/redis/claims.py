@@ -14,7 +14,7 @@ from antiphon.stores._common import Settling, append_each
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client, Words
 from antiphon.stores.redis.log import RedisLog
-from antiphon.stores.redis.schema import Names, head_of, line_of, outcome_bytes, record_of
+from antiphon.stores.redis.schema import CLEARED, Names, head_of, line_of, outcome_bytes, record_of
 
 SETTLE_RETRY_TIMEOUT_S = 5.0
 """An outcome that is not written makes its call unknown: a server that is gone is waited for longer."""
@@ -182,6 +182,11 @@ class RedisClaims(RedisLog):
         """Ask to be told of the next change; whether there is something to wait for."""
         record = self._names.shard(key).record + key
         return bool(await self._client.execute(schema.FLAG.call(1, record, version)))
+
+    async def forgotten(self, request: ClaimRequest, version: int) -> bool:
+        """A cleared record leaves how far its versions had come."""
+        left: bytes | None = await self._client.execute(("GET", self._names.shard(request.key).record + request.key))
+        return left is not None and left.startswith(CLEARED) and int(left[len(CLEARED) :]) >= version
 
     async def clear(self, key: str) -> bool:
         shard = self._names.shard(key)

@@ -261,6 +261,11 @@ class Gone(NamedTuple):
     session: str
 
 
+def version_floor(connection: sqlite3.Connection) -> int:
+    """The highest version that is known to have been forgotten."""
+    return int(connection.execute(SQL["version_floor"]).fetchone()[0])
+
+
 def forget(connection: sqlite3.Connection, claims: Sequence[Gone]) -> None:
     """Delete claims with their history and their place in the index, but not how far their versions had come."""
     if not claims:

@@ -170,6 +170,10 @@ class SQLiteJournal:
         finally:
             poller.discard(key, version, waiter)
 
+    async def forgotten(self, request: ClaimRequest, version: int) -> bool:
+        """Versions up to that of each forgotten record are never given again: a file that was lost does not know."""
+        return await self._read(lambda connection: claims.version_floor(connection)) >= version
+
     async def clear(self, key: str) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))
 

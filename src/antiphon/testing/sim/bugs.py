@@ -261,7 +261,7 @@ BUGS: dict[str, Bug] = {
     "nothing-is-abandoned": Bug(
         "a claim whose caller is interrupted twice is ended by nobody",
         ("an end", "leases"),
-        ((Leases, "abandon", _abandons_nothing),),
+        ((Leases, "finish", _abandons_nothing),),
     ),
     "answer-not-remembered": Bug(
         "a shared answer is not kept for the caller that was given it",

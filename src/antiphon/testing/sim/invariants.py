@@ -400,5 +400,5 @@ class Invariants:
             if self._current[key] == version and claim.worker.healthy_since(claim.since):
                 self.breaks("an end", f"{claim.worker.name} left its claim {version} in flight")
         for worker in workers:
-            if not worker.dead and (worker.leases._held or worker.leases._abandoned):
+            if not worker.dead and (worker.leases._held or worker.leases._unfinished):
                 self.breaks("an end", f"{worker.name} still renews leases")

@@ -1,0 +1,171 @@
+"""The store's own breaker and time limits (D53).
+
+A store that fails costs one call its time; the next ones are told at once, until the process's own thread has seen it
+take a write again. A step with a time limit runs on a thread or task of its own and is left there when it is late:
+nothing is cut off halfway, and whatever it may have written is looked for later.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+from contextvars import copy_context
+from typing import Any, Protocol
+
+from antiphon._gateway.threads import Abandoned, ThreadRunner, TimedOut
+from antiphon.errors import StoreError, StoreUnavailable
+from antiphon.ports import Clock, SyncJournal
+
+log = logging.getLogger("antiphon.gateway")
+
+PROBE = "antiphon-probe"
+"""A key that no call has: to renew its claim writes nothing, and takes what a write takes."""
+GRACE_S = 0.1
+"""After the deadline of a call, to write down what came of it."""
+_LEAST_S = 0.01
+_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
+_PAUSE_S = 0.25
+_MOST_WAITING = 1000
+_NOT_SICK = frozenset({"full", "readonly", "permission", "corrupt", "cannot_open", "breaker_open"})
+"""Reasons of a store that answers: to wait would change nothing."""
+
+
+class Opens(Protocol):
+    """What has a way to the store that can be shut."""
+
+    def shut(self) -> None: ...
+
+    def reopen(self) -> None: ...
+
+
+class StoreBreaker:
+    """Open while the store does not work; one per gateway."""
+
+    def __init__(self, url: str, clock: Clock, *, on: bool, wake: Callable[[], None]) -> None:
+        self.url = url
+        self.is_open = False
+        self.failures = 0
+        """How often the store did not work."""
+        self.on = on
+        self._wake = wake
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._worlds: weakref.WeakSet[Opens] = weakref.WeakSet()
+        self._why = ""
+        self._probe_at = 0.0
+        self.threads = ThreadRunner(_MOST_WAITING)
+        """Where steps with a time limit run."""
+        self._look_s = _LOOK_S
+        """How long a look at the store may take that a call can do without."""
+
+    def watch(self, world: Opens) -> None:
+        """Shut the way of *world* to the store while the breaker is open."""
+        self._worlds.add(world)
+
+    def failed(self, error: StoreError) -> None:
+        """A step of the store failed."""
+        if not is_sick(error):
+            return
+        self.failures += 1
+        if not self.on or self.is_open:
+            return
+        with self._lock:
+            self._why = error.message
+            self.is_open = True
+            self._probe_at = 0.0
+            for world in list(self._worlds):
+                world.shut()
+        log.warning("the store %s does not work: calls are told at once until it does: %s", self.url, error)
+        self._wake()
+
+    def refusal(self) -> StoreUnavailable:
+        """What a call is told meanwhile."""
+        return StoreUnavailable(
+            f"The store {self.url} does not work at present ({self._why}). It was not asked.",
+            hint="Run: antiphon doctor. Calls work again as soon as the store does.",
+            reason="breaker_open",
+        )
+
+    def probe(self, journal: Callable[[], SyncJournal], now: float) -> float:
+        """Look whether the store takes a write, if it is time; seconds until it is time again, 0 if it does."""
+        if not self.is_open:
+            return 0.0
+        if now < self._probe_at:
+            return self._probe_at - now
+        try:
+            journal().renew(PROBE, 0, 1)
+        except StoreError as error:
+            if is_sick(error):
+                self._why = error.message
+                self._probe_at = self._clock.monotonic() + _PAUSE_S
+                return _PAUSE_S
+        return 0.0
+
+    def close(self) -> None:
+        """The store works again."""
+        with self._lock:
+            self.is_open = False
+            for world in list(self._worlds):
+                world.reopen()
+        log.warning("the store %s works again", self.url)
+
+    # -- time limits -------------------------------------------------------------------------------------------------
+
+    def seconds_left(self, until: float) -> float:
+        """Until the moment *until* of the monotonic clock, and a moment at least."""
+        return max(_LEAST_S, until - self._clock.monotonic())
+
+    @property
+    def look_s(self) -> float:
+        """How long to wait for a look that a call can do without: several times as long as such looks take."""
+        return self._look_s
+
+    def looked(self, seconds: float) -> None:
+        """A look took so long."""
+        self._look_s = min(_LONGEST_LOOK_S, max(_LOOK_S, self._look_s * 0.8, 4 * seconds))
+
+    def within(self, step: Callable[[], Any], seconds: float) -> Any:
+        """Make a blocking step of the store, and wait for at most so long."""
+        around = copy_context()
+        try:
+            return self.threads.run(lambda: around.run(step), seconds, None)
+        except (TimedOut, Abandoned) as error:
+            raise too_slow(self.url, seconds) from error
+
+    async def within_async(self, step: Any, seconds: float) -> Any:
+        """The same for a coroutine; it goes on in a task of its own when it is late."""
+        import asyncio
+
+        task = asyncio.ensure_future(step)
+        _running.add(task)
+        task.add_done_callback(_over)
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise too_slow(self.url, seconds)
+        return task.result()
+
+
+_running: set[Any] = set()
+"""An event loop keeps its tasks by weak references only."""
+
+
+def _over(task: Any) -> None:
+    _running.discard(task)
+    if not task.cancelled():
+        task.exception()  # whoever waits for it raises it, and nobody else has to know
+
+
+def is_sick(error: StoreError) -> bool:
+    """Whether the store may not have been reached, or is too slow: what was asked may still come about."""
+    return isinstance(error, StoreUnavailable) and error.data.get("reason") not in _NOT_SICK
+
+
+def too_slow(url: str, seconds: float) -> StoreUnavailable:
+    """The store did not answer in time."""
+    return StoreUnavailable(
+        f"The store {url} did not answer within {seconds:.3g} s.",
+        hint="Run: antiphon doctor. The store is frozen, locked or overloaded.",
+        reason="timeout",
+    )
