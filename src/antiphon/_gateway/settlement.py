@@ -13,7 +13,7 @@ from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
 from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.steps import DONE, SETTLE, Append, Forgotten, Mark, Put, Read, Reclaim, ShareBreaker, Step
 from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
-from antiphon.errors import StoreError, StoreUnavailable
+from antiphon.errors import StoreError
 from antiphon.ports import Attempt, Claimed, Existing, Row, Settlement, Success
 
 log = logging.getLogger("antiphon.gateway")
@@ -176,7 +176,7 @@ def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
         plan.reporter.shadow(call, error.code)
         return settled(call, 0)
     assert call.settlement is not None
-    if isinstance(error, StoreUnavailable):
+    if error.code != "store_version":
         leave(call, call.settlement)
         if run is not None and run.together:
             run.finished = True  # its end is written with the record
@@ -214,7 +214,7 @@ def stands(call: GuardedCall, reply: Existing | None) -> Step:
     certain = settlement.state != "failed" or settlement.error is None or settlement.error[0] != UNKNOWN_CODE
     if is_unknown(record) and certain:
         return Mark(call.key, record.version, settlement, _stood)
-    return _stood(call, record.version)
+    return _stood(call, None)  # it says something already: perhaps this, perhaps what an earlier attempt came to
 
 
 def _lost(call: GuardedCall, forgotten: bool) -> Step:

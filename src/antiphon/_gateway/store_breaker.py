@@ -26,7 +26,7 @@ GRACE_S = 0.1
 """After the deadline of a call, to write down what came of it."""
 _LEAST_S = 0.01
 _LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
-_PAUSE_S = 0.25
+_PAUSE_S = 0.1
 _MOST_WAITING = 1000
 _NOT_SICK = frozenset({"full", "readonly", "permission", "corrupt", "cannot_open", "breaker_open"})
 """Reasons of a store that answers: to wait would change nothing."""

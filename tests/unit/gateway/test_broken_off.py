@@ -123,7 +123,9 @@ class _FaultJournal:
         self._store = store
 
     def __getattr__(self, name: str) -> Any:
-        step = getattr(self._store.inner.open_sync(), name)
+        def step(*args: Any, **more: Any) -> Any:
+            return getattr(self._store.inner.open_sync(), name)(*args, **more)
+
         if name not in COUNTED:
             return step
         return lambda *args, **more: self._store.fault.around(name, lambda: self._made(name, step, *args, **more))
@@ -520,6 +522,7 @@ async def broken_off(name: str, nth: int, errors: Sequence[BaseException], *, af
     if not met:
         return 0
     fault.errors.clear()
+    case.store.loses = False
     case.rig.leases.look()
     assert not case.rig.leases._held, f"{about}: a lease is still renewed"
     assert held.get() is None, f"{about}: the tool was not left"
@@ -576,7 +579,9 @@ async def test_every_step_was_broken_off() -> None:
     early = {"before the claim"}
     assert seen == {
         **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get", "Look"), early),
-        **dict.fromkeys(("Mark", "Reclaim", "Reconcile"), early),
+        **{key: {"before the claim", "returned"} for key in ("Mark", "Reclaim")},
+        "Reconcile": early,
+        "Forgotten": {"returned"},
         "Append": {"before the claim", "claimed", "settled"},
         "Dispatch": {"claimed", "entered"},
         "INVOKE": {"entered"},

@@ -19,7 +19,7 @@ def test_the_invariants_hold(start: int) -> None:
     assert explored.seeds == 50
 
 
-@pytest.mark.parametrize("seed", [81, 121, 253, 725, 813])
+@pytest.mark.parametrize("seed", [81, 121, 253, 813])
 def test_two_deliveries_of_one_call_while_an_equal_one_ends_get_one_answer(seed: int) -> None:
     """In these simulations one delivery shares the answer of the equal call while another is about to run."""
     assert simulate(seed, "two-answers").broken != ""

@@ -262,12 +262,12 @@ class Worker:
             Leases.hold(leases, call, every)
             self._wake()
 
-        def abandon(*claim: Any) -> None:
-            Leases.abandon(leases, *claim)
+        def finish(*left: Any) -> None:
+            Leases.finish(leases, *left)
             self._wake()
 
         leases.hold = hold  # type: ignore[method-assign]
-        leases.abandon = abandon  # type: ignore[method-assign, assignment]
+        leases.finish = finish  # type: ignore[method-assign, assignment]
 
     def _wake(self) -> None:
         if not self._renews and not self.dead:
@@ -275,7 +275,8 @@ class Worker:
             self.world.start(f"{self.name}: renewer", self._renew(), self)
 
     async def _renew(self) -> None:
-        while self.leases._held or self.leases._abandoned:
+        asking.set(None)  # what it asks is not asked by the call that woke it
+        while self.leases._held or self.leases._unfinished:
             await Nap(LEASE_S * 0.15)
             self.leases.look()
         self._renews = False
