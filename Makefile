@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test prove prove-long prove-short coverage lint format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
+.PHONY: help setup demo unit test escapes prove prove-long prove-short coverage lint format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ coverage: setup ## branch coverage of all tests: of the parts that decide about 
 	@$(PY) -m coverage combine --quiet
 	@$(PY) -m coverage report --skip-covered --include='*/decide/*,*/keys.py,*/_gateway/*,*/_replay/*'
 	@$(PY) -m coverage report | tail -1
+escapes: setup ## replayed code that tries to get out, and 200 random mixes of replays and live tests; prints the counts
+	$(PY) -m pytest -q tests/integration/replay/test_escapes.py
+	$(PY) -m tests.integration.replay.mixed --rounds 200
+	$(PY) -m tests.integration.replay.mixed --rounds 200 --jobs 2 --seed 2
 
 lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(VENV)/bin/ruff check .

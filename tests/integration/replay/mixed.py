@@ -159,7 +159,7 @@ class Counts(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.live} live tests and {self.replayed} replays in random order: {self.failed} failed, "
-            f"{self.escaped} effects of replays, {self.named} kinds of late attempts named, exit code {self.code}"
+            f"{self.escaped} effects of replays, {self.named} late attempts named, exit code {self.code}"
         )
 
 
