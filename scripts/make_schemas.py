@@ -97,12 +97,9 @@ def _absent(definition: dict[str, Any]) -> None:
 
 
 def _is_code(schema: dict[str, Any]) -> bool:
-    """A function, functions by name, or either of them or null."""
-    return (
-        schema == _CODE
-        or any(map(_is_code, schema.get("anyOf", [])))
-        or (isinstance(inner := schema.get("additionalProperties"), dict) and _is_code(inner))
-    )
+    """A function or class, some of them by name or in a list, or one of these or null."""
+    inner = [schema[name] for name in ("additionalProperties", "items") if isinstance(schema.get(name), dict)]
+    return schema == _CODE or any(map(_is_code, [*inner, *schema.get("anyOf", [])]))
 
 
 if __name__ == "__main__":

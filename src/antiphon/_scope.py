@@ -135,6 +135,7 @@ class RunScope:
         "llm_cache",
         "lock",
         "origin",
+        "place",
         "present",
         "root",
         "run_id",
@@ -169,6 +170,8 @@ class RunScope:
         if (write is None) != (write_async is None):
             raise ValueError("a run is recorded with both write and write_async, or with neither")
         self.run_id = run_id
+        self.place: tuple[str, str, str | None] = (run_id, "default", None)
+        """Session, actor and workspace of calls that name no session: the run, so that none blocks another."""
         self.clock_ms = clock_ms
         self.encode = encode
         """(type, site, payload, meta) -> redacted, spilled row."""

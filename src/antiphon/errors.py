@@ -12,9 +12,10 @@
     │   ├── CircuitOpen         the circuit breaker of the dependency is open
     │   ├── LoopBlocked         the loop guard or a cap stopped the call
     │   ├── ReplayBlocked       a replay may not run this side effect
-    │   └── ToolDeniedError     turn control answered instead of the tool
+    │   └── ToolDeniedError     turn control or a hook answered instead of the tool
     ├── CallFailed              the call was dispatched and did not succeed
     │   ├── OutcomeUnknown      it may have taken effect: verify before you repeat it
+    │   ├── RecordedError       an earlier call of the same intent failed, and its failure is the answer
     │   ├── RetryExhausted      no attempts, time or retry budget left
     │   └── CallTimeout         an attempt ran out of time
     ├── ResultNotKept           the call took effect earlier; what it returned cannot be given again
@@ -125,7 +126,7 @@ class ReplayBlocked(Refused):
 
 
 class ToolDeniedError(Refused):
-    """Turn control answered instead of the tool."""
+    """Turn control or a hook answered instead of the tool; a before-hook raises it to deny a call."""
 
     code = "denied"
 
@@ -140,6 +141,12 @@ class OutcomeUnknown(CallFailed):
     """It may have taken effect: verify before you repeat it."""
 
     code = "outcome_unknown"
+
+
+class RecordedError(CallFailed):
+    """An earlier call of the same intent failed; its recorded failure is the answer, and the tool did not run."""
+
+    code = "recorded_error"
 
 
 class RetryExhausted(CallFailed):

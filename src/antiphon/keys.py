@@ -55,6 +55,8 @@ VOLATILE: Final = frozenset({"clientTs", "retryCount", "traceparent"})
 """Top-level parameters that never belong to an intent, unless the tool marks them ``exact``."""
 TYPED: Final = "$typed"
 """First element of the list that stands for parameters with values of types that JSON lacks."""
+KEYED_VERSION: Final = "k2"
+"""First element of the store key of a call that names what it is about: tenant, workspace, namespace, tool, key."""
 KEY_VERSION: Final = "k1"
 """First element of a store key: a release that changes canonicalisation counts on, and reads both for one TTL."""
 
@@ -113,10 +115,12 @@ class KeyMaker:
         workspace: str = "default",
         namespace: str | None = None,
         tool: str | None = None,
+        keyed: bool = False,
     ) -> None:
+        """*keyed*: for calls that name what they are about, whoever makes them in whatever session."""
         self.spec = spec
         self.place = (session, actor)
-        self._rule = ParamsRule(spec)
+        self._rule = ParamsRule(spec, spec.key_ignore if keyed else ())
         self._volatile = self._rule.only_leaves_out
         namespace = spec.namespace if namespace is None else namespace
         tool = spec.name if tool is None else tool
@@ -132,6 +136,8 @@ class KeyMaker:
         )
         self._store_before = canonical_json(parts)[: -len(b'"]')].decode()
         self._given_before = self._store_before[:-1].encode()
+        if keyed:
+            self._given_before = canonical_json([KEYED_VERSION, tenant, workspace, namespace, tool])[:-1] + b","
         if spec.scope == "global":
             session = actor = ""
         self._before = _utf8(f"{namespace}::{tool}::")
@@ -179,10 +185,13 @@ class KeyMaker:
             self._memo[canonical] = keys
         return keys
 
-    def keys_given(self, params: dict[str, Any], idempotency_key: str) -> CallKeys:
-        """The same for a key that the caller or a hook supplied."""
+    def keys_given(self, params: dict[str, Any], idempotency_key: str, kind: str = "") -> CallKeys:
+        """The same for a key that the caller or a hook supplied, or that names what a call is about (*kind*)."""
         canonical, exact = self._rule.canonical(params)
-        store = _sha256(self._given_before + canonical_json(idempotency_key) + b"]").hexdigest()
+        named = canonical_json(idempotency_key)
+        if kind:
+            named = canonical_json(kind) + b"," + named
+        store = _sha256(self._given_before + named + b"]").hexdigest()
         digest = _sha256(canonical).hexdigest()
         return CallKeys(
             store,
@@ -229,6 +238,17 @@ def params_digests(params: dict[str, Any], spec: ToolSpec | None = None) -> tupl
     return digest, digest if exact is canonical else _sha256(exact).hexdigest(), canonical
 
 
+def exact_params(params: dict[str, Any], spec: ToolSpec | None = None) -> bytes | tuple[str, str]:
+    """The parameters as they were given: canonical JSON, or two digests where values of other types are in them."""
+    if spec is None or not spec.serialisers:
+        try:
+            return canonical_json(params)
+        except CanonicalError:
+            pass  # other types than JSON's
+    digest = _sha256(ParamsRule(spec).canonical(params)[1]).hexdigest()
+    return digest, digest
+
+
 def store_key(
     *,
     namespace: str,
@@ -271,6 +291,31 @@ def store_key_parts(
     if scope == "global":
         session = actor = None
     return [KEY_VERSION, tenant, workspace, scope, session, actor, namespace, tool, idempotency_key]
+
+
+def key_text(value: Any) -> tuple[str, str]:
+    """What a call is about, as text, and whether that is the text itself or JSON: a number is not its digits.
+
+    >>> key_text("order-1042"), key_text(1042)
+    (('order-1042', 'text'), ('1042', 'json'))
+    """
+    if isinstance(value, str):
+        text = str.__str__(value)
+        if not text.strip():
+            raise InvalidInput("The key is empty.", path="$.key")
+        _utf8(text)
+        return text, "text"
+    if value is None or isinstance(value, (bool, float)):
+        raise InvalidInput(f"A key is a text, a whole number or an id, not {value!r}.", path="$.key")
+    if hasattr(value, "__len__") and not len(value):
+        raise InvalidInput("The key is empty.", path="$.key")
+    from antiphon._arguments import Unwritable, written
+
+    try:
+        fields, _ = written({"key": value})
+    except Unwritable:
+        raise InvalidInput(f"A {type(value).__name__} is no key.", path="$.key") from None
+    return canonical_json(fields["key"]).decode(), "json"
 
 
 def turn_key(tool: str, arguments: Any) -> str:
@@ -331,13 +376,13 @@ class ParamsRule:
         "only_leaves_out",
     )
 
-    def __init__(self, spec: ToolSpec | None) -> None:
+    def __init__(self, spec: ToolSpec | None, ignore: tuple[str, ...] = ()) -> None:
         self._serialisers: Mapping[str, Callable[[Any], Any]] = (spec.serialisers or {}) if spec is not None else {}
         self._exact: frozenset[str] = frozenset(spec.exact) if spec is not None else frozenset()
         self._insensitive: frozenset[str] = frozenset(spec.insensitive) if spec is not None else frozenset()
         self._everywhere = spec is not None and spec.effect == "read"
         self._squeezes = self._everywhere or bool(self._insensitive)
-        volatile = (VOLATILE | set(spec.volatile) if spec is not None else VOLATILE) - self._exact
+        volatile = (VOLATILE | set(spec.volatile) if spec is not None else VOLATILE) - self._exact | set(ignore)
         self._names = frozenset(name for name in volatile if "." not in name)
         more = self._squeezes or self._serialisers or any("." in name for name in volatile)
         self.only_leaves_out = None if more else self._names

@@ -33,7 +33,7 @@ def admit(call: GuardedCall) -> Step:
         if not plan.off:
             return Refresh(_patience(plan), _refreshed)
         plan.plans.look()  # the store is left alone
-        call.plan = plan = plan.plans.plan(plan.tool)
+        call.plan = plan = plan.as_of_now()
     call.policy = policy = plan.policy if call.options is NO_OPTIONS else Policy(plan, call.options)
     if plan.hooks is not None:
         if (stopped := _ask_hooks(call)) is not None:
@@ -54,7 +54,7 @@ def admit(call: GuardedCall) -> Step:
         return refused(call, failed("error", "validation_error", str(error)))
     if run is not None:
         if not run.entered:
-            run.enter(call.arguments, call.params)
+            run.enter(plan.tool.written(call.arguments), call.params)
         call.identity = call.identity or run.identity
     if plan.on_start:
         plan.reporter.started(call, plan.on_start)
@@ -112,13 +112,13 @@ def _patience(plan: Plan) -> float:
 
 def _refreshed(call: GuardedCall, _: None) -> Step:
     """Settings, hooks or listeners may have changed: go on with the plan as of now."""
-    call.plan = call.plan.plans.plan(call.plan.tool)
+    call.plan = call.plan.as_of_now()
     return admit(call)
 
 
 def _derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
     """The keys of a call whose caller or hook named one: that alone is its identity (D2)."""
-    key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, given_key)
+    key, call.idempotency_key, digest, given, _ = maker.keys_given(call.arguments, given_key, call.options.keyed)
     call.key = call.identity = key
     call.pair = (call.plan.name, digest)
     call.params = (digest, given)

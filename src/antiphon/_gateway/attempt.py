@@ -14,11 +14,12 @@ from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, Dispatch, Renew, Sleep, Step
 from antiphon._gateway.threads import Abandoned, TimedOut
 from antiphon.contract.result import Retried, Status
+from antiphon.contract.spec import DidNotHappen
 from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.classify import classify, is_control_flow
-from antiphon.decide.failure import Failure, timed_out
+from antiphon.decide.failure import Failure, Phase, timed_out
 from antiphon.decide.retry import Retry, Stop, after_failure
-from antiphon.errors import Paused
+from antiphon.errors import Paused, class_name
 
 
 def dispatch(call: GuardedCall) -> Step:
@@ -249,6 +250,10 @@ def failure_of(call: GuardedCall, error: BaseException) -> Failure:
     """What kind of failure an exception is."""
     if isinstance(error, TimedOut):
         return timed_out(error.seconds, still_running=error.still_running)
+    if isinstance(error, call.plan.tool.certain):
+        phase: Phase = "not_sent" if isinstance(error, DidNotHappen) else "answered"
+        kind = type(error)
+        return Failure(kind.__name__, str(error), "answer", False, phase, exception=class_name(kind))
     return classify(error, call.plan.tool.listed, wall_ms=call.plan.now_ms())
 
 

@@ -264,6 +264,8 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
         call.run = entry_of(plan.form, plan.plans.store)
         if call.run is not None:
             call.identity = ""
+            if session is None:
+                call.place = call.run.scope.place
     call.version = call.number = call.entered = 0
     call.events = call.attempts = ()
     call.value = NOTHING

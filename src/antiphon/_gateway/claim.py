@@ -89,7 +89,9 @@ def _claimant(call: GuardedCall) -> rules.Claimant:
     given = policy.given_key is not None
     digest = _digest(call.params) if given else ""
     best, waited = policy.mode == "bestEffort", call.extras.waited_for
-    return _new(rules.Claimant, (call.identity, digest, call.plan.idempotent, given, best, policy.reuse, waited, False))
+    gate_ms = 0 if given else call.plan.ttl_ms
+    asks = (call.identity, digest, call.plan.idempotent, given, best, policy.reuse, waited, False, gate_ms)
+    return _new(rules.Claimant, asks)
 
 
 def _digest(params: bytes | tuple[str, str]) -> str:
@@ -292,9 +294,11 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     found, plan = _found(call), call.plan
     if answer is None:
         return still_unknown(call)
-    if answer is False or isinstance(answer, DidNotHappen):
+    if isinstance(answer, DidNotHappen):
         return Mark(call.key, found.version, not_dispatched(call), _marked)
-    value = answer.value if isinstance(answer, Happened) else None if answer is True else answer
+    if not isinstance(answer, Happened):
+        return _misunderstood(call, answer)
+    value = answer.value
     outcome = call.outcome = Outcome("success", value)
     outcome.from_cache, outcome.metadata = True, {"reconciled": True}
     settlement, spilled = Settlement("done", plan.ttl_ms, attempt_count=1), None
@@ -307,6 +311,18 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     if spilled is not None:
         return Put(plan.results.required_blobs(), plan.results.tenant, spilled, _reconciled_kept)
     return Mark(call.key, found.version, settlement, _marked)
+
+
+def _misunderstood(call: GuardedCall, answer: Any) -> Step:
+    """An answer that says neither is a mistake in the code: nothing is settled by it."""
+    name = answer.__name__ if isinstance(answer, type) else type(answer).__name__
+    outcome = outcomes.still_unknown(call.plan.name, call.fingerprint)
+    outcome.exception = TypeError(
+        f"reconcile of {call.plan.name} must return Happened(value), DidNotHappen() or None, not {name}"
+        f"{' (the class: write it with parentheses)' if isinstance(answer, type) else ''}."
+    )
+    outcome.message = f"{outcome.exception} {outcome.message}"
+    return answered(call, outcome)
 
 
 def _reconciled_kept(call: GuardedCall, ref: str) -> Step:

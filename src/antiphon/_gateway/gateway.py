@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from antiphon._gateway import results
 from antiphon._gateway.call import GuardedCall, new_call
@@ -16,13 +16,13 @@ from antiphon._gateway.drivers import AsyncWorld, BreakerFeed, SyncWorld, run_as
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
-from antiphon._gateway.plan import Dependencies, Options, Plan, Plans
+from antiphon._gateway.plan import NO_OPTIONS, Dependencies, Options, Plan, Plans
 from antiphon._gateway.report import About
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import Step
 from antiphon._gateway.streams import AsyncStream, StreamState, SyncStream
-from antiphon._gateway.tool import Tool, kind_of, name_of
+from antiphon._gateway.tool import Tool, awaiting, kind_of, name_of
 from antiphon._gateway.turns import Answer, AsyncSession, Session, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract._base import UNSET
@@ -30,14 +30,39 @@ from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolOptions, ToolSpec
 from antiphon.errors import ContractError, InvalidInput, StoreError
+from antiphon.keys import key_text
 from antiphon.ports import BreakerRow, Listener, SyncJournal
 
 F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
 log = logging.getLogger("antiphon.gateway")
 
 Envelope = ToolCallEnvelope | Mapping[str, Any] | str | bytes
 _MARK = "__antiphon_tool__"
 _WRITE = "Write @gateway.tool(idempotent=False) above the function, or idempotent=True if repeating it is harmless"
+
+
+class _NotMade:
+    """Stands for the plan of a tool before its first call."""
+
+    stale = True
+
+
+_NOT_MADE = _NotMade()
+
+
+class ToolFunction(Protocol[P, R]):
+    """A decorated function: called as before, or for a key."""
+
+    __name__: str
+    tool: Tool
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    def once(self, key: Any) -> Callable[P, R]:
+        """The function for one key (an order, an invoice): it runs once, whoever calls it in whatever session."""
+        ...
 
 
 class BaseGateway:
@@ -52,16 +77,17 @@ class BaseGateway:
             run_sync(call, SyncWorld(plans, feed, journal), step)
 
         plans.leases.resume = resume
+        self._warned: set[Tool] = set()
 
     @overload
     def tool(
         self, name: str, *, namespace: str = "tools", idempotent: bool, **declared: Unpack[ToolOptions]
-    ) -> Callable[[F], F]: ...
+    ) -> Callable[[Callable[P, R]], ToolFunction[P, R]]: ...
 
     @overload
     def tool(
         self, name: None = None, *, namespace: str = "tools", idempotent: bool, **declared: Unpack[ToolOptions]
-    ) -> Callable[[F], F]: ...
+    ) -> Callable[[Callable[P, R]], ToolFunction[P, R]]: ...
 
     def tool(
         self,
@@ -70,11 +96,19 @@ class BaseGateway:
         namespace: str = "tools",
         idempotent: bool | None = None,
         **declared: Any,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[Callable[P, R]], ToolFunction[P, R]]:
         """Decorate a function: every call of it goes through the gateway; signature and types stay.
 
-        ``idempotent`` says whether repeating the call is harmless; it has no default. Further keywords are those of
-        :class:`antiphon.ToolSpec`.
+        ``idempotent`` says whether repeating the call is harmless; it has no default. ``key`` says what a call is
+        about: the tool runs once for each key. Further keywords are those of :class:`antiphon.ToolSpec`.
+
+        >>> from antiphon import Gateway
+        >>> gateway = Gateway(store="memory:")
+        >>> @gateway.tool(idempotent=False, key=lambda order, **_: order)
+        ... def charge(order: str, cents: int) -> str:
+        ...     return f"charged {cents}"
+        >>> charge("order-1042", 500), charge("order-1042", 500)
+        ('charged 500', 'charged 500')
         """
         if idempotent is None:
             raise TypeError(f"{_WRITE}: there is no default.")
@@ -83,7 +117,7 @@ class BaseGateway:
                 f"{_WRITE}; to wrap a function without the decorator: gateway.tool(idempotent=...)(function)."
             )
 
-        def decorate(function: F) -> F:
+        def decorate(function: Any) -> Any:
             if getattr(function, _MARK, None) is self:
                 return function
             title = name if isinstance(name, str) else name_of(function)
@@ -115,8 +149,8 @@ class BaseGateway:
         if getattr(function, _MARK, None) is self:
             return function
         if spec is None:
-            decorate: Callable[[F], F] = self.tool(declared.pop("name", None), **declared)
-            return decorate(function)
+            decorate: Any = self.tool(declared.pop("name", None), **declared)
+            return decorate(function)  # type: ignore[no-any-return]
         if declared:
             raise InvalidInput("Give a spec or keywords, not both.", path="spec")
         try:
@@ -125,19 +159,61 @@ class BaseGateway:
             raise InvalidInput(
                 f"The declaration of {spec.name!r} is invalid: {error.message}", path=error.path
             ) from None
-        tool = Tool(function, spec, self._plans.settings)
+        _check_declaration(spec)
+        tool = Tool(self._callable(function), spec, self._plans.settings)
         self._check(tool)
         self._plans.add(tool)
-        wrapped = self._wrap(tool)
+        wrapped: Any = self._wrap(tool) if tool.key_of is None else self._wrap_keyed(tool, lambda: None)
         functools.update_wrapper(wrapped, function)
         setattr(wrapped, _MARK, self)
-        wrapped.tool = tool  # type: ignore[attr-defined]
-        return wrapped  # type: ignore[return-value]
+        wrapped.tool = tool
+        wrapped.once = functools.partial(self._once, tool, function)
+        return wrapped  # type: ignore[no-any-return]
+
+    def _once(self, tool: Tool, function: Callable[..., Any], key: Any) -> Callable[..., Any]:
+        """The tool for one key: it runs once, whoever calls it in whatever session."""
+        given = _key_options(tool, key)
+        return functools.update_wrapper(self._wrap_keyed(tool, lambda: given), function)
+
+    def _keyed_call(self, tool: Tool, given: Options | None, args: Any, kwargs: Any) -> GuardedCall | None:
+        """A call that names what it is about; ``None`` if nothing is to be done but to call the function."""
+        plans = self._plans
+        plan = plans.plan(tool)
+        if plan.bypass is not None and plan.monotonic() >= plans.next_refresh:
+            plans.look()
+            plan = plans.plan(tool)
+        if plan.bypass is not None:
+            return None
+        arguments = plan.bind(*args, **kwargs)
+        call = new_call(plan.keyed(), arguments)
+        call.options = given or _key_of(tool, arguments)
+        return call
+
+    def _plan_of_a_call(self, tool: Tool) -> Plan:
+        """The plan as of now; a write that cannot be told from others is warned of, once."""
+        plan = self._plans.plan(tool)
+        writes = tool.spec.effect == "write" or (tool.spec.effect is None and not tool.spec.idempotent)
+        alone = active_turn.get() is None and current_scope() is None
+        if writes and alone and not plan.off and tool not in self._warned:
+            self._warned.add(tool)
+            log.warning(
+                "%s is called outside any run, turn or key: a repeated call of it runs again. "
+                "Name what it is about: @gateway.tool(key=...) or %s.once(key)(...)",
+                tool.full_name,
+                tool.spec.name,
+            )
+        return plan
+
+    def _callable(self, function: F) -> F:
+        return function
 
     def _check(self, tool: Tool) -> None:
         raise AssertionError("each gateway checks its tools")
 
     def _wrap(self, tool: Tool) -> Callable[..., Any]:
+        raise AssertionError("each gateway wraps its tools")
+
+    def _wrap_keyed(self, tool: Tool, given: Callable[[], Options | None]) -> Callable[..., Any]:
         raise AssertionError("each gateway wraps its tools")
 
     @property
@@ -211,21 +287,40 @@ class BaseGateway:
         problem = self._misfit(tool, checked.payload.params, checked.to_wire)
         if problem is not None:
             return problem
-        return from_envelope(checked, self._plans.plan(tool), active_turn.get())
+        try:
+            return from_envelope(checked, self._plans.plan(tool), active_turn.get())
+        except InvalidInput as error:
+            return results.invalid(checked.to_wire(), str(error), reporter)
 
     def named_call(
-        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None
+        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None, key: Any = None
     ) -> GuardedCall | ToolResultEnvelope:
         """The call that a model asks for in a turn, or the result that says what is wrong with it."""
+        wire: dict[str, Any] = {"requestId": uuid7(), "toolName": name}
+        wrong = _not_text("The name of the tool", name) or _not_text("The call id", call_id, required=False)
+        given: Any = arguments
+        if not wrong and not isinstance(given, Mapping):
+            wrong = f"The arguments of {name} must be an object, not a {type(given).__name__}."
+        if wrong:
+            return results.invalid(wire, wrong, self._plans.reporter)
         tool = self._plans.tools.get(name)
-        wire = {"requestId": uuid7(), "toolName": name}
         if tool is None:
             return self._unknown_tool(name, wire)
         params = dict(arguments)
         problem = self._misfit(tool, params, lambda: wire)
         if problem is not None:
             return problem
-        call = new_call(self._plans.plan(tool), params)
+        plan = self._plans.plan(tool)
+        options = NO_OPTIONS
+        try:
+            if key is not None:
+                options = _key_options(tool, key)
+            elif tool.key_of is not None:
+                options = _key_of(tool, params)
+        except InvalidInput as error:
+            return results.invalid(wire, str(error), self._plans.reporter)
+        call = new_call(plan if options is NO_OPTIONS else plan.keyed(), params)
+        call.options = options
         call.turn, call.place = state, state.session.place
         if call_id is not None:
             scope = current_scope()
@@ -277,12 +372,12 @@ class Gateway(BaseGateway):
 
     def _wrap(self, tool: Tool) -> Callable[..., Any]:
         plans, world = self._plans, self._world
-        plan = plans.plan(tool)
+        plan: Any = _NOT_MADE
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             nonlocal plan
             if plan.stale:
-                plan = plans.plan(tool)
+                plan = self._plan_of_a_call(tool)
             if plan.bypass is not None:
                 if plan.monotonic() < plans.next_refresh:
                     return plan.bypass(*args, **kwargs)
@@ -290,6 +385,16 @@ class Gateway(BaseGateway):
                 return guarded(*args, **kwargs)
             call = new_call(plan, plan.bind(*args, **kwargs))
             outcome = run_sync(call, world)
+            return call.value if outcome is None else self._unwrap(call, outcome)
+
+        return guarded
+
+    def _wrap_keyed(self, tool: Tool, given: Callable[[], Options | None]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            call = self._keyed_call(tool, given(), args, kwargs)
+            if call is None:
+                return tool.function(*args, **kwargs)
+            outcome = run_sync(call, self._world)
             return call.value if outcome is None else self._unwrap(call, outcome)
 
         return guarded
@@ -325,11 +430,13 @@ class Gateway(BaseGateway):
 
     def session(self, session_key: str, *, actor: str = "default") -> Session:
         """Calls made for one actor in one session."""
-        return Session(self.turn_call, session_key, actor)
+        return Session(self.turn_call, *_named(session_key, actor))
 
-    def turn_call(self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None) -> Answer:
+    def turn_call(
+        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None, key: Any = None
+    ) -> Answer:
         """Make a call in a turn."""
-        call = self.named_call(state, name, arguments, call_id)
+        call = self.named_call(state, name, arguments, call_id, key)
         if isinstance(call, ToolResultEnvelope):
             return call
         outcome = self.run(call)
@@ -359,6 +466,9 @@ class AsyncGateway(BaseGateway):
         self._last_loop: Any = None
         self._last_world: AsyncWorld
 
+    def _callable(self, function: F) -> F:
+        return awaiting(function)  # type: ignore[return-value]
+
     def _world(self) -> AsyncWorld:
         """What the running event loop reaches."""
         loop = self._loop_of()
@@ -378,12 +488,12 @@ class AsyncGateway(BaseGateway):
         if tool.kind == "async_generator":
             return self._wrap_stream(tool)
         plans, world_of = self._plans, self._world
-        plan = plans.plan(tool)
+        plan: Any = _NOT_MADE
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             nonlocal plan
             if plan.stale:
-                plan = plans.plan(tool)
+                plan = self._plan_of_a_call(tool)
             if plan.bypass is not None:
                 if plan.monotonic() >= plans.next_refresh:
                     plans.look()
@@ -396,7 +506,21 @@ class AsyncGateway(BaseGateway):
 
         return guarded
 
-    def _wrap_stream(self, tool: Tool) -> Callable[..., Any]:
+    def _wrap_keyed(self, tool: Tool, given: Callable[[], Options | None]) -> Callable[..., Any]:
+        if tool.kind == "async_generator":
+            return self._wrap_stream(tool, given)
+
+        async def guarded(*args: Any, **kwargs: Any) -> Any:
+            call = self._keyed_call(tool, given(), args, kwargs)
+            if call is None:
+                value = tool.function(*args, **kwargs)
+                return await value if tool.kind == "async" else value
+            outcome = await run_async(call, self._world())
+            return call.value if outcome is None else self._unwrap(call, outcome)
+
+        return guarded
+
+    def _wrap_stream(self, tool: Tool, given: Callable[[], Options | None] | None = None) -> Callable[..., Any]:
         plans = self._plans
 
         async def guarded_stream(*args: Any, **kwargs: Any) -> Any:
@@ -408,6 +532,9 @@ class AsyncGateway(BaseGateway):
                 stream = plan.bypass(*args, **kwargs)
             else:
                 call = new_call(plan, plan.bind(*args, **kwargs))
+                if given is not None:
+                    call.plan = plan.keyed()
+                    call.options = given() or _key_of(tool, call.arguments)
                 outcome = await run_async(call, self._world())
                 stream = self._unwrap(call, call.result() if outcome is None else outcome)
             if not hasattr(stream, "__aiter__"):
@@ -446,11 +573,13 @@ class AsyncGateway(BaseGateway):
 
     def session(self, session_key: str, *, actor: str = "default") -> AsyncSession:
         """Calls made for one actor in one session."""
-        return AsyncSession(self.turn_call, session_key, actor)
+        return AsyncSession(self.turn_call, *_named(session_key, actor))
 
-    async def turn_call(self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None) -> Answer:
+    async def turn_call(
+        self, state: TurnState, name: str, arguments: Mapping[str, Any], call_id: str | None, key: Any = None
+    ) -> Answer:
         """Make a call in a turn."""
-        call = self.named_call(state, name, arguments, call_id)
+        call = self.named_call(state, name, arguments, call_id, key)
         if isinstance(call, ToolResultEnvelope):
             return call
         outcome = await self.run(call)
@@ -468,6 +597,67 @@ class AsyncGateway(BaseGateway):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+def _key_options(tool: Tool, key: Any) -> Options:
+    """A call about *key*."""
+    try:
+        text, kind = key_text(key)
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"A call of {tool.full_name} needs a key: {error.message}",
+            path="$.key",
+            hint="Name what the call is about by a text, for example an order number.",
+        ) from None
+    return Options(given_key=text, keyed=kind)
+
+
+def _key_of(tool: Tool, arguments: dict[str, Any]) -> Options:
+    """A call about what its tool says."""
+    assert tool.key_of is not None
+    try:
+        key = tool.key_of(arguments)
+    except Exception as error:
+        raise InvalidInput(
+            f"The key of a call of {tool.full_name} cannot be made: {type(error).__name__}: {error}.", path="$.key"
+        ) from error
+    return _key_options(tool, key)
+
+
+def _not_text(what: str, value: Any, *, required: bool = True) -> str:
+    """What is wrong with an id or a name; nothing, if it is a text that can be kept."""
+    if value is None and not required:
+        return ""
+    if not isinstance(value, str):
+        return f"{what} must be a text, not {value!r} ({type(value).__name__})."
+    if not value.strip():
+        return f"{what} must not be empty."
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"{what} has a lone surrogate at index {error.start}."
+    return ""
+
+
+def _named(session: str, actor: str) -> tuple[str, str]:
+    wrong = _not_text("The session", session) or _not_text("The actor", actor)
+    if wrong:
+        raise InvalidInput(wrong, hint='Name it by a text, for example: gateway.session("order-1042").')
+    return session, actor
+
+
+def _check_declaration(spec: ToolSpec) -> None:
+    """What a declaration may not say, although each of its parts is valid."""
+    if spec.scope == "global" and spec.effect != "read":
+        raise InvalidInput(
+            f"{spec.name!r} has scope='global', so all sessions and actors would share its answers.",
+            hint="Only reads may: declare effect='read', or leave the scope out.",
+        )
+    if not spec.idempotent and spec.reuse not in (None, "turn", "never"):
+        raise InvalidInput(
+            f"reuse={spec.reuse!r} has no effect on {spec.name!r}: a new call of a tool that is not idempotent runs.",
+            hint="To run it once per order, invoice or request, name that: @gateway.tool(key=...).",
+        )
 
 
 def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None) -> GuardedCall:
@@ -500,6 +690,9 @@ def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None
         reuse="never" if plan.tool.spec.effect == "write" else "session",
         about=_about(envelope),
     )
+    if call.options.given_key is None and plan.tool.key_of is not None:
+        named = _key_of(plan.tool, call.arguments)
+        call.plan, call.options = plan.keyed(), call.options._replace(given_key=named.given_key, keyed=named.keyed)
     return call
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from antiphon._gateway.outcome import Outcome
@@ -34,8 +36,22 @@ class HookReply(NamedTuple):
     name: str = "hook"
 
 
-Before = Callable[[HookCall], HookReply | None]
-After = Callable[[HookCall, Outcome], None]
+Before = Callable[[HookCall], HookReply | Awaitable[HookReply | None] | None]
+After = Callable[[HookCall, Outcome], Awaitable[None] | None]
+
+
+def _awaited(answer: Any) -> Any:
+    """What a hook returned; a coroutine is run to its end, in an event loop of its own on another thread."""
+    if not inspect.isawaitable(answer):
+        return answer
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def whole() -> Any:
+        return await answer
+
+    with ThreadPoolExecutor(1, "antiphon-hook") as thread:
+        return thread.submit(contextvars.copy_context().run, asyncio.run, whole()).result()
 
 
 class Hooks:
@@ -64,7 +80,9 @@ class Hooks:
         """Run every before-hook; the first reply counts. One that raises stops the call."""
         reply: HookReply | None = None
         for hook in self.befores:
-            answer = hook(call)
+            answer = _awaited(hook(call))
+            if answer is not None and not isinstance(answer, HookReply):
+                raise TypeError(f"a before-hook returns HookReply or None, not {type(answer).__name__} ({hook!r})")
             if reply is None and answer is not None:
                 reply = answer
         return reply
@@ -73,6 +91,6 @@ class Hooks:
         """Run every after-hook; the call has happened, so a failing hook is only logged."""
         for hook in self.afters:
             try:
-                hook(call, outcome)
+                _awaited(hook(call, outcome))
             except Exception:
                 log.exception("after-hook %r failed", hook)

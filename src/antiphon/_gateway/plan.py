@@ -28,7 +28,7 @@ from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guards
 from antiphon.decide.breaker import Breaker, Permit
 from antiphon.decide.retry import TokenBucket
-from antiphon.errors import ConfigError
+from antiphon.errors import ConfigError, InvalidInput
 from antiphon.keys import KeyMaker
 from antiphon.ports import Blobs, BreakerRow, ClaimTemplate, Clock, Store
 
@@ -77,6 +77,8 @@ class Options(NamedTuple):
     reuse: Any = None
     """What applies where the tool declares nothing."""
     about: About | None = None
+    keyed: str = ""
+    """The given key names what the call is about, as ``text`` or ``json``: session and actor are no part of it."""
 
 
 Permits = Sequence[tuple[Breaker, Permit]]
@@ -167,6 +169,7 @@ class Plan:
     """What calls of one tool do as things stand."""
 
     __slots__ = (
+        "_keyed",
         "_settings",
         "begin_prefix",
         "bind",
@@ -184,6 +187,7 @@ class Plan:
         "hooks",
         "idempotent",
         "inline",
+        "is_keyed",
         "known_keys",
         "largest",
         "lease_ms",
@@ -218,7 +222,10 @@ class Plan:
         "watches",
     )
 
-    def __init__(self, plans: Plans, tool: Tool, *, shadow_of: Plan | None = None) -> None:
+    def __init__(self, plans: Plans, tool: Tool, *, shadow_of: Plan | None = None, keyed: bool = False) -> None:
+        self.is_keyed: bool = keyed or (shadow_of is not None and shadow_of.is_keyed)
+        """Whether its calls name what they are about."""
+        self._keyed: Plan | None = None
         spec, switches, reporter = tool.spec, plans.switches, plans.reporter
         self.plans = plans
         self.tool = tool
@@ -249,6 +256,8 @@ class Plan:
         """Whether the loop guard has nothing to know but the call."""
         self.reuses = spec.idempotent and tool.reuse_default == "session"
         self.ttl_ms, self.lease_ms, self.renew_every = tool.ttl.done_ms, tool.ttl.lease_ms, tool.renew_every
+        if self.is_keyed:
+            self.ttl_ms = int(spec.key_ttl * 1000)
         self.shared = not plans.store.in_process
         """Whether another process may take over a claim while this one is paused."""
         self.replicas = plans.settings.wait_replicas
@@ -287,17 +296,32 @@ class Plan:
     def now_ms(self) -> int:
         return self.time_ns() // 1_000_000
 
+    def keyed(self) -> Plan:
+        """The plan of calls that name what they are about."""
+        if self.is_keyed:
+            return self
+        if self._keyed is None:
+            self._keyed = Plan(self.plans, self.tool, keyed=True)
+        return self._keyed
+
+    def as_of_now(self) -> Plan:
+        """The same after a change."""
+        plan = self.plans.plan(self.tool)
+        return plan.keyed() if self.is_keyed else plan
+
     def make_keys(self, place: Place) -> Keys:
         """What the keys and claims of a session and actor share; made once."""
         session, actor, workspace = place
         settings, tool = self._settings, self.tool
         space = workspace or settings.workspace
-        maker = KeyMaker(tool.spec, session=session, actor=actor, tenant=settings.tenant, workspace=space)
+        maker = KeyMaker(
+            tool.spec, session=session, actor=actor, tenant=settings.tenant, workspace=space, keyed=self.is_keyed
+        )
         template = ClaimTemplate(
             tool=self.name,
             session=session,
             actor=actor,
-            ttl_ms=tool.ttl.done_ms,
+            ttl_ms=self.ttl_ms,
             lease_ms=tool.ttl.lease_ms,
             owner=owner_token(),
             tenant=settings.tenant,
@@ -370,11 +394,19 @@ class Plans:
         """A setting, a switch, a hook, a listener, a breaker's place or the process has changed."""
         for plan in tuple(self._plans.values()):
             plan.stale = True
+            if plan._keyed is not None:
+                plan._keyed.stale = True
 
     def add(self, tool: Tool) -> None:
         """Make a tool callable by its full name, and by its short one unless that is another's."""
         tools, short = self.tools, tool.spec.name
         known = tools.get(tool.full_name)
+        if known is not None and known.origin != tool.origin:
+            raise InvalidInput(
+                f"There is a tool {tool.full_name} already: {'.'.join(known.origin)}. "
+                "Two tools of one name would share their answers.",
+                hint="Give this one another name: @gateway.tool('name', idempotent=...), or another namespace.",
+            )
         if known is not None and (before := self._plans.pop(known, None)) is not None:
             before.stale = True  # a function that was decorated with it goes on, and makes a plan of its own
         tools[tool.full_name] = tool

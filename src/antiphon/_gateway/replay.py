@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
+from antiphon._arguments import json_arguments
 from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._gateway import codec, results
 from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.outcome import Outcome, failed
+from antiphon._gateway.outcome import Outcome, failed, said_in
 from antiphon._gateway.settlement import refused
 from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
-from antiphon.canonical import canonical_json
 from antiphon.errors import InvalidInput, ReplayMiss, raised_again
+from antiphon.keys import exact_params
 from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
 
 READER_STOPPED = "its reader stopped"
@@ -27,12 +28,15 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
     known = getattr(run.scope.invoker, "known_arguments", None)
     digest = None if known is None else known(call.arguments)
     try:
-        run.enter(call.arguments, canonical_json(call.arguments) if digest is None else (digest, digest))
+        params = exact_params(call.arguments, tool.spec) if digest is None else (digest, digest)
+        run.enter(tool.written(call.arguments), params)
     except InvalidInput as error:
         call.policy = call.plan.policy
         return refused(call, failed("error", "validation_error", str(error)))
     call.key = ""  # keys are for claims, and a replay makes none
-    invocation = Invocation("tool", tool.full_name, call.arguments, run.digest, run.site, tool.spec, tool.streams)
+    typed = digest is None and not isinstance(params, bytes)
+    given = json_arguments(tool.written(call.arguments)) if typed else call.arguments
+    invocation = Invocation("tool", tool.full_name, given, run.digest, run.site, tool.spec, tool.streams)
 
     def answered(call: GuardedCall, answer: Answer | None) -> Step:
         return go_live(call) if answer is None else _replayed(call, answer)
@@ -48,7 +52,7 @@ def answers(call: GuardedCall) -> bool:
 def _replayed(call: GuardedCall, answer: Answer) -> Step:
     call.off_path().replayed = True
     call.policy, call.turn = call.plan.policy, None
-    outcome = call.outcome = _outcome(answer)
+    outcome = call.outcome = _outcome(answer, call.plan.name)
     plan, run = call.plan, call.run
     assert run is not None
     start = run.started(call.request_id, call.key, call.call_id)
@@ -97,7 +101,7 @@ def _given(call: GuardedCall, _: None) -> Step:
     return DONE
 
 
-def _outcome(answer: Answer) -> Outcome:
+def _outcome(answer: Answer, tool: str) -> Outcome:
     """A recorded answer as an outcome; recorded errors come back as errors."""
     if answer.outcome == "ok":
         outcome = Outcome("success", answer.value, attempts=0)
@@ -111,7 +115,8 @@ def _outcome(answer: Answer) -> Outcome:
             retriable=bool(error.get("retriable", False)),
             reason=str(error.get("reason", "")),
         )
-        outcome.exception = raised_again(error)
+        said = said_in(outcome.message, tool) if code == "outcome_unknown" else None
+        outcome.exception = raised_again(error if said is None else {**error, "message": said})
     outcome.from_cache = answer.source != "live"
     outcome.metadata = {"answeredBy": answer.source}
     return outcome

@@ -9,7 +9,7 @@ import msgspec
 
 from antiphon import errors
 from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.outcome import Outcome, failed
+from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome, failed
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.threads import TimedOut
 from antiphon.contract.result import CacheInfo, CallError, Output, ToolDenied, ToolResultEnvelope
@@ -23,6 +23,7 @@ _BY_CODE: dict[str, type[errors.AntiphonError]] = {
     "replay_blocked": errors.ReplayBlocked,
     "outcome_unknown": errors.OutcomeUnknown,
     "validation_error": errors.InvalidInput,
+    "denied": errors.ToolDeniedError,
     "store_unavailable": errors.StoreUnavailable,
     "store_full": errors.StoreUnavailable,
     "store_version": errors.StoreVersionError,
@@ -45,8 +46,6 @@ def unwrap(call: GuardedCall, outcome: Outcome) -> Any:
         if outcome.from_cache and outcome.payload is None:
             _check_kept(call, outcome)
         return outcome.value
-    if outcome.code == "denied":
-        return denied(call, outcome)
     if call.plan.watched_only and outcome.exception is not None:  # as if there were no gateway
         raise outcome.exception
     return raise_for(call, outcome)
@@ -91,22 +90,47 @@ def raise_for(call: GuardedCall, outcome: Outcome) -> NoReturn:
 
 
 def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
-    """The tool's own exception where it raised one and the outcome is certain, else one of ours."""
+    """The tool's own exception where it raised one, with a note on how certain the outcome is; else one of ours."""
     kind = _BY_CODE.get(outcome.code)
     own = outcome.exception
     if kind is None and _timed_out(own):
         kind = errors.RetryExhausted if outcome.status == "retry_exhausted" else errors.CallTimeout
-    if kind is None and own is not None and outcome.status in ("error", "retriable_error"):
-        note = f"antiphon: {call.plan.name} failed with {outcome.code} after {outcome.attempts} attempt(s)"
+    if own is not None and not _timed_out(own):
+        note = _note(call, outcome)
         if note not in getattr(own, "__notes__", ()):
             own.add_note(note)
         return own
+    if kind is None and outcome.from_cache:
+        return _recorded(call, outcome)
     if kind is None:
         kind = _BY_STATUS.get(outcome.status, errors.CallFailed)
     data: dict[str, Any] = {"tool": call.plan.name, "attempts": outcome.attempts, "status": outcome.status}
     if kind is errors.InvalidInput:
         return kind(outcome.message, **data)
     return kind(outcome.message, code=outcome.code, **data)
+
+
+def _note(call: GuardedCall, outcome: Outcome) -> str:
+    """What goes with the tool's own exception: how often it was tried, and whether it may have taken effect."""
+    code = outcome.reason if outcome.code == "outcome_unknown" else outcome.code
+    tried = f"antiphon: {call.plan.name} failed with {code} after {outcome.attempts} attempt(s)"
+    if outcome.code != "outcome_unknown":
+        return tried
+    settle = f" An operator can settle it: antiphon claims resolve {call.fingerprint}" if call.fingerprint else ""
+    return f"{tried}. {UNKNOWN_HINT}{settle}"
+
+
+def _recorded(call: GuardedCall, outcome: Outcome) -> Exception:
+    """The failure that a record keeps: of a class that the tool declares as certain, or a stand-in."""
+    for kind in call.tool.certain:
+        if kind.__name__ == outcome.code:
+            try:
+                made: Exception = kind(outcome.message)
+            except Exception:  # it wants more than a message
+                break
+            made.add_note(f"antiphon: the recorded failure of an earlier call of {call.plan.name}")
+            return made
+    return errors.RecordedError(outcome.message, code=outcome.code, tool=call.plan.name, status=outcome.status)
 
 
 def _timed_out(error: BaseException | None) -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from copy import copy
+
+import orjson
 
 from antiphon._gateway import codec
 from antiphon._gateway import outcome as outcomes
@@ -13,11 +16,16 @@ from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
 from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.steps import DONE, SETTLE, Append, Forgotten, Mark, Put, Read, Reclaim, ShareBreaker, Step
 from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
-from antiphon.errors import StoreError
+from antiphon.errors import InvalidInput, StoreError
 from antiphon.ports import Attempt, Claimed, Existing, Row, Settlement, Success
 
 log = logging.getLogger("antiphon.gateway")
 
+_SHOWN = 2000
+ARGUMENTS = " Arguments: "
+"""What stands before the masked arguments in the message of an unknown outcome."""
+NEVER_MS = 100 * 365 * 86_400_000
+"""Time to live of a record that somebody has to settle."""
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 _WATCHED = b"null"
 
@@ -31,6 +39,8 @@ def settle_success(call: GuardedCall, now: float) -> Step:
     try:
         payload = call.payload = encode(call.value)
     except codec.NotSerialisable as error:
+        if inspect.iscoroutine(call.value):
+            return _never_awaited(call)
         return not_kept(call, str(error))
     if call.outcome is not None:
         call.outcome.payload = payload
@@ -46,6 +56,16 @@ def settle_success(call: GuardedCall, now: float) -> Step:
         outcome = call.outcome if known_clean else call.result()
         call.events = run.ended(outcome, payload, (now - call.started) * 1000, attempts)
     return SETTLE
+
+
+def _never_awaited(call: GuardedCall) -> Step:
+    """The tool returned a coroutine, which has done nothing and never will."""
+    call.value.close()
+    call.value = NOTHING
+    message = f"{call.plan.name} returned a coroutine that nobody awaits: it did not run."
+    outcome = outcomes.failed("error", "not_awaited", message)
+    outcome.exception = InvalidInput(message, hint="Register the function with an AsyncGateway.")
+    return settle_failure(call, outcome)
 
 
 def _keep(call: GuardedCall, payload: bytes) -> Step:
@@ -96,9 +116,13 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
     code, retriable = outcome.code, outcome.retriable
     if plan.watched_only and call.extras.may_have_applied:
         code, retriable = UNKNOWN_CODE, False
-    error = (code, plan.results.clean(outcome.message), outcome.terminal, retriable)
+    message = plan.results.clean(outcome.message)
+    error = (code, message + _asked(call) if code == UNKNOWN_CODE else message, outcome.terminal, retriable)
     ttl_ms = _long(call) if code == UNKNOWN_CODE else plan.tool.ttl.failed_ms
     count = outcome.attempts
+    if plan.is_keyed and code != UNKNOWN_CODE:  # nothing has happened: the key is free, also for other arguments
+        settlement = Settlement("cancelled", ttl_ms, error=error, attempts=call.attempts, attempt_count=count)
+        return _settle_as(call, settlement._replace(dispatched=False))
     return _settle_as(call, Settlement("failed", ttl_ms, error=error, attempts=call.attempts, attempt_count=count))
 
 
@@ -141,7 +165,7 @@ def not_dispatched(call: GuardedCall) -> Settlement:
 
 def unknown(call: GuardedCall, why: str) -> Settlement:
     """Nobody knows whether the call took effect."""
-    message = f"{call.plan.name} was dispatched, but {why}. {UNKNOWN_HINT}"
+    message = f"{call.plan.name} was dispatched, but {why}. {UNKNOWN_HINT}{_asked(call)}"
     error = (UNKNOWN_CODE, message, True, False)
     count = len(call.attempts) or 1
     return Settlement("failed", _long(call), error=error, attempts=call.attempts, attempt_count=count)
@@ -161,8 +185,20 @@ def interrupted(call: GuardedCall, why: str) -> Settlement:
 
 
 def _long(call: GuardedCall) -> int:
-    ttl = call.plan.tool.ttl
-    return max(ttl.done_ms, ttl.failed_ms)
+    """How long an unknown outcome is kept: until somebody settles it, unless the tool says."""
+    given = call.plan.tool.spec.unknown_ttl
+    return NEVER_MS if given is None else int(given * 1000)
+
+
+def _asked(call: GuardedCall) -> str:
+    """The arguments as an operator may see them, for a record that only a person can settle."""
+    try:
+        data = orjson.dumps(call.arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
+        redactor = call.plan.results.redactor
+        text = (data if redactor is None else redactor.redact_bytes(data)[0]).decode()
+    except Exception:  # whatever the classes of the arguments raise
+        return ""
+    return f"{ARGUMENTS}{text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'}"
 
 
 # -- when it cannot be written -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import keyword
 from collections.abc import Callable
@@ -9,10 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from antiphon._arguments import serialised
 from antiphon._gateway import codec
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.settings import Settings, ToolOverride
-from antiphon.contract.spec import BreakerPolicy, RetryPolicy, ToolSpec, Ttls
+from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec, Ttls
 from antiphon.errors import InvalidInput
 
 Kind = Literal["sync", "async", "generator", "async_generator"]
@@ -20,8 +22,11 @@ _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 
 
 def kind_of(function: Callable[..., Any]) -> Kind:
-    """How the function has to be called."""
-    target = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    """How the function has to be called; partials are looked through."""
+    target: Any = function
+    while isinstance(target, functools.partial):
+        target = target.func
+    target = target if inspect.isroutine(target) else getattr(target, "__call__", target)  # noqa: B004
     if inspect.isasyncgenfunction(target):
         return "async_generator"
     if inspect.isgeneratorfunction(target):
@@ -31,21 +36,38 @@ def kind_of(function: Callable[..., Any]) -> Kind:
     return "sync"
 
 
+def awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function for event loops; one behind a plain decorator, which returns a coroutine, is awaited."""
+    inner = _innermost(function)
+    if kind_of(function) != "sync" or kind_of(inner) != "async":
+        return function
+
+    @functools.wraps(function)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    return awaited
+
+
 class Tool:
     """One tool of one gateway, with everything that can be computed once."""
 
     __slots__ = (
         "accepts",
         "breaker_policy",
+        "certain",
         "context_param",
         "decode",
         "defaults",
         "full_name",
         "function",
+        "key_of",
         "kind",
         "listed",
         "name_set",
         "names",
+        "origin",
         "quick_bind",
         "reconcile_wants_context",
         "renew_every",
@@ -63,6 +85,8 @@ class Tool:
     def __init__(self, function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> None:
         self.function = function
         self.kind: Kind = kind_of(function)
+        self.origin = _origin(function)
+        """Module and qualified name: the same function, if its module was loaded again."""
         self.streams = self.kind in ("generator", "async_generator")
         self.full_name = f"{spec.namespace}/{spec.name}"
         self.signature = _signature(function)
@@ -84,6 +108,10 @@ class Tool:
         self.quick_bind = _binder(function, params) if plain else None
         """A function with the tool's own signature that returns the parameters by name."""
         self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
+        self.certain: tuple[type[Exception], ...] = (*_certain(spec), DidNotHappen)
+        """Exceptions that say: no effect."""
+        self.key_of = _key_function(spec, self.accepts)
+        """What a call is about, from its arguments; ``None`` if the tool does not say."""
         self.reconcile_wants_context = spec.reconcile is not None and _takes_two(spec.reconcile)
         self.decode = codec.decoder(_return_type(function, self.signature), self.full_name)
         self.configure(spec, settings)
@@ -116,6 +144,10 @@ class Tool:
             known = ", ".join(sorted(self.accepts)) or "none"
             return name, f"{self.full_name} has no parameter {name!r} (it has: {known})"
         return "", ""
+
+    def written(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The parameters as they are recorded: those with a serialiser as it writes them."""
+        return serialised(params, self.spec.serialisers) if self.spec.serialisers else params
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Named parameters of a Python call, defaults included; ``TypeError`` as Python would raise it."""
@@ -168,6 +200,41 @@ class Tool:
         return self.function(*args, **rest)
 
 
+def _key_function(spec: ToolSpec, accepts: frozenset[str] | None) -> Callable[[dict[str, Any]], Any] | None:
+    """The declared key as a function of the parameters; one that names only some of them is given only those."""
+    declared: Any = spec.key
+    for name in (*spec.key_ignore, *((declared,) if isinstance(declared, str) else ())):
+        if accepts is not None and name.partition(".")[0] not in accepts:
+            known = ", ".join(sorted(accepts)) or "none"
+            raise InvalidInput(f"{spec.name!r} has no parameter {name!r} to make a key of (it has: {known}).")
+    if declared is None:
+        return None
+    if isinstance(declared, str):
+        wanted: str = declared
+        return lambda params: params.get(wanted)
+    signature = _signature(declared)
+    kinds = [p.kind for p in signature.parameters.values()] if signature is not None else []
+    if signature is None or inspect.Parameter.VAR_KEYWORD in kinds:
+        return lambda params: declared(**params)
+    names = tuple(signature.parameters)
+    if accepts is not None and not accepts.issuperset(names):
+        missing = sorted(set(names) - accepts)
+        raise InvalidInput(f"The key of {spec.name!r} takes {', '.join(missing)}, which the tool does not have.")
+    if inspect.Parameter.POSITIONAL_ONLY in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
+        raise InvalidInput(f"The key of {spec.name!r} must take its parameters by name.")
+    return lambda params: declared(**{name: params[name] for name in names if name in params})
+
+
+def _certain(spec: ToolSpec) -> tuple[Any, ...]:
+    for kind in spec.certain_errors:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            raise InvalidInput(
+                f"certain_errors of {spec.name!r} holds {kind!r}, which is not an exception class.",
+                hint="Write the classes themselves: certain_errors=(CardDeclined,).",
+            )
+    return spec.certain_errors
+
+
 def _binder(function: Callable[..., Any], params: list[inspect.Parameter]) -> Callable[..., dict[str, Any]] | None:
     """Python's own argument parsing, three times as fast as doing it by hand, and with its own error messages."""
     if not all(p.name.isidentifier() and not p.name.startswith("_antiphon") for p in params):
@@ -185,6 +252,21 @@ def _binder(function: Callable[..., Any], params: list[inspect.Parameter]) -> Ca
     exec(f"def {title}({', '.join(words)}): return {{{body}}}", space)  # noqa: S102 - names come from a signature
     made: Callable[..., dict[str, Any]] = space[title]
     return made
+
+
+def _innermost(function: Any) -> Any:
+    """The function behind partials and decorators."""
+    while True:
+        inner = function.func if isinstance(function, functools.partial) else getattr(function, "__wrapped__", None)
+        if inner is None:
+            return function
+        function = inner
+
+
+def _origin(function: Any) -> tuple[str, str]:
+    function = _innermost(function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return str(getattr(named, "__module__", "")), str(named.__qualname__)
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -132,8 +132,8 @@ class TurnState:
 
 
 Answer = ToolResultEnvelope | ToolDenied
-TurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None], Answer]
-AsyncTurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None], Awaitable[Answer]]
+TurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None, Any], Answer]
+AsyncTurnCall = Callable[[TurnState, str, Mapping[str, Any], str | None, Any], Awaitable[Answer]]
 
 
 class Turn:
@@ -150,9 +150,13 @@ class Turn:
     def __exit__(self, *exc: object) -> None:
         self.state.close()
 
-    def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None) -> Answer:
-        """Make the call the model asked for. The answer is a value, whatever happened."""
-        return self._make(self.state, tool, arguments, call_id)
+    def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None, *, key: Any = None) -> Answer:
+        """Make the call the model asked for. The answer is a value, whatever happened.
+
+        *call_id* is the id that the model gave the call. *key* names what the call is about (an order, an invoice):
+        the tool runs once for it, whoever asks in whatever session.
+        """
+        return self._make(self.state, tool, arguments, call_id, key)
 
 
 class AsyncTurn:
@@ -175,9 +179,15 @@ class AsyncTurn:
     async def __aexit__(self, *exc: object) -> None:
         self.state.close()
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None) -> Answer:
-        """Make the call the model asked for. The answer is a value, whatever happened."""
-        return await self._make(self.state, tool, arguments, call_id)
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], call_id: str | None = None, *, key: Any = None
+    ) -> Answer:
+        """Make the call the model asked for. The answer is a value, whatever happened.
+
+        *call_id* is the id that the model gave the call. *key* names what the call is about (an order, an invoice):
+        the tool runs once for it, whoever asks in whatever session.
+        """
+        return await self._make(self.state, tool, arguments, call_id, key)
 
 
 class Session:

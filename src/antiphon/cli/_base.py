@@ -266,6 +266,16 @@ non_negative_number = _number(float, 0, 1e12, "a number from 0")
 ratio = _number(float, 0, 1, "between 0 and 1")
 
 
+def ask(question: str) -> None:
+    """Go on only if a person says so."""
+    hint = "Answer the question at a terminal, or give --yes."
+    if not sys.stdin.isatty():
+        raise errors.InvalidInput(f"{question} Nobody is there to answer, so nothing was changed.", hint=hint)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise errors.InvalidInput("Nothing was changed.")
+
+
 def check_run(arguments: argparse.Namespace) -> None:
     """Refuse a run id together with ``--latest``."""
     if arguments.run and arguments.latest:

@@ -166,4 +166,6 @@ def duration(ms: float | None) -> str:
         return ""
     if ms < 1000:
         return f"{ms:.0f} ms"
-    return f"{ms / 1000:.1f} s" if ms < 60_000 else f"{ms / 60_000:.1f} min"
+    if ms < 7_200_000:
+        return f"{ms / 1000:.1f} s" if ms < 60_000 else f"{ms / 60_000:.1f} min"
+    return f"{ms / 3_600_000:.1f} h" if ms < 172_800_000 else f"{ms / 86_400_000:.1f} days"

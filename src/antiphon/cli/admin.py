@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from antiphon.cli._base import (
     JSON,
     application,
     argument,
+    ask,
     command,
     flag,
     non_negative_int,
@@ -42,6 +44,10 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
         flag("--did-not-happen", "resolve: it did not; the next call runs"),
     ),
     argument("--value", metavar="JSON", help="resolve --happened: the result that duplicates get"),
+    flag("--no-value", "resolve --happened: the call returns nothing"),
+    flag("--in-flight", "flush, clear: also claims in flight; an equal call then runs beside them"),
+    flag("--unknown", "flush, clear: also unknown outcomes; an equal call then runs again"),
+    flag("--yes", "do not ask"),
     argument("--reason", default="", help="recorded in the audit log"),
     argument("--limit", type=positive_int, default=50),
     CONFIG,
@@ -71,39 +77,85 @@ def claims(arguments: argparse.Namespace) -> int:
 
 
 async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
-    from antiphon.ops.tables import json_value
-
     chosen = {name: getattr(arguments, name) for name in ("tool", "session", "prefix")}
     if arguments.what == "list":
         return await admin.claims(**chosen, state=arguments.state, limit=arguments.limit)
     if arguments.what == "show":
         return await admin.claim(arguments.key)
     if arguments.what == "clear":
-        return await admin.clear(arguments.key, arguments.reason)
+        await _confirm(admin, arguments, {"prefix": arguments.key})
+        return await admin.clear(
+            arguments.key, arguments.reason, in_flight=arguments.in_flight, unknown=arguments.unknown
+        )
     if arguments.what == "flush":
-        return await admin.flush(**chosen, reason=arguments.reason)
+        await _confirm(admin, arguments, chosen)
+        also = {"in_flight": arguments.in_flight, "unknown": arguments.unknown}
+        return await admin.flush(**chosen, **also, reason=arguments.reason)
+    if arguments.key == "" and any(chosen.values()):
+        return await _resolve_all(admin, arguments, chosen)
     if not (arguments.happened or arguments.did_not_happen):
         raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
-    verdict = "happened" if arguments.happened else "did-not-happen"
-    value = json_value(arguments.value, "--value")
-    return await admin.resolve(arguments.key, verdict, value=value, reason=arguments.reason)
+    return await admin.resolve(arguments.key, **_verdict(arguments))
+
+
+def _verdict(arguments: argparse.Namespace) -> dict[str, Any]:
+    from antiphon.ops.tables import json_value
+
+    if arguments.value is not None and arguments.no_value:
+        raise InvalidInput("Give --value or --no-value, not both.")
+    return {
+        "verdict": "happened" if arguments.happened else "did-not-happen",
+        "value": json_value(arguments.value, "--value"),
+        "has_value": arguments.value is not None or arguments.no_value,
+        "reason": arguments.reason,
+    }
+
+
+async def _confirm(admin: Any, arguments: argparse.Namespace, chosen: dict[str, str]) -> None:
+    """Claims whose effect may still come, or has come, are dropped only after a count and a question."""
+    if arguments.yes or not (arguments.in_flight or arguments.unknown) or not any(chosen.values()):
+        return
+    told = [name for name in ("inflight", "unknown") if getattr(arguments, name.replace("inf", "in_f"))]
+    counts = {name: len(await admin.claims(**chosen, state=name, limit=10_000)) for name in told}
+    text = " and ".join(f"{number} {'in flight' if name == 'inflight' else name}" for name, number in counts.items())
+    if not any(counts.values()):
+        return
+    ask(f"{text}: equal calls will run although these may have taken effect. Continue?")
+
+
+async def _resolve_all(admin: Any, arguments: argparse.Namespace, chosen: dict[str, str]) -> dict[str, Any]:
+    """Settle every unknown outcome that fits, alike."""
+    if not (arguments.happened or arguments.did_not_happen):
+        raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
+    verdict = _verdict(arguments)
+    if arguments.happened and not verdict["has_value"]:
+        raise InvalidInput("Say what the calls returned: --value JSON, or --no-value.")
+    found = await admin.claims(**chosen, state="unknown", limit=10_000)
+    if found and not arguments.yes:
+        ask(f"{len(found)} unknown outcomes will be settled as {verdict['verdict']}. Continue?")
+    for claim in found:
+        await admin.resolve(claim["key"], **verdict)
+    return {"resolved": len(found), "as": verdict["verdict"]}
 
 
 def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
     if not found:
         yield f"No claims. Looked in {place} (--store names another)."
         return
-    head = ("CLAIM", "TOOL", "STATE", "SESSION", "UPDATED", "ATTEMPTS", "ERROR")
+    now = time.time() * 1000
+    head = ("CLAIM", "TOOL", "STATE", "SESSION", "CALL", "AGE", "EXPIRES", "ERROR", "ARGUMENTS")
     rows = [
         (
             *(claim[name] for name in ("fingerprint", "tool", "state", "session")),
-            ui.when(claim["updatedAtMs"]),
-            claim["attempts"],
+            claim["callId"] or "",
+            ui.duration(now - claim["updatedAtMs"]),
+            "never" if claim["expiresAtMs"] is None else f"in {ui.duration(max(0, claim['expiresAtMs'] - now))}",
             (claim["error"] or {}).get("code", ""),
+            ui.safe(claim["arguments"] or ""),
         )
         for claim in found
     ]
-    yield ui.table(head, rows, right=(5,))
+    yield ui.table(head, rows)
     unknown = sum(claim["state"] == "unknown" for claim in found)
     if unknown:
         yield ui.yellow(

@@ -54,7 +54,7 @@ class Ttls(Value, frozen=True):
 
     done_ms: Millis = 86_400_000
     failed_ms: Millis = 300_000
-    lease_ms: Millis = 120_000
+    lease_ms: Annotated[int, Meta(ge=1)] = 120_000
 
 
 def _policy(kind: type[Value], name: str, fields: Mapping[str, Any]) -> Value:
@@ -67,7 +67,7 @@ def _policy(kind: type[Value], name: str, fields: Mapping[str, Any]) -> Value:
     return kind(**fields)
 
 
-_CODE = ("reconcile", "serialisers")
+_CODE: dict[str, Any] = {"reconcile": None, "serialisers": None, "certain_errors": (), "key": None}
 _POLICIES: tuple[tuple[str, type[Value]], ...] = (("retry", RetryPolicy), ("breaker", BreakerPolicy), ("ttl", Ttls))
 
 
@@ -77,10 +77,17 @@ class Happened(NamedTuple):
     value: Any = None
 
 
-class DidNotHappen(NamedTuple):
-    """What a ``reconcile`` function returns when the earlier call certainly took no effect."""
+class DidNotHappen(Exception):
+    """The call certainly took no effect: returned by a ``reconcile`` function, or raised by the tool itself.
 
-    note: str = ""
+    >>> raise DidNotHappen("the account is closed")
+    Traceback (most recent call last):
+    antiphon.contract.spec.DidNotHappen: the account is closed
+    """
+
+    def __init__(self, note: str = "") -> None:
+        super().__init__(note)
+        self.note = note
 
 
 class RetryOptions(TypedDict, total=False):
@@ -144,6 +151,11 @@ class ToolOptions(TypedDict, total=False):
     ttl: Ttls | TtlOptions
     reconcile: Callable[..., Any] | None
     serialisers: Mapping[str, Callable[[Any], Any]] | None
+    certain_errors: tuple[type[Exception], ...]
+    key: Callable[..., Any] | str | None
+    key_ignore: Sequence[str]
+    key_ttl: float
+    unknown_ttl: float | None
 
 
 class ToolSpec(Value, frozen=True):
@@ -176,6 +188,16 @@ class ToolSpec(Value, frozen=True):
     ttl: Ttls = Ttls()
     reconcile: Callable[..., Any] | None = None
     serialisers: Mapping[str, Callable[[Any], Any]] | None = None
+    certain_errors: tuple[Callable[..., Any], ...] = ()
+    """Exceptions of the tool that say: it took no effect."""
+    key: Callable[..., Any] | None = None
+    """What a call is about, from its arguments: a function of them, or the name of one. The tool runs once for it."""
+    key_ignore: tuple[str, ...] = ()
+    """Parameters that may differ between calls with one key."""
+    key_ttl: Annotated[float, Meta(gt=0)] = 2_592_000.0
+    """Seconds for which a keyed call that is done answers: 30 days."""
+    unknown_ttl: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds after which an unknown outcome is forgotten; without it, it stays until somebody settles it."""
 
     def __post_init__(self) -> None:
         """``retry={"max_attempts": 2}`` stands for the policy with that field."""
@@ -188,9 +210,10 @@ class ToolSpec(Value, frozen=True):
         """The JSON form; what is code stays behind."""
         import msgspec
 
-        wire: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, **dict.fromkeys(_CODE)))
+        wire: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(self, **_CODE))
         for name in _CODE:
-            del wire[name]
+            head, *rest = name.split("_")
+            del wire[head + "".join(map(str.title, rest))]
         return wire
 
     @property

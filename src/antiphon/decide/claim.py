@@ -7,7 +7,8 @@
 | in flight, lease over, otherwise    | mark unknown               | mark unknown                                   |
 | done                                | reuse                      | if it waited: share; repeat-safe: by ``reuse``;|
 |                                     |                            | otherwise run                                  |
-| failed, outcome unknown             | unknown (reconcile)        | unknown (reconcile); repeat-safe: run          |
+| failed, outcome unknown             | unknown (reconcile)        | unknown (reconcile) for the done TTL, then run;|
+|                                     |                            | repeat-safe: run                               |
 | failed otherwise                    | cached error               | run                                            |
 | cancelled before dispatch           | run                        | run                                            |
 | cancelled after dispatch            | as outcome unknown;        | as outcome unknown;                            |
@@ -16,7 +17,8 @@
 A call identity with an earlier execution of its own, followed by others, is answered from that one. If it never
 had an outcome (taken over, or cancelled), what followed decides: a repeat-safe takeover that is done answers.
 With a key given by the caller or a hook, the key alone is the identity. ``bestEffort`` never waits, and
-runs again after a retriable failure. A record kept for other parameters is a conflict before all else.
+runs again after a retriable failure. A record kept for other parameters is a conflict before all else, unless
+nothing was dispatched: then the key is free.
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ class Claimant(NamedTuple):
     """Version of the in-flight record this call has been waiting for, if any."""
     owner_gone: bool = False
     """The process that holds the claim is certainly dead: its lease counts as over."""
+    gate_ms: int = 0
+    """How long an unknown outcome keeps new identities with equal arguments from running (0: as long as it is kept)."""
 
 
 class Run(NamedTuple):
@@ -104,6 +108,8 @@ def decide(existing: Existing, asks: Claimant) -> Decision:
     current, own, now = existing
     if asks.given_key:
         if current.request.params_digest != asks.params_digest:
+            if current.state == "cancelled" and not current.dispatched:
+                return Run(current.version, "the key is free")
             return Conflict(current)
         own = current
     elif own is None and current.request.identity == asks.identity:
@@ -117,11 +123,15 @@ def decide(existing: Existing, asks: Claimant) -> Decision:
         own = None
     if current.state == "inflight":
         return _in_flight(current, now, asks)
-    if is_unknown(current) and not asks.idempotent:
+    if is_unknown(current) and not asks.idempotent and not (own is None and _gate_is_over(current, now, asks)):
         return Unknown(current, mark=False)
     if own is not None:
         return _own_settled(own, asks)
     return _others_settled(current, now, asks, overtaken)
+
+
+def _gate_is_over(current: DedupeRecord, now: int, asks: Claimant) -> bool:
+    return bool(asks.gate_ms) and now - current.updated_at_ms >= asks.gate_ms
 
 
 def _in_flight(current: DedupeRecord, now: int, asks: Claimant) -> Decision:

@@ -14,6 +14,7 @@ import orjson
 
 from antiphon._drive import drive
 from antiphon._gateway.owner import owner_token
+from antiphon._gateway.settlement import ARGUMENTS, NEVER_MS
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import RunManifest
 from antiphon.contract.record import DedupeRecord
@@ -26,7 +27,8 @@ from antiphon.ops.runs import ReservedRun
 from antiphon.ports import BreakerRow, Journal, Settlement
 from antiphon.stores._adapters import AsyncFromSync
 
-_RESOLVED_TTL_MS = 86_400_000
+_RESOLVED_TTL_MS = 30 * 86_400_000
+_RESOLVED = ("resolved", "An operator settled this claim.", True, False)
 _SCAN = 10_000
 _LONGEST_REASON = 500
 _FINGERPRINT = 16
@@ -167,43 +169,86 @@ class Admin:
 
     # -- claims ------------------------------------------------------------------------------------------------------
 
-    async def clear(self, key: str, reason: str = "") -> dict[str, Any]:
-        """Forget one claim: the next equal call runs."""
+    async def clear(
+        self, key: str, reason: str = "", *, in_flight: bool = False, unknown: bool = False
+    ) -> dict[str, Any]:
+        """Forget one claim: the next equal call runs. One in flight or of unknown outcome only if told."""
         record = await self._find(key)
-        cleared = await self._journal.clear(record.key)
+        if (record.state == "inflight" and not in_flight) or (is_unknown(record) and not unknown):
+            what, flag = ("in flight", "--in-flight") if record.state == "inflight" else ("unknown", "--unknown")
+            raise InvalidInput(
+                f"The outcome of {record.key} is {what}, and an equal call would run. Nothing was changed.",
+                hint=f"Resolve it (antiphon claims resolve), or clear it all the same with {flag}.",
+                path="$.key",
+            )
+        cleared = await self._drop(record)
         await self._note("clear", {"key": record.key, "tool": record.tool, "reason": reason})
         return {"key": record.key, "cleared": cleared}
 
-    async def resolve(self, key: str, verdict: str, *, value: Any = None, reason: str = "") -> dict[str, Any]:
-        """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not."""
+    async def _drop(self, record: DedupeRecord) -> bool:
+        """Delete a record; a tombstone stays of one that somebody may still come back to."""
+        if record.state == "inflight" or is_unknown(record):
+            tombstone = ("cleared", "An operator cleared this claim; the next equal call runs.", True, False)
+            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, error=tombstone, dispatched=False)
+            return await self._journal.settle(record.key, record.version, settlement) is not None
+        return await self._journal.clear(record.key)
+
+    async def resolve(
+        self, key: str, verdict: str, *, value: Any = None, has_value: bool = True, reason: str = ""
+    ) -> dict[str, Any]:
+        """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not.
+
+        A resolution can be corrected by another one.
+        """
         if verdict not in ("happened", "did-not-happen"):
             raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
+        if verdict == "happened" and not has_value:
+            raise InvalidInput(
+                "Say what the call returned: duplicates are answered with it.",
+                hint="--value JSON, or --no-value if it returns nothing.",
+                path="$.value",
+            )
         record = await self._find(key)
-        if record.state != "inflight" and not is_unknown(record):
+        if record.state != "inflight" and not is_unknown(record) and not _is_resolution(record):
             raise InvalidInput(
                 f"The outcome of {record.key} is known: {record.state}.",
                 hint="Only an unknown outcome is resolved; clear the claim to let the call run again.",
                 path="$.key",
             )
         if verdict == "happened":
-            settlement = Settlement("done", _RESOLVED_TTL_MS, payload=orjson.dumps(value), attempt_count=1)
+            settlement = Settlement("done", _RESOLVED_TTL_MS, payload=orjson.dumps(value), error=_RESOLVED)
         else:
-            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False)
+            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False, error=_RESOLVED)
         settled = await self._journal.settle(record.key, record.version, settlement)
         if settled is None:
             raise InvalidInput("The claim changed at the same moment.", hint="Check the claim again, then decide.")
         await self._note("resolve", {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason})
         return {"key": record.key, "resolved": verdict}
 
-    async def flush(self, *, tool: str = "", session: str = "", prefix: str = "", reason: str = "") -> dict[str, Any]:
-        """Forget all claims of a tool, a session or a key prefix."""
+    async def flush(
+        self,
+        *,
+        tool: str = "",
+        session: str = "",
+        prefix: str = "",
+        reason: str = "",
+        in_flight: bool = False,
+        unknown: bool = False,
+    ) -> dict[str, Any]:
+        """Forget all claims of a tool, a session or a key prefix. Those in flight or unknown stay unless told."""
         if not (tool or session or prefix):
             raise InvalidInput("Specify what to flush: a tool, a session or a prefix of keys.", path="$")
-        number = await self._journal.flush(tenant=self.tenant, tool=tool, session=session, prefix=prefix)
-        await self._note(
-            "flush", {"tool": tool, "session": session, "prefix": prefix, "flushed": number, "reason": reason}
-        )
-        return {"flushed": number}
+        chosen = {"tool": tool, "session": session, "prefix": prefix}
+        flushed, kept = 0, {"inFlight": 0, "unknown": 0}
+        for record in await self._journal.list(tenant=self.tenant, limit=_SCAN, **chosen):
+            if record.state == "inflight" and not in_flight:
+                kept["inFlight"] += 1
+            elif is_unknown(record) and not unknown:
+                kept["unknown"] += 1
+            else:
+                flushed += await self._drop(record)
+        await self._note("flush", {**chosen, "flushed": flushed, "kept": kept, "reason": reason})
+        return {"flushed": flushed, **({"kept": kept} if any(kept.values()) else {})}
 
     async def _find(self, key: str) -> DedupeRecord:
         if not key:
@@ -244,8 +289,14 @@ def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
     drive(Admin(app)._note(act, detail))
 
 
+def _is_resolution(record: DedupeRecord) -> bool:
+    return record.error is not UNSET and record.error.code == _RESOLVED[0]
+
+
 def describe(record: DedupeRecord) -> dict[str, Any]:
     """A claim record as an operator sees it."""
+    message, _, arguments = ("" if record.error is UNSET else record.error.message).partition(ARGUMENTS)
+    lasts = record.expires_at_ms - record.updated_at_ms < NEVER_MS
     return {
         "key": record.key,
         "fingerprint": record.key[:_FINGERPRINT],
@@ -254,14 +305,17 @@ def describe(record: DedupeRecord) -> dict[str, Any]:
         "session": record.request.session_key,
         "actor": record.request.actor_id,
         "requestId": record.request.request_id,
+        "callId": None if record.request.tool_call_id is UNSET else record.request.tool_call_id,
+        "idempotencyKey": record.idempotency_key,
+        "arguments": arguments or None,
         "owner": record.owner,
         "version": record.version,
         "createdAtMs": record.created_at_ms,
         "updatedAtMs": record.updated_at_ms,
-        "expiresAtMs": record.expires_at_ms,
+        "expiresAtMs": record.expires_at_ms if lasts else None,
         "leaseUntilMs": None if record.lock_until_ms is UNSET else record.lock_until_ms,
         "attempts": 0 if record.execution is UNSET else record.execution.attempt_count,
-        "error": None if record.error is UNSET else {"code": record.error.code, "message": record.error.message},
+        "error": None if record.error is UNSET else {"code": record.error.code, "message": message},
     }
 
 

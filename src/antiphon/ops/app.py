@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
         """What ``record`` gives for an ``async def``: the run, or in a running event loop what is awaited for it."""
 
 
+_RUN_IS_SESSION = "session"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -174,11 +175,13 @@ class Antiphon:
                 code=code_version(function),
                 packages=package_versions(),
                 config_digest=hashlib.sha256(msgspec.json.encode(self.config)).hexdigest(),
-                tags={"owner": owner_token(), **(tags or {})},
+                tags={"owner": owner_token(), _RUN_IS_SESSION: "run", **(tags or {})},
             )
         if like is not None:
             manifest = msgspec.structs.replace(manifest, seal=like.seal)
         recorder = self.recorder(manifest)
+        if manifest.tags.get(_RUN_IS_SESSION) != "run":  # begun by 0.1.0, whose records it goes on to find
+            recorder.scope.place = ("default", "default", None)
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)
         if resume is not None:

@@ -10,7 +10,7 @@ import pytest
 from antiphon._gateway.hooks import HookCall, HookReply
 from antiphon._gateway.settings import ToolOverride
 from antiphon.errors import ToolDeniedError
-from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, Hold, HttpError, Rig, in_thread
+from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, Hold, HttpError, Rig, envelope, in_thread
 
 
 class Spy:
@@ -297,3 +297,43 @@ def test_hooks_of_concurrent_calls_do_not_mix() -> None:
     hold.go.set()
     slow.result()
     assert sorted(spy.seen) == sorted(ONCE * 2)
+
+
+@pytest.mark.parametrize("make", [Rig, AsyncRig], ids=["threads", "loop"])
+def test_an_asynchronous_deny_hook_behind_another_one_is_never_skipped(make: Any) -> None:
+    import asyncio
+
+    rig = make()
+    script = rig.tool("sent")
+
+    def first(call: HookCall) -> HookReply:
+        return HookReply(timeout_ms=1000)
+
+    async def deny(call: HookCall) -> None:
+        await asyncio.sleep(0)
+        raise ToolDeniedError("not today")
+
+    told: list[str] = []
+
+    async def after(call: HookCall, outcome: Any) -> None:
+        await asyncio.sleep(0)
+        told.append(outcome.code)
+
+    rig.gateway.before(first)
+    rig.gateway.before(deny)
+    rig.gateway.after(after)
+
+    async def execute() -> Any:
+        return await rig.gateway.execute(envelope())
+
+    answer = asyncio.run(execute()) if make is AsyncRig else rig.execute()
+    assert (answer.error.code, told, len(script)) == ("denied", ["denied"], 0)
+
+
+def test_a_before_hook_that_answers_something_else_stops_the_call() -> None:
+    rig = Rig()
+    script = rig.tool("sent")
+    rig.gateway.before(lambda call: True)  # type: ignore[arg-type, return-value]
+    answer = rig.execute()
+    assert (answer.error.code, len(script)) == ("hook_failed", 0)
+    assert "HookReply or None" in answer.error.message

@@ -184,6 +184,8 @@ def test_outcome_unknown_is_a_new_exception_each_time() -> None:
     def pay() -> None:
         raise TimeoutError
 
+    with pytest.raises(TimeoutError):
+        pay()
     seen = []
     for _ in range(3):
         with pytest.raises(OutcomeUnknown) as caught:

@@ -43,7 +43,7 @@ from antiphon._gateway.steps import (
 from antiphon.contract._base import UNSET
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.record import DedupeRecord, RecordedError, RecordedRequest
-from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
+from antiphon.contract.spec import BreakerPolicy, DidNotHappen, Happened, RetryPolicy, Ttls
 from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import BreakerRows, Claimed, Existing, Settlement
 from antiphon.stores import MemoryStore
@@ -329,9 +329,11 @@ def test_other_parameters_are_a_conflict_or_a_call_of_their_own() -> None:
     ("answer", "follows"),
     [
         (None, DONE),
-        (True, Mark),
-        ("sent", Mark),
-        (False, Mark),
+        (Happened("sent"), Mark),
+        (DidNotHappen(), Mark),
+        (True, DONE),
+        ("sent", DONE),
+        (False, DONE),
     ],
 )
 def test_what_a_read_back_says(answer: Any, follows: Any) -> None:
@@ -344,8 +346,11 @@ def test_what_a_read_back_says(answer: Any, follows: Any) -> None:
         assert told(call) == ("outcome_unknown", False)
         return
     assert isinstance(step, Mark)
-    assert (step.version, step.settlement.state) == (THEIRS, "cancelled" if answer is False else "done")
-    if answer is False:
+    assert (step.version, step.settlement.state) == (
+        THEIRS,
+        "cancelled" if isinstance(answer, DidNotHappen) else "done",
+    )
+    if isinstance(answer, DidNotHappen):
         assert step.then(call, 8) == Read(call.key, "mine", claim.looked)
     else:
         assert step.then(call, 8) == Alias(call.key, "mine", 8, claim._aliased)

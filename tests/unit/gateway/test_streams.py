@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from antiphon._gateway.context import CallContext
-from antiphon.errors import CallFailed, CallTimeout, InFlight, InvalidInput, OutcomeUnknown
+from antiphon.errors import CallFailed, CallTimeout, InFlight, InvalidInput
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, envelope
 
 Pieces = list[Any]
@@ -102,8 +102,8 @@ async def test_before_the_first_piece_a_failure_is_tried_again_asynchronously() 
     ("idempotent", "failure", "kind", "code"),
     [
         (True, HttpError(503), HttpError, "http_503"),
-        (False, HttpError(503), OutcomeUnknown, "outcome_unknown"),
-        (False, HttpError(429), OutcomeUnknown, "outcome_unknown"),
+        (False, HttpError(503), HttpError, "outcome_unknown"),
+        (False, HttpError(429), HttpError, "outcome_unknown"),
         (False, HttpError(404), HttpError, "http_404"),
     ],
 )

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from antiphon._gateway.context import CallContext
+from antiphon._gateway.settlement import NEVER_MS
 from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
+from antiphon.decide.claim import is_unknown
 from antiphon.errors import InvalidInput, OutcomeUnknown
 from antiphon.ports import Claimed
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, Script, request_of
@@ -44,7 +46,7 @@ def test_other_arguments_are_another_intent() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "content"),
-    [(Happened({"id": 7}), {"id": 7}), (True, None), ({"id": 9}, {"id": 9}), (Happened(), None)],
+    [(Happened({"id": 7}), {"id": 7}), (Happened(), None)],
 )
 def test_reconcile_that_finds_the_effect_settles_it_as_done(answer: Any, content: Any) -> None:
     rig = Rig()
@@ -61,10 +63,35 @@ def test_reconcile_that_finds_the_effect_settles_it_as_done(answer: Any, content
     assert asked.calls[0]["to"] == "ada"
 
 
-@pytest.mark.parametrize("answer", [DidNotHappen("no such mail"), False])
-def test_reconcile_that_finds_nothing_lets_the_call_run(answer: Any) -> None:
+@pytest.mark.parametrize("answer", [True, False, DidNotHappen, Happened, {"happened": False}, [], 0, "not found"])
+def test_an_answer_of_reconcile_that_says_neither_settles_nothing(answer: Any) -> None:
     rig = Rig()
     script = rig.tool(TimeoutError(), "sent", reconcile=lambda params: answer)
+    rig.execute(call_id="c1")
+    found = rig.execute(call_id="c1")
+    assert found.error.code == "outcome_unknown"
+    assert "must return Happened(value), DidNotHappen() or None" in found.error.message
+    assert len(script) == 1
+    [record] = rig.records()
+    assert is_unknown(record)
+
+
+def test_a_decorated_function_tells_of_a_wrong_answer_of_reconcile() -> None:
+    rig = Rig()
+
+    @rig.gateway.tool(idempotent=False, reconcile=lambda params: DidNotHappen)
+    def pay() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        pay()
+    with pytest.raises(TypeError, match="with parentheses"):
+        pay()
+
+
+def test_reconcile_that_finds_nothing_lets_the_call_run() -> None:
+    rig = Rig()
+    script = rig.tool(TimeoutError(), "sent", reconcile=lambda params: DidNotHappen("no such mail"))
     rig.execute(call_id="c1")
     assert rig.execute(call_id="c2").content == "sent"
     # c1 certainly did not happen: its redelivery is a call that has yet to be made
@@ -144,7 +171,7 @@ def test_a_lost_worker_leaves_an_unknown_outcome(identity: str) -> None:
     [record] = rig.records()
     assert (record.state, record.request.identity) == ("failed", "lost")
     assert record.error.code == "outcome_unknown"  # type: ignore[union-attr]
-    assert record.expires_at_ms - rig.clock.now_ms() == 86_400_000
+    assert record.expires_at_ms - rig.clock.now_ms() == NEVER_MS
 
 
 def test_an_idempotent_call_of_a_lost_worker_is_taken_over() -> None:
@@ -247,15 +274,17 @@ def test_lists_of_the_configuration_count_too() -> None:
     assert rig.execute().code == "KeyError"
 
 
-def test_a_decorated_function_raises_outcome_unknown() -> None:
+def test_a_decorated_function_raises_its_own_exception_and_then_outcome_unknown() -> None:
     rig = Rig()
 
     @rig.gateway.tool(idempotent=False)
     def pay(amount: int) -> str:
         raise TimeoutError("no answer")
 
-    with pytest.raises(OutcomeUnknown) as caught:
+    with pytest.raises(TimeoutError) as caught:
         pay(3)
-    assert isinstance(caught.value.__cause__, TimeoutError)
+    [note] = caught.value.__notes__
+    assert "It is not known whether the call took effect" in note
+    assert "antiphon claims resolve" in note
     with pytest.raises(OutcomeUnknown):
         pay(3)

@@ -134,7 +134,7 @@ SPECS = st.fixed_dictionaries(
         "cost": st.sampled_from([0.0, 0.0, 1.0]),
         "dependency": st.none() | st.just("mail"),
     }
-)
+).filter(lambda spec: spec["idempotent"] or spec["reuse"] in ("never", "turn"))
 LOOPS = st.just(LoopPolicy()) | st.builds(
     LoopPolicy,
     enabled=st.booleans(),
@@ -426,7 +426,8 @@ def said(result: Any, spec: ToolSpec) -> tuple[str, Any]:
         case HookError():
             return "failed", "hook_failed"
         case Exception():
-            return "failed", classify(result, spec).code
+            unknown = any("not known whether" in note for note in getattr(result, "__notes__", ()))
+            return "failed", "outcome_unknown" if unknown else classify(result, spec).code
     return "ok", result
 
 

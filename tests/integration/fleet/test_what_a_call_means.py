@@ -1,0 +1,197 @@
+"""What a call means, rule by rule, on four stores and both faces: keys, exceptions, unknown outcomes, conflicts.
+
+The same table is in docs/explanation/what-a-call-means.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon._drive import drive
+from antiphon.config.wiring import open_store
+from antiphon.contract.spec import DidNotHappen, Happened
+from antiphon.errors import IdempotencyConflict, InvalidInput, NotFound, OutcomeUnknown
+from antiphon.ops.admin import Admin
+from antiphon.ports import Store
+
+QUIET: dict[str, Any] = {"telemetry": {"logs": False}, "retry": {"base_ms": 0}}
+
+
+class CardDeclined(Exception):
+    pass
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, unique: str) -> Store:
+    if request.param == "memory":
+        return open_store("memory:")
+    if request.param == "sqlite":
+        return open_store(f"sqlite:///{tmp_path / 'journal.db'}")
+    if request.param == "postgres":
+        return open_store(f"{request.getfixturevalue('postgres_database')}?antiphon_schema={unique}")
+    return open_store(f"{request.getfixturevalue('valkey_url')}?antiphon_prefix={unique}")
+
+
+class Shop:
+    """A tool that charges, on either face; it fails when it is told to."""
+
+    def __init__(self, store: Store, asynchronous: bool, **declared: Any) -> None:
+        self.store, self.asynchronous = store, asynchronous
+        self.charges: list[tuple[str, int]] = []
+        self.fails: list[Exception] = []
+        kind: Any = antiphon.AsyncGateway if asynchronous else antiphon.Gateway
+        self.gateway = kind(store, QUIET)
+        self.loop = asyncio.new_event_loop() if asynchronous else None
+        self.charge: Any = self.gateway.tool(
+            "charge", idempotent=False, effect="write", **{"key": "order", "key_ignore": ("note",), **declared}
+        )(self._function())
+
+    def _function(self) -> Callable[..., Any]:
+        def charge(order: str, cents: int, note: str = "") -> str:
+            if self.fails:
+                raise self.fails.pop()
+            self.charges.append((order, cents))
+            return f"receipt {len(self.charges)}"
+
+        async def charge_async(order: str, cents: int, note: str = "") -> str:
+            return charge(order, cents, note)
+
+        return charge_async if self.asynchronous else charge
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self.done(self.charge(*args, **kwargs))
+
+    def done(self, reply: Any) -> Any:
+        return reply if self.loop is None else self.loop.run_until_complete(reply)
+
+    def turn(self, session: str, *args: Any, **kwargs: Any) -> Any:
+        turn = self.gateway.session(session).turn()
+        return self.done(turn.call(*args, **kwargs))
+
+    def close(self) -> None:
+        self.done(self.gateway.close())
+        if self.loop is not None:
+            self.loop.close()
+
+
+@pytest.fixture(params=[False, True], ids=["threads", "loop"])
+def shop(request: pytest.FixtureRequest, store: Store) -> Any:
+    made: list[Shop] = []
+
+    def make(**declared: Any) -> Shop:
+        made.append(Shop(store, request.param, **declared))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_a_key_means_once_whoever_asks_in_whatever_way(shop: Callable[..., Shop]) -> None:
+    one = shop()
+    assert one.call("o-1", 500) == "receipt 1"
+    assert one.call("o-1", 500, note="again") == "receipt 1"  # ignored: the note
+    assert one.turn("alice", "charge", {"order": "o-1", "cents": 500}).content == "receipt 1"
+    assert one.turn("bob", "charge", {"order": "o-9", "cents": 500}, key="o-1").error.code == "idempotency_conflict"
+    assert one.done(one.charge.once("o-1")("o-1", 500)) == "receipt 1"
+    assert one.call("o-2", 500) == "receipt 2"
+    assert one.charges == [("o-1", 500), ("o-2", 500)]
+
+
+def test_other_arguments_are_a_conflict_and_nothing_runs(shop: Callable[..., Shop]) -> None:
+    one = shop()
+    one.call("o-1", 500)
+    with pytest.raises(IdempotencyConflict, match="other parameters"):
+        one.call("o-1", 501)
+    assert one.turn("s", "charge", {"order": "o-1", "cents": 501}).error.code == "idempotency_conflict"
+    assert one.charges == [("o-1", 500)]
+
+
+@pytest.mark.parametrize("bad", ["", "  ", None, (), True, 1.5])
+def test_an_empty_key_is_an_error_and_nothing_runs(shop: Callable[..., Shop], bad: Any) -> None:
+    one = shop()
+    with pytest.raises(InvalidInput, match="needs a key"):
+        one.call(bad, 500)
+    with pytest.raises(InvalidInput, match="needs a key"):
+        one.charge.once(bad)
+    assert one.charges == []
+
+
+def test_a_done_key_is_kept_for_thirty_days(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop()
+    one.call("o-1", 500)
+    [record] = store.open_sync().list(tenant="default")
+    assert record.expires_at_ms - record.updated_at_ms == 30 * 86_400_000
+
+
+@pytest.mark.parametrize("failure", [CardDeclined("no funds"), DidNotHappen("closed")], ids=["declared", "raised"])
+def test_a_certain_failure_is_the_tools_own_and_frees_the_key(shop: Callable[..., Shop], failure: Exception) -> None:
+    one = shop(certain_errors=(CardDeclined,))
+    one.fails = [failure]
+    with pytest.raises(type(failure)) as caught:
+        one.call("o-1", 500)
+    assert caught.value is failure
+    assert one.call("o-1", 400) == "receipt 1"  # also for other arguments
+
+
+def test_any_other_failure_is_unknown_until_somebody_settles_it(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop(certain_errors=(CardDeclined,))
+    one.fails = [ValueError("what?")]
+    with pytest.raises(ValueError, match="what") as caught:
+        one.call("o-1", 500)
+    assert "antiphon claims resolve" in "".join(caught.value.__notes__)
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown):
+            one.call("o-1", 500)
+    assert one.charges == []
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    [claim] = drive(admin.claims(state="unknown"))
+    assert (claim["expiresAtMs"], claim["idempotencyKey"]) == (None, "o-1")
+    assert '"cents":500' in claim["arguments"]
+    with pytest.raises(InvalidInput, match="--no-value"):
+        drive(admin.resolve(claim["key"], "happened", has_value=False))
+    drive(admin.resolve(claim["key"], "did-not-happen"))
+    drive(admin.resolve(claim["key"], "happened", value="receipt by hand"))  # corrected
+    assert one.call("o-1", 500) == "receipt by hand"
+    assert one.charges == []
+
+
+def test_reconcile_settles_an_unknown_outcome(shop: Callable[..., Shop]) -> None:
+    answers: list[Any] = [Happened("found"), None, True]
+    one = shop(reconcile=lambda params: answers.pop())
+    one.fails = [ValueError("what?")]
+    with pytest.raises(ValueError, match="what"):
+        one.call("o-1", 500)
+    with pytest.raises(TypeError, match="Happened"):
+        one.call("o-1", 500)
+    with pytest.raises(OutcomeUnknown):
+        one.call("o-1", 500)
+    assert one.call("o-1", 500) == "found"
+    assert one.charges == []
+
+
+def test_flush_and_clear_leave_unknown_outcomes_alone_unless_told(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop()
+    one.call("o-1", 500)
+    one.fails = [ValueError("what?")]
+    with pytest.raises(ValueError, match="what"):
+        one.call("o-2", 500)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    assert drive(admin.flush(tool="tools/charge")) == {"flushed": 1, "kept": {"inFlight": 0, "unknown": 1}}
+    [claim] = drive(admin.claims())
+    with pytest.raises(InvalidInput, match="--unknown"):
+        drive(admin.clear(claim["key"]))
+    with pytest.raises(OutcomeUnknown):
+        one.call("o-2", 500)
+    assert drive(admin.clear(claim["key"], unknown=True))["cleared"] is True
+    [tombstone] = drive(admin.claims())
+    assert tombstone["error"]["code"] == "cleared"
+    assert one.call("o-2", 500) == "receipt 2"
+    with pytest.raises(NotFound):
+        drive(admin.claim("nothing"))
