@@ -50,7 +50,7 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    "short": Size(3_000, 15, 3, 2, 1_000),
+    "short": Size(3_000, 15, 3, 2, 4_000),
     "prove": Size(200_000, 156, 42, 6, 4_000),
     "long": Size(1_000_000, 612, 102, 20, 4_000),
 }

@@ -8,7 +8,7 @@ from antiphon.testing.sim import BUGS, explore, simulate
 from antiphon.testing.sim.__main__ import main
 from antiphon.testing.sim.world import TIME_WIDTH
 
-SEEDS = range(500)
+SEEDS = range(2_000)
 RARE = {"nothing-is-abandoned": range(1500, 1560)}
 """Where a bug shows that takes two interrupts of one call."""
 """Each planted bug is found by one of them."""

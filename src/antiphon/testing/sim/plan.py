@@ -6,6 +6,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from antiphon.contract.spec import BreakerPolicy, ToolSpec, Ttls
+from antiphon.decide.claim import ReuseRule
 
 Kind = Literal["claims", "crowd", "interrupts", "retries", "breaker"]
 """Calls of all sorts; many at once; most of them cancelled; failures and long pauses; a failing dependency."""
@@ -106,11 +107,13 @@ class Plan:
         """Whether a worker can see that another one is dead."""
         self.policies = _policies(self.kind)
         self.close_after = self.policies[0].close_after
+        reads = self.idempotent and random.random() < 0.3
+        reuse: ReuseRule = random.choice(("never", "turn", "session", 5.0))
         self.spec = ToolSpec(
             name=TOOL,
             idempotent=self.idempotent,
-            effect="read" if self.idempotent and random.random() < 0.3 else None,
-            reuse=random.choice(("never", "turn", "session", 5.0)),
+            effect="read" if reads else None,
+            reuse=reuse if self.idempotent or reuse == "turn" else "never",
             ttl=Ttls(done_ms=3_600_000, failed_ms=3_600_000, lease_ms=LEASE_MS),
         )
         self.given_keys: dict[str, str] = {}
