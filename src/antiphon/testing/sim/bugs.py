@@ -13,6 +13,7 @@ from antiphon._gateway.leases import Leases
 from antiphon._gateway.plan import Plan, Plans
 from antiphon._gateway.steps import Reclaim, Step
 from antiphon.contract.record import DedupeRecord
+from antiphon.contract.spec import DidNotHappen
 from antiphon.decide import claim as rules
 from antiphon.decide.breaker import Breaker, Permit, Transition
 from antiphon.decide.retry import Stop, after_failure
@@ -174,7 +175,7 @@ def _reads_the_callers_clock(call: GuardedCall, got: Existing) -> Step:
 
 
 def _perhaps_means_no(call: GuardedCall, answer: Any) -> Step:
-    return _real_reconciled(call, False if answer is None else answer)
+    return _real_reconciled(call, DidNotHappen() if answer is None else answer)
 
 
 def _shadow_like_any_other(call: GuardedCall, shadow: Plan) -> Step:

@@ -20,7 +20,7 @@ from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._gateway.threads import Abandoned, Late, ThreadRunner, TimedOut
-from antiphon.contract.spec import Happened, RetryPolicy
+from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
 from antiphon.testing.sim.invariants import Answered, Dispatch, Invariants, Mode, answer_of, asking, failure_of
@@ -397,7 +397,7 @@ class Worker:
         self.world.say(f"{self.name}: act({params['what']}) fence {lost.fence} happened: {found}")
         self.invariants.seen["reconciled"] += 1
         if not found:
-            return found
+            return None if found is None else DidNotHappen()
         return Happened({"what": params["what"], "fence": lost.fence, "number": 0})
 
 
