@@ -16,6 +16,7 @@ equal. They differ by design in this:
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import re
@@ -230,7 +231,7 @@ class Scene:
             renews=False,
         )
         self.gateway: Any = (AsyncGateway if loop else Gateway)(dependencies)
-        self.script = Script(*setup.results)
+        self.script = Script(*map(_raised_anew, setup.results))
         self.spec = ToolSpec(name="send", **setup.spec)
 
         def send(to: str) -> Any:
@@ -406,6 +407,19 @@ def without_ids(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [without_ids(inner) for inner in value]
     return UUID.sub("<id>", value) if isinstance(value, str) else value
+
+
+def _raised_anew(step: Any) -> Any:
+    """An exception as one of its own for each call: notes are added to it."""
+    if not isinstance(step, Exception):
+        return step
+
+    def fail(**params: Any) -> Any:
+        anew = copy.copy(step)
+        anew.__dict__.pop("__notes__", None)
+        raise anew
+
+    return fail
 
 
 def said(result: Any, spec: ToolSpec) -> tuple[str, Any]:
