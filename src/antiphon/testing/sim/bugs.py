@@ -211,7 +211,7 @@ BUGS: dict[str, Bug] = {
     ),
     "check-then-set": Bug(
         "the claim is looked up first and inserted later",
-        ("leases", "one dispatch"),
+        ("leases", "one dispatch", "an end"),
         ((Shared, "begin", _look_then_insert),),
     ),
     "identity-overwritten": Bug(

@@ -276,7 +276,7 @@ class Worker:
 
     async def _renew(self) -> None:
         asking.set(None)  # what it asks is not asked by the call that woke it
-        while self.leases._held or self.leases._unfinished:
+        while (self.leases._held or self.leases._unfinished) and self.world.now < self.plan.ends:
             await Nap(LEASE_S * 0.15)
             self.leases.look()
         self._renews = False
