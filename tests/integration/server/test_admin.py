@@ -65,8 +65,11 @@ async def test_an_unknown_outcome_is_resolved(client: Client) -> None:
     read = await client.host.journal.read("f" * 64)
     assert read is not None
     assert read.current.state == "done"
-    again = await client.post(WHERE[0], json={"action": "resolve", "key": "f" * 16, "verdict": "did-not-happen"})
-    assert again.status_code == 400
+    corrected = await act(client, WHERE[0], action="resolve", key="f" * 16, verdict="did-not-happen")
+    assert corrected["result"] == {"key": "f" * 64, "resolved": "did-not-happen"}
+    read = await client.host.journal.read("f" * 64)
+    assert read is not None
+    assert (read.current.state, read.current.dispatched) == ("cancelled", False)
 
 
 @pytest.mark.parametrize(
