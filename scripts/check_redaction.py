@@ -4,14 +4,18 @@
 checkout of sierra-research/tau-bench. Neither is a dependency, and nothing of them is kept. Each task is run by an
 agent that asks a scripted model for the next call, makes it, and gives the result, cut to 400 characters, back to the
 model. The run is recorded in a SQLite store and replayed with its key and without, unchanged and with one argument
-changed, for every call.
+changed, for every call. ``antiphon export`` writes its artifact and says which steps need the key; a task that does not
+pass without the key counts as named only if each of its divergences is among them.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
 import hashlib
 import html
+import io
 import json
 import os
 import re
@@ -19,12 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import orjson
+
+import antiphon
 
 DOJO = """
 import json, sys
@@ -93,50 +99,63 @@ def _dumped(command: list[str], folder: str | None) -> list[Task]:
     return [task for task in tasks if task["calls"]]
 
 
-class Agent:
-    """Makes the calls that a scripted model asks for."""
+class Script:
+    """What the model and the tools of the present task say, and what the code changes."""
 
-    def __init__(self, app: Any, task: Task) -> None:
-        self.task = task
+    def __init__(self, app: antiphon.Antiphon, task: Task) -> None:
+        self.said: Iterator[dict[str, Any]] = iter([*task["calls"], {"done": "all done"}])
+        self.results: Iterator[str] = iter([call["result"] for call in task["calls"]])
         self.change: tuple[int, str] | None = None
         """Which argument of which call the code changes."""
-        script = iter(())
-        self.script: Iterator[dict[str, Any]] = script
-        self.results: Iterator[str] = iter(())
-        gateway = app.gateway
 
-        @gateway.tool(name="act", idempotent=False)
+        @app.gateway.tool(idempotent=False)
         def act(tool: str, args: dict[str, Any]) -> str:
             return next(self.results)
 
         self.act = act
 
-    def live(self) -> None:
-        """Begin the script."""
-        self.script = iter([*self.task["calls"], {"done": "all done"}])
-        self.results = iter([call["result"] for call in self.task["calls"]])
 
-    def answer(self, request: Any) -> dict[str, Any]:
-        said = next(self.script)
-        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": json.dumps(said)}}]}
+present: Script
 
-    def main(self, prompt: str) -> str:
-        import antiphon
 
-        run = antiphon.current_run()
-        messages: list[dict[str, str]] = [{"role": "user", "content": prompt}]
-        for number in range(200):
-            response = run.llm({"model": "scripted", "messages": list(messages)}, self.answer)
-            content = response["choices"][0]["message"]["content"]
-            said = json.loads(content)
-            if "done" in said:
-                return f"{said['done']}: {messages[-1]['content'][:80]}"
-            args = said["args"]
-            if self.change is not None and self.change[0] == number:
-                args = {**args, self.change[1]: changed(args[self.change[1]])}
-            result = self.act(tool=said["tool"], args=args)
-            messages += [{"role": "assistant", "content": content}, {"role": "user", "content": result[:CUT]}]
-        return "endless"
+def answer(request: Any) -> dict[str, Any]:
+    """The next answer of the scripted model."""
+    said = next(present.said)
+    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": json.dumps(said)}}]}
+
+
+def agent(prompt: str) -> str:
+    """Make the calls that the scripted model asks for; the entry point that the recordings name."""
+    run = antiphon.current_run()
+    messages: list[dict[str, str]] = [{"role": "user", "content": prompt}]
+    for number in range(200):
+        response = run.llm({"model": "scripted", "messages": list(messages)}, answer)
+        content = response["choices"][0]["message"]["content"]
+        said = json.loads(content)
+        if "done" in said:
+            return f"{said['done']}: {messages[-1]['content'][:80]}"
+        args = said["args"]
+        if present.change is not None and present.change[0] == number:
+            args = {**args, present.change[1]: changed(args[present.change[1]])}
+        result = present.act(tool=said["tool"], args=args)
+        messages += [{"role": "assistant", "content": content}, {"role": "user", "content": result[:CUT]}]
+    return "endless"
+
+
+def exported(store: Path, run: str, file: Path) -> list[str]:
+    """Run ``antiphon export``; the steps that it says need the key."""
+    from antiphon.cli import main as command
+
+    out, trouble = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    words = ["export", run, "-o", str(file), "--json", "--store", f"sqlite:///{store}"]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(trouble):
+        code = command(words)
+    out.seek(0)
+    trouble.seek(0)
+    if code:
+        raise SystemExit(f"antiphon {' '.join(words)}: exit code {code}\n{out.read()}{trouble.read()}")
+    steps: list[str] = json.loads(out.read())["needsKey"]
+    return steps
 
 
 def changed(value: Any) -> Any:
@@ -177,100 +196,128 @@ def spellings(text: str) -> set[bytes]:
     return {one for one in found if len(one) >= 6}
 
 
-def check(name: str, tasks: list[Task], limit: int) -> bool:
-    """Print what holds for a suite; whether all of it does."""
-    import antiphon
-    from antiphon.ops.artifacts import export_run
-    from antiphon.redact import Redactor, Rules
-    from antiphon.stores import SQLiteStore
+class Suite:
+    """What was found of the tasks of a suite."""
 
-    finder = Redactor(Rules())
-    counts = dict.fromkeys(
-        "tasks calls masked with_key without_key named_by_export mutations named_with named_without leaks".split(), 0
-    )
+    def __init__(self, folder: str) -> None:
+        from antiphon.redact import Redactor, Rules
+
+        self.folder = Path(folder)
+        self.finder = Redactor(Rules())
+        self.counts: collections.Counter[str] = collections.Counter()
+        self.missed: list[str] = []
+        self.named: list[str] = []
+        self.excluded: list[str] = []
+
+    def check(self, task: Task) -> None:
+        """Record one task, replay it unchanged and changed, export it, and look for fragments in all that was made."""
+        global present
+        from antiphon.stores import SQLiteStore
+
+        counts = self.counts
+        counts["tasks"] += 1
+        counts["calls"] += len(task["calls"])
+        database, artifact = (self.folder / f"{counts['tasks']}.{end}" for end in ("db", "antiphon"))
+        app = antiphon.Antiphon(
+            {"telemetry": {"logs": False}, "replay": {"embedder": "lexical"}}, store=SQLiteStore(database)
+        )
+        present = Script(app, task)
+        run = app.record(agent, task["prompt"])
+
+        def replay(masked: bool) -> Any:
+            return antiphon.replay(
+                run, app=app, mode="strict", function=agent, keep=False, sandbox=False, masked=masked
+            )
+
+        whole = replay(False)
+        counts["masked"] += whole["masked"]["values"]
+        counts["with_key"] += whole.passed
+        if not whole.passed:
+            self.missed.append(f"{task['name']}: unchanged, with the key: {whole.divergences[:1]}")
+        self._compare(task, replay(True), exported(database, run.id, artifact))
+        texts = [whole.text(), json.dumps(whole.to_wire()), whole.html(), *self._change(task, replay)]
+        files = [artifact, *self.folder.glob(f"{database.name}*")]
+        self._look(task, b"\0".join([*(path.read_bytes() for path in files), *map(str.encode, texts)]))
+
+    def _compare(self, task: Task, masked: Any, steps: list[str]) -> None:
+        """The replay without the key, and what the export said of it."""
+        self.counts["without_key"] += masked.passed
+        unnamed = [found["message"] for found in masked.divergences if found["message"] not in steps]
+        if masked.passed and steps:
+            self.missed.append(f"{task['name']}: passes without the key, but the export names {steps[:1]}")
+        elif not masked.passed and (unnamed or not steps):
+            self.missed.append(f"{task['name']}: unchanged, without the key, not named by the export: {unnamed[:1]}")
+        elif steps:
+            self.counts["named_by_export"] += 1
+            self.named += [f"{task['name']}: {step}" for step in steps]
+
+    def _change(self, task: Task, replay: Callable[[bool], Any]) -> Iterator[str]:
+        """Change each argument of each call; the reports of the first one."""
+        for at, call in enumerate(task["calls"]):
+            for argument in call["args"]:
+                present.change = (at, argument)
+                self.counts["mutations"] += 1
+                for mode, key in ((False, "named_with"), (True, "named_without")):
+                    report = replay(mode)
+                    self.counts[key] += not report.passed
+                    if report.passed:
+                        self.missed.append(f"{task['name']}: call {at}, {argument}, masked={mode}")
+                    elif at == 0:
+                        yield json.dumps(report.to_wire())
+        present.change = None
+
+    def _look(self, task: Task, everything: bytes) -> None:
+        """Look for fragments of detected values."""
+        given = {"prompt": task["prompt"], "calls": [[call["args"], call["result"]] for call in task["calls"]]}
+        found = list(self.finder.leaves(given))
+        rest = json.dumps(given, ensure_ascii=False)
+        for _, _, secret in found:
+            rest = rest.replace(secret, "\0")
+        wanted = {(kind, fragment) for _, kind, secret in found for fragment in fragments(secret, kind)}
+        for kind, fragment in sorted(wanted):
+            if fragment in rest:  # also a word, or a part of a value that is no secret: finding it would say nothing
+                self.excluded.append(f"{task['name']}: {kind}: {fragment!r}")
+                continue
+            self.counts["fragments"] += 1
+            if any(one in everything for one in spellings(fragment)):
+                self.counts["leaks"] += 1
+                self.missed.append(f"{task['name']}: a raw fragment of kind {kind} ({len(fragment)} characters)")
+
+
+def check(name: str, tasks: list[Task], limit: int, verbose: bool) -> bool:
+    """Print what holds for a suite; whether all of it does."""
     began = time.perf_counter()
-    missed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ANTIPHON_HOME"] = folder
-        for number, task in enumerate(tasks[: limit or None]):
-            app = antiphon.Antiphon(
-                {"telemetry": {"logs": False}, "replay": {"embedder": "lexical"}},
-                store=SQLiteStore(Path(folder, f"{number}.db")),
-            )
-            agent = Agent(app, task)
-            agent.live()
-            run = app.record(agent.main, task["prompt"])
-
-            def replay(masked: bool, app: Any = app, agent: Agent = agent, run: Any = run) -> Any:
-                return antiphon.replay(
-                    run, app=app, mode="strict", function=agent.main, keep=False, sandbox=False, masked=masked
-                )
-
-            counts["tasks"] += 1
-            counts["calls"] += len(task["calls"])
-            whole, masked = replay(False), replay(True)
-            counts["masked"] += whole["masked"]["values"]
-            counts["with_key"] += whole.passed
-            counts["without_key"] += masked.passed
-            counts["named_by_export"] += not masked.passed  # the same replay that an export makes
-            if not whole.passed:
-                missed.append(f"{task['name']}: unchanged, with the key: {whole.divergences[:1]}")
-            texts = [whole.text(), json.dumps(whole.to_wire()), whole.html()]
-            for at, call in enumerate(task["calls"]):
-                for argument in call["args"]:
-                    agent.change = (at, argument)
-                    counts["mutations"] += 1
-                    for mode, key in ((False, "named_with"), (True, "named_without")):
-                        report = replay(mode)
-                        counts[key] += not report.passed
-                        if report.passed:
-                            missed.append(f"{task['name']}: call {at}, {argument}, masked={mode}")
-                        elif at == 0:
-                            texts.append(json.dumps(report.to_wire()))
-            agent.change = None
-            manifest = app.journal.manifest(run.id)
-            assert manifest is not None
-            artifact = Path(folder, f"{number}.antiphon")
-            export_run(app, manifest, artifact)
-            everything = b"\0".join(
-                [
-                    artifact.read_bytes(),
-                    *(path.read_bytes() for path in Path(folder).glob(f"{number}.db*")),
-                    *map(str.encode, texts),
-                ]
-            )
-            given = {"prompt": task["prompt"], "calls": [[call["args"], call["result"]] for call in task["calls"]]}
-            found = list(finder.leaves(given))
-            rest = json.dumps(given, ensure_ascii=False)
-            for _, _, secret in found:
-                rest = rest.replace(secret, "\0")
-            for _, kind, secret in found:
-                for fragment in fragments(secret, kind):
-                    if fragment in rest:  # it is also a word, or a part of a value that is no secret
-                        continue
-                    if any(one in everything for one in spellings(fragment)):
-                        counts["leaks"] += 1
-                        missed.append(f"{task['name']}: a raw fragment of kind {kind} ({len(fragment)} characters)")
-    took = time.perf_counter() - began
+        suite = Suite(folder)
+        for task in tasks[: limit or None]:
+            suite.check(task)
+    counts, missed, excluded, took = suite.counts, suite.missed, suite.excluded, time.perf_counter() - began
     print(f"{name}: {counts['tasks']} tasks, {counts['calls']} calls, {counts['masked']} masked values ({took:.0f} s)")
     print(
         f"  with the key: unchanged {counts['with_key']} of {counts['tasks']} pass; "
         f"changed {counts['named_with']} of {counts['mutations']} named"
     )
     print(
-        f"  without it:   unchanged {counts['without_key']} of {counts['tasks']} pass "
-        f"({counts['named_by_export']} named by the export); "
+        f"  without it:   unchanged {counts['without_key']} of {counts['tasks']} pass, "
+        f"{counts['named_by_export']} of the {counts['tasks'] - counts['without_key']} others named by the export; "
         f"changed {counts['named_without']} of {counts['mutations']} named"
     )
-    print(f"  raw fragments on disk, in artifact and reports: {counts['leaks']}")
-    for line in missed[:10]:
-        print(f"    {line}")
+    print(f"  raw fragments on disk, in artifact and reports: {counts['leaks']} of {counts['fragments']}")
+    if excluded:
+        more = "" if verbose else " (--verbose lists them)"
+        print(f"  not looked for, as the same task also has them outside detected values: {len(excluded)}{more}")
+    if verbose:
+        print("".join(f"    named by the export: {line}\n" for line in suite.named), end="")
+        print("".join(f"    not looked for: {line}\n" for line in excluded), end="")
+    print("".join(f"    FAILED: {line}\n" for line in (missed if verbose else missed[:10])), end="")
+    if len(missed) > 10 and not verbose:
+        print(f"    … and {len(missed) - 10} more (--verbose lists them)")
     return not missed
 
 
 def guesses() -> bool:
     """Ten thousand guesses against each masked four-digit value, with all that an artifact shows."""
-    import antiphon
     from antiphon.canonical import canonical_json
     from antiphon.ops.artifacts import export_run
     from antiphon.stores import SQLiteStore
@@ -308,7 +355,6 @@ def guesses() -> bool:
 
 def cost(calls: int) -> bool:
     """CPU of a recorded call without and with something to mask, on a SQLite store."""
-    import antiphon
     from antiphon.stores import SQLiteStore
 
     text = "please send the order to the customer as soon as it is ready, with the usual note. " * 4
@@ -352,8 +398,9 @@ def main() -> int:
     parser.add_argument("--tau", metavar="FOLDER", help="checkout of sierra-research/tau-bench")
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="only the first N tasks of each suite")
     parser.add_argument("--calls", type=int, default=500, metavar="N", help="calls per measurement of the cost")
+    parser.add_argument("--verbose", action="store_true", help="list what is only counted otherwise")
     arguments = parser.parse_args()
-    held = [check(name, tasks, arguments.limit) for name, tasks in suites(arguments)]
+    held = [check(name, tasks, arguments.limit, arguments.verbose) for name, tasks in suites(arguments)]
     held += [guesses(), cost(arguments.calls)]
     return 0 if all(held) else 1
 
