@@ -67,22 +67,14 @@ class Sealer:
     @classmethod
     def from_text(cls, text: str) -> Sealer:
         """From a configured key: 64 hexadecimal digits, or base64 of 32 bytes; older ones behind it, with commas."""
-        keys = []
-        for part in text.split(","):
-            given = part.strip()
-            try:
-                keys.append(bytes.fromhex(given) if len(given) == 2 * KEY_BYTES else _from_base64(given))
-            except (binascii.Error, ValueError):
-                keys.append(b"")
+        keys = _keys_in(text)
         return cls(keys[0], keys[1:])
 
     @classmethod
     def from_key_file(cls, path: str | os.PathLike[str]) -> Sealer:
         """From a key file, made on first need with mode 0600; of many processes that try at once, one makes it."""
         file = Path(path)
-        if not file.exists():
-            _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True))
-        keys = read_keys(file)
+        keys = _made_keys(file)
         sealer = cls(keys[0], keys[1:])
         sealer._file, sealer._seen = file, _stamp(file)
         return sealer
@@ -229,6 +221,40 @@ def _usable(file: Path, act: Callable[[], T]) -> T:
             hint="Make its folder readable and writable for this user, or configure a seal key.",
             code="seal_key",
         ) from error
+
+
+def _made_keys(file: Path) -> list[bytes]:
+    """The keys of a key file, which is made if there is none."""
+    if not file.exists():
+        _usable(file, lambda: write_keys(file, [os.urandom(KEY_BYTES)], new=True))
+    return read_keys(file)
+
+
+def _keys_in(text: str) -> list[bytes]:
+    """The keys of a configured text; what is none is empty."""
+    keys = []
+    for part in text.split(","):
+        given = part.strip()
+        try:
+            keys.append(bytes.fromhex(given) if len(given) == 2 * KEY_BYTES else _from_base64(given))
+        except (binascii.Error, ValueError):
+            keys.append(b"")
+    return keys
+
+
+def fingerprint_keys(given: bytes | str | None, file: Path | None) -> tuple[bytes, ...]:
+    """Keys for fingerprints, derived from a seal key that was given or is in a file; the first one is for new ones.
+
+    None if there is no seal key, or none that can be used: a log line must not fail for it.
+    """
+    try:
+        if given is not None:
+            keys = _keys_in(given) if isinstance(given, str) else [given]
+        else:
+            keys = [] if file is None else _made_keys(file)
+    except StoreError:
+        return ()
+    return tuple(hmac.digest(key, b"antiphon fingerprint key", "sha256") for key in keys if len(key) == KEY_BYTES)
 
 
 def _stamp(file: Path) -> object:

@@ -74,7 +74,7 @@ class CallKeys(NamedTuple):
     params_digest_exact: str
     """Of the parameters as they were given."""
     fingerprint: str
-    """The one hash under which the call appears in results, logs and spans (R11): the store key's first 16 digits."""
+    """The store key's first 16 digits. It stays in the store: results, logs and spans show a keyed fingerprint."""
 
 
 QuickKeys = tuple[str, str, bytes, bytes | None]

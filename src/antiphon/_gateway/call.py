@@ -219,7 +219,7 @@ class GuardedCall:
 
     @property
     def fingerprint(self) -> str:
-        return self.key[:16]
+        return self.plan.plans.fingerprints.of(self.key)
 
     @property
     def about(self) -> About | None:

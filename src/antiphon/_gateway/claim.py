@@ -286,7 +286,8 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
 
 
 def still_unknown(call: GuardedCall) -> Step:
-    return answered(call, outcomes.still_unknown(call.plan.name, call.fingerprint))
+    lasts = call.plan.plans.fingerprints.last
+    return answered(call, outcomes.still_unknown(call.plan.name, call.fingerprint if lasts else None))
 
 
 def _reconciled(call: GuardedCall, answer: Any) -> Step:

@@ -33,8 +33,13 @@ class LateResult:
         """Set when the call has written its own end, which goes first."""
         self._identity, self._fence = call.identity, call.version
         self._store, self._results, self._reporter = plan.plans.store, plan.results, plan.reporter
+        self._fingerprints = plan.plans.fingerprints
         self._now_ms = plan.now_ms
         self._began_ms = plan.now_ms()
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprints.of(self.key)
 
     def __call__(self, value: Any, error: BaseException | None) -> None:
         self.over.wait(_PATIENCE_S)

@@ -96,10 +96,12 @@ def conflict(tool: str) -> Outcome:
     )
 
 
-def still_unknown(tool: str, fingerprint: str) -> Outcome:
+def still_unknown(tool: str, fingerprint: str | None) -> Outcome:
+    """*fingerprint* is ``None`` where an operator's process would not know it."""
+    how = "list --state unknown" if fingerprint is None else f"resolve {fingerprint}"
     message = (
         f"An earlier call of {tool} with these arguments was dispatched and its outcome was never seen. "
-        f"{UNKNOWN_HINT} An operator can settle it: antiphon claims resolve {fingerprint}"
+        f"{UNKNOWN_HINT} An operator can settle it: antiphon claims {how}"
     )
     return failed("error", "outcome_unknown", message)
 

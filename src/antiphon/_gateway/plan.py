@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from antiphon._gateway.breakers import Breakers, Path
 from antiphon._gateway.hooks import HookReply, Hooks
+from antiphon._gateway.ids import Fingerprints
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.recording import Form
@@ -54,6 +55,7 @@ class Dependencies:
     redactor: Any = None
     """``None`` for a store that never leaves the process."""
     sealer: Callable[[], Any] = _nothing
+    fingerprints: Fingerprints = field(default_factory=Fingerprints)
     blobs: Callable[[], Blobs | None] = _nothing
     reload: Callable[[], Settings | None] = _nothing
     """New settings if the configuration changed since it was asked last."""
@@ -362,6 +364,7 @@ class Plans:
         plain = type(clock).now_ms is Clock.now_ms
         self.time_ns = time.time_ns if plain else lambda: clock.now_ms() * 1_000_000
         self.reporter = dependencies.reporter
+        self.fingerprints = dependencies.fingerprints
         self.results = ResultStore(settings, dependencies.redactor, dependencies.sealer, dependencies.blobs)
         self.inline_kind = "async" if asynchronous else "sync"
         self.tools: dict[str, Tool] = {}

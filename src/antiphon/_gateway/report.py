@@ -69,7 +69,9 @@ class Subject(Protocol):
         ...
 
     @property
-    def key(self) -> str: ...
+    def fingerprint(self) -> str:
+        """Names the claim outside the store."""
+        ...
 
     @property
     def about(self) -> About | None: ...
@@ -237,7 +239,7 @@ def _fields(call: Subject) -> dict[str, Any]:
         "toolNamespace": spec.namespace,
         "toolCallId": call.call_id,
         "sessionKey": call.place[0],
-        "idempotencyKeyHash": call.key[:16],
+        "idempotencyKeyHash": call.fingerprint,
         "correlationId": None if about is None else about.correlation_id,
     }
     if about is not None:

@@ -24,6 +24,7 @@ from antiphon.errors import ConfigError
 from antiphon.ports import Blobs, Clock, Listener, Store
 
 if TYPE_CHECKING:
+    from antiphon._gateway.ids import Fingerprints
     from antiphon._gateway.plan import Dependencies
     from antiphon._gateway.report import Metrics
     from antiphon._recording.seals import KeyRing
@@ -269,6 +270,18 @@ def sealer_of(config: Config, store: Store) -> Callable[[], Any]:
     return sealer
 
 
+def fingerprints_of(config: Config, store: Store) -> Fingerprints:
+    """What names claims in results, logs and spans: made under a key that is derived from the store's seal key."""
+    from antiphon._gateway.ids import Fingerprints
+
+    def secrets() -> tuple[bytes, ...]:
+        from antiphon._seal import fingerprint_keys
+
+        return fingerprint_keys(getattr(store, "seal_key", None), seal_key_file(config, store))
+
+    return Fingerprints(secrets, in_process=store.in_process)
+
+
 REPLAY_KEY = "ANTIPHON_REPLAY_KEY"
 """Keys, separated by commas, that open the originals of recordings made elsewhere."""
 
@@ -373,6 +386,7 @@ def wire(
         reporter=Reporter(metrics_of(loaded.config), (*listeners_of(loaded.config), *listeners)),
         redactor=None if in_process else LateRedactor(lambda: rules_of(loaded.config)),
         sealer=sealer_of(loaded.config, found),
+        fingerprints=fingerprints_of(loaded.config, found),
         blobs=blobs,
         reload=_reloader(loaded, given),
     )

@@ -117,6 +117,8 @@ class RunManifest(Value, frozen=True):
 
 
 MASKS, SEALED, BLOBS, PSEUDONYMS = "masks", "sealed", "blobs", "pseudonyms"
+OF_THE_STORE = frozenset({"keyFingerprint", "claim"})
+"""Digests of raw values in ``meta``: they never leave the store (D36)."""
 """What ``meta`` says beside user data: where stand-ins are, the sealed originals, which parts are blobs, and the
 pseudonyms in the chunks of a stream. User data is never read as any of these."""
 RAW_DIGEST = "rawDigest"

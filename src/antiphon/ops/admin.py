@@ -15,6 +15,7 @@ import orjson
 from antiphon._drive import drive
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.settlement import ARGUMENTS, NEVER_MS
+from antiphon.config.wiring import fingerprints_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import RunManifest
 from antiphon.contract.record import DedupeRecord
@@ -30,6 +31,7 @@ from antiphon.stores._adapters import AsyncFromSync
 _RESOLVED_TTL_MS = 30 * 86_400_000
 _RESOLVED = ("resolved", "An operator settled this claim.", True, False)
 _SCAN = 10_000
+_SCAN_NAMES = 100_000
 _LONGEST_REASON = 500
 _FINGERPRINT = 16
 
@@ -58,6 +60,7 @@ class Admin:
         self.actor = actor
         self._workspace = app.workspace
         self._place = app.store.url
+        self._fingerprints = fingerprints_of(app.config, app.store)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -102,11 +105,15 @@ class Admin:
         )
         if state == "unknown":
             found = [record for record in found if is_unknown(record)]
-        return [describe(record) for record in found[:limit]]
+        return [self._described(record) for record in found[:limit]]
 
     async def claim(self, key: str) -> dict[str, Any]:
-        """One claim record, by its key or a unique beginning of it, such as the fingerprint that logs show."""
-        return describe(await self._find(key))
+        """One claim record, by its key, the fingerprint that logs show, or a unique beginning of either."""
+        return self._described(await self._find(key))
+
+    def _described(self, record: DedupeRecord) -> dict[str, Any]:
+        prints = self._fingerprints
+        return describe(record, prints.of(record.key) if prints.last else record.key[:_FINGERPRINT])
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""
@@ -257,6 +264,9 @@ class Admin:
         if found is not None and found.current.tenant == self.tenant:
             return found.current
         matches = await self._journal.list(tenant=self.tenant, prefix=key, limit=2)
+        if not matches and len(key) <= _FINGERPRINT:  # stores know keys only: fingerprints are made anew
+            records = await self._journal.list(tenant=self.tenant, limit=_SCAN_NAMES)
+            matches = [record for record in records if self._fingerprints.name(record.key, key)]
         if not matches:
             where = f"Looked in {self._place}."
             raise NotFound(f"There is no claim {key!r}.", hint=f"{where} List them: antiphon claims list")
@@ -293,13 +303,13 @@ def _is_resolution(record: DedupeRecord) -> bool:
     return record.error is not UNSET and record.error.code == _RESOLVED[0]
 
 
-def describe(record: DedupeRecord) -> dict[str, Any]:
+def describe(record: DedupeRecord, fingerprint: str) -> dict[str, Any]:
     """A claim record as an operator sees it."""
     message, _, arguments = ("" if record.error is UNSET else record.error.message).partition(ARGUMENTS)
     lasts = record.expires_at_ms - record.updated_at_ms < NEVER_MS
     return {
         "key": record.key,
-        "fingerprint": record.key[:_FINGERPRINT],
+        "fingerprint": fingerprint,
         "tool": record.tool,
         "state": "unknown" if is_unknown(record) else record.state,
         "session": record.request.session_key,

@@ -20,7 +20,7 @@ from antiphon._recording import artifact, kurral
 from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import OPEN_TAG, Run
-from antiphon.contract.events import Event, RunManifest, sum_holds, summed
+from antiphon.contract.events import OF_THE_STORE, Event, RunManifest, sum_holds, summed
 from antiphon.errors import ArtifactError, InvalidInput, NotFound
 from antiphon.ops import bucket
 from antiphon.ops.app import Antiphon
@@ -35,7 +35,6 @@ Format = Literal["antiphon", "kurral"]
 Progress = Callable[[Iterable[Event]], Iterable[Event]]
 _BATCH = 200
 _BATCH_BYTES = 4 * 1024 * 1024
-_OF_THE_STORE = frozenset({"keyFingerprint", "claim"})
 _IMPORTING = "importing"
 INCOMPLETE = "incomplete"
 """In the tags of an artifact that was made while work of its run went on."""
@@ -52,9 +51,9 @@ def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
 
 def _outside(event: Event) -> Event:
     """The event as it may leave the store: without digests that were made from raw values (D36)."""
-    if _OF_THE_STORE.isdisjoint(event.meta):
+    if OF_THE_STORE.isdisjoint(event.meta):
         return event
-    meta = {name: value for name, value in event.meta.items() if name not in _OF_THE_STORE}
+    meta = {name: value for name, value in event.meta.items() if name not in OF_THE_STORE}
     made = msgspec.structs.replace(event, meta=meta)
     return summed(made) if sum_holds(event) else made
 

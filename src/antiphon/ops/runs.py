@@ -19,7 +19,7 @@ from antiphon._recording.recorder import whole
 from antiphon._recording.run import AFTER_END_TAG, EXIT_TAG, OPEN_TAG
 from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
-from antiphon.contract.events import MASKS, SEALED, Event, RunManifest, spilled
+from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, spilled
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
@@ -289,7 +289,8 @@ def one_event(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> Eve
             f"The originals of run {run} cannot be read here.",
             hint="Set ANTIPHON_REPLAY_KEY, or use the store that recorded it.",
         )
-    return Originals(key).open(event)
+    event = Originals(key).open(event)
+    return msgspec.structs.replace(event, meta={n: v for n, v in event.meta.items() if n not in OF_THE_STORE})
 
 
 def context_of(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> dict[str, Any]:

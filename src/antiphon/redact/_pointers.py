@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 
-from antiphon.contract.events import MASKS, PSEUDONYMS, SEALED, Event
+from antiphon.contract.events import MASKS, OF_THE_STORE, PSEUDONYMS, SEALED, Event
 from antiphon.redact._redactor import Mask
 from antiphon.redact._standins import mask_of
 
 _MISSING = object()
+_UNSEEN = OF_THE_STORE | {SEALED, PSEUDONYMS}
 PIECE = "value"
 """The kind of a mask in a chunk of a stream: it may cover a piece of a pseudonym only."""
 
@@ -84,9 +85,9 @@ def differences(before: Any, after: Any, pointer: str = "") -> list[Mask]:
 
 def viewed(event: Event) -> Event:
     """The event as people see it: masks in place of pseudonyms, and nothing that is sealed."""
-    if MASKS not in event.meta:
-        return event
-    meta = {name: value for name, value in event.meta.items() if name not in (SEALED, PSEUDONYMS)}
+    meta = {name: value for name, value in event.meta.items() if name not in _UNSEEN}
+    if MASKS not in meta:
+        return event if len(meta) == len(event.meta) else msgspec.structs.replace(event, meta=meta)
     payload = with_masks(event.payload, masks_in(event.meta[MASKS]))
     return msgspec.structs.replace(event, payload=payload, meta=meta)
 

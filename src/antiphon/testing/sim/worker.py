@@ -14,6 +14,7 @@ from antiphon._gateway.context import CallContext
 from antiphon._gateway.drivers import AsyncWorld
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.hooks import HookCall, HookReply
+from antiphon._gateway.ids import Fingerprints
 from antiphon._gateway.late import _PATIENCE_S
 from antiphon._gateway.leases import Lease, Leases
 from antiphon._gateway.plan import Dependencies
@@ -201,6 +202,7 @@ class Worker:
             settings=self._settings(),
             reporter=Watching(self, shared.invariants),
             renews=False,
+            fingerprints=Fingerprints(lambda: (b"the same in every run",)),
         )
         self.gateway: Gateway | AsyncGateway = Gateway(dependencies) if threads else SimGateway(dependencies, self)
         plans = self.gateway._plans
