@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import hmac
 import os
 import time
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 _next_series = count().__next__
 _time = time.time
@@ -52,6 +52,8 @@ def uuid7() -> str:
 
 
 _OF_THIS_PROCESS: Final = os.urandom(32)
+_Hash = Any
+"""A hash of ``hashlib``."""
 
 
 class Fingerprints:
@@ -73,8 +75,8 @@ class Fingerprints:
         return tuple(self._secrets())
 
     @functools.cached_property
-    def _key(self) -> bytes:
-        return self._keys[0] if self._keys else _OF_THIS_PROCESS
+    def _fed(self) -> tuple[tuple[_Hash, _Hash], ...]:
+        return tuple(map(_fed, self._keys or (_OF_THIS_PROCESS,)))
 
     @property
     def last(self) -> bool:
@@ -83,9 +85,22 @@ class Fingerprints:
 
     def of(self, store_key: str) -> str:
         """The fingerprint of a store key."""
-        return hmac.digest(self._key, store_key.encode(), "sha256")[:8].hex()
+        return _hmac(self._fed[0], store_key)
 
     def name(self, store_key: str, beginning: str) -> bool:
         """Whether a fingerprint of *store_key* begins so, under the present key of the store or an older one."""
-        keys = self._keys or (self._key,)
-        return any(hmac.digest(k, store_key.encode(), "sha256")[:8].hex().startswith(beginning) for k in keys)
+        return any(_hmac(fed, store_key).startswith(beginning) for fed in self._fed)
+
+
+def _fed(key: bytes) -> tuple[_Hash, _Hash]:
+    """The two hashes of an HMAC, fed with the key: a copy of them is cheaper than ``hmac.digest``."""
+    block = key.ljust(64, b"\0")
+    return sha256(bytes(byte ^ 0x36 for byte in block)), sha256(bytes(byte ^ 0x5C for byte in block))
+
+
+def _hmac(fed: tuple[_Hash, _Hash], text: str) -> str:
+    """The first 16 digits of the HMAC-SHA-256 of *text*."""
+    inner, outer = fed[0].copy(), fed[1].copy()
+    inner.update(text.encode())
+    outer.update(inner.digest())
+    return outer.hexdigest()[:16]

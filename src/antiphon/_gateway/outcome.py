@@ -98,10 +98,10 @@ def conflict(tool: str) -> Outcome:
 
 def still_unknown(tool: str, fingerprint: str | None) -> Outcome:
     """*fingerprint* is ``None`` where an operator's process would not know it."""
-    how = "list --state unknown" if fingerprint is None else f"resolve {fingerprint}"
+    which = "KEY (antiphon claims list --state unknown shows it)" if fingerprint is None else fingerprint
     message = (
         f"An earlier call of {tool} with these arguments was dispatched and its outcome was never seen. "
-        f"{UNKNOWN_HINT} An operator can settle it: antiphon claims {how}"
+        f"{UNKNOWN_HINT} An operator can settle it: antiphon claims resolve {which}"
     )
     return failed("error", "outcome_unknown", message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import io
 import logging
 from pathlib import Path
@@ -16,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import antiphon
 from antiphon._drive import drive
+from antiphon._gateway.ids import Fingerprints
 from antiphon.contract.spec import ToolSpec
 from antiphon.keys import KeyMaker
 from antiphon.ops.admin import Admin
@@ -103,3 +105,11 @@ def test_a_key_file_that_cannot_be_used_fails_no_call(tmp_path: Path) -> None:
     (claim,) = drive(Admin(seen.app).claims())
     assert seen.logged.isdisjoint({claim["fingerprint"], claim["key"][:16]})
     assert drive(Admin(seen.app).claim(claim["fingerprint"]))["key"] == claim["key"]
+
+
+def test_a_fingerprint_is_an_hmac_and_older_keys_still_name_a_claim() -> None:
+    old, new = b"o" * 32, b"n" * 32
+    prints = Fingerprints(lambda: (new, old))
+    assert prints.of("key") == hmac.digest(new, b"key", "sha256").hex()[:16]
+    assert prints.name("key", Fingerprints(lambda: (old,)).of("key"))
+    assert not prints.name("other", prints.of("key"))
