@@ -286,8 +286,12 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
 
 
 def still_unknown(call: GuardedCall) -> Step:
+    return answered(call, _unknown_outcome(call))
+
+
+def _unknown_outcome(call: GuardedCall) -> Outcome:
     lasts = call.plan.plans.fingerprints.last
-    return answered(call, outcomes.still_unknown(call.plan.name, call.fingerprint if lasts else None))
+    return outcomes.still_unknown(call.plan.name, call.fingerprint if lasts else None)
 
 
 def _reconciled(call: GuardedCall, answer: Any) -> Step:
@@ -317,7 +321,7 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
 def _misunderstood(call: GuardedCall, answer: Any) -> Step:
     """An answer that says neither is a mistake in the code: nothing is settled by it."""
     name = answer.__name__ if isinstance(answer, type) else type(answer).__name__
-    outcome = outcomes.still_unknown(call.plan.name, call.fingerprint)
+    outcome = _unknown_outcome(call)
     outcome.exception = TypeError(
         f"reconcile of {call.plan.name} must return Happened(value), DidNotHappen() or None, not {name}"
         f"{' (the class: write it with parentheses)' if isinstance(answer, type) else ''}."
