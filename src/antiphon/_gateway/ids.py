@@ -103,4 +103,4 @@ def _hmac(fed: tuple[_Hash, _Hash], text: str) -> str:
     inner, outer = fed[0].copy(), fed[1].copy()
     inner.update(text.encode())
     outer.update(inner.digest())
-    return outer.hexdigest()[:16]
+    return str(outer.hexdigest()[:16])
