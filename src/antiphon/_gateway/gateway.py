@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from antiphon._gateway import results
@@ -29,7 +29,7 @@ from antiphon.contract._base import UNSET
 from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolOptions, ToolSpec
-from antiphon.errors import ContractError, InvalidInput, StoreError
+from antiphon.errors import ContractError, InvalidInput
 from antiphon.keys import key_text
 from antiphon.ports import BreakerRow, Listener, SyncJournal
 
@@ -239,14 +239,22 @@ class BaseGateway:
         self._plans.changed()
 
     def metrics(self) -> str:
-        """The metrics in Prometheus' text format."""
+        """The metrics in Prometheus' text format, with a fresh look at the store.
+
+        It waits for the store, a few seconds at most: in an event loop, call it with ``asyncio.to_thread``.
+        """
+        return self.metrics_of((self._plans.settings.tenant,))
+
+    def metrics_of(self, tenants: Iterable[str], left: Container[str] = ()) -> str:
+        """:meth:`metrics` with the claims and runs of several tenants; *left*: runs that nobody can resume."""
+        from antiphon._gateway.sample import sample
+
+        sample(self._plans, tenants, left)
         return self._plans.reporter.render()
 
     def sample(self, counts: Mapping[tuple[str, str], int]) -> None:
         """Put the store's records by tool and state (``SyncJournal.counts``) into the metrics before they are read."""
-        metrics = self._plans.reporter.metrics
-        if metrics is not None:
-            metrics.dedupe(counts)
+        self._plans.reporter.dedupe(counts)
 
     def configure(self, settings: Settings) -> None:
         """Take new settings while running: switches, per-tool overrides, policies."""
@@ -419,14 +427,6 @@ class Gateway(BaseGateway):
         """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""
         call = self.envelope_call(envelope)
         return call if isinstance(call, ToolResultEnvelope) else self.answer(call, self.run(call))
-
-    def metrics(self) -> str:
-        """The metrics in Prometheus' text format, with a fresh look at the store's records."""
-        try:
-            self.sample(self._world.journal.counts(self._plans.settings.tenant))
-        except StoreError as error:
-            log.warning("the records could not be counted: %s", error)
-        return super().metrics()
 
     def session(self, session_key: str, *, actor: str = "default") -> Session:
         """Calls made for one actor in one session."""

@@ -84,6 +84,7 @@ class Leases:
         self._due: dict[Lease, float] = {}
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
         self._journal: SyncJournal | None = None
+        self._opening = threading.Lock()
         self._next = _NEVER
         """When to look next; later calls with longer leases need not change it."""
         self._attached = attached
@@ -159,21 +160,22 @@ class Leases:
         self._unfinished.clear()
         self._due.clear()
         self._journal = None
+        self._opening = threading.Lock()
         self._next = _NEVER
 
     def look(self) -> float:
         """Do what is due; seconds until there is something to do again."""
         now = self._clock.monotonic()
         if self.breaker.is_open:
-            if (pause := self.breaker.probe(self._open, now)) > 0.0:
+            if (pause := self.breaker.probe(self.journal, now)) > 0.0:
                 return pause
-            if not self._finish_all(self._open()):  # first what is known: a redelivery should find it
+            if not self._finish_all(self.journal()):  # first what is known: a redelivery should find it
                 return 0.1
             self.breaker.close()
             self._next = 0.0
         if self._next <= now:
             try:
-                journal = self._open()
+                journal = self.journal()
             except StoreError as error:
                 log.warning("leases cannot be renewed yet: %s", error)
                 return 1.0
@@ -184,12 +186,18 @@ class Leases:
             if self._unfinished:
                 self._next = min(self._next, now + 1.0)
         nap = self._next - now
-        return min(nap, _janitor.look(self._place, self._open, now)) if self._sweeps else nap
+        return min(nap, _janitor.look(self._place, self.journal, now)) if self._sweeps else nap
 
-    def _open(self) -> SyncJournal:
-        if self._journal is None:
-            self._journal = self._store.open_sync()
-        return self._journal
+    def journal(self) -> SyncJournal:
+        """The way to the store that the breaker does not shut."""
+        with self._opening:
+            if self._journal is None:
+                self._journal = self._store.open_sync()
+            return self._journal
+
+    def of_process(self) -> list[Leases]:
+        """Those of all gateways of this process on the same store."""
+        return [one for one in {self, *_service.all()} if one._place == self._place]
 
     def _plan(self) -> None:
         """Find the next moment. A call that begins meanwhile is seen here, or sees what is written here."""
@@ -266,6 +274,10 @@ class _Service:
         left = sum(leases.unrecorded for leases in list(self._busy))
         if left:
             log.error("%d outcomes could not be recorded before the process ended: they will be unknown", left)
+
+    def all(self) -> set[Leases]:
+        """Those of living gateways, and those with something to write."""
+        return {*self._busy.copy(), *(found for ref in self._leases if (found := ref()) is not None)}
 
     def add(self, leases: Leases) -> None:
         with self._lock:

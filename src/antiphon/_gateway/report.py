@@ -39,6 +39,8 @@ class Metrics(Protocol):
 
     def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None: ...
 
+    def sampled(self, metric: Any, values: Mapping[tuple[str, ...], float]) -> None: ...
+
     def render(self) -> str: ...
 
 
@@ -131,6 +133,21 @@ class Reporter:
                 "inflight": tool.ttl.lease_ms / 1000,
             }
             self.metrics.described(tool.full_name, scope=tool.spec.scope, effect=tool.spec.effect or "", ttl_s=ttl)
+
+    def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """The store has so many records by tool and state."""
+        for sink in self._sinks():
+            sink.dedupe(counts)
+
+    def sampled(self, metric: Any, values: Mapping[tuple[str, ...], float]) -> None:
+        """A gauge says this now."""
+        for sink in self._sinks():
+            sink.sampled(metric, values)
+
+    def _sinks(self) -> list[Any]:
+        """The registry, and listeners that keep metrics of their own."""
+        found = (self.metrics, *self._listeners)
+        return [sink for sink in found if callable(getattr(sink, "sampled", None))]
 
     def render(self) -> str:
         return "" if self.metrics is None else self.metrics.render()

@@ -352,12 +352,19 @@ class Host:
         """Let an operator's act count at once in this process; others look within a second."""
         self.tenant(tenant).async_gateway.adopt_breakers(await self.journal.load_breakers(tenant))
 
-    def metrics(self) -> str:
-        """The gateway's metrics of every tenant that this process has served, and the runs it executes."""
-        prefix = self.config.telemetry.prefix
-        name = f"{prefix}_host_runs_executing"
-        lines = [f"# HELP {name} Runs this process executes.", f"# TYPE {name} gauge", f"{name} {len(self.running)}"]
-        own = self.tenant(self.app.tenant).async_gateway.metrics()
+    async def metrics(self) -> str:
+        """The gateway's metrics, what the store has of every tenant, and the runs and deliveries of this process."""
+        prefix = f"{self.config.telemetry.prefix}_host"
+        waiting = 0 if self.webhooks is None else self.webhooks.waiting()
+        lines = []
+        for name, value, text in (
+            (f"{prefix}_runs_executing", len(self.running), "Runs this process executes."),
+            (f"{prefix}_webhook_queue", waiting, "Webhook deliveries that this process has yet to make."),
+        ):
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge", f"{name} {value}"]
+        tenants = sorted({self.app.tenant, *self._tenants, *self.keys.tenants()})
+        gateway = self.tenant(self.app.tenant).async_gateway
+        own = await asyncio.to_thread(gateway.metrics_of, tenants, frozenset(self.set_aside))
         return "\n".join(lines) + "\n" + own
 
     # -- executing ---------------------------------------------------------------------------------------------------

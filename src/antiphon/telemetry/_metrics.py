@@ -57,7 +57,7 @@ BUCKETS_MS = (1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500
 STATUSES = ("success", "error", "retriable_error", "retry_exhausted", "circuit_open", "timeout")
 SCOPES = ("session", "global")
 BREAKER_STATES = ("CLOSED", "OPEN", "HALF_OPEN", "FORCED_OPEN")
-STORE_STATES = ("CLOSED", "OPEN", "HALF_OPEN")
+STORE_STATES = ("CLOSED", "OPEN")
 AGES = {"unknown": "new", "unknown_1h": "1h", "unknown_1d": "1d"}
 """The ``age`` label of unknown outcomes by the state that a store counts them in."""
 FIRST_HITS = ("done", "failed", "inflight", "conflict", "store_outage_open", "store_outage_closed")

@@ -89,6 +89,9 @@ class Tally:
     def dedupe(self, counts: Mapping[tuple[str, str], int]) -> None:
         return None
 
+    def sampled(self, metric: Any, values: Mapping[tuple[str, ...], float]) -> None:
+        return None
+
     def retried(self, tool: str, reason: str) -> None:
         self._count("retries", tool, reason)
 

@@ -115,7 +115,7 @@ async def metrics(request: Request) -> Response:
     try:
         if not is_loopback(str(request.app.state.bind)):
             await authenticate(host, request)
-        text = request.app.state.counters.render() + host.metrics()
+        text = request.app.state.counters.render() + await host.metrics()
     except Exception as problem:
         return failure(problem)
     return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
