@@ -30,8 +30,9 @@ WORKERS = 8
 class Load:
     """Calls of several workers, each with a deadline, and what came of them."""
 
-    def __init__(self, deadline_s: float) -> None:
+    def __init__(self, deadline_s: float, workers: int) -> None:
         self.deadline_s = deadline_s
+        self.workers = workers
         self.effects: Counter[str] = Counter()
         self.answers: dict[str, Any] = {}
         self.late_s: list[float] = []
@@ -96,9 +97,11 @@ def _settled(gateway: Any, patience_s: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def run(kind: str, fault: str, face: str, seconds: float, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+def run(
+    kind: str, fault: str, face: str, seconds: float, deadline_s: float = DEADLINE_S, workers: int = WORKERS
+) -> dict[str, Any]:
     """Break a server under load; the numbers."""
-    load = Load(deadline_s)
+    load = Load(deadline_s, workers)
     with _server(kind) as server:
         store: Any = RedisStore(server.url) if kind == "redis" else PostgresStore(server.url)
         again: dict[str, Any] = {}
@@ -106,7 +109,7 @@ def run(kind: str, fault: str, face: str, seconds: float, deadline_s: float = DE
             gateway = Gateway(store=store)
             gateway.tool("send", idempotent=False, effect="write")(load.send)
             gateway.execute(load.wire("warm", 30.0))
-            workers = [threading.Thread(target=load.work, args=(gateway,)) for _ in range(WORKERS)]
+            workers = [threading.Thread(target=load.work, args=(gateway,)) for _ in range(load.workers)]
             for worker in workers:
                 worker.start()
             _break(server, fault, seconds)
@@ -156,7 +159,7 @@ async def _async(load: Load, store: Any, server: Server, fault: str, seconds: fl
     gateway = AsyncGateway(store=store)
     gateway.tool("send", idempotent=False, effect="write")(load.send_async)
     await gateway.execute(load.wire("warm", 30.0))
-    workers = [asyncio.create_task(load.work_async(gateway)) for _ in range(WORKERS)]
+    workers = [asyncio.create_task(load.work_async(gateway)) for _ in range(load.workers)]
     await asyncio.to_thread(_break, server, fault, seconds)
     await asyncio.sleep(1.0)
     load.stop.set()

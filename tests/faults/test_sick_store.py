@@ -31,7 +31,7 @@ LATE_MS = 250
 )
 def test_no_call_is_late_and_no_result_is_lost(kind: str, fault: str, face: str) -> None:
     """The short form of ``python -m tests.campaigns.sick_store``."""
-    found = sick_store.run(kind, fault, face, seconds=1.5)
+    found = sick_store.run(kind, fault, face, seconds=1.2, workers=3)
     assert found["lateMs"] <= LATE_MS, found
     assert found["doubles"] == 0, found
     recorded, _, in_hand = found["inHandRecorded"].partition("/")
