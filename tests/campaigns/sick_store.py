@@ -109,13 +109,13 @@ def run(
             gateway = Gateway(store=store)
             gateway.tool("send", idempotent=False, effect="write")(load.send)
             gateway.execute(load.wire("warm", 30.0))
-            workers = [threading.Thread(target=load.work, args=(gateway,)) for _ in range(load.workers)]
-            for worker in workers:
+            threads = [threading.Thread(target=load.work, args=(gateway,)) for _ in range(load.workers)]
+            for worker in threads:
                 worker.start()
             _break(server, fault, seconds)
             time.sleep(1.0)
             load.stop.set()
-            for worker in workers:
+            for worker in threads:
                 worker.join()
             _settled(gateway)
             again = {order: gateway.execute(load.wire(order, 30.0)) for order in load.answers}
