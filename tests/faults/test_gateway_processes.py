@@ -125,15 +125,18 @@ def test_a_stopped_worker_is_fenced_when_it_wakes_up(url: str, effects: Effects)
     assert effects.counts() == {"send:ada": 2}
 
 
-def test_a_stopped_worker_whose_call_may_not_be_repeated_leaves_an_unknown_outcome(url: str, effects: Effects) -> None:
+def test_a_stopped_worker_leaves_an_unknown_outcome_and_settles_it_when_it_wakes_up(url: str, effects: Effects) -> None:
     with one(url, effects, idempotent=False, seconds=1.0) as [worker]:
         running(worker, effects)
         worker.pause()
         gateway = build(url, effects, idempotent=False)
         assert call(gateway, "c2")["code"] == "outcome_unknown"
+        assert call(gateway, "c1")["code"] == "outcome_unknown"
         worker.resume()
-        assert worker.hear()["metadata"] == {"fenced": True}
-        assert call(gateway, "c3")["code"] == "outcome_unknown"
+        late = worker.hear()
+        assert (late["status"], late["metadata"]) == ("success", {})
+        again = call(gateway, "c1")  # its result is certain, and nobody has settled it otherwise
+        assert (again["status"], again["value"], again["fromCache"]) == ("success", worker.pid, True)
     assert effects.counts() == {"send:ada": 1}
 
 

@@ -164,6 +164,7 @@ async def test_an_effect_in_flight_is_not_dispatched_again(
 
     gateway = client.host.tenant("default").async_gateway
     tool = gateway._plans.tools[SIDE_EFFECT_TOOL]
+    effect.__module__, effect.__qualname__ = tool.origin  # as if its module had been loaded again
     gateway.register(effect, tool.spec)
     run = await client.start("conformance-replay-side-effect", {"delayMs": 1})
     while dispatched == 0:

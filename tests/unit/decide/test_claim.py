@@ -159,6 +159,8 @@ def fresh(case: Case) -> bool:
 OPEN_ENDED = ("unknown", "cancelled_after")
 
 TABLE = [
+    # nothing was sent under the key: it is free, also for other arguments (D40)
+    Row("D40", lambda c: c.given_key and not c.digest_equal and c.current == "cancelled", is_run),
     Row("TR-4 D9", lambda c: c.given_key and not c.digest_equal, lambda c, d: isinstance(d, Conflict)),
     # a redelivery of a call that others have followed (D2): its own execution answers
     Row("D2", lambda c: c.own == "done", reuse_earlier),
@@ -244,6 +246,22 @@ def test_an_alias_is_labelled_as_shared() -> None:
     assert isinstance(found, Reuse)
     assert found.record is other
     assert found.shared
+
+
+@pytest.mark.parametrize(("gate_ms", "is_over"), [(0, False), (5_001, False), (5_000, True), (1, True)])
+def test_an_unknown_outcome_ends_for_new_identities_with_the_gate_and_for_its_own_never(
+    gate_ms: int, is_over: bool
+) -> None:
+    for case in cases():
+        if case.current not in OPEN_ENDED or case.idempotent or case.given_key:
+            continue
+        existing, asks = ask(case)
+        found, ungated = decide(existing, asks._replace(gate_ms=gate_ms)), decide(existing, asks)
+        new = not case.same and isinstance(ungated, Unknown) and ungated.record.version == 7
+        if new and is_over:  # D41
+            assert is_run(case, found), case
+        else:
+            assert found == ungated, case
 
 
 @pytest.mark.parametrize(("age_ms", "runs"), [(9_999, False), (10_000, True)])

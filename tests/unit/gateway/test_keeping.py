@@ -154,8 +154,9 @@ def test_a_declared_type_that_has_changed_gives_plain_data() -> None:
         return {"number": 7}
 
     order()
+    today = Rig(rig.store, clock=rig.clock)  # a later process: one gateway has one tool of a name
 
-    @rig.gateway.tool("order", idempotent=True, reuse="session")
+    @today.gateway.tool("order", idempotent=True, reuse="session")
     def order_of_today() -> Order:
         raise AssertionError("not run")
 
