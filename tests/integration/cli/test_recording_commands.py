@@ -50,7 +50,10 @@ def test_run_prints_the_output_and_where_to_look(antiphon: Command) -> None:
 
 def test_run_with_json(antiphon: Command) -> None:
     done = antiphon("run", "agent.py:later", "--input", '"hi"', "--json")
-    assert done.json == {"run": done.json["run"], "name": "later", "status": "completed", "output": {"asked": "hi"}}
+    told = done.json
+    (warning,) = told.pop("warnings")
+    assert warning.startswith("no model call and no tool call was recorded")
+    assert told == {"run": told["run"], "name": "later", "status": "completed", "output": {"asked": "hi"}}
     done = antiphon("run", "agent:both", "--input", '{"args": [1], "kwargs": {"two": 3}}', "--json")
     assert done.json["output"] == [1, 3]
 
@@ -207,7 +210,8 @@ def test_show_draws_the_run_as_a_tree(antiphon: Command) -> None:
 
 def test_show_json(antiphon: Command) -> None:
     tree = antiphon("show", recorded(antiphon), "--json").json
-    assert tree["counts"] == {"calls": 2, "models": 2, "nodes": 0, "retries": 1, "reused": 0, "blocked": 0, "errors": 0}
+    counted = {"calls": 2, "models": 2, "nodes": 0, "retries": 1, "reused": 0, "blocked": 0, "errors": 0, "afterEnd": 0}
+    assert tree["counts"] == counted
     assert [node["name"] for node in tree["timeline"]] == ["llm", "llm", "tools/refund"]
     assert [node["name"] for node in tree["timeline"][2]["children"]] == ["tools/look"]
     assert tree["cost"] is None
