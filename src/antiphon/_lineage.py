@@ -147,6 +147,25 @@ def _wait_for(future: Any, seconds: float) -> None:
 origin_var: ContextVar[Origin | None] = ContextVar("antiphon_origin", default=None)
 live_var: ContextVar[str | None] = ContextVar("antiphon_live", default=None)
 """What a replay lets this context do for real: ``network`` for a model that is asked, ``all`` for a tool that runs."""
+
+
+class permitted:  # noqa: N801 (used like a function)
+    """Let this context reach the network while a model is asked: around what sends and reads, nothing else."""
+
+    __slots__ = ("_on", "_token")
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+
+    def __enter__(self) -> None:
+        if self._on:
+            self._token = live_var.set("network")
+
+    def __exit__(self, *_: object) -> None:
+        if self._on:
+            live_var.reset(self._token)
+
+
 OUTSIDE = Origin()
 """Stands for code that no sandbox holds."""
 
@@ -414,6 +433,24 @@ def _patch_warnings(module: ModuleType) -> None:
     replaced(module, "_warn_unawaited_coroutine", make)
 
 
+# -- servers ---------------------------------------------------------------------------------------------------------
+
+accepted: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Connections that others made to a server of this process."""
+
+
+def _patch_accepting(module: ModuleType) -> None:
+    def make(accept: Any) -> Callable[..., Any]:
+        def noted(self: Any) -> Any:
+            link, address = accept(self)
+            accepted.add(link)
+            return link, address
+
+        return noted
+
+    replaced(module.socket, "accept", make)
+
+
 # -- handlers --------------------------------------------------------------------------------------------------------
 
 
@@ -489,6 +526,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "signal": _patch_signals,
     "weakref": _patch_finalizers,
     "os": _patch_forks,
+    "socket": _patch_accepting,
     "warnings": _patch_warnings,
 }
 assert {atexit, os, signal, warnings}  # imported so that they are replaced

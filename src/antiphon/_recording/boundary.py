@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphon._drive import AFTER, until_cancelled, was_given_up
-from antiphon._lineage import live_var
+from antiphon._lineage import permitted
 from antiphon._recording.resumed import EARLIER
 from antiphon._scope import ORPHAN_LANE, RunScope, Site
 from antiphon.canonical import canonical_digest
@@ -91,7 +91,6 @@ class Boundary:
         answer = await scope.invoker.answer(call)
         if answer is None or answer.source == "live":
             self._live = call
-            live_var.set("network")  # until it ends, the sandbox lets this context reach the model
         elif self.asynchronous and answer.chunks is None and was_given_up(answer.error):
             await self.start()
             try:
@@ -99,6 +98,10 @@ class Boundary:
             finally:
                 await self.finish("error", error=dict(answer.error or {}), value=answer.value)
         return answer
+
+    def asking(self) -> permitted:
+        """Around whatever asks the model or reads its answer: the sandbox of a replay lets only that through."""
+        return permitted(self._live is not None)
 
     @property
     def _keyed(self) -> bool:
@@ -161,8 +164,6 @@ class Boundary:
         meta: dict[str, Any] | None = None,
     ) -> None:
         """Write the outcome: ``ok``, ``error`` or ``refusal``."""
-        if self._live is not None:
-            live_var.set(None)
         payload: dict[str, Any] = {"outcome": outcome}
         if error is not None:
             payload["error"] = error

@@ -160,9 +160,10 @@ async def ask_async(
             raise failure_of(answer)
         return answer.value
     try:
-        response = send(dict(request))
-        if asynchronous and hasattr(response, "__await__"):
-            response = await response
+        with boundary.asking():
+            response = send(dict(request))
+            if asynchronous and hasattr(response, "__await__"):
+                response = await response
     except BaseException as error:
         await boundary.finish("error", error=error_payload(error))
         raise

@@ -103,12 +103,12 @@ class LiveStream:
         self._around = around
 
     def __iter__(self) -> Iterator[Any]:
-        log, around = self._log, self._around
+        log, around, asking = self._log, self._around, self._log.boundary.asking
         try:
-            with around():
+            with around(), asking():
                 source = iter(self._send())
             while True:
-                with around():
+                with around(), asking():
                     chunk = next(source, _END)
                 if chunk is _END:
                     break
@@ -121,12 +121,12 @@ class LiveStream:
         drive(log.end(None))
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        log, around = self._log, self._around
+        log, around, asking = self._log, self._around, self._log.boundary.asking
         try:
-            with around():
+            with around(), asking():
                 source = aiter(self._send())
             while True:
-                with around():
+                with around(), asking():
                     chunk = await anext(source, _END)
                 if chunk is _END:
                     break

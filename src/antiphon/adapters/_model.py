@@ -96,7 +96,7 @@ async def ask_async(scope: RunScope, asking: Asking, send: Callable[[], Any], *,
             raise raised_by_model(answer)
         return asking.unpack(answer.value)
     try:
-        with recorded_here():
+        with recorded_here(), boundary.asking():
             response = send()
             if asynchronous:
                 response = await response

@@ -216,11 +216,12 @@ class _Exchange:
             await boundary.give(answer)
             return self._given(_wire.replayed(answer, call))
         try:
-            with recorded_here():
+            with recorded_here(), boundary.asking():
                 response = await self._send(self._outgoing(call, changed))
             if call.stream and response.status_code < 400:
                 return self._live(response, _HttpLog(boundary, call, response.headers, _attempts(response)))
-            content = await self._read(response)
+            with boundary.asking():
+                content = await self._read(response)
         except BaseException as error:
             await boundary.finish("error", error=error_payload(error))
             raise
@@ -248,7 +249,8 @@ class _Exchange:
             content = _mcp.content_of(answer, asked)
             return module.Response(200, headers={"content-type": "application/json"}, content=content, request=request)
         try:
-            response = await self._send(request)
+            with boundary.asking():
+                response = await self._send(request)
         except BaseException as error:
             await boundary.finish("error", error=error_payload(error))
             raise

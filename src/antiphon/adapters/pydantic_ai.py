@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,6 +35,8 @@ from pydantic_ai.messages import (  # noqa: E402
 )
 from pydantic_ai.usage import RequestUsage  # noqa: E402
 
+from antiphon._lineage import permitted  # noqa: E402
+from antiphon._scope import RunScope  # noqa: E402
 from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
@@ -93,7 +96,7 @@ class Reliable(AbstractCapability[Any]):
             settings = {name: value for name, value in wanted.items() if name in ("temperature", "seed")}
             settings = {**(request_context.model_settings or {}), **settings}
             changed = dataclasses.replace(request_context, model=other, model_settings=settings)
-            return lambda: handler(changed)
+            return lambda: handler(_permitted(scope, changed))
 
         asking = Asking(
             body,
@@ -105,7 +108,7 @@ class Reliable(AbstractCapability[Any]):
             change=change,
             endpoint=model.base_url,
         )
-        said: ModelResponse = await ask_async(scope, asking, lambda: handler(request_context))
+        said: ModelResponse = await ask_async(scope, asking, lambda: handler(_permitted(scope, request_context)))
         return said
 
     async def wrap_tool_execute(self, ctx: Any, *, call: Any, tool_def: Any, args: Any, handler: Any) -> Any:
@@ -151,6 +154,30 @@ class ProtectedAgent(WrapperAgent[Any, Any]):
     def iter(self, *args: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
         """Every kind of run goes through this one."""
         return self.wrapped.iter(*args, capabilities=[*(capabilities or ()), self._reliable], **options)
+
+
+def _permitted(scope: RunScope, request: Any) -> Any:
+    """The request, with a model that a replay may ask: Pydantic AI opens streams in a task of its own."""
+    if scope.invoker is None:
+        return request
+    model = copy.copy(request.model)
+    request_stream = model.request_stream
+
+    @asynccontextmanager
+    async def opened(*args: Any, **options: Any) -> AsyncIterator[Any]:
+        stream = request_stream(*args, **options)
+        with permitted(True):
+            response = await stream.__aenter__()
+        try:
+            yield response
+        except BaseException as error:
+            if not await stream.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await stream.__aexit__(None, None, None)
+
+    model.request_stream = opened
+    return dataclasses.replace(request, model=model)
 
 
 def protect(

@@ -7,6 +7,7 @@ empty network namespace where the kernel allows it.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import shutil
@@ -105,6 +106,9 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     if event not in _AUDITED:
         return
     frame = sys._getframe().f_back
+    if event == "socket.sendmsg" and len(args) > 1 and args[1] is None:  # on a connection
+        _check_sending(args[0], frame)
+        return
     replay = held_by(frame, event in _NETWORK)
     if replay is not None and (what := _effect(replay, event, args)):
         _refuse(replay, what)
@@ -112,6 +116,8 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
     """What an event would do outside; empty if it may."""
+    if event == "socket.bind" and _is_probe(args[0], args[1]):
+        return ""
     if event in _NETWORK:
         target = args[1] if event == "socket.connect" and len(args) > 1 else args[:2]
         local = event == "socket.connect" and isinstance(target, (str, bytes))
@@ -130,6 +136,17 @@ def _effect(replay: Replay, event: str, args: tuple[Any, ...]) -> str:
         changed = next((name for name, folder in _changed(event, args) if not _allowed(replay, name, folder)), None)
         return "" if changed is None else f"{event} {changed!r}"
     return f"{event} {args[:2]!r}"
+
+
+def _is_probe(link: Any, address: Any) -> bool:
+    """Any free TCP port of the loopback interface: taken to see whether there is IPv6, say. Listening is refused."""
+    import socket
+
+    return (
+        link.type == socket.SOCK_STREAM
+        and isinstance(address, tuple)
+        and address[:2] in (("127.0.0.1", 0), ("::1", 0), ("localhost", 0))
+    )
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -278,43 +295,105 @@ def _guard_connecting() -> None:
 # -- what Python does not audit --------------------------------------------------------------------------------------
 
 
-def _guarded(what: str, describe: Callable[..., str | None]) -> Callable[[Any], Callable[..., Any]]:
+def _guarded(what: str) -> Callable[[Any], Callable[..., Any]]:
     def make(original: Any) -> Callable[..., Any]:
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            target = describe(*args)
-            if target is not None:
-                _check(f"{what} {target}".rstrip(), sys._getframe().f_back, what == "sending to")
-            return original(*args, **kwargs)
+        def guarded(target: Any, *args: Any, **kwargs: Any) -> Any:
+            _check(f"{what} {target!r}", sys._getframe().f_back)
+            return original(target, *args, **kwargs)
 
         return guarded
 
     return make
 
 
-def _peer(link: Any, *args: Any) -> str | None:
-    """Where a connected socket of the network sends to; pairs of sockets inside the process are no concern."""
+def _check_sending(link: Any, frame: FrameType | None) -> None:
+    """Whether this connection may be sent on. Pairs of sockets inside the process are no concern."""
     import socket
 
-    if link.family not in (socket.AF_INET, socket.AF_INET6):
-        return None
+    replay = held_by(frame, network=True)
+    if replay is None or link.family not in (socket.AF_INET, socket.AF_INET6):
+        return
     try:
-        return repr(link.getpeername())
+        mine, peer = link.getsockname(), link.getpeername()
+    except OSError:  # not connected
+        return
+    if origin_var.get() is None:
+        if _is_answer(link, mine, peer):
+            return
+        if _is_closed(link):
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")  # what the kernel would say; nobody would receive it
+    _refuse(replay, f"sending to {peer!r}")
+
+
+def _is_answer(link: Any, mine: tuple[Any, ...], peer: tuple[Any, ...]) -> bool:
+    """Whether a server of this process answers this process, such as a test's stand-in for a provider: the connection
+    was accepted, or a socket listens where it began, and its other end is open here.
+    """
+    import socket
+
+    listens, asks = link in _lineage.accepted, False
+    for number in _descriptors():
+        try:
+            found = socket.socket(fileno=number)
+        except OSError:  # a file, or closed by now
+            continue
+        try:
+            if found.family in (socket.AF_INET, socket.AF_INET6):
+                name = found.getsockname()
+                asks = asks or _address(name) == _address(peer)
+                listens = listens or (
+                    name[1] == mine[1] and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+                )
+        except OSError:
+            continue
+        finally:
+            found.detach()
+    return listens and asks
+
+
+def _descriptors() -> list[int]:
+    try:
+        return [int(path.name) for path in Path("/dev/fd").iterdir()]
+    except OSError:  # a system without it
+        return []
+
+
+def _address(name: tuple[Any, ...]) -> tuple[str, int]:
+    return str(name[0]).removeprefix("::ffff:"), int(name[1])
+
+
+def _is_closed(link: Any) -> bool:
+    """Whether the other end has closed the connection."""
+    import socket
+
+    try:
+        return not socket.socket.recv(link, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
     except OSError:
-        return None
+        return True
+
+
+def _guard_sending(original: Any) -> Callable[..., Any]:
+    def guarded(link: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_sending(link, sys._getframe().f_back)
+        return original(link, *args, **kwargs)
+
+    return guarded
 
 
 def _guard_unaudited() -> None:
     import multiprocessing.util
     import socket
 
-    path = _guarded("making", lambda name, *args: repr(name))
     for name in ("mkfifo", "mknod"):
-        replaced(os, name, path)
+        replaced(os, name, _guarded("making"))
     for owner in (socket.socket, getattr(sys.modules.get("ssl"), "SSLSocket", None)):
         for name in ("send", "sendall"):
             if owner is not None:
-                replaced(owner, name, _guarded("sending to", _peer))
-    replaced(multiprocessing.util, "spawnv_passfds", _guarded("starting a process", lambda name, *args: repr(name)))
+                replaced(owner, name, _guard_sending)
+    replaced(socket.socket, "listen", _guarded("listening on"))
+    replaced(multiprocessing.util, "spawnv_passfds", _guarded("starting a process"))
     for module, name, what in (
         ("_posixsubprocess", "fork_exec", "starting a process"),
         ("_posixshmem", "shm_open", "opening shared memory"),
@@ -325,7 +404,7 @@ def _guard_unaudited() -> None:
             found = __import__(module, fromlist=[name])
         except ImportError:
             continue
-        replaced(found, name, _guarded(what, lambda target, *args: repr(target)))
+        replaced(found, name, _guarded(what))
 
 
 def _guard_temporary_files() -> None:

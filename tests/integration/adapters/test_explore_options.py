@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 
@@ -14,9 +20,9 @@ from antiphon import Antiphon
 from antiphon._recording.model import OptionRefused
 from antiphon.adapters.langchain import chat_model
 from antiphon.cli.show import _tree
-from antiphon.errors import InvalidInput
+from antiphon.errors import InvalidInput, ReplayBlocked
 from antiphon.ops.runs import timeline
-from tests.fake_provider import Reply, ToolCall
+from tests.fake_provider import FakeProvider, Reply, ToolCall
 from tests.integration.adapters.subjects import SUBJECTS, Subject
 from tests.integration.adapters.world import World
 
@@ -140,3 +146,67 @@ def test_a_chat_model_without_a_temperature_cannot_be_given_one(app: Antiphon) -
     with pytest.raises(OptionRefused, match="a langchain agent cannot be given --model, --temperature"):
         antiphon.replay(run, app=app, function=main, model="m", temperature=0.5)
     assert ran == ["ran"]
+
+
+def test_code_between_the_chunks_of_a_live_model_stays_in_the_sandbox(app: Antiphon) -> None:
+    acts = False
+
+    def main() -> str:
+        client = antiphon.wrap(openai.OpenAI(api_key="none", base_url=f"{provider.url}/v1"))
+        asked = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}], stream=True)
+        said = []
+        for chunk in asked:
+            said.append(chunk.choices[0].delta.content or "")
+            if acts:
+                with contextlib.suppress(ReplayBlocked), socket.create_connection(world.getsockname()) as link:
+                    link.sendall(b"x")
+        return "".join(said)
+
+    with socket.create_server(("127.0.0.1", 0)) as world, FakeProvider(lambda body: Reply("a b c")) as provider:
+        run = app.record(main)
+        acts = True
+        report = antiphon.replay(run, app=app, mode="explore", function=main, min_ars=0.0)
+        world.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            world.accept()
+        assert provider.requests == 2
+    assert report["outputsB"] == [run.output]
+    assert not report.passed
+    assert "the code tried to bypass Antiphon: socket" in report.text()
+
+
+def test_a_server_of_the_process_answers_nobody_outside_while_a_replay_runs(app: Antiphon) -> None:
+    """It may answer the process itself: the tests above have their provider in it. Others could be told by the code."""
+    push, pushed = threading.Event(), threading.Event()
+    refused: list[str] = []
+
+    def serve() -> None:
+        link, _ = world.accept()
+        push.wait(30)
+        try:
+            link.sendall(b"x")
+        except ReplayBlocked as error:
+            refused.append(str(error))
+        pushed.set()
+        link.close()
+
+    def main() -> str:
+        if acts:
+            push.set()
+            pushed.wait(30)
+        return "done"
+
+    acts = False
+    run = app.record(main)
+    listen = "import socket, sys; print(len(socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(9)))"
+    with socket.create_server(("127.0.0.1", 0)) as world:
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        port = str(world.getsockname()[1])
+        with subprocess.Popen([sys.executable, "-c", listen, port], stdout=subprocess.PIPE, text=True) as other:
+            acts = True
+            report = antiphon.replay(run, app=app, function=main)
+            server.join(30)
+            assert other.communicate(timeout=30)[0].strip() == "0"
+    assert len(refused) == 1
+    assert not report.passed

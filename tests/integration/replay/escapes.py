@@ -192,6 +192,8 @@ for _name, _act in {
     "name_lookup": lambda w: socket.getaddrinfo("localhost", 80),
     "host_name": lambda w: socket.gethostbyname("localhost"),
     "bind": lambda w: socket.create_server(("127.0.0.1", 0)),
+    "bind_everywhere": lambda w: socket.socket().bind(("0.0.0.0", 0)),
+    "listen_without_binding": lambda w: socket.socket().listen(),
     "http_client": lambda w: http.client.HTTPConnection("127.0.0.1", w.port, timeout=1).request("GET", "/"),
     "urlopen": lambda w: urllib.request.urlopen(f"http://127.0.0.1:{w.port}", timeout=1),
     "mail": lambda w: smtplib.SMTP("127.0.0.1", w.port, timeout=1),
