@@ -188,10 +188,7 @@ class SyncWorld:
         """The record, if the store says so at once."""
         if not self._breaker.on:
             return self.journal.read(key, identity)
-        began = self._plans.clock.monotonic()
-        found = self._breaker.within(lambda: self.journal.read(key, identity), seconds)
-        self._breaker.looked(self._plans.clock.monotonic() - began)
-        return found
+        return self._breaker.look(lambda: self.journal.read(key, identity), seconds)
 
     def refresh(self, seconds: float) -> None:
         """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""
@@ -353,10 +350,8 @@ class AsyncWorld:
         """The record, if the store says so at once."""
         if not self._breaker.on:
             return await self.journal.read(key, identity)
-        began = self._plans.clock.monotonic()
-        found = await self._breaker.within_async(self.journal.read(key, identity), seconds)
-        self._breaker.looked(self._plans.clock.monotonic() - began)
-        return found
+        journal = self.journal
+        return await self._breaker.look_async(lambda: journal.read(key, identity), seconds)
 
     async def refresh(self, seconds: float) -> None:
         """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""

@@ -28,8 +28,9 @@ _LEAST_S = 0.01
 _LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
 _PAUSE_S = 0.1
 _MOST_WAITING = 1000
-_NOT_SICK = frozenset({"full", "readonly", "permission", "corrupt", "cannot_open", "breaker_open"})
-"""Reasons of a store that answers: to wait would change nothing."""
+_LATE = "late"
+_NOT_SICK = frozenset({"full", "readonly", "permission", "corrupt", "cannot_open", "breaker_open", _LATE})
+"""Reasons of a store that answers, and of a look that was given up after a moment: neither says that it is sick."""
 
 
 class Opens(Protocol):
@@ -38,6 +39,15 @@ class Opens(Protocol):
     def shut(self) -> None: ...
 
     def reopen(self) -> None: ...
+
+
+class _Look:
+    """A look at the store that a call can do without."""
+
+    __slots__ = ("over",)
+
+    def __init__(self) -> None:
+        self.over = False
 
 
 class StoreBreaker:
@@ -59,6 +69,8 @@ class StoreBreaker:
         """Where steps with a time limit run."""
         self._look_s = _LOOK_S
         """How long a look at the store may take that a call can do without."""
+        self._late: _Look | None = None
+        """The last look that was given up: while it is under way, there is no other."""
 
     def watch(self, world: Opens) -> None:
         """Shut the way of *world* to the store while the breaker is open."""
@@ -123,18 +135,66 @@ class StoreBreaker:
         return self._look_s
 
     def looked(self, seconds: float) -> None:
-        """A look took so long."""
+        """A look took so long, whether or not anybody waited for it."""
         self._look_s = min(_LONGEST_LOOK_S, max(_LOOK_S, self._look_s * 0.8, 4 * seconds))
 
-    def within(self, step: Callable[[], Any], seconds: float) -> Any:
+    def look(self, read: Callable[[], Any], seconds: float) -> Any:
+        """Make a look that a call can do without. One that is late says nothing of the store's health."""
+        look, clock = self._next_look(), self._clock
+
+        def step() -> Any:
+            began = clock.monotonic()
+            try:
+                found = read()
+                self.looked(clock.monotonic() - began)
+                return found
+            finally:
+                look.over = True
+
+        try:
+            return self.within(step, seconds, _LATE)
+        except StoreUnavailable as error:
+            self._given_up(look, error)
+            raise
+
+    async def look_async(self, read: Callable[[], Any], seconds: float) -> Any:
+        """The same for a coroutine."""
+        look, clock = self._next_look(), self._clock
+
+        async def step() -> Any:
+            began = clock.monotonic()
+            try:
+                found = await read()
+                self.looked(clock.monotonic() - began)
+                return found
+            finally:
+                look.over = True
+
+        try:
+            return await self.within_async(step(), seconds, _LATE)
+        except StoreUnavailable as error:
+            self._given_up(look, error)
+            raise
+
+    def _next_look(self) -> _Look:
+        late = self._late
+        if late is not None and not late.over:
+            raise too_slow(self.url, 0.0, _LATE)
+        return _Look()
+
+    def _given_up(self, look: _Look, error: StoreUnavailable) -> None:
+        if error.data.get("reason") == _LATE:
+            self._late = look
+
+    def within(self, step: Callable[[], Any], seconds: float, reason: str = "timeout") -> Any:
         """Make a blocking step of the store, and wait for at most so long."""
         around = copy_context()
         try:
             return self.threads.run(lambda: around.run(step), seconds, None)
         except (TimedOut, Abandoned) as error:
-            raise too_slow(self.url, seconds) from error
+            raise too_slow(self.url, seconds, reason) from error
 
-    async def within_async(self, step: Any, seconds: float) -> Any:
+    async def within_async(self, step: Any, seconds: float, reason: str = "timeout") -> Any:
         """The same for a coroutine; it goes on in a task of its own when it is late."""
         import asyncio
 
@@ -143,7 +203,7 @@ class StoreBreaker:
         task.add_done_callback(_over)
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
-            raise too_slow(self.url, seconds)
+            raise too_slow(self.url, seconds, reason)
         return task.result()
 
 
@@ -162,10 +222,10 @@ def is_sick(error: StoreError) -> bool:
     return isinstance(error, StoreUnavailable) and error.data.get("reason") not in _NOT_SICK
 
 
-def too_slow(url: str, seconds: float) -> StoreUnavailable:
+def too_slow(url: str, seconds: float, reason: str = "timeout") -> StoreUnavailable:
     """The store did not answer in time."""
     return StoreUnavailable(
         f"The store {url} did not answer within {seconds:.3g} s.",
         hint="Run: antiphon doctor. The store is frozen, locked or overloaded.",
-        reason="timeout",
+        reason=reason,
     )

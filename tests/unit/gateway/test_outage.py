@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from antiphon._gateway.settings import ToolOverride
+from antiphon.contract.spec import BreakerPolicy
 from antiphon.errors import StoreUnavailable, StoreVersionError
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import AsyncRig, Rig
@@ -289,3 +291,43 @@ async def test_outage_in_the_asynchronous_face() -> None:
     store.fail("settle")
     assert (await rig.execute()).output.metadata == {"notRecorded": "store_unavailable"}
     assert len(script) == 1
+
+
+# -- a look that a call can do without -------------------------------------------------------------------------------
+
+
+class Slow(Faulty):
+    """A store whose reads wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def open_sync(self) -> Any:
+        return _SlowJournal(self, self.inner.open_sync())
+
+
+class _SlowJournal(_FaultyJournal):
+    def read(self, *arguments: Any) -> Any:
+        self._store.asked.append("read")
+        assert self._store.go_on.wait(60)  # type: ignore[attr-defined]
+        return self._inner.read(*arguments)
+
+
+def test_a_slow_look_of_a_refused_call_does_not_shut_the_way_to_the_store() -> None:
+    store = Slow()
+    rig = Rig(store)
+    rig.gateway._plans.store_breaker.on = True
+    script = rig.tool(ConnectionRefusedError(), "sent", breaker=BreakerPolicy(consecutive=1), retry={"max_attempts": 1})
+    rig.execute(call_id="c1", params={"to": "ada"})
+    try:
+        for number in range(3):
+            refused = rig.execute(call_id=f"r{number}", params={"to": f"bob{number}"})
+            assert refused.error.code == "circuit_open"
+    finally:
+        store.go_on.set()
+    assert store.asked.count("read") == 1, "a look that is under way is not followed by others"
+    assert not rig.gateway._plans.store_breaker.is_open
+    rig.clock.advance(3_600)
+    assert rig.execute(call_id="c2", params={"to": "eve"}).content == "sent"
+    assert len(script) == 2
