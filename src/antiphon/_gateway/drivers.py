@@ -148,7 +148,11 @@ class SyncWorld:
         self.settle: Callable[..., Any] = self._first_settle
 
     def shut(self) -> None:
-        self.begin = self.settle = self._refused
+        self.begin, self.settle = self._begin_if_well, self._refused
+
+    def _begin_if_well(self, *arguments: Any) -> Any:
+        self._breaker.make_sure()
+        return self._first_begin(*arguments)
 
     def _refused(self, *arguments: Any) -> Any:
         raise self._breaker.refusal()
@@ -166,9 +170,9 @@ class SyncWorld:
         """The same world for a call that must be over soon after *deadline*, however sick the store is."""
         return self if deadline is None or not self._breaker.on else _SyncUntil(self, deadline + GRACE_S)
 
-    def _first_begin(self, call: GuardedCall, events: Sequence[Row]) -> Any:
+    def _first_begin(self, *arguments: Any) -> Any:
         self.begin = self.journal.begin
-        return self.begin(call, events)
+        return self.begin(*arguments)
 
     def _first_settle(self, *arguments: Any) -> Any:
         self.settle = self.journal.settle
@@ -257,7 +261,12 @@ class _SyncUntil(SyncWorld):
         self._plans, self._feed, self._breaker = world._plans, world._feed, world._breaker
         self._world, self._moment = world, moment
         self._timed = _Timed(world, self._make)
-        self.begin, self.settle = self._timed.begin, self._timed.settle
+        self.begin, self.settle = self._begin, self._timed.settle
+
+    def _begin(self, *arguments: Any) -> Any:
+        if self._breaker.is_open:
+            self._breaker.make_sure(self._breaker.seconds_left(self._moment))
+        return self._timed.begin(*arguments)
 
     def _make(self, step: Callable[[], Any]) -> Any:
         if self._breaker.is_open:
@@ -297,7 +306,11 @@ class AsyncWorld:
         self.settle: Callable[..., Any] = self._first_settle
 
     def shut(self) -> None:
-        self.begin = self.settle = self._refused
+        self.begin, self.settle = self._begin_if_well, self._refused
+
+    async def _begin_if_well(self, *arguments: Any) -> Any:
+        await self._breaker.make_sure_async()
+        return await self._first_begin(*arguments)
 
     def _refused(self, *arguments: Any) -> Any:
         raise self._breaker.refusal()
@@ -430,7 +443,12 @@ class _AsyncUntil(AsyncWorld):
         self._world, self._moment = world, moment
         self._timed = _Timed(world, self._make)
         self.suspends = True
-        self.begin, self.settle = self._timed.begin, self._timed.settle
+        self.begin, self.settle = self._begin, self._timed.settle
+
+    async def _begin(self, *arguments: Any) -> Any:
+        if self._breaker.is_open:
+            await self._breaker.make_sure_async(self._breaker.seconds_left(self._moment))
+        return await self._timed.begin(*arguments)
 
     async def _make(self, step: Callable[[], Any]) -> Any:
         if self._breaker.is_open:

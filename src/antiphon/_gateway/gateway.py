@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
@@ -74,6 +75,7 @@ class BaseGateway:
         plans, feed = self._plans, self._feed
 
         def resume(journal: SyncJournal, call: GuardedCall, step: Step) -> None:
+            call.extras.interrupt = None  # of an earlier try
             run_sync(call, SyncWorld(plans, feed, journal), step)
 
         plans.leases.resume = resume
@@ -443,7 +445,9 @@ class Gateway(BaseGateway):
         return results.denied(call, outcome) if outcome.code == "denied" else self.answer(call, outcome)
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Let go of the store; outcomes that could not be recorded yet are waited for, a second at most."""
+        for pause in self._plans.leases.last_words():
+            time.sleep(pause)
         self._world.close()
 
     def __enter__(self) -> Self:
@@ -586,7 +590,11 @@ class AsyncGateway(BaseGateway):
         return results.denied(call, outcome) if outcome.code == "denied" else self.answer(call, outcome)
 
     async def close(self) -> None:
-        """Let go of the store in this event loop."""
+        """Let go of the store in this event loop; outcomes that could not be recorded yet are waited for, a second."""
+        import asyncio
+
+        for pause in self._plans.leases.last_words():
+            await asyncio.sleep(pause)
         self._last_loop = None
         world = self._worlds.pop(self._loop_of(), None)
         if world is not None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import random
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from antiphon._gateway.settings import Settings
-from antiphon._gateway.store_breaker import StoreBreaker
-from antiphon.errors import StoreError
+from antiphon._gateway.store_breaker import PAUSE_S as BREAKER_PAUSE_S
+from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_sick
+from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import Clock, Store, SyncJournal
 
 log = logging.getLogger("antiphon.leases")
@@ -22,7 +25,9 @@ _sweep_log = logging.getLogger("antiphon.janitor")
 
 _NEVER = float("inf")
 _MOST_UNFINISHED = 10_000
-_LAST_WORDS_S = 2.0
+_MOST_TRIES = 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
+_LAST_WORDS_S, _LAST_WORDS_OF_ONE_S = 2.0, 1.0
 _LONGEST_NAP_S = 60.0
 PAUSE_S = 60.0
 PORTION = 1000
@@ -67,6 +72,17 @@ class Unfinished(Protocol):
         ...
 
 
+@dataclass(slots=True, eq=False)
+class Left:
+    """A call that its caller left, and the step to go on with."""
+
+    call: Unfinished
+    step: Any
+    due: float = 0.0
+    tries: int = 0
+    """How often the store refused it although it took other writes."""
+
+
 class Leases:
     """The calls of one gateway that hold a claim.
 
@@ -90,8 +106,7 @@ class Leases:
         self._attached = attached
         """Whether the process's thread looks after it; otherwise somebody calls :meth:`look` (tests, simulations)."""
         self._sweeps = attached and not store.in_process
-        self._unfinished: list[tuple[Any, Any]] = []
-        """Calls, and the step to go on with."""
+        self._unfinished: list[Left] = []
         self.resume: Callable[[SyncJournal, Any, Any], None] = _nothing
         """Goes on with a call on this thread's journal."""
         watched = attached and not store.in_process
@@ -122,14 +137,14 @@ class Leases:
     @property
     def unrecorded(self) -> int:
         """Outcomes that have yet to be written."""
-        return sum(1 for call, _ in list(self._unfinished) if call.version)
+        return sum(1 for left in list(self._unfinished) if left.call.version)
 
     def finish(self, call: Unfinished, step: Any) -> None:
         """Go on with a call that its caller had to leave, as soon as the store allows it."""
         if len(self._unfinished) >= _MOST_UNFINISHED:
-            lost, _ = self._unfinished.pop(0)
-            log.error("too many calls wait for the store; one was given up: its claim ends with its lease: %s", lost)
-        self._unfinished.append((call, step))
+            self._unfinished.pop(0)
+            log.error("too many calls wait for the store; one was given up: its claim ends with its lease")
+        self._unfinished.append(Left(call, step))
         if self._attached:
             _service.keep(self)
         self._hurry()
@@ -139,20 +154,53 @@ class Leases:
         if self._attached:
             _service.wake()
 
-    def _finish_all(self, journal: SyncJournal) -> bool:
-        """Go on with the calls that were left; whether the store took them."""
-        failures = self.breaker.failures
-        for _ in range(len(self._unfinished)):
-            call, step = self._unfinished[0]
+    def last_words(self) -> Iterator[float]:
+        """Pauses to make while something is left to write, for a second at most."""
+        until = time.monotonic() + _LAST_WORDS_OF_ONE_S
+        while self._attached and self._unfinished and time.monotonic() < until:
+            self._hurry()
+            yield 0.02
+
+    def _finish_due(self, journal: SyncJournal, now: float) -> bool:
+        """Go on with the calls that were left; whether the store works."""
+        for left in [left for left in list(self._unfinished) if left.due <= now]:
             try:
-                self.resume(journal, call, step)  # one that fails again is put at the end
-            except Exception:
-                log.exception("a call could not be finished; its claim ends with its lease")
-            self._unfinished.pop(0)
-            if self.breaker.failures != failures:
-                return False
-        _service.leave(self)
+                self.resume(journal, left.call, left.step)
+            except Exception as error:
+                if isinstance(error, StoreUnavailable) and (sick := self._refuses_all(journal)) is not None:
+                    left.due = now + _SOON_S
+                    return not sick
+                self._put_off(left, error, now)
+            else:
+                self._drop(left)
         return True
+
+    def _refuses_all(self, journal: SyncJournal) -> bool | None:
+        """``None`` if the store takes a write, else whether it is sick."""
+        try:
+            journal.renew(PROBE, 0, 1)
+        except StoreError as error:
+            self.breaker.failed(error)
+            return is_sick(error)
+        return None
+
+    def _put_off(self, left: Left, error: Exception, now: float) -> None:
+        """The store takes other writes: try this one less and less often, and not for ever."""
+        left.tries += 1
+        left.due = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**left.tries)
+        if left.tries < _MOST_TRIES and getattr(error, "code", "") != "store_version":
+            log.warning("the end of a call could not be written, will try again: %s", error)
+            return
+        self._drop(left)
+        log.error("the end of a call cannot be written and is given up: its claim ends with its lease", exc_info=error)
+
+    def _drop(self, left: Left) -> None:
+        with contextlib.suppress(ValueError):  # there were too many
+            self._unfinished.remove(left)
+        if not self._unfinished:
+            _service.leave(self)
+            if self._unfinished:  # left at this moment
+                _service.keep(self)
 
     def forget(self) -> None:
         """In a forked child: the parent's calls and connections are not its own."""
@@ -169,8 +217,8 @@ class Leases:
         if self.breaker.is_open:
             if (pause := self.breaker.probe(self.journal, now)) > 0.0:
                 return pause
-            if not self._finish_all(self.journal()):  # first what is known: a redelivery should find it
-                return 0.1
+            if not self._finish_due(self.journal(), now):  # first what is known: a redelivery should find it
+                return BREAKER_PAUSE_S
             self.breaker.close()
             self._next = 0.0
         if self._next <= now:
@@ -180,11 +228,12 @@ class Leases:
                 log.warning("leases cannot be renewed yet: %s", error)
                 return 1.0
             if self._unfinished:
-                self._finish_all(journal)
+                self._finish_due(journal, now)
             self.renew_due(journal, now)
             self._plan()
             if self._unfinished:
-                self._next = min(self._next, now + 1.0)
+                due = min((left.due for left in list(self._unfinished)), default=_NEVER)
+                self._next = min(self._next, max(now + BREAKER_PAUSE_S, due))
         nap = self._next - now
         return min(nap, _janitor.look(self._place, self.journal, now)) if self._sweeps else nap
 

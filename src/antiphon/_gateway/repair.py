@@ -67,6 +67,9 @@ log = logging.getLogger("antiphon.gateway")
 
 def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Step:
     """What to do now that *step* was not made."""
+    if call.extras.left:  # the process's own thread decides when to try again
+        call.extras.interrupt = error
+        return DONE
     if step is INVOKE or isinstance(step, Dispatch):
         entered = call.entered >= call.number and call.value is NOTHING
         if entered or (isinstance(error, Exception) and call.value is NOTHING):
@@ -173,7 +176,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
         case Plain() if step is SETTLE:
             return settle_broke_off(call, error)
         case Read(then=then) | Forgotten(then=then) | Reclaim(then=then) | Mark(then=then) if then in RECORDING:
-            return still_not_recorded(call, step, error)
+            return still_not_recorded(call, error)
         case Alias():
             return not_remembered(call, error)
         case Read(then=then) if then is looked_at_alias:

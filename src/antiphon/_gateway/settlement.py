@@ -281,11 +281,8 @@ RECORDING = frozenset({stands, _lost, anew, _stood})
 """What takes the replies while a record is written that could not be settled at once."""
 
 
-def still_not_recorded(call: GuardedCall, step: Step, error: StoreError) -> Step:
+def still_not_recorded(call: GuardedCall, error: StoreError) -> Step:
     """The store failed meanwhile."""
-    if call.extras.left:
-        call.plan.plans.leases.finish(call, step)
-        return DONE
     assert call.settlement is not None
     leave(call, call.settlement)
     _not_recorded(call, error)

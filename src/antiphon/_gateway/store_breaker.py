@@ -7,10 +7,12 @@ nothing is cut off halfway, and whatever it may have written is looked for later
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from contextvars import copy_context
 from typing import Any, Protocol
 
@@ -26,10 +28,15 @@ GRACE_S = 0.1
 """After the deadline of a call, to write down what came of it."""
 _LEAST_S = 0.01
 _LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
-_PAUSE_S = 0.1
+PAUSE_S = 0.1
+"""Between two looks at a store that does not work."""
+_TRIAL_S = 2.0
+"""How long one call at a time waits for the next look."""
 _MOST_WAITING = 1000
 _LATE = "late"
-_NOT_SICK = frozenset({"full", "readonly", "permission", "corrupt", "cannot_open", "breaker_open", _LATE})
+_NOT_SICK = frozenset(
+    {"full", "readonly", "permission", "corrupt", "cannot_open", "busy", "closed", "breaker_open", _LATE}
+)
 """Reasons of a store that answers, and of a look that was given up after a moment: neither says that it is sick."""
 
 
@@ -63,8 +70,10 @@ class StoreBreaker:
         self._clock = clock
         self._lock = threading.Lock()
         self._worlds: weakref.WeakSet[Opens] = weakref.WeakSet()
-        self._why = ""
+        self._why = StoreError(f"The store {url} does not work.")
         self._probe_at = 0.0
+        self._trial: Future[None] | None = None
+        """Of the call that waits for the next look at the store."""
         self.threads = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
         self._look_s = _LOOK_S
@@ -84,7 +93,7 @@ class StoreBreaker:
         if not self.on or self.is_open:
             return
         with self._lock:
-            self._why = error.message
+            self._why = error
             self.is_open = True
             self._probe_at = 0.0
             for world in list(self._worlds):
@@ -94,11 +103,9 @@ class StoreBreaker:
 
     def refusal(self) -> StoreUnavailable:
         """What a call is told meanwhile."""
-        return StoreUnavailable(
-            f"The store {self.url} does not work at present ({self._why}). It was not asked.",
-            hint="Run: antiphon doctor. Calls work again as soon as the store does.",
-            reason="breaker_open",
-        )
+        why = self._why
+        hint = f"{why.hint} Calls work again as soon as the store does.".lstrip()
+        return StoreUnavailable(f"{why.message} It was not asked again.", hint=hint, reason="breaker_open")
 
     def probe(self, journal: Callable[[], SyncJournal], now: float) -> float:
         """Look whether the store takes a write, if it is time; seconds until it is time again, 0 if it does."""
@@ -106,13 +113,15 @@ class StoreBreaker:
             return 0.0
         if now < self._probe_at:
             return self._probe_at - now
+        waiting = self._trial  # whoever comes later waits for the look after this one
         try:
             journal().renew(PROBE, 0, 1)
         except StoreError as error:
             if is_sick(error):
-                self._why = error.message
-                self._probe_at = self._clock.monotonic() + _PAUSE_S
-                return _PAUSE_S
+                self._why = error
+                self._probe_at = self._clock.monotonic() + PAUSE_S
+                self._looked_at(waiting)
+                return PAUSE_S
         return 0.0
 
     def close(self) -> None:
@@ -121,7 +130,48 @@ class StoreBreaker:
             self.is_open = False
             for world in list(self._worlds):
                 world.reopen()
+        self._looked_at(self._trial)
         log.warning("the store %s works again", self.url)
+
+    # -- a call that finds it open -----------------------------------------------------------------------------------
+
+    def _try_now(self) -> Future[None] | None:
+        """Have the store looked at now; ``None`` if another call waits for that already."""
+        with self._lock:
+            if self._trial is not None or not self.is_open:
+                return None
+            trial: Future[None] = Future()
+            self._trial = trial
+            self._probe_at = 0.0
+        self._wake()
+        return trial
+
+    def _looked_at(self, trial: Future[None] | None) -> None:
+        if trial is None:
+            return
+        if self._trial is trial:
+            self._trial = None
+        with contextlib.suppress(InvalidStateError):  # its event loop has gone
+            trial.set_result(None)
+
+    def make_sure(self, seconds: float = _TRIAL_S) -> None:
+        """Raise unless the store works again by now: one call at a time waits for that, a moment at most."""
+        trial = self._try_now()
+        if trial is not None:
+            with contextlib.suppress(TimeoutError):
+                trial.result(min(seconds, _TRIAL_S))
+        if self.is_open:
+            raise self.refusal()
+
+    async def make_sure_async(self, seconds: float = _TRIAL_S) -> None:
+        """The same in an event loop."""
+        import asyncio
+
+        trial = self._try_now()
+        if trial is not None:
+            await asyncio.wait({asyncio.wrap_future(trial)}, timeout=min(seconds, _TRIAL_S))
+        if self.is_open:
+            raise self.refusal()
 
     # -- time limits -------------------------------------------------------------------------------------------------
 

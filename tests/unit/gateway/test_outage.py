@@ -195,6 +195,69 @@ def test_a_result_is_not_written_where_an_operator_cleared_the_claim() -> None:
     assert rig.leases.unrecorded == 0
 
 
+def test_an_outcome_that_a_working_store_refuses_is_not_tried_for_ever() -> None:
+    """Whatever the reason, for example a record that an operator cleared: less and less often, then no more."""
+    rig, store = faulty_rig()
+    rig.tool("sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    store.fail("read")
+    rig.leases.look()
+    first = store.asked.count("read")
+    rig.leases.look()
+    assert store.asked.count("read") == first, "not at once again"
+    pauses = 0
+    while rig.leases.unrecorded:
+        rig.clock.advance(60.0)
+        rig.leases.look()
+        pauses += 1
+        assert pauses < 100
+    asked = store.asked.count("read")
+    assert 5 <= asked <= 25
+    rig.clock.advance(3600.0)
+    rig.leases.look()
+    assert store.asked.count("read") == asked
+
+
+def test_an_outcome_waits_as_long_as_the_store_takes_no_write() -> None:
+    rig, store = faulty_rig()
+    script = rig.tool("sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    store.fail("renew")
+    for _ in range(100):
+        rig.clock.advance(60.0)
+        rig.leases.look()
+    assert rig.leases.unrecorded == 1
+    store.broken.clear()
+    rig.clock.advance(60.0)
+    rig.leases.look()
+    assert rig.leases.unrecorded == 0
+    assert rig.execute(call_id="c1").content == "sent"
+    assert len(script) == 1
+
+
+def test_a_call_that_cannot_be_finished_does_not_keep_the_others() -> None:
+    rig, store = faulty_rig()
+    rig.tool("sent", "sent")
+    store.fail("settle")
+    rig.execute(call_id="c1")
+    rig.execute(call_id="c2", params={"to": "bob"})
+    store.broken.clear()
+    resume, refused = rig.leases.resume, []
+
+    def choosy(journal: Any, call: Any, step: Any) -> None:
+        if not refused or call is refused[0]:
+            refused.append(call)
+            raise RuntimeError("a store of somebody else")
+        resume(journal, call, step)
+
+    rig.leases.resume = choosy
+    rig.leases.look()
+    assert rig.leases.unrecorded == 1
+    assert sorted(record.state for record in rig.records()) == ["done", "inflight"]
+
+
 def test_a_claim_whose_request_failed_is_given_back() -> None:
     """The request may have arrived: nobody waits for the lease of a call that was never made."""
     rig, store = faulty_rig()

@@ -495,8 +495,9 @@ def test_an_end_that_cannot_be_written_is_told_and_left_to_the_thread_of_the_pro
     assert attempt.returned(call) is SETTLE
     assert repair.broke_off(call, SETTLE, StoreUnavailable("gone")) is DONE
     assert call.result().metadata == {"notRecorded": "store_unavailable"}
-    ((rest, step),) = call.plan.plans.leases._unfinished
-    assert step == Read(call.key, "mine", settlement.stands)
+    (left,) = call.plan.plans.leases._unfinished
+    rest: Any = left.call
+    assert left.step == Read(call.key, "mine", settlement.stands)
     assert (rest.version, rest.settlement) == (call.version, call.settlement)
 
 

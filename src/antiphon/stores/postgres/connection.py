@@ -314,12 +314,14 @@ def no_free_connection(size: int, seconds: float) -> StoreUnavailable:
     return StoreUnavailable(
         f"All {size} connections to PostgreSQL stayed busy for {seconds:g} s.",
         hint="Give PostgresStore more max_connections, or make fewer calls at once. Nothing was written.",
+        reason="busy",
     )
 
 
 def closed() -> StoreUnavailable:
     """For a journal used after its end."""
-    return StoreUnavailable("This journal is closed.", hint="Open another one with store.open_sync() or open_async().")
+    hint = "Open another one with store.open_sync() or open_async()."
+    return StoreUnavailable("This journal is closed.", hint=hint, reason="closed")
 
 
 def refused(error: Exception, url: str, statement: str) -> StoreError:
@@ -327,18 +329,23 @@ def refused(error: Exception, url: str, statement: str) -> StoreError:
     state = _code(error)
     said = _first_line(error)
     if state == "25006":
-        text, hint = "is read-only", f"Point {_SETTING} to the primary, or add target_session_attrs=read-write."
+        reason, text = "readonly", "is read-only"
+        hint = f"Point {_SETTING} to the primary, or add target_session_attrs=read-write."
     elif state in ("53100", "53200", "53300", "53400", "54000"):
-        text, hint = f"is full: {said}", f"Free space or connections on the server that {_SETTING} names."
+        reason, text = "full", f"is full: {said}"
+        hint = f"Free space or connections on the server that {_SETTING} names."
     elif state in ("55P03", "57014"):
-        text, hint = f"did not finish in time: {said}", "Look for long transactions on the antiphon tables."
+        reason, text = "timeout", f"did not finish in time: {said}"
+        hint = "Look for long transactions on the antiphon tables."
     elif state == "42501":
-        text, hint = f"denies access: {said}", f"Grant the role in {_SETTING} its rights, or migrate as the owner."
+        reason, text = "permission", f"denies access: {said}"
+        hint = f"Grant the role in {_SETTING} its rights, or migrate as the owner."
     elif state in ("3F000", "42P01", "42703"):
-        text, hint = f"lacks tables of the store: {said}", "Apply the migrations: PostgresStore(dsn).migrate()."
+        reason, text = "cannot_open", f"lacks tables of the store: {said}"
+        hint = "Apply the migrations: PostgresStore(dsn).migrate()."
     else:
         return StoreError(f"PostgreSQL at {url} refused the statement '{statement}' ({state or 'no code'}): {said}")
-    return StoreUnavailable(f"PostgreSQL at {url} {text}.", hint=f"{hint} Nothing was written.")
+    return StoreUnavailable(f"PostgreSQL at {url} {text}.", hint=f"{hint} Nothing was written.", reason=reason)
 
 
 def _code(error: Exception) -> str:

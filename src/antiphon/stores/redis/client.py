@@ -62,6 +62,21 @@ _MEANING: Final = {
     "ERR unknown command": ("does not know a command this store needs", "Use Redis 6.2 or newer, or Valkey."),
 }
 
+_REASONS: Final = {
+    "NOAUTH": "permission",
+    "WRONGPASS": "permission",
+    "ERR invalid password": "permission",
+    "ERR AUTH": "permission",
+    "NOPERM": "permission",
+    "ERR ACL failure": "permission",
+    "READONLY": "readonly",
+    "OOM": "full",
+    "MISCONF": "full",
+    "ERR DB index": "cannot_open",
+    "ERR unknown command": "cannot_open",
+}
+"""What a server that answers lacks; the others do not work for the moment."""
+
 pack: Callable[[Words], bytes] = pack_command
 """A command as it is sent."""
 
@@ -450,7 +465,8 @@ def _refused(target: Target, error: Exception) -> StoreUnavailable:
     text = _reply_text(error)
     for start, (meaning, hint) in _MEANING.items():
         if text.startswith(start) or f" -{start}" in text:  # inside a script, older servers put words before it
-            return _unavailable(target, meaning, f"{hint} Look at {target.setting}.", reply=text[:200])
+            data = {"reason": _REASONS[start]} if start in _REASONS else {}
+            return _unavailable(target, meaning, f"{hint} Look at {target.setting}.", reply=text[:200], **data)
     return _unavailable(target, f"answered: {text[:200]}", f"Look at {target.setting}.", reply=text[:200])
 
 
@@ -462,7 +478,7 @@ def unreachable(target: Target, error: BaseException) -> StoreUnavailable:
 
 def closed() -> StoreUnavailable:
     """For whoever uses a journal after its end."""
-    return StoreUnavailable("The store was closed.", hint="Open it again.")
+    return StoreUnavailable("The store was closed.", hint="Open it again.", reason="closed")
 
 
 def _unavailable(target: Target, what: str, hint: str, **data: Any) -> StoreUnavailable:
