@@ -101,6 +101,9 @@ class Leases:
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
         self._journal: SyncJournal | None = None
         self._opening = threading.Lock()
+        self._mending = threading.Lock()
+        self._mender: threading.Thread | None = None
+        self._wanted = threading.Event()
         self._next = _NEVER
         """When to look next; later calls with longer leases need not change it."""
         self._attached = attached
@@ -153,6 +156,8 @@ class Leases:
         self._next = 0.0
         if self._attached:
             _service.wake()
+            if self.breaker.is_open or self._unfinished:
+                self._mend_beside()
 
     def last_words(self) -> Iterator[float]:
         """Pauses to make while something is left to write, for a second at most."""
@@ -160,6 +165,46 @@ class Leases:
         while self._attached and self._unfinished and time.monotonic() < until:
             self._hurry()
             yield 0.02
+
+    def _mend_beside(self) -> None:
+        """On a thread of its own, as long as it takes: a store that hangs keeps no lease of another from renewal."""
+        self._wanted.set()
+        with self._mending:
+            if self._mender is None:
+                self._mender = threading.Thread(target=self._mend_until_well, name="antiphon-mend", daemon=True)
+                self._mender.start()
+
+    def _mend_until_well(self) -> None:
+        while True:
+            self._wanted.clear()
+            try:
+                nap = self._mend(self._clock.monotonic())
+            except Exception:
+                log.exception("what was left could not be written; will try again")
+                nap = _SOON_S
+            if nap > 0.0:
+                self._wanted.wait(nap)
+                continue
+            with self._mending:
+                if not self._unfinished and not self.breaker.is_open:
+                    self._mender = None
+                    return
+
+    def _mend(self, now: float) -> float:
+        """Look whether the store works, and write what was left; seconds until there is more to do, 0 if it is done."""
+        if self.breaker.is_open:
+            if (pause := self.breaker.probe(self.journal, now)) > 0.0:
+                return pause
+            if not self._finish_due(self.journal(), now):  # first what is known: a redelivery should find it
+                return BREAKER_PAUSE_S
+            self.breaker.close()
+            self._hurry()
+        else:
+            self._finish_due(self.journal(), now)
+        if self.breaker.is_open:
+            return BREAKER_PAUSE_S
+        left = list(self._unfinished)
+        return max(BREAKER_PAUSE_S, min(one.due for one in left) - now) if left else 0.0
 
     def _finish_due(self, journal: SyncJournal, now: float) -> bool:
         """Go on with the calls that were left; whether the store works."""
@@ -209,31 +254,29 @@ class Leases:
         self._due.clear()
         self._journal = None
         self._opening = threading.Lock()
+        self._mending = threading.Lock()
+        self._mender = None
+        self._wanted = threading.Event()
         self._next = _NEVER
 
     def look(self) -> float:
         """Do what is due; seconds until there is something to do again."""
         now = self._clock.monotonic()
-        if self.breaker.is_open:
-            if (pause := self.breaker.probe(self.journal, now)) > 0.0:
-                return pause
-            if not self._finish_due(self.journal(), now):  # first what is known: a redelivery should find it
-                return BREAKER_PAUSE_S
-            self.breaker.close()
-            self._next = 0.0
+        if self.breaker.is_open or self._unfinished:
+            if self._attached:
+                self._mend_beside()
+            else:
+                self._mend(now)
+        if self.breaker.is_open:  # whoever mends says when it works again
+            return _LONGEST_NAP_S
         if self._next <= now:
             try:
                 journal = self.journal()
             except StoreError as error:
                 log.warning("leases cannot be renewed yet: %s", error)
                 return 1.0
-            if self._unfinished:
-                self._finish_due(journal, now)
             self.renew_due(journal, now)
             self._plan()
-            if self._unfinished:
-                due = min((left.due for left in list(self._unfinished)), default=_NEVER)
-                self._next = min(self._next, max(now + BREAKER_PAUSE_S, due))
         nap = self._next - now
         return min(nap, _janitor.look(self._place, self.journal, now)) if self._sweeps else nap
 

@@ -244,7 +244,8 @@ def test_a_call_that_cannot_be_finished_does_not_keep_the_others() -> None:
     rig.execute(call_id="c1")
     rig.execute(call_id="c2", params={"to": "bob"})
     store.broken.clear()
-    resume, refused = rig.leases.resume, []
+    resume = rig.leases.resume
+    refused: list[Any] = []
 
     def choosy(journal: Any, call: Any, step: Any) -> None:
         if not refused or call is refused[0]:
