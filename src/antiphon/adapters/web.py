@@ -1,0 +1,460 @@
+"""``Idempotency-Key`` for web applications: a request that is sent again gets the first answer.
+
+    app.add_middleware(IdempotencyKey, principal=lambda scope: scope["user"].id)      # ASGI: FastAPI, Starlette
+    app.wsgi_app = IdempotencyKeyWSGI(app.wsgi_app, principal=lambda environ: ...)    # WSGI: Flask, Django
+
+Both follow draft-ietf-httpapi-idempotency-key-header: 400 without a key, 409 while the first request runs, 422 for
+another request under a used key. A response is kept and sent again, also a 402 or 404. One of 500 and above, or an
+exception, leaves the outcome unknown: the request is not processed again before somebody has settled it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
+from antiphon.contract.result import ToolResultEnvelope
+from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
+from antiphon.errors import InvalidInput
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Any, Any, Any], Awaitable[None]]
+WSGIApplication = Callable[[dict[str, Any], Any], Iterable[bytes]]
+
+MAX_BODY = 1_048_576
+_LONGEST_KEY = 255
+_QUOTED = re.compile(r'"((?:[\x20\x21\x23-\x5b\x5d-\x7e]|\\["\\])*)"')
+_BARE = re.compile(r"[\x21\x23-\x7e]+")
+_NEVER_OPENS = BreakerPolicy(consecutive=1_000_000_000, rate=1.0, min_calls=1_000_000_000)
+_PROBLEMS = {
+    "in_flight": (409, "The first request with this Idempotency-Key is still being processed. Send it again later.", 1),
+    "idempotency_conflict": (422, "This Idempotency-Key was used for another request. Use a new key.", 0),
+    "outcome_unknown": (
+        409,
+        "The first request with this Idempotency-Key ended without an answer, and it is not known whether it took "
+        "effect. It is not processed again. Ask the operator.",
+        0,
+    ),
+}
+_NOT_PROCESSED = (503, "The request was not processed. Send it again later with the same Idempotency-Key.", 1)
+
+
+class _Response(NamedTuple):
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+def _problem(status: int, code: str, detail: str, retry_after_s: int = 0) -> _Response:
+    body = json.dumps({"title": HTTPStatus(status).phrase, "status": status, "code": code, "detail": detail}).encode()
+    headers = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(body)))]
+    if retry_after_s:
+        headers.append(("Retry-After", str(retry_after_s)))
+    return _Response(status, headers, body)
+
+
+class _Refused(Exception):
+    """A request that is answered without the application."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.response = _problem(status, code, detail)
+
+
+class _Request:
+    """A request under way: how the application answers it, and what it raised."""
+
+    __slots__ = ("error", "respond")
+
+    def __init__(self, respond: Callable[[], Any]) -> None:
+        self.respond = respond
+        self.error: BaseException | None = None
+
+
+_current: ContextVar[_Request] = ContextVar("antiphon_request")
+
+
+class _Rules:
+    """What both middlewares do with a request before and after the application."""
+
+    def __init__(
+        self,
+        app: object,
+        gateway: BaseGateway,
+        principal: Callable[[Any], Any],
+        methods: Collection[str],
+        required: bool,
+        release: Collection[int],
+        max_body: int,
+        ttl: float,
+    ) -> None:
+        if not callable(principal):
+            raise InvalidInput(
+                "principal must be a function that returns the authenticated sender of a request.",
+                path="$.principal",
+                hint="Without it, one user could read another's answers by sending the same key.",
+            )
+        if not callable(app):
+            raise InvalidInput("app must be a web application.", path="$.app")
+        if isinstance(methods, str):
+            raise InvalidInput("methods must be a list of names, as in ('POST', 'PATCH').", path="$.methods")
+        self.methods = frozenset(method.upper() for method in methods)
+        self.required = required
+        self.release = frozenset(release)
+        self.max_body = max_body
+        spec = ToolSpec(
+            name="request",
+            namespace="http",
+            idempotent=False,
+            effect="write",
+            retry=RetryPolicy(max_attempts=1),
+            breaker=_NEVER_OPENS,
+            key=lambda principal, key, **_: (principal, key),
+            key_ttl=ttl,
+        )
+        gateway.register(_request_async if isinstance(gateway, AsyncGateway) else _request, spec)
+
+    def key(self, lines: list[str]) -> str | None:
+        """The key in the lines of the header; ``None`` where there is none and none is needed."""
+        if not lines:
+            if self.required:
+                raise _Refused(400, "idempotency_key_missing", "This operation needs an Idempotency-Key header.")
+            return None
+        text = lines[0].strip()
+        quoted = _QUOTED.fullmatch(text)
+        key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else text
+        if len(lines) > 1 or not 0 < len(key) <= _LONGEST_KEY or not (quoted or _BARE.fullmatch(text)):
+            what = f'one text of 1 to {_LONGEST_KEY} printable ASCII characters, as in Idempotency-Key: "8e03978e-40d5"'
+            raise _Refused(400, "idempotency_key_invalid", f"The Idempotency-Key header must be {what}.")
+        return key
+
+    def fits(self, size: int) -> None:
+        if size > self.max_body:
+            detail = f"The body of this operation can have {self.max_body} bytes at most."
+            raise _Refused(413, "body_too_large", detail)
+
+    def envelope(self, key: str, principal: object, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The call that stands for the request."""
+        if not isinstance(principal, str) or not principal:
+            raise _Refused(401, "principal_missing", "The sender of this request is not known.")
+        request_id = uuid4().hex
+        return {
+            "contractVersion": "1.1",
+            "requestId": request_id,
+            "toolName": "request",
+            "toolNamespace": "http",
+            "target": {"sessionKey": request_id, "actorId": principal},
+            "payload": {"version": "1.0", "params": {"principal": principal, "key": key, **arguments}},
+            "transport": {"dedupeMode": "bestEffort", "retryBudget": {"maxAttempts": 1, "maxElapsedMs": 0}},
+            "control": {},
+            "trace": {},
+        }
+
+    def kept(self, response: _Response) -> dict[str, Any]:
+        """The response as the result of the call."""
+        if response.status in self.release:
+            raise _Released(response)
+        if response.status >= 500:
+            raise _Failed(response)
+        headers = [list(pair) for pair in response.headers if pair[0].lower() != "content-length"]
+        return {"status": response.status, "headers": headers, **_data(response.body)}
+
+    def answer(self, request: _Request, result: ToolResultEnvelope) -> _Response:
+        """The response that the result stands for; what the application raised is raised."""
+        if isinstance(request.error, (_Released, _Failed)):
+            return request.error.response
+        if request.error is not None:
+            raise request.error
+        if not result.ok:
+            status, detail, later = _PROBLEMS.get(result.code, _NOT_PROCESSED)
+            return _problem(status, result.code, detail, later)
+        kept = result.content
+        body = kept["text"].encode() if "text" in kept else base64.b64decode(kept["base64"])
+        headers = [(name, value) for name, value in kept["headers"]]
+        headers.append(("Content-Length", str(len(body))))
+        if result.from_cache:
+            headers.append(("Idempotency-Replayed", "true"))
+        return _Response(kept["status"], headers, body)
+
+
+class _Released(DidNotHappen):
+    """A response that says: nothing happened."""
+
+    def __init__(self, response: _Response) -> None:
+        super().__init__(f"the application answered {response.status}")
+        self.response = response
+
+
+class _Failed(Exception):
+    """A response that does not say what happened."""
+
+    def __init__(self, response: _Response) -> None:
+        super().__init__(f"the application answered {response.status}")
+        self.response = response
+
+
+def _data(body: bytes) -> dict[str, str]:
+    try:
+        return {"text": body.decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(body).decode()}
+
+
+def _arguments(method: str, path: str, query: str, kind: str, body: bytes) -> dict[str, Any]:
+    """What must be equal in a request that is sent again. Equal JSON documents may be written differently."""
+    arguments: dict[str, Any] = {"method": method, "path": path, "query": query}
+    if kind.partition(";")[0].strip().lower().endswith(("/json", "+json")):
+        try:
+            return {**arguments, "json": json.loads(body)}
+        except ValueError:
+            pass
+    return {**arguments, **_data(body)}
+
+
+# -- ASGI ----------------------------------------------------------------------------------------------------------
+
+
+class IdempotencyKey:
+    """ASGI middleware: a request that is sent again with its ``Idempotency-Key`` gets the first answer.
+
+    *principal* returns the authenticated sender (text) of an ASGI scope; it may be a coroutine function. It is part
+    of the key, so nobody reads another's answers by guessing keys. *methods* are the ones that need a key; with
+    ``required=False`` a request without one passes. A response whose status is in *release* says that nothing
+    happened: it is not kept, and the key is free. Responses are sent when they are complete and kept for *ttl*
+    seconds.
+
+    >>> from antiphon import AsyncGateway
+    >>> async def app(scope, receive, send): ...
+    >>> guarded = IdempotencyKey(app, principal=lambda scope: scope["user"], gateway=AsyncGateway(store="memory:"))
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        principal: Callable[[Scope], Any],
+        gateway: AsyncGateway | None = None,
+        methods: Collection[str] = ("POST", "PATCH"),
+        required: bool = True,
+        release: Collection[int] = (),
+        max_body: int = MAX_BODY,
+        ttl: float = 86_400,
+    ) -> None:
+        if gateway is None:
+            from antiphon import AsyncGateway as Configured
+
+            gateway = Configured()
+        if not isinstance(gateway, AsyncGateway):
+            raise InvalidInput("The gateway of an ASGI application must be an antiphon.AsyncGateway.", path="$.gateway")
+        self._app, self._principal, self._gateway = app, principal, gateway
+        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer from the record, or by the application."""
+        if scope["type"] != "http" or scope["method"] not in self._rules.methods:
+            await self._app(scope, receive, send)
+            return
+        headers = [(bytes(name).lower(), bytes(value).decode("latin-1")) for name, value in scope["headers"]]
+        try:
+            key = self._rules.key([value for name, value in headers if name == b"idempotency-key"])
+            if key is None:
+                await self._app(scope, receive, send)
+                return
+            principal = self._principal(scope)
+            if isinstance(principal, Awaitable):
+                principal = await principal
+            body = await self._read(receive)
+            kind = next((value for name, value in headers if name == b"content-type"), "")
+            query = bytes(scope.get("query_string", b"")).decode("latin-1")
+            path = scope.get("root_path", "") + scope["path"]
+            envelope = self._rules.envelope(key, principal, _arguments(scope["method"], path, query, kind, body))
+        except _Refused as refused:
+            await _send(refused.response, send)
+            return
+        except _Disconnected:
+            return
+        request = _Request(lambda: self._respond(scope, receive, body))
+        token = _current.set(request)
+        try:
+            result = await self._gateway.execute(envelope)
+        finally:
+            _current.reset(token)
+        await _send(self._rules.answer(request, result), send)
+
+    async def _read(self, receive: Receive) -> bytes:
+        body, more = bytearray(), True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _Disconnected
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            self._rules.fits(len(body))
+        return bytes(body)
+
+    async def _respond(self, scope: Scope, receive: Receive, body: bytes) -> dict[str, Any]:
+        parts: list[bytes] = []
+        started: list[Message] = []
+        given = False
+
+        async def read() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def collect(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                started.append(message)
+            elif message["type"] == "http.response.body":
+                parts.append(message.get("body", b""))
+
+        await self._app({**scope, "extensions": {}}, read, collect)
+        if not started:
+            raise RuntimeError("The application sent no response.")
+        headers = [
+            (bytes(name).decode("latin-1"), bytes(value).decode("latin-1"))
+            for name, value in started[0].get("headers", ())
+        ]
+        return self._rules.kept(_Response(started[0]["status"], headers, b"".join(parts)))
+
+
+class _Disconnected(Exception):
+    """The client went away before its request was complete."""
+
+
+async def _request_async(**_: Any) -> Any:
+    """The tool that stands for a request to an ASGI application."""
+    request = _current.get()
+    try:
+        return await request.respond()
+    except BaseException as error:
+        request.error = error
+        raise
+
+
+async def _send(response: _Response, send: Send) -> None:
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+# -- WSGI ----------------------------------------------------------------------------------------------------------
+
+
+class IdempotencyKeyWSGI:
+    """WSGI middleware: :class:`IdempotencyKey` for Flask, Django and other synchronous applications.
+
+    *principal* returns the authenticated sender (text) of a WSGI environ; the other options are the same.
+
+    >>> from antiphon import Gateway
+    >>> def app(environ, start_response): ...
+    >>> guarded = IdempotencyKeyWSGI(app, principal=lambda environ: "ada", gateway=Gateway(store="memory:"))
+    """
+
+    def __init__(
+        self,
+        app: WSGIApplication,
+        *,
+        principal: Callable[[dict[str, Any]], Any],
+        gateway: Gateway | None = None,
+        methods: Collection[str] = ("POST", "PATCH"),
+        required: bool = True,
+        release: Collection[int] = (),
+        max_body: int = MAX_BODY,
+        ttl: float = 86_400,
+    ) -> None:
+        if gateway is None:
+            from antiphon import Gateway as Configured
+
+            gateway = Configured()
+        if not isinstance(gateway, Gateway):
+            raise InvalidInput("The gateway of a WSGI application must be an antiphon.Gateway.", path="$.gateway")
+        self._app, self._principal, self._gateway = app, principal, gateway
+        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl)
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer from the record, or by the application."""
+        if environ["REQUEST_METHOD"] not in self._rules.methods:
+            return self._app(environ, start_response)
+        try:
+            line = environ.get("HTTP_IDEMPOTENCY_KEY")
+            key = self._rules.key([] if line is None else [line])
+            if key is None:
+                return self._app(environ, start_response)
+            body = self._read(environ)
+            path = environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")
+            query, kind = environ.get("QUERY_STRING", ""), environ.get("CONTENT_TYPE", "")
+            arguments = _arguments(environ["REQUEST_METHOD"], path, query, kind, body)
+            envelope = self._rules.envelope(key, self._principal(environ), arguments)
+        except _Refused as refused:
+            return _start(refused.response, start_response)
+        request = _Request(lambda: self._respond(environ, body))
+        token = _current.set(request)
+        try:
+            result = self._gateway.execute(envelope)
+        finally:
+            _current.reset(token)
+        return _start(self._rules.answer(request, result), start_response)
+
+    def _read(self, environ: dict[str, Any]) -> bytes:
+        if environ.get("wsgi.input_terminated"):
+            size = -1
+        else:
+            size = int(environ.get("CONTENT_LENGTH") or 0)
+            self._rules.fits(size)
+        body: bytes = environ["wsgi.input"].read(self._rules.max_body + 1 if size < 0 else size)
+        self._rules.fits(len(body))
+        return body
+
+    def _respond(self, environ: dict[str, Any], body: bytes) -> dict[str, Any]:
+        parts: list[bytes] = []
+        started: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: object = None) -> Callable[[bytes], object]:
+            started.append((status, headers))
+            return parts.append
+
+        given = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        chunks = self._app(given, start)
+        try:
+            parts.extend(chunks)
+        finally:
+            close = getattr(chunks, "close", None)
+            if close is not None:
+                close()
+        if not started:
+            raise RuntimeError("The application sent no response.")
+        status, headers = started[-1]
+        return self._rules.kept(_Response(int(status[:3]), headers, b"".join(parts)))
+
+
+def _request(**_: Any) -> Any:
+    """The tool that stands for a request to a WSGI application."""
+    request = _current.get()
+    try:
+        return request.respond()
+    except BaseException as error:
+        request.error = error
+        raise
+
+
+def _start(response: _Response, start_response: Callable[..., Any]) -> list[bytes]:
+    try:
+        phrase = HTTPStatus(response.status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    start_response(f"{response.status} {phrase}", response.headers)
+    return [response.body]

@@ -1,0 +1,274 @@
+"""``Idempotency-Key`` in front of web applications, ASGI and WSGI alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request, Response
+from fastapi.testclient import TestClient
+from flask import Flask
+from flask import Response as FlaskResponse
+from flask import request as flask_request
+
+import antiphon
+from antiphon.adapters.web import IdempotencyKey, IdempotencyKeyWSGI
+from antiphon.errors import InvalidInput
+
+BODY = {"order": "1042", "cents": 4990, "mail": "ada@example.com"}
+
+
+class Shop:
+    """What the application does with a charge."""
+
+    def __init__(self) -> None:
+        self.charged: list[Any] = []
+        self.status = 201
+        self.body = b'{"charge": "ch_1", "to": "ada@example.com"}'
+        self.error: Exception | None = None
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def charge(self, order: Any) -> bytes:
+        self.charged.append(order)
+        self.meanwhile()
+        if self.error is not None:
+            raise self.error
+        return self.body
+
+
+class Client(Protocol):
+    def __call__(self, body: Any = ..., key: str | None = ..., **more: Any) -> httpx.Response: ...
+
+
+def _asgi(shop: Shop, store: str, **options: Any) -> Any:
+    app = FastAPI()
+
+    @app.post("/charges")
+    @app.post("/refunds")
+    @app.put("/charges")
+    async def charges(request: Request) -> Response:
+        data = await asyncio.to_thread(shop.charge, await request.body())
+        headers = {"content-type": "application/json", "x-charge": "ch_1"}
+        return Response(data, shop.status, headers)
+
+    app.add_middleware(
+        IdempotencyKey,
+        gateway=antiphon.AsyncGateway(store=store),
+        principal=lambda scope: dict(scope["headers"]).get(b"user", b"").decode(),
+        **options,
+    )
+    return TestClient(app, raise_server_exceptions=False)
+
+
+def _wsgi(shop: Shop, store: str, **options: Any) -> Any:
+    app = Flask(__name__)
+
+    @app.route("/charges", methods=["POST", "PUT"])
+    @app.route("/refunds", methods=["POST"])
+    def charges() -> FlaskResponse:
+        data = shop.charge(flask_request.get_data())
+        return FlaskResponse(data, shop.status, {"content-type": "application/json", "x-charge": "ch_1"})
+
+    app.wsgi_app = IdempotencyKeyWSGI(  # type: ignore[method-assign]
+        app.wsgi_app,
+        gateway=antiphon.Gateway(store=store),
+        principal=lambda environ: environ.get("HTTP_USER", ""),
+        **options,
+    )
+    return httpx.Client(transport=httpx.WSGITransport(app, raise_app_exceptions=False), base_url="http://shop")
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+Open = Callable[..., Client]
+
+
+@pytest.fixture(params=["asgi", "wsgi"])
+def open_client(request: pytest.FixtureRequest, shop: Shop, tmp_path: Path) -> Iterator[Open]:
+    opened: list[httpx.Client] = []
+
+    def make(**options: Any) -> Client:
+        client: httpx.Client = (_asgi if request.param == "asgi" else _wsgi)(shop, f"sqlite:///{tmp_path / 'web.db'}", **options)
+        opened.append(client)
+
+        def send(body: Any = BODY, key: str | None = '"k-1"', **more: Any) -> httpx.Response:
+            headers = {"user": more.pop("user", "ada"), "content-type": more.pop("kind", "application/json")}
+            if key is not None:
+                headers["Idempotency-Key"] = key
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            method, path = more.pop("method", "POST"), more.pop("path", "/charges")
+            return client.request(method, path, content=content, headers=headers)
+
+        return send
+
+    yield make
+    for client in opened:
+        client.close()
+
+
+def _told(response: httpx.Response) -> tuple[int, str]:
+    assert response.headers["content-type"] == "application/problem+json"
+    told = response.json()
+    assert told["status"] == response.status_code
+    assert told["detail"].endswith(".")
+    return response.status_code, told["code"]
+
+
+def test_a_request_sent_again_gets_the_first_answer(open_client: Open, shop: Shop) -> None:
+    send = open_client()
+    first, again = send(), send()
+    shop.body = b"other"
+    third = open_client()(dict(reversed(BODY.items())))  # another process, the same document
+    for response in (first, again, third):
+        assert (response.status_code, response.content) == (201, b'{"charge": "ch_1", "to": "ada@example.com"}')
+        assert response.headers["x-charge"] == "ch_1"
+    assert [response.headers.get("idempotency-replayed") for response in (first, again, third)] == [
+        None,
+        "true",
+        "true",
+    ]
+    assert [json.loads(order) for order in shop.charged] == [BODY]
+
+
+@pytest.mark.parametrize("key", ["", "   ", '""', '"unfinished', "two words", "k" * 256])
+def test_a_bad_key_is_a_400(open_client: Open, shop: Shop, key: str) -> None:
+    assert _told(open_client()(key=key)) == (400, "idempotency_key_invalid")
+    assert shop.charged == []
+
+
+def test_no_key_is_a_400_unless_keys_are_optional(open_client: Open, shop: Shop) -> None:
+    assert _told(open_client()(key=None)) == (400, "idempotency_key_missing")
+    assert shop.charged == []
+    send = open_client(required=False)
+    assert [send(key=None).status_code for _ in range(2)] == [201, 201]
+    assert len(shop.charged) == 2
+
+
+def test_a_quoted_key_is_the_bare_one(open_client: Open, shop: Shop) -> None:
+    send = open_client()
+    send(key='"k-1"')
+    assert send(key="k-1").headers["idempotency-replayed"] == "true"
+    assert send(key=r'"k\"1"').status_code == 201
+    assert len(shop.charged) == 2
+
+
+@pytest.mark.parametrize("other", [{"body": {**BODY, "cents": 1}}, {"path": "/refunds"}, {"body": b"{not json"}])
+def test_another_request_under_a_used_key_is_a_422(open_client: Open, shop: Shop, other: dict[str, Any]) -> None:
+    send = open_client()
+    assert send().status_code == 201
+    assert _told(send(**other)) == (422, "idempotency_conflict")
+    assert len(shop.charged) == 1
+
+
+def test_the_same_key_while_the_first_request_runs_is_a_409(open_client: Open, shop: Shop) -> None:
+    send, running, go_on = open_client(), threading.Event(), threading.Event()
+    other = open_client()
+
+    def meanwhile() -> None:
+        running.set()
+        assert go_on.wait(60)
+
+    shop.meanwhile = meanwhile
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(send)
+        assert running.wait(60)
+        try:
+            busy = other()
+        finally:
+            go_on.set()
+        assert first.result(60).status_code == 201
+    assert _told(busy) == (409, "in_flight")
+    assert busy.headers["retry-after"] == "1"
+    assert other().headers["idempotency-replayed"] == "true"
+    assert len(shop.charged) == 1
+
+
+def test_principals_do_not_share_keys_and_nobody_is_a_401(open_client: Open, shop: Shop) -> None:
+    send = open_client()
+    send(user="ada")
+    shop.body = b"for bob"
+    assert send(user="bob").content == b"for bob"
+    assert _told(send(user="")) == (401, "principal_missing")
+    assert len(shop.charged) == 2
+
+
+def test_an_application_that_raises_leaves_the_outcome_unknown(open_client: Open, shop: Shop) -> None:
+    send = open_client()
+    shop.error = RuntimeError("the connection broke after the charge")
+    assert send().status_code == 500
+    shop.error = None
+    assert _told(send()) == (409, "outcome_unknown")
+    assert len(shop.charged) == 1
+
+
+def test_a_response_of_500_leaves_the_outcome_unknown(open_client: Open, shop: Shop) -> None:
+    send = open_client()
+    shop.status = 502
+    first = send()
+    assert (first.status_code, first.content) == (502, shop.body)
+    shop.status = 201
+    assert _told(send()) == (409, "outcome_unknown")
+    assert len(shop.charged) == 1
+
+
+def test_an_error_response_is_an_answer(open_client: Open, shop: Shop) -> None:
+    send = open_client()
+    shop.status = 402
+    assert send().status_code == 402
+    shop.status = 201
+    assert send().status_code == 402
+    assert len(shop.charged) == 1
+
+
+def test_a_response_that_says_nothing_happened_frees_the_key(open_client: Open, shop: Shop) -> None:
+    send = open_client(release=(503,))
+    shop.status = 503
+    assert send().status_code == 503
+    shop.status = 201
+    assert send().status_code == 201
+    assert len(shop.charged) == 2
+
+
+def test_bytes_come_back_as_they_were(open_client: Open, shop: Shop) -> None:
+    shop.body = bytes(range(256))
+    send = open_client()
+    assert send(b"\xff\x00", kind="application/octet-stream").content == shop.body
+    again = send(b"\xff\x00", kind="application/octet-stream")
+    assert again.content == shop.body
+    assert again.headers["idempotency-replayed"] == "true"
+    assert _told(send(b"\xff\x01", kind="application/octet-stream")) == (422, "idempotency_conflict")
+
+
+def test_a_body_that_is_too_large_is_a_413(open_client: Open, shop: Shop) -> None:
+    assert _told(open_client(max_body=10)()) == (413, "body_too_large")
+    assert shop.charged == []
+
+
+def test_other_methods_pass(open_client: Open, shop: Shop) -> None:
+    send = open_client()
+    assert [send(method="PUT", key=key).status_code for key in (None, "k", "k")] == [201] * 3
+    assert len(shop.charged) == 3
+
+
+def test_wrong_options_are_refused_when_the_application_is_made() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None: ...
+
+    gateway = antiphon.Gateway(store="memory:")
+    with pytest.raises(InvalidInput, match="AsyncGateway"):
+        IdempotencyKey(app, principal=lambda _: "ada", gateway=gateway)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="principal must be a function"):
+        IdempotencyKeyWSGI(lambda *_: [], principal="ada", gateway=gateway)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="list of names"):
+        IdempotencyKeyWSGI(lambda *_: [], principal=lambda _: "ada", gateway=gateway, methods="POST")
+    with pytest.raises(TypeError, match="principal"):
+        IdempotencyKeyWSGI(lambda *_: [], gateway=gateway)  # type: ignore[call-arg]
