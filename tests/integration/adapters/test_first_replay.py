@@ -27,7 +27,7 @@ def test_a_golden_test_replays_in_a_process_that_has_not_used_the_sdk_before(tmp
     def pytest_says(*flags: str) -> str:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *flags]
         env = {**os.environ, "URL": provider.url}
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60).stdout
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300).stdout
 
     with FakeProvider([Reply("hello")]) as provider:
         assert "1 passed" in pytest_says("--antiphon-record")
