@@ -98,7 +98,8 @@ def open_client(request: pytest.FixtureRequest, shop: Shop, tmp_path: Path) -> I
     opened: list[httpx.Client] = []
 
     def make(**options: Any) -> Client:
-        client: httpx.Client = (_asgi if request.param == "asgi" else _wsgi)(shop, f"sqlite:///{tmp_path / 'web.db'}", **options)
+        serve = _asgi if request.param == "asgi" else _wsgi
+        client: httpx.Client = serve(shop, f"sqlite:///{tmp_path / 'web.db'}", **options)
         opened.append(client)
 
         def send(body: Any = BODY, key: str | None = '"k-1"', **more: Any) -> httpx.Response:
