@@ -226,10 +226,11 @@ def clashes(a: Reading, b: Reading, *kinds: str) -> Iterator[tuple[str, str]]:
 
 
 def swapped(a: Reading, b: Reading) -> bool:
-    """Whether two words changed places: *Ann paid Bob*, *Bob paid Ann*; not around an *and*."""
+    """Whether two words changed places: *Ann paid Bob*, *Bob paid Ann*; not around an *and*, and no days."""
     if len(a.tokens) != len(b.tokens):
         return False
     differ = [place for place, pair in enumerate(zip(a.tokens, b.tokens, strict=True)) if pair[0] != pair[1]]
     if len(differ) != _SWAPPED or [a.tokens[n] for n in differ] != [b.tokens[n] for n in reversed(differ)]:
         return False
-    return "and" not in a.tokens[differ[0] + 1 : differ[1]]
+    times = {mark.text for mark in a.marks if mark.kind in ("day", "month", "time", "number")}
+    return "and" not in a.tokens[differ[0] + 1 : differ[1]] and not times & {a.tokens[n] for n in differ}

@@ -93,6 +93,11 @@ def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
     a, b = read(_bare(text)), read(_bare(other))
     if overlap < _OVERLAP and max(len(a.words), len(b.words)) > _SHORT:
         return
+    parts = [_joined().split(plain(_bare(side))) for side in (text, other)]
+    if 1 < len(parts[0]) == len(parts[1]):  # "approved and sent", "rejected and not sent": claim by claim
+        for old, new in zip(*parts, strict=True):
+            yield from _compare(old, new, _likeness(old, new))
+        return
     opposites = [pair for pair in clashes(a, b, "states") if not {*pair} & (_negations(a) | _negations(b))]
     counts = [_count(side) for side in (a, b)]
     differ = bool(counts[0]) != bool(counts[1]) or (counts[0] != counts[1] and overlap >= _SAME_WORDS)
@@ -101,11 +106,24 @@ def _compare(text: str, other: str, overlap: float) -> Iterator[Contradiction]:
     elif differ and not opposites and overlap >= _SAME_CLAIM:
         # "not approved" and "rejected" agree: one side's negation is the other side's negative state.
         positive, negated = (a, b) if counts[0] < counts[1] else (b, a)
-        states = [{(m.group, m.value) for m in side.marks if m.kind == "states"} for side in (positive, negated)]
-        if not any(value != "0" for _, value in states[0] - states[1]):
+        # "deleted" and "did not delete" do not: it is the same word.
+        shared = {word[:STEM] for word in positive.words} & {word[:STEM] for word in negated.words}
+        said = {(mark.group, mark.value) for mark in negated.marks if mark.kind == "states"}
+        only = [mark for mark in positive.marks if mark.kind == "states" and (mark.group, mark.value) not in said]
+        if not any(mark.value != "0" and mark.text[:STEM] not in shared for mark in only):
             yield Contradiction("negation", text, other)
     elif swapped(a, b):
         yield Contradiction("roles", text, other)
+
+
+def _likeness(text: str, other: str) -> float:
+    return _overlap(_claim(read(text)), _claim(read(other)))
+
+
+@cache
+def _joined() -> re.Pattern[str]:
+    words = "|".join(lexicon().lists["joining"].split())
+    return re.compile(rf"\s(?:{words})\s", re.IGNORECASE)
 
 
 def _count(reading: Reading) -> int:

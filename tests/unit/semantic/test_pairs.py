@@ -96,6 +96,6 @@ def test_opposites_by_another_hand_are_flagged_and_harmless_answers_are_not() ->
     for _, _, label, recorded, replayed in rows:
         for old, new in ((recorded, replayed), (replayed, recorded)):
             wrong[label] += bool(contradictions(old, new)) != (label == "opposite")
-    assert Counter(label for _, _, label, *_ in rows) == {"opposite": 72, "harmless": 72}
-    assert wrong["opposite"] <= 0.05 * 144
-    assert wrong["harmless"] <= 0.05 * 144
+    assert Counter(label for _, _, label, *_ in rows) == {"opposite": 118, "harmless": 112}
+    assert wrong["opposite"] <= 0.05 * 2 * 118
+    assert wrong["harmless"] <= 0.05 * 2 * 112
