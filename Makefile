@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test escapes prove prove-long prove-short coverage lint format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
+.PHONY: help setup demo unit test escapes prove prove-long prove-short coverage lint types format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(PY) -m scripts.make_schemas --check
 	$(PY) scripts/make_reference.py --check
 	$(PY) -m scripts.make_guarantees --check
+
+types: setup ## how much of the public interface is annotated (pyright --verifytypes); fails below 99 %
+	$(PY) -m scripts.type_completeness
 
 format: setup ## format and sort imports
 	$(VENV)/bin/ruff format .

@@ -38,14 +38,14 @@ class Replay:
     __slots__ = ("ended", "escapes", "late", "on", "places", "scratch", "title")
 
     def __init__(self, title: str = "", on: bool = True) -> None:
-        self.title = title
-        self.on = on
+        self.title: str = title
+        self.on: bool = on
         """Whether sockets, processes and writes are refused; calls without a recorded answer always are."""
         self.escapes: list[str] = []
         """What was tried while it ran."""
         self.late: list[str] = []
         """What was tried after its end, by work that it had started."""
-        self.ended = False
+        self.ended: bool = False
         self.places: tuple[str, ...] = ()
         """Folders that may be written, beside the scratch folder."""
         self.scratch: str | None = None
@@ -70,9 +70,9 @@ class Origin:
     __slots__ = ("__weakref__", "_work", "replay", "returned", "scope", "tasks")
 
     def __init__(self, scope: Any = None, replay: Replay | None = None) -> None:
-        self.scope = scope
-        self.replay = replay
-        self.returned = False
+        self.scope: Any = scope
+        self.replay: Replay | None = replay
+        self.returned: bool = False
         """Whether the code of the run has returned; what it has started may go on."""
         self._work: weakref.WeakSet[Any] = weakref.WeakSet()
         self.tasks: dict[str, dict[str, int]] = {}

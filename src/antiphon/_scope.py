@@ -59,10 +59,10 @@ class Lane:
     children: dict[tuple[int, str], int]
 
     def __init__(self, path: str, owner: object, parent: str | None) -> None:
-        self.path = path
-        self.owner = owner
-        self.parent = parent
-        self.counter = 0
+        self.path: str = path
+        self.owner: object = owner
+        self.parent: str | None = parent
+        self.counter: int = 0
         self.seen = self.children = _NONE
         """Made when they are needed: each call has a lane for the calls inside it, and most make none."""
 
@@ -169,39 +169,39 @@ class RunScope:
     ) -> None:
         if (write is None) != (write_async is None):
             raise ValueError("a run is recorded with both write and write_async, or with neither")
-        self.run_id = run_id
+        self.run_id: str = run_id
         self.place: tuple[str, str, str | None] = (run_id, "default", None)
         """Session, actor and workspace of calls that name no session: the run, so that none blocks another."""
-        self.clock_ms = clock_ms
-        self.encode = encode
+        self.clock_ms: Callable[[], int] = clock_ms
+        self.encode: Callable[[str, Site | None, dict[str, Any], dict[str, Any]], Row] = encode
         """(type, site, payload, meta) -> redacted, spilled row."""
-        self.compose = compose
+        self.compose: Callable[..., Row] = compose
         """The same for a payload and a ``meta`` that are JSON already and hold no secret; what redaction did to the
         arguments in them may be given, too."""
-        self.shown = shown
+        self.shown: Callable[[Any, str, bytes | None], tuple[bytes, str, Any]] = shown
         """As *present*, with the arguments as JSON."""
-        self.present = present
+        self.present: Callable[[Any, str], tuple[Any, str, Any]] = present
         """(arguments, digest) -> what of them may be written, its digest, and what redaction did, if anything (D36)."""
-        self.chunks = chunks
+        self.chunks: Callable[[Site], Any] = chunks
         """(site) -> what takes the chunks of a stream: ``add(data, gap_ms)``, and rows to write from ``due()`` and
         ``rest()``."""
-        self.write = write
+        self.write: Write | None = write
         """Writes rows before it returns; ``None`` switches recording off."""
-        self.write_async = write_async
+        self.write_async: WriteAsync | None = write_async
         """The same for code in an event loop."""
-        self.in_memory = in_memory
+        self.in_memory: bool = in_memory
         """Whether *write* only touches memory, so that code in an event loop may call it, too."""
-        self.store = store
+        self.store: object = store
         """The store description whose journal *write* writes to: claims on the same store share its transaction."""
-        self.invoker = invoker
+        self.invoker: Invoker | None = invoker
         self.llm_cache: Any = None
         """Answers of models kept for equal requests, where that was asked for (D14)."""
-        self.tenant = tenant
-        self.workspace = workspace
-        self.lock = threading.Lock()
-        self.origin = Origin(self)
+        self.tenant: str = tenant
+        self.workspace: str = workspace
+        self.lock: threading.Lock = threading.Lock()
+        self.origin: Origin = Origin(self)
         """The mark of the work that this run starts."""
-        self.root = Lane("0", None, None)
+        self.root: Lane = Lane("0", None, None)
         self.gateway_state: dict[Any, Any] = {}
         """Loop guard and caps of this run, kept by the gateways."""
         self.twins: dict[str, int] = {}

@@ -43,7 +43,7 @@ from typing import Any
 class AntiphonError(Exception):
     """Base of every error of this package."""
 
-    code = "antiphon_error"
+    code: str = "antiphon_error"
 
     def __init__(self, message: str, *, hint: str = "", code: str | None = None, **data: Any) -> None:
         super().__init__(message)

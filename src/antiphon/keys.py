@@ -118,8 +118,8 @@ class KeyMaker:
         keyed: bool = False,
     ) -> None:
         """*keyed*: for calls that name what they are about, whoever makes them in whatever session."""
-        self.spec = spec
-        self.place = (session, actor)
+        self.spec: ToolSpec = spec
+        self.place: tuple[str, str] = (session, actor)
         self._rule = ParamsRule(spec, spec.key_ignore if keyed else ())
         self._volatile = self._rule.only_leaves_out
         namespace = spec.namespace if namespace is None else namespace
@@ -385,7 +385,7 @@ class ParamsRule:
         volatile = (VOLATILE | set(spec.volatile) if spec is not None else VOLATILE) - self._exact | set(ignore)
         self._names = frozenset(name for name in volatile if "." not in name)
         more = self._squeezes or self._serialisers or any("." in name for name in volatile)
-        self.only_leaves_out = None if more else self._names
+        self.only_leaves_out: frozenset[str] | None = None if more else self._names
         """The names of parameters that are left out, if that is all this rule does."""
         self._paths = tuple(tuple(path.split(".")) for path in sorted(volatile) if "." in path)
 

@@ -58,20 +58,20 @@ class ClaimTemplate:
         tenant: str = "default",
         workspace: str = "default",
     ) -> None:
-        self.tool = tool
+        self.tool: str = tool
         """``namespace/name``."""
-        self.session = session
-        self.actor = actor
-        self.session_json = orjson.dumps(session)
-        self.actor_json = orjson.dumps(actor)
-        self.ttl_ms = ttl_ms
-        self.lease_ms = lease_ms
-        self.lives_ms = max(ttl_ms, lease_ms)
+        self.session: str = session
+        self.actor: str = actor
+        self.session_json: bytes = orjson.dumps(session)
+        self.actor_json: bytes = orjson.dumps(actor)
+        self.ttl_ms: int = ttl_ms
+        self.lease_ms: int = lease_ms
+        self.lives_ms: int = max(ttl_ms, lease_ms)
         """How long a claim is kept if it is never settled."""
-        self.owner = owner
+        self.owner: str = owner
         """The process that asks."""
-        self.tenant = tenant
-        self.workspace = workspace
+        self.tenant: str = tenant
+        self.workspace: str = workspace
 
 
 class ClaimRequest(Protocol):
@@ -524,9 +524,9 @@ class Clock:
     """Wall time, monotonic time, randomness and sleep of the live world; tests pass their own."""
 
     def __init__(self, seed: int | None = None) -> None:
-        self.random = random.Random(seed) if seed is not None else random.Random()
+        self.random: random.Random = random.Random(seed) if seed is not None else random.Random()
 
-    monotonic = staticmethod(time.monotonic)
+    monotonic: staticmethod[[], float] = staticmethod(time.monotonic)
     """Seconds of a clock that never jumps."""
 
     def now_ms(self) -> int:

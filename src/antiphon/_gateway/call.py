@@ -36,7 +36,7 @@ _held, _set_held = held.get, held.set
 class Extras:
     """State that only calls off the plain path need. Those on it share one, which nobody changes."""
 
-    look_s = 1.0
+    look_s: float = 1.0
     """Seconds after which a waiter looks by itself whether the holder's process still exists."""
     waited_for = 0
     """The version in flight that this call has been waiting for."""
@@ -49,7 +49,7 @@ class Extras:
     """The answer of an open breaker, unless a record has a better one."""
     hooked: HookCall | None = None
     loop_note = ""
-    began = 0.0
+    began: float = 0.0
     """When the present attempt began, if that was not the start of the call."""
     may_have_applied = False
     """A failed attempt may have had its effect."""

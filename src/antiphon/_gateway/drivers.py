@@ -296,7 +296,7 @@ class AsyncWorld:
         self._journal: Journal | None = None
         self._breaker = plans.store_breaker
         self._exchanging = False
-        self.suspends = not plans.store.in_process
+        self.suspends: bool = not plans.store.in_process
         """Whether to wait for claims; a store in this process is asked without a coroutine."""
         self.reopen()
         self._breaker.watch(self)

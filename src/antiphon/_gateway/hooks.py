@@ -60,7 +60,7 @@ class Hooks:
     __slots__ = ("active", "afters", "befores")
 
     def __init__(self) -> None:
-        self.active = False
+        self.active: bool = False
         self.befores: list[Before] = []
         self.afters: list[After] = []
 

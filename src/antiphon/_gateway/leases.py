@@ -113,7 +113,7 @@ class Leases:
         self.resume: Callable[[SyncJournal, Any, Any], None] = _nothing
         """Goes on with a call on this thread's journal."""
         watched = attached and not store.in_process
-        self.breaker = StoreBreaker(store.url, clock, on=watched, wake=self._hurry)
+        self.breaker: StoreBreaker = StoreBreaker(store.url, clock, on=watched, wake=self._hurry)
         self._place = f"{store.url} {getattr(store, 'prefix', '')}"
         if attached:
             _service.add(self)

@@ -17,17 +17,19 @@ from typing import Any, NamedTuple
 from antiphon._gateway.breakers import Breakers, Path
 from antiphon._gateway.hooks import HookReply, Hooks
 from antiphon._gateway.ids import Fingerprints
-from antiphon._gateway.leases import Leases
+from antiphon._gateway.leases import Lease, Leases
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.recording import Form
-from antiphon._gateway.report import About, Reporter, Tallies, Tally
+from antiphon._gateway.report import About, Listeners, Reporter, Tallies, Tally
 from antiphon._gateway.result_store import ResultStore
 from antiphon._gateway.settings import Settings
+from antiphon._gateway.store_breaker import StoreBreaker
 from antiphon._gateway.switches import Switches
 from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guards
 from antiphon.decide.breaker import Breaker, Permit
+from antiphon.decide.loop import LoopPolicy
 from antiphon.decide.retry import TokenBucket
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.keys import KeyMaker
@@ -110,20 +112,20 @@ class Policy:
         tool = plan.tool
         guarded = not plan.watched_only
         self.given_key = options.given_key
-        self.mode = options.mode
-        self.unclaimed = self.mode == "disabled" or (plan.unclaimed and self.given_key is None)
+        self.mode: str = options.mode
+        self.unclaimed: bool = self.mode == "disabled" or (plan.unclaimed and self.given_key is None)
         """Whether the call is made without a claim."""
-        self.safety = options.safety_critical
-        self.retry_safe = options.retry_safe or tool.spec.forward_key
-        self.reuse = _first(tool.reuse_default, options.reuse, "turn")
-        self.max_attempts = _least(tool.retry.max_attempts, options.max_attempts) if guarded else 1
-        self.max_elapsed_ms = _least(tool.retry.max_elapsed_ms, options.max_elapsed_ms)
+        self.safety: bool = options.safety_critical
+        self.retry_safe: bool = options.retry_safe or tool.spec.forward_key
+        self.reuse: Any = _first(tool.reuse_default, options.reuse, "turn")
+        self.max_attempts: int = _least(tool.retry.max_attempts, options.max_attempts) if guarded else 1
+        self.max_elapsed_ms: int = _least(tool.retry.max_elapsed_ms, options.max_elapsed_ms)
         self.timeout_s = _shorter(tool.timeout, options.timeout_s) if guarded else None
-        self.deadline = options.deadline if guarded else None
-        self.path = plan.breakers_on(options.breaker)
+        self.deadline: float | None = options.deadline if guarded else None
+        self.path: Path = plan.breakers_on(options.breaker)
         self.permits: Permits = ()
         """Leave of all breakers on the way, as long as they are closed: one permit is good for all calls then."""
-        self.inline = plan.inline and self.timeout_s is None and self.deadline is None
+        self.inline: bool = plan.inline and self.timeout_s is None and self.deadline is None
         """Whether an attempt is nothing but ``function(**arguments)``."""
 
     def all_closed(self) -> Permits | None:
@@ -229,61 +231,69 @@ class Plan:
         """Whether its calls name what they are about."""
         self._keyed: Plan | None = None
         spec, switches, reporter = tool.spec, plans.switches, plans.reporter
-        self.plans = plans
-        self.tool = tool
-        self.name = tool.full_name
-        self.stale = False
+        self.plans: Plans = plans
+        self.tool: Tool = tool
+        self.name: str = tool.full_name
+        self.stale: bool = False
         """Something has changed since: the next call makes a new plan."""
         self._settings = plans.settings
         # what is switched on
-        self.off = not switches.enabled or self.name in switches.tools_off or spec.name in switches.tools_off
-        self.watched_only = self.off or shadow_of is not None
+        self.off: bool = not switches.enabled or self.name in switches.tools_off or spec.name in switches.tools_off
+        self.watched_only: bool = self.off or shadow_of is not None
         """The layer is off or in shadow mode: the function decides alone."""
-        self.open_mode = switches.open_mode and not self.watched_only
-        self.unclaimed = self.off or not switches.derive_keys
-        self.hooks = plans.hooks if plans.hooks.active else None
+        self.open_mode: bool = switches.open_mode and not self.watched_only
+        self.unclaimed: bool = self.off or not switches.derive_keys
+        self.hooks: Hooks | None = plans.hooks if plans.hooks.active else None
         heard = not self.off
-        self.on_start = reporter.who_wants("tool_call_start") if heard else ()
-        self.on_end = reporter.who_wants("tool_call_end") if heard else ()
-        self.on_blocked = reporter.who_wants("tool_call_blocked") if heard else ()
-        self.watches = plans.guards.policy.watches and not self.watched_only
-        self.bypass = tool.function if self.off and self.hooks is None and tool.context_param is None else None
+        self.on_start: Listeners = reporter.who_wants("tool_call_start") if heard else ()
+        self.on_end: Listeners = reporter.who_wants("tool_call_end") if heard else ()
+        self.on_blocked: Listeners = reporter.who_wants("tool_call_blocked") if heard else ()
+        self.watches: bool = plans.guards.policy.watches and not self.watched_only
+        self.bypass: Callable[..., Any] | None = (
+            tool.function if self.off and self.hooks is None and tool.context_param is None else None
+        )
         """What a decorated function is where nothing at all is to be done."""
         # what the tool says
-        self.function = tool.function
+        self.function: Callable[..., Any] = tool.function
         self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or _slow_bind(tool)
-        self.inline = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
-        self.idempotent = spec.idempotent
-        self.bound_loop = not spec.poll and not spec.cost
+        self.inline: bool = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
+        self.idempotent: bool = spec.idempotent
+        self.bound_loop: bool = not spec.poll and not spec.cost
         """Whether the loop guard has nothing to know but the call."""
-        self.reuses = spec.idempotent and tool.reuse_default == "session"
-        self.ttl_ms, self.lease_ms, self.renew_every = tool.ttl.done_ms, tool.ttl.lease_ms, tool.renew_every
-        if self.is_keyed:
-            self.ttl_ms = int(spec.key_ttl * 1000)
-        self.shared = not plans.store.in_process
+        self.reuses: bool = spec.idempotent and tool.reuse_default == "session"
+        self.ttl_ms: int = int(spec.key_ttl * 1000) if self.is_keyed else tool.ttl.done_ms
+        self.lease_ms: int = tool.ttl.lease_ms
+        self.renew_every: float = tool.renew_every
+        self.shared: bool = not plans.store.in_process
         """Whether another process may take over a claim while this one is paused."""
-        self.replicas = plans.settings.wait_replicas
-        self.form = Form(spec, tool.streams)
+        self.replicas: int = plans.settings.wait_replicas
+        self.form: Form = Form(spec, tool.streams)
         # what its calls share
-        self.clock, self.monotonic, self.time_ns = plans.clock, plans.clock.monotonic, plans.time_ns
-        self.breakers = plans.breakers if shadow_of is None else plans.shadow_breakers
-        self.dirty = self.breakers.dirty
+        self.clock: Clock = plans.clock
+        self.monotonic: Callable[[], float] = plans.clock.monotonic
+        self.time_ns: Callable[[], int] = plans.time_ns
+        self.breakers: Breakers = plans.breakers if shadow_of is None else plans.shadow_breakers
+        self.dirty: dict[str, Breaker] = self.breakers.dirty
         self.path: Path = () if self.off else self.breakers.path(tool, "tool")
-        self.budget = TokenBucket() if self.watched_only else plans.budget(tool)
-        self.credit = self.budget.success
-        self.largest = plans.results.largest_plain
+        self.budget: TokenBucket = TokenBucket() if self.watched_only else plans.budget(tool)
+        self.credit: Callable[[], None] = self.budget.success
+        self.largest: int = plans.results.largest_plain
         """Bytes of a result that is kept as it is, without a look at what is in it."""
-        self.reporter, self.results, self.threads = reporter, plans.results, plans.threads
-        self.hold, self.release = plans.leases.hold, plans.leases.release
-        self.guards, self.loops = plans.guards, plans.guards.policy
-        self.tallies = Tallies(None if self.off else reporter.metrics, tool)
+        self.reporter: Reporter = reporter
+        self.results: ResultStore = plans.results
+        self.threads: ThreadRunner = plans.threads
+        self.hold: Callable[[Lease, float], None] = plans.leases.hold
+        self.release: Callable[[Lease], None] = plans.leases.release
+        self.guards: Guards = plans.guards
+        self.loops: LoopPolicy = plans.guards.policy
+        self.tallies: Tallies = Tallies(None if self.off else reporter.metrics, tool)
         self.tally: Tally = self._first_tally
         """Counts a call that just succeeded."""
         self.begin_prefix = "" if shadow_of is None else "shadow."
         self.known_keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of.known_keys
-        self.policy = Policy(self, NO_OPTIONS)
+        self.policy: Policy = Policy(self, NO_OPTIONS)
         shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
-        self.shadow = Plan(plans, tool, shadow_of=self) if shadowed else None
+        self.shadow: Plan | None = Plan(plans, tool, shadow_of=self) if shadowed else None
         """How calls are made that are only watched."""
 
     def _first_tally(self, took_ms: float) -> None:
@@ -358,31 +368,34 @@ class Plans:
 
     def __init__(self, dependencies: Dependencies, *, asynchronous: bool) -> None:
         self._reload = dependencies.reload
-        self.store = dependencies.store
-        self.settings = settings = dependencies.settings
-        self.clock = clock = dependencies.clock
+        self.store: Store = dependencies.store
+        settings, clock = dependencies.settings, dependencies.clock
+        self.settings: Settings = settings
+        self.clock: Clock = clock
         plain = type(clock).now_ms is Clock.now_ms
-        self.time_ns = time.time_ns if plain else lambda: clock.now_ms() * 1_000_000
-        self.reporter = dependencies.reporter
-        self.fingerprints = dependencies.fingerprints
-        self.results = ResultStore(settings, dependencies.redactor, dependencies.sealer, dependencies.blobs)
+        self.time_ns: Callable[[], int] = time.time_ns if plain else lambda: clock.now_ms() * 1_000_000
+        self.reporter: Reporter = dependencies.reporter
+        self.fingerprints: Fingerprints = dependencies.fingerprints
+        self.results: ResultStore = ResultStore(
+            settings, dependencies.redactor, dependencies.sealer, dependencies.blobs
+        )
         self.inline_kind = "async" if asynchronous else "sync"
         self.tools: dict[str, Tool] = {}
-        self.hooks = Hooks()
-        self.switches = Switches(settings, changed=self.changed)
-        self.breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
-        self.shadow_breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
-        self.leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)
-        self.store_breaker = self.leases.breaker
-        self.threads = ThreadRunner(settings.abandoned_threads)
-        self.guards = Guards(settings.loop)
+        self.hooks: Hooks = Hooks()
+        self.switches: Switches = Switches(settings, changed=self.changed)
+        self.breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
+        self.shadow_breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
+        self.leases: Leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)
+        self.store_breaker: StoreBreaker = self.leases.breaker
+        self.threads: ThreadRunner = ThreadRunner(settings.abandoned_threads)
+        self.guards: Guards = Guards(settings.loop)
         self._budgets: dict[str, TokenBucket] = {}
         self._plans: dict[Tool, Plan] = {}
         self.unshared: dict[str, Breaker] = {}
         """Breakers whose state could not be written: tried again with the next refresh."""
-        self.next_refresh = 0.0
+        self.next_refresh: float = 0.0
         """When changed settings, log levels and breakers of others are looked at again."""
-        self.was_refreshed = False
+        self.was_refreshed: bool = False
         """Whether breakers of others have been looked at before."""
         _all_plans.add(self)
 

@@ -26,14 +26,14 @@ class Form:
     __slots__ = ("head", "meta", "name", "streams")
 
     def __init__(self, spec: ToolSpec, streams: bool) -> None:
-        self.name = f"{spec.namespace}/{spec.name}"
-        self.streams = streams
+        self.name: str = f"{spec.namespace}/{spec.name}"
+        self.streams: bool = streams
         head = {"kind": "tool", "name": spec.name, "namespace": spec.namespace}
-        self.head = orjson.dumps(head)[:-1] + b',"arguments":'
+        self.head: bytes = orjson.dumps(head)[:-1] + b',"arguments":'
         meta: dict[str, Any] = {"idempotent": spec.idempotent}
         if spec.effect is not None:
             meta["effect"] = spec.effect
-        self.meta = orjson.dumps(meta)[1:-1]
+        self.meta: bytes = orjson.dumps(meta)[1:-1]
 
 
 class RunEntry:
@@ -57,12 +57,12 @@ class RunEntry:
     """The arguments as they may be written, their digest, and what redaction did, if anything."""
 
     def __init__(self, scope: RunScope, form: Form, together: bool) -> None:
-        self.scope = scope
+        self.scope: RunScope = scope
         self._form = form
-        self.together = together
+        self.together: bool = together
         """Claims and events share a store, hence a transaction."""
-        self.entered = False
-        self.finished = False
+        self.entered: bool = False
+        self.finished: bool = False
         """Whether the end of the call has been written."""
         self._decisions: list[Row] = []
         self._start: Sequence[Row] | None = None

@@ -109,7 +109,7 @@ class Reporter:
     __slots__ = ("_listeners", "_wants", "metrics")
 
     def __init__(self, metrics: Metrics | None = None, listeners: Listeners = ()) -> None:
-        self.metrics = metrics
+        self.metrics: Metrics | None = metrics
         self._listeners: Listeners = ()
         self._wants: tuple[Callable[[str], bool], ...] = ()
         for listener in listeners:

@@ -34,13 +34,13 @@ class ResultStore:
         self.redactor: Redactor | None = redactor
         self.blobs = blobs
         self._sealer = sealer
-        self.payload_limit = settings.payload_limit
+        self.payload_limit: int = settings.payload_limit
         self._result_limit = settings.result_limit
         self._plain: set[bytes] = set()
         """Small results that were looked at and hold no secret: many tools return the same few."""
-        self.largest_plain = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
+        self.largest_plain: int = min(self.payload_limit, self._result_limit) if self.redactor is None else -1
         """Bytes of a result that is kept as it is, whatever is in it."""
-        self.tenant = settings.tenant
+        self.tenant: str = settings.tenant
 
     def clean(self, text: str) -> str:
         """A message that may be stored."""

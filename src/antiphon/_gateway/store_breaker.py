@@ -62,8 +62,8 @@ class StoreBreaker:
 
     def __init__(self, url: str, clock: Clock, *, on: bool, wake: Callable[[], None]) -> None:
         self.url = url
-        self.is_open = False
-        self.failures = 0
+        self.is_open: bool = False
+        self.failures: int = 0
         """How often the store did not work."""
         self.on = on
         self._wake = wake
@@ -74,7 +74,7 @@ class StoreBreaker:
         self._probe_at = 0.0
         self._trial: Future[None] | None = None
         """Of the call that waits for the next look at the store."""
-        self.threads = ThreadRunner(_MOST_WAITING)
+        self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
         self._look_s = _LOOK_S
         """How long a look at the store may take that a call can do without."""

@@ -56,10 +56,10 @@ class Switches:
         """The environment gives the start values."""
         env = os.environ if environment is None else environment
         self._changed: Callable[[], None]
-        self.enabled = _flag(env, "enabled", settings.enabled)
-        self.open_mode = _flag(env, "open_mode", settings.open_mode)
-        self.derive_keys = _flag(env, "derive_keys", settings.derive_keys)
-        self.shadow = _flag(env, "shadow", settings.shadow)
+        self.enabled: bool = _flag(env, "enabled", settings.enabled)
+        self.open_mode: bool = _flag(env, "open_mode", settings.open_mode)
+        self.derive_keys: bool = _flag(env, "derive_keys", settings.derive_keys)
+        self.shadow: bool = _flag(env, "shadow", settings.shadow)
         self._settings = settings
         self._stage(settings)
         object.__setattr__(self, "_changed", changed)
@@ -79,9 +79,11 @@ class Switches:
         self._stage(settings)
 
     def _stage(self, settings: Settings) -> None:
-        self.tools_off = frozenset(name for name, tool in settings.tools.items() if tool.enabled is False)
-        self.tools_shadow = frozenset(name for name, tool in settings.tools.items() if tool.shadow)
-        self.any_shadow = self.shadow or bool(self.tools_shadow)
+        self.tools_off: frozenset[str] = frozenset(
+            name for name, tool in settings.tools.items() if tool.enabled is False
+        )
+        self.tools_shadow: frozenset[str] = frozenset(name for name, tool in settings.tools.items() if tool.shadow)
+        self.any_shadow: bool = self.shadow or bool(self.tools_shadow)
 
     def shadows(self, tool: Tool) -> bool:
         """Whether the tool's calls are only watched."""

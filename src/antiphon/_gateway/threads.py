@@ -44,7 +44,7 @@ class ThreadRunner:
     def __init__(self, cap: int) -> None:
         self._cap = cap
         self._lock = threading.Lock()
-        self.abandoned = 0
+        self.abandoned: int = 0
 
     def _start(self, work: Callable[[], Any], late: Late | None, notify: Callable[[], None]) -> _Work:
         if self.abandoned >= self._cap:

@@ -83,14 +83,14 @@ class Tool:
     )
 
     def __init__(self, function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> None:
-        self.function = function
+        self.function: Callable[..., Any] = function
         self.kind: Kind = kind_of(function)
-        self.origin = _origin(function)
+        self.origin: tuple[str, str] = _origin(function)
         """Module and qualified name: the same function, if its module was loaded again."""
-        self.streams = self.kind in ("generator", "async_generator")
-        self.full_name = f"{spec.namespace}/{spec.name}"
-        self.signature = _signature(function)
-        self.context_param = _context_param(self.signature)
+        self.streams: bool = self.kind in ("generator", "async_generator")
+        self.full_name: str = f"{spec.namespace}/{spec.name}"
+        self.signature: inspect.Signature | None = _signature(function)
+        self.context_param: str | None = _context_param(self.signature)
         params = (
             [p for p in self.signature.parameters.values() if p.name != self.context_param] if self.signature else []
         )
@@ -103,35 +103,39 @@ class Tool:
         self.names: tuple[str, ...] = (
             tuple(p.name for p in params if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD) if plain else ()
         )
-        self.name_set = frozenset(p.name for p in params) if plain else None
-        self.defaults = {p.name: p.default for p in params if p.default is not inspect.Parameter.empty} if plain else {}
-        self.quick_bind = _binder(function, params) if plain else None
+        self.name_set: frozenset[str] | None = frozenset(p.name for p in params) if plain else None
+        self.defaults: dict[str, Any] = (
+            {p.name: p.default for p in params if p.default is not inspect.Parameter.empty} if plain else {}
+        )
+        self.quick_bind: Callable[..., dict[str, Any]] | None = _binder(function, params) if plain else None
         """A function with the tool's own signature that returns the parameters by name."""
+        self.required: tuple[str, ...]
+        self.accepts: frozenset[str] | None
         self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
         self.certain: tuple[type[Exception], ...] = (*_certain(spec), DidNotHappen)
         """Exceptions that say: no effect."""
-        self.key_of = _key_function(spec, self.accepts)
+        self.key_of: Callable[[dict[str, Any]], Any] | None = _key_function(spec, self.accepts)
         """What a call is about, from its arguments; ``None`` if the tool does not say."""
-        self.reconcile_wants_context = spec.reconcile is not None and _takes_two(spec.reconcile)
-        self.decode = codec.decoder(_return_type(function, self.signature), self.full_name)
+        self.reconcile_wants_context: bool = spec.reconcile is not None and _takes_two(spec.reconcile)
+        self.decode: Callable[[bytes], Any] = codec.decoder(_return_type(function, self.signature), self.full_name)
         self.configure(spec, settings)
 
     def configure(self, spec: ToolSpec, settings: Settings) -> None:
         """Settle every setting by precedence: code, then the tool's override, then the gateway's, then defaults."""
         override = settings.tools.get(self.full_name) or settings.tools.get(spec.name) or ToolOverride()
-        self.spec = spec
+        self.spec: ToolSpec = spec
         self.retry: RetryPolicy = spec.retry or override.retry or settings.retry
-        self.listed = spec if self.retry is spec.retry else msgspec.structs.replace(spec, retry=self.retry)
+        self.listed: ToolSpec = spec if self.retry is spec.retry else msgspec.structs.replace(spec, retry=self.retry)
         """The spec with the error lists that apply."""
         self.timeout: float | None = spec.timeout if spec.timeout is not None else override.timeout
         self.ttl: Ttls = spec.ttl if spec.ttl != Ttls() else (override.ttl or settings.ttl or spec.ttl)
-        self.renew_every = max(0.01, self.ttl.lease_ms / 3000)
+        self.renew_every: float = max(0.01, self.ttl.lease_ms / 3000)
         policy: BreakerPolicy = spec.breaker or override.breaker or settings.breaker or spec.breaker_policy
         if override.forced_open and not policy.forced_open:
             policy = msgspec.structs.replace(policy, forced_open=True)
-        self.breaker_policy = policy
+        self.breaker_policy: BreakerPolicy = policy
         outage = spec.on_store_outage or override.on_store_outage
-        self.safe_outage = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
+        self.safe_outage: bool = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
         self.reuse_default = spec.reuse if spec.reuse is not None else override.reuse
 
     def misfit(self, params: dict[str, Any]) -> tuple[str, str]:

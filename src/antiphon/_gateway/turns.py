@@ -25,7 +25,7 @@ class Guard:
     __slots__ = ("identities", "loop")
 
     def __init__(self, policy: LoopPolicy, now: float) -> None:
-        self.loop = LoopGuard(policy, now)
+        self.loop: LoopGuard = LoopGuard(policy, now)
         self.identities: set[str] = set()
 
     def redelivered(self, identity: str) -> bool:
@@ -88,9 +88,9 @@ class SessionState:
     __slots__ = ("_token", "actor", "key", "known_guard", "place")
 
     def __init__(self, key: str, actor: str) -> None:
-        self.key = key
-        self.actor = actor
-        self.place = (key, actor, None)
+        self.key: str = key
+        self.actor: str = actor
+        self.place: tuple[str, str, None] = (key, actor, None)
         self.known_guard: Guard | None = None
         """The loop guard, once a call has needed it."""
         self._token: Token[SessionState | None] | None = None
@@ -115,7 +115,7 @@ class TurnState:
     __slots__ = ("_token", "identities", "session", "succeeded")
 
     def __init__(self, session: SessionState) -> None:
-        self.session = session
+        self.session: SessionState = session
         self.succeeded: dict[Pair, str] = {}
         """The call that succeeded, by tool and dedupe key."""
         self.identities: set[str] = set()
@@ -141,7 +141,7 @@ class Turn:
 
     def __init__(self, make: TurnCall, session: SessionState) -> None:
         self._make = make
-        self.state = TurnState(session)
+        self.state: TurnState = TurnState(session)
 
     def __enter__(self) -> Turn:
         self.state.open()
@@ -164,7 +164,7 @@ class AsyncTurn:
 
     def __init__(self, make: AsyncTurnCall, session: SessionState) -> None:
         self._make = make
-        self.state = TurnState(session)
+        self.state: TurnState = TurnState(session)
 
     def __enter__(self) -> AsyncTurn:
         self.state.open()
@@ -195,7 +195,7 @@ class Session:
 
     def __init__(self, make: TurnCall, key: str, actor: str) -> None:
         self._make = make
-        self.state = SessionState(key, actor)
+        self.state: SessionState = SessionState(key, actor)
 
     def __enter__(self) -> Session:
         self.state.open()
@@ -214,7 +214,7 @@ class AsyncSession:
 
     def __init__(self, make: AsyncTurnCall, key: str, actor: str) -> None:
         self._make = make
-        self.state = SessionState(key, actor)
+        self.state: SessionState = SessionState(key, actor)
 
     def __enter__(self) -> AsyncSession:
         self.state.open()

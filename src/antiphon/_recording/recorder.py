@@ -301,8 +301,8 @@ class Recorder:
         self.store = store
         self.journal = journal
         self.clock = clock
-        self.key = key or RunKey.new(run_id, keeps=ring is not None)
-        self.redactor = redactor.for_run(self.key.key)
+        self.key: RunKey = key or RunKey.new(run_id, keeps=ring is not None)
+        self.redactor: Redactor = redactor.for_run(self.key.key)
         """Puts pseudonyms in place of secrets, under the key of the run."""
         self._ring = ring
         self._secret_environment = environment_values(redactor)
@@ -320,7 +320,7 @@ class Recorder:
         in_memory = self._in_process and write is None
         if write is None and write_async is None:
             write, write_async = partial(journal.append, run_id), self._append_async
-        self.scope = RunScope(
+        self.scope: RunScope = RunScope(
             run_id,
             clock_ms=clock.now_ms,
             encode=self.encode,

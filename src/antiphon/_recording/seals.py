@@ -73,7 +73,7 @@ class Originals:
     def __init__(self, key: RunKey) -> None:
         self._run = key.run
         self._sealer = Sealer(key.key)
-        self.lost = 0
+        self.lost: int = 0
         """Events whose originals are damaged or were sealed with another key."""
 
     def open(self, event: Event) -> Event:

@@ -86,10 +86,10 @@ class ExploreInvoker:
         self._models: dict[str, list[RecordedCall]] = {}
         self._asked: dict[str, int] = {}
         self._standing: dict[str, RecordedCall] = {}
-        self.tool_hits = 0
-        self.model_hits = 0
-        self.reused = 0
-        self.live_models = 0
+        self.tool_hits: int = 0
+        self.model_hits: int = 0
+        self.reused: int = 0
+        self.live_models: int = 0
         self.semantic: list[SemanticHit] = []
         self.blocked: list[Blocked] = []
         self.new: list[tuple[str, Any]] = []

@@ -124,7 +124,7 @@ class Observer:
         self._at: dict[str, int] = {}
         self._answered: dict[str, RecordedCall] = {}
         self.divergences: list[DivergenceFound] = []
-        self.total = 0
+        self.total: int = 0
         self.late: Callable[[str], None] | None = None
         """After the verdict: who is told about what the code still does."""
         self.notes: list[FieldDiff] = []

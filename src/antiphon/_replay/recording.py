@@ -110,13 +110,13 @@ class Recording:
         self._resolve = resolve
         self._opened = opened
         """Gives an event its originals back."""
-        self.masks = MaskRules()
+        self.masks: MaskRules = MaskRules()
         self.masks.has_key = opened is not None
         self.credentials: set[int] = set()
         """Starts of calls with masked credentials."""
         self.digests: dict[str, str] = {}
         """Digest of a call's arguments as they were -> the recorded one, made from pseudonyms."""
-        self.is_old = bool(manifest.salt)
+        self.is_old: bool = bool(manifest.salt)
         """Made by release 0.1.0: it holds placeholders, and what stood there is lost."""
         self.view: Any = None
         """Masks what a report says of live and recorded values."""
@@ -131,7 +131,7 @@ class Recording:
         """Digests of arguments in which nothing had to be redacted: equal ones need not be looked at again."""
         self.ambiguous: set[str] = set()
         """Lanes that only their order of arrival tells apart, and that did different things."""
-        self.length = 0
+        self.length: int = 0
         self.prompts: list[dict[str, Any]] = []
         self.interactions: list[dict[str, Any]] = []
         self.first: Event | None = None

@@ -30,8 +30,8 @@ class StrictInvoker:
         self._recording = recording
         self._observer = observer
         self._realtime = realtime
-        self.tool_hits = 0
-        self.model_hits = 0
+        self.tool_hits: int = 0
+        self.model_hits: int = 0
         self.missed: list[Invocation] = []
         self.refusals: list[RefusalFound] = []
 
@@ -122,7 +122,7 @@ class VerifyInvoker(StrictInvoker):
         super().__init__(recording, observer, realtime=realtime)
         self._ask = ask
         self._outside = outside
-        self.verified = 0
+        self.verified: int = 0
 
     async def answer(self, call: Invocation) -> Answer:
         found = self._find(call)

@@ -31,7 +31,7 @@ from antiphon.errors import CallFailed  # noqa: E402
 
 __all__ = ["GuardedClient", "connect", "guard", "protect", "suggested_spec"]
 
-log = logging.getLogger("antiphon.mcp")
+log: logging.Logger = logging.getLogger("antiphon.mcp")
 
 
 def suggested_spec(tool: Any, *, namespace: str, trusted: bool) -> tuple[ToolSpec, str]:

@@ -20,7 +20,7 @@ class LocalObjects:
     """A folder. Unfinished writes of killed processes are cleared away after a day."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self._ready = False
 
     @property

@@ -47,7 +47,7 @@ class Outbox:
         later: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
     ) -> None:
-        self.local = LocalObjects(folder)
+        self.local: LocalObjects = LocalObjects(folder)
         self._later = later
         self.remote = remote
         self._first_pause = first_pause
@@ -213,5 +213,5 @@ class OutboxBlobs(ContentBlobs):
         later: bool = False,
         first_pause: float = _FIRST_PAUSE_S,
     ) -> None:
-        self.outbox = Outbox(folder, remote.objects, later=later, first_pause=first_pause)
+        self.outbox: Outbox = Outbox(folder, remote.objects, later=later, first_pause=first_pause)
         super().__init__(self.outbox)

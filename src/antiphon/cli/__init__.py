@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("antiphon.cli.demo:demo", "show a demo: one minute, offline, no API key"),
 }
 
-own_process = False
+own_process: bool = False
 """Whether this process was started for the command: only then may it give things up for good, such as the network."""
 
 EXIT = {"ok": 0, "diverged": 1, "usage": 2, "blocked": 3, "not_found": 4, "entry": 5, "unreadable": 6}

@@ -18,7 +18,7 @@ from antiphon.config.model import Config, Section
 from antiphon.config.place import FILE_NAME, project_file, test_stores
 from antiphon.errors import ConfigError
 
-log = logging.getLogger("antiphon.config")
+log: logging.Logger = logging.getLogger("antiphon.config")
 _AT = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]+)`")
 _HEAD = re.compile(r"\s*\[+\s*([^\]]+?)\s*\]+")

@@ -165,4 +165,4 @@ class TestStores:
             store.forget_everything()
 
 
-test_stores = TestStores()
+test_stores: TestStores = TestStores()

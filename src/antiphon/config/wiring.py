@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from antiphon.blobs.s3 import Bucket, S3Objects
     from antiphon.redact import Rules
 
-log = logging.getLogger("antiphon.config")
+log: logging.Logger = logging.getLogger("antiphon.config")
 
 ConfigLike = str | Path | Mapping[str, Any] | Config | Settings | Loaded | None
 

@@ -102,8 +102,8 @@ class Breaker:
     def __init__(self, policy: BreakerPolicy = DEFAULT_BREAKER) -> None:
         self.policy = policy
         self.state: BreakerStateName = "CLOSED"
-        self.epoch = 0
-        self.reason = ""
+        self.epoch: int = 0
+        self.reason: str = ""
         self._until = math.inf
         self._throttled = -math.inf
         self._good = 0

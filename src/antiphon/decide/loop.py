@@ -177,8 +177,8 @@ class LoopGuard:
         self._tokens = count(1)
         self._ended: LoopVerdict | None = None
         self._count = count(1)
-        self.calls = 0
-        self.cost = 0.0
+        self.calls: int = 0
+        self.cost: float = 0.0
 
     @property
     def ended(self) -> LoopVerdict | None:

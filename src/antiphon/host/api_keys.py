@@ -15,7 +15,7 @@ from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops.runs import ReservedRun
 from antiphon.ports import Clock, Journal
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 Role = Literal["read", "run", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)

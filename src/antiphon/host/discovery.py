@@ -21,7 +21,7 @@ from antiphon.host.workflow.model import parse
 from antiphon.llm.key import llm_cache_key
 from antiphon.ops.app import Antiphon
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 
 def _data(name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from antiphon.host.workflow.state import TERMINAL, WorkflowEvent
 from antiphon.ports import Blobs, Journal, Row
 from antiphon.redact._pointers import viewed
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 PLACE = "sequence"
 """Where the metadata of a row says its number among the workflow events of the run."""

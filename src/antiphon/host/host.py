@@ -26,10 +26,12 @@ import msgspec
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon._recording.plain import dump
+from antiphon._recording.recorder import Recorder
 from antiphon._recording.run import Run
 from antiphon._recording.seals import Originals
 from antiphon._scope import Site
 from antiphon.canonical import canonical_digest
+from antiphon.config.model import Config, HostSection
 from antiphon.config.wiring import sealer_of
 from antiphon.contract.events import Event, RunManifest
 from antiphon.contract.spec import ToolSpec
@@ -61,7 +63,7 @@ from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
 from antiphon.ports import Answer, Invocation, Journal, Row
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 KIND = "workflow"
 """The tag that tells the host's runs from others in the log."""
@@ -95,7 +97,7 @@ class Rejected(AntiphonError):
     def __init__(self, status: int, code: str, message: str, details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message, code=code)
         self.status = status
-        self.details = dict(details) if details else None
+        self.details: dict[str, Any] | None = dict(details) if details else None
 
 
 def not_found(run_id: str) -> Rejected:
@@ -141,16 +143,16 @@ class Host:
     def __init__(self, app: Antiphon, post: PostTo) -> None:
         self.app = app
         self.post = post
-        self.config = app.config
-        self.settings = app.config.host
-        self.mock = MockProvider()
-        self.signals = Signals()
-        self.shares = Shares()
+        self.config: Config = app.config
+        self.settings: HostSection = app.config.host
+        self.mock: MockProvider = MockProvider()
+        self.signals: Signals = Signals()
+        self.shares: Shares = Shares()
         self.running: dict[str, HostRun] = {}
         self.workflows: dict[str, Workflow] = {}
         self.digests: dict[str, str] = {}
         self.agents: dict[str, str] = {}
-        self.closing = False
+        self.closing: bool = False
         self.webhooks: Webhooks | None = None
         self.claims: dict[str, Any] = {}
         """What the self-test found, for the discovery document."""
@@ -511,15 +513,17 @@ class HostRun:
         new: bool = False,
     ) -> None:
         self.host = host
-        self.manifest = manifest
+        self.manifest: RunManifest = manifest
         self.task: asyncio.Task[None] | None = None
-        self.app = host.tenant(manifest.tenant)
+        self.app: Antiphon = host.tenant(manifest.tenant)
         self._later: list[Row] = []
         """To be written with the next events."""
         self._replaying = ReplayInvoker() if self.is_replay else None
-        self.recorder = self.app.recorder(manifest, invoker=self._replaying)
-        self.models = ModelBoundary(self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post)
-        self.runner = Runner(
+        self.recorder: Recorder = self.app.recorder(manifest, invoker=self._replaying)
+        self.models: ModelBoundary = ModelBoundary(
+            self.recorder.scope, host.settings, host.mock, manifest.tenant, host.post
+        )
+        self.runner: Runner = Runner(
             workflow=workflow,
             state=fold(workflow, events),
             run=manifest.id,

@@ -26,7 +26,7 @@ from antiphon.host.wire import to_json
 from antiphon.host.workflow.state import WorkflowEvent
 from antiphon.ports import Clock, Journal
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 HOOKS_RUN = "host-webhooks"
 SIGNATURE = "openwop-Signature"
@@ -213,7 +213,7 @@ class Queue:
         self.events: asyncio.Queue[bytes] = asyncio.Queue(_QUEUE)
         self._send = send
         self._lost = 0
-        self.task = asyncio.create_task(self._work(), name=f"antiphon-webhook-{hook.id}")
+        self.task: asyncio.Task[None] = asyncio.create_task(self._work(), name=f"antiphon-webhook-{hook.id}")
 
     def put(self, body: bytes) -> None:
         try:

@@ -20,7 +20,7 @@ from antiphon.errors import StoreError
 from antiphon.host.api_keys import HOST_TENANT
 from antiphon.ports import Claimed, ClaimTemplate, Journal, Settlement, StaticClaimRequest
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 LEASE_MS = 30_000
 RENEW_S = 8.0
@@ -68,7 +68,7 @@ class WorkerLease:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.owner = f"{owner_token()}/{secrets.token_hex(4)}"
+        self.owner: str = f"{owner_token()}/{secrets.token_hex(4)}"
         """Names process and host, in the manifest of every run that is executed here."""
         self._key = _worker_key(self.owner)
         self._version = 0

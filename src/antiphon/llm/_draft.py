@@ -71,8 +71,8 @@ class Fields:
     def __init__(self, value: Any, path: str) -> None:
         if not isinstance(value, dict):
             raise wrong(path, "an object")
-        self.path = path
-        self.left = dict(value)
+        self.path: str = path
+        self.left: dict[Any, Any] = dict(value)
         for name in value:
             if value[name] is None:
                 del self.left[name]
@@ -177,7 +177,7 @@ class Draft:
     """Collects messages, tools and settings of one request."""
 
     def __init__(self, body: Any, *, vendor: str, model: str | None = None, camel: bool = False) -> None:
-        self.body = Fields(body, "$")
+        self.body: Fields = Fields(body, "$")
         for name in TRANSPORT.intersection(self.body.left):
             del self.body.left[name]
         self.vendor = vendor

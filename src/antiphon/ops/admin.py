@@ -56,7 +56,7 @@ class Admin:
         self._clock = app.clock
         self._redactor = app._redactor
         self._named = frozenset(app.config.tools)
-        self.tenant = app.tenant
+        self.tenant: str = app.tenant
         self.actor = actor
         self._workspace = app.workspace
         self._place = app.store.url

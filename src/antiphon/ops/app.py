@@ -15,7 +15,7 @@ import msgspec
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
-from antiphon.config.load import load
+from antiphon.config.load import Loaded, load
 from antiphon.config.model import Config
 from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
 from antiphon.contract.events import RunManifest
@@ -60,12 +60,12 @@ class Antiphon:
         workspace: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.loaded = resolve(config)
-        self.config = self.loaded.config
-        self.store = store_from(store, self.config)
-        self.tenant = tenant or self.config.gateway.tenant
-        self.workspace = workspace or self.config.gateway.workspace
-        self.clock = clock or Clock()
+        self.loaded: Loaded = resolve(config)
+        self.config: Config = self.loaded.config
+        self.store: Store = store_from(store, self.config)
+        self.tenant: str = tenant or self.config.gateway.tenant
+        self.workspace: str = workspace or self.config.gateway.workspace
+        self.clock: Clock = clock or Clock()
 
     @functools.cached_property
     def journal(self) -> SyncJournal:

@@ -38,7 +38,7 @@ _BATCH_BYTES = 4 * 1024 * 1024
 _IMPORTING = "importing"
 INCOMPLETE = "incomplete"
 """In the tags of an artifact that was made while work of its run went on."""
-log = logging.getLogger("antiphon.run")
+log: logging.Logger = logging.getLogger("antiphon.run")
 _DIGEST = "importedDigest"
 _MAX_KURRAL = 256 * 1024 * 1024
 

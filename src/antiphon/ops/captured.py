@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphon._recording.run import Run
 
-SDKS = {
+SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "openai": ("sdk", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI")),
     "anthropic": ("sdk", ("Anthropic", "AsyncAnthropic")),
     "google.genai": ("google", ("Client",)),

@@ -76,7 +76,7 @@ class Redactor:
         self._patterns = {rule.name: rule.compile() for rule in rules.user if rule.pattern}
         # they may find anything
         self._shortest, self._shortest_word = (1, 1) if self._patterns else (_SHORTEST, _SHORTEST_WORD)
-        self.users = frozenset(rule.name for rule in rules.user)
+        self.users: frozenset[str] = frozenset(rule.name for rule in rules.user)
         """Kinds that rules of users have named."""
         self.stand_ins: StandIns = VisibleMasks(_bytes(salt))
         self._known: Pseudonyms | None = None

@@ -101,7 +101,7 @@ class LexicalEmbedder:
     """
 
     name = "lexical"
-    same_from = 2.0
+    same_from: float = 2.0
     """Never: texts that are spelled alike may mean different things."""
 
     def __init__(self, dimensions: int = 512) -> None:
@@ -125,7 +125,7 @@ class LexicalEmbedder:
         return [x / norm for x in vector] if norm else vector
 
 
-lexical = LexicalEmbedder()
+lexical: LexicalEmbedder = LexicalEmbedder()
 """The embedder that is always there."""
 
 

@@ -55,7 +55,7 @@ class SyncFromAsync:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self.durable = journal.durable
+        self.durable: bool = journal.durable
 
     begin = _driven(Journal.begin)
     take_over = _driven(Journal.take_over)
@@ -93,7 +93,7 @@ class AsyncFromSync:
 
     def __init__(self, journal: SyncJournal) -> None:
         self._journal = journal
-        self.durable = journal.durable
+        self.durable: bool = journal.durable
 
     begin = _at_once(Journal.begin)
     take_over = _at_once(Journal.take_over)

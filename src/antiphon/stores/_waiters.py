@@ -74,7 +74,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.waiters: set[Waiter] = set()
-        self.due = 0.0
+        self.due: float = 0.0
 
 
 class Waiters:

@@ -125,7 +125,7 @@ class ComposedJournal:
         self._claims = claims
         self._log = log
         self._settling = Settling()
-        self.durable = claims.durable and log.durable
+        self.durable: bool = claims.durable and log.durable
         self.usage: Usage = getattr(claims, "usage", None)
 
     async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:

@@ -66,11 +66,11 @@ class Harness:
         self, make: Callable[[], Store], face: Face = "sync", advance: Callable[[int], None] | None = None
     ) -> None:
         self.make = make
-        self.store = make()
+        self.store: Store = make()
         self.face = face
         self._advance = advance
-        self.name = uuid.uuid4().hex[:12]
-        self.tenant = f"tenant-{self.name}"
+        self.name: str = uuid.uuid4().hex[:12]
+        self.tenant: str = f"tenant-{self.name}"
 
     def open(self) -> Journal:
         """A journal of this face; one for threads behind coroutines that never suspend."""

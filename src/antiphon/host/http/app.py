@@ -30,8 +30,8 @@ from antiphon.host.http.handlers import SEAMS
 from antiphon.host.logs import about
 from antiphon.ops.app import Antiphon
 
-log = logging.getLogger("antiphon.host")
-access = logging.getLogger("antiphon.access")
+log: logging.Logger = logging.getLogger("antiphon.host")
+access: logging.Logger = logging.getLogger("antiphon.access")
 
 _LARGEST = 16 * 1024 * 1024
 _HEADERS = (

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from antiphon.config.model import HostSection
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
@@ -39,10 +39,10 @@ class Limits(NamedTuple):
 class LimitedProtocol(H11Protocol):
     """Closes what makes no progress; where there is no more room, the connection that waited longest gives way."""
 
-    refused = False
+    refused: bool = False
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
-    waiting_since = 0.0
+    waiting_since: float = 0.0
 
     @property
     def limits(self) -> Limits:

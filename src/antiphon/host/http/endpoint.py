@@ -27,7 +27,7 @@ from antiphon.host.logs import about
 from antiphon.host.webhooks import TooManyHooks
 from antiphon.host.wire import from_json, to_json
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _RUN_ID = re.compile(r"[A-Za-z0-9._~:-]{1,128}")

@@ -33,7 +33,7 @@ class NodeFailed(Exception):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.details = dict(details) if details else None
+        self.details: dict[str, Any] | None = dict(details) if details else None
 
     def to_payload(self) -> dict[str, Any]:
         error: dict[str, Any] = {"code": self.code, "message": self.message}

@@ -20,7 +20,7 @@ from antiphon.host.workflow.nodes import Heard, NodeFailed, Outputs, Services, V
 from antiphon.host.workflow.source import NOT_VERIFIED, Comparison, Recorded, Source
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent
 
-log = logging.getLogger("antiphon.host")
+log: logging.Logger = logging.getLogger("antiphon.host")
 
 Write = Callable[[Sequence[tuple[WorkflowEvent, int]], bool], Awaitable[None]]
 """(events with their numbers, whether the run is over) -> written."""

@@ -34,10 +34,10 @@ class State:
         """The node that has been started and not ended."""
         self.emitted: list[WorkflowEvent] = []
         """What the open node has emitted since it was started."""
-        self.status = "pending"
+        self.status: str = "pending"
         self.error: dict[str, Any] | None = None
         self.failed_node: str | None = None
-        self.sequence = 0
+        self.sequence: int = 0
         """Number of the next event."""
         self.limited: list[str] = []
         """Nodes that would have run once more than the workflow allows; to be told."""

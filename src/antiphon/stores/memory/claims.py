@@ -144,7 +144,7 @@ class MemoryClaims(MemoryLog):
         self._full_at = -1
         """The last version given out when nothing could be evicted; a later one may have changed that."""
         self._time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
-        self.waiters = Waiters()
+        self.waiters: Waiters = Waiters()
         self._waiting = self.waiters.by_key
 
     # -- the steps ---------------------------------------------------------------------------------------------------

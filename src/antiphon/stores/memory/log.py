@@ -22,7 +22,7 @@ class MemoryLog:
     """The run-log half of the journal. Its public methods take the lock, the others need it to be held."""
 
     def __init__(self, max_events: int) -> None:
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         """Never held across an ``await``."""
         self._max_events = max_events
         self._total = 0

@@ -307,7 +307,7 @@ class AsyncEngine(Engine):
     The cancellation is passed on when the operation has ended: who is cancelled and reads the record sees what it did.
     """
 
-    new_waiter = staticmethod(loop_waiter)
+    new_waiter: NewWaiter = staticmethod(loop_waiter)
     _kind = AsyncConnection
     _new_lock = asyncio.Lock
     _sleep = staticmethod(asyncio.sleep)

@@ -43,7 +43,7 @@ class Subscriber:
     """The listener of one process and one schema. Started by the first who waits."""
 
     def __init__(self, options: Options) -> None:
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
         self.users = 0
         self._options = options
         self._lock = threading.Lock()

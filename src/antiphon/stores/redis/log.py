@@ -6,7 +6,7 @@ Redis keeps the log in memory; teams put it on PostgreSQL or SQLite with ``Compo
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -23,7 +23,7 @@ _LOOK_BACK = 1000
 """How many events can follow one whose answer got lost before it is written again."""
 
 _encode = msgspec.json.Encoder().encode
-breaker_of = msgspec.json.Decoder(BreakerRow).decode
+breaker_of: Callable[[bytes | str], BreakerRow] = msgspec.json.Decoder(BreakerRow).decode
 """The row that a message on the channel of breakers carries."""
 
 

@@ -63,9 +63,9 @@ class Names:
                 f"The prefix {prefix!r} cannot be used: it must not be empty and not hold braces.",
                 path="[store] prefix",
             )
-        self.prefix = prefix
-        self.shards = tuple(_shard(prefix, number) for number in range(SHARDS))
-        self.tenants = f"{prefix}:tenants"
+        self.prefix: str = prefix
+        self.shards: tuple[Shard, ...] = tuple(_shard(prefix, number) for number in range(SHARDS))
+        self.tenants: str = f"{prefix}:tenants"
 
     def shard(self, key: str) -> Shard:
         """Where the intent *key* lives."""
@@ -100,7 +100,7 @@ class Script:
         self.load((_FOLDER / f"{name}.lua").read_bytes())
 
     def load(self, source: bytes) -> None:
-        self.digest = sha1(source, usedforsecurity=False).hexdigest().encode()
+        self.digest: bytes = sha1(source, usedforsecurity=False).hexdigest().encode()
         SOURCES[self.digest] = source
 
     @property

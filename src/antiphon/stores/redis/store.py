@@ -51,7 +51,7 @@ class RedisStore:
             "retry_timeout_s": retry_timeout_s if patience_s is None else patience_s,
         }
         given |= {_OLD_NAMES.get(name, name): value for name, value in self._target.own.items()}
-        self.prefix = given.pop("prefix")
+        self.prefix: str = given.pop("prefix")
         self._names = Names(self.prefix)
         self._options = given
         if given["wait_replicas"] < 0 or given["wait_ms"] <= 0 or given["retry_timeout_s"] < 0:

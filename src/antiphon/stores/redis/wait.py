@@ -21,7 +21,7 @@ from antiphon.errors import StoreError
 from antiphon.stores._waiters import Waiters, loop_waiter
 from antiphon.stores.redis.client import cancel
 
-log = logging.getLogger("antiphon.stores.redis")
+log: logging.Logger = logging.getLogger("antiphon.stores.redis")
 
 LINGER_S = 10.0
 """How long a channel stays subscribed after the last one who waited: the next one often comes soon."""

@@ -43,13 +43,13 @@ class Operation:
     __slots__ = ("changed", "deliver", "done", "error", "result", "run")
 
     def __init__(self, run: Run[Any], changed: Sequence[str] = ()) -> None:
-        self.run = run
-        self.changed = changed
+        self.run: Run[Any] = run
+        self.changed: Sequence[str] = changed
         """Keys whose waiters are to be woken once it is committed."""
         self.deliver: Callable[[Operation], None] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
-        self.done = False
+        self.done: bool = False
 
     def answer(self) -> Any:
         if self.error is not None:
@@ -103,7 +103,7 @@ class DatabaseFile:
         self._name = str(path)
         self.synchronous = synchronous
         self.busy_s = busy_s
-        self.schema = 0
+        self.schema: int = 0
         self._yield_until = 0.0
         self.reset()
 
@@ -117,7 +117,7 @@ class DatabaseFile:
         """The one used last is taken next: it has read most of what is needed."""
         self._forking = False
         self._wal = WalPreallocator(self._name) if self.synchronous != "NORMAL" and hasattr(os, "pwrite") else None
-        self.poller = Poller(self.open, self.path)
+        self.poller: Poller = Poller(self.open, self.path)
 
     def open(self) -> Connection:
         """A new connection; the first one creates and migrates the file."""

@@ -40,9 +40,9 @@ class Connection(sqlite3.Connection):
 
     inode = 0
     """The file that it has open, whatever its path leads to by now."""
-    look_at = 0.0
+    look_at: float = 0.0
     """When to look again whether these are the same."""
-    is_open = True
+    is_open: bool = True
 
     def close(self) -> None:
         super().close()

@@ -114,11 +114,11 @@ class SQLiteJournal:
 
     def __init__(self, file: DatabaseFile, clock: Clock, access: Access, new_waiter: NewWaiter) -> None:
         self._file = file
-        self.time_ns = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
+        self.time_ns: Callable[[], int] = time.time_ns if type(clock) is Clock else lambda: clock.now_ms() * 1_000_000
         self._read = access.read
         self._access = access
         self._new_waiter = new_waiter
-        self.won = 0
+        self.won: int = 0
         """How many claims were won in a row."""
 
     def now(self) -> int:

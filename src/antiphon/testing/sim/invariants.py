@@ -162,7 +162,7 @@ class Invariants:
         self.world = world
         self.plan = plan
         self.shared: Shared | None = None
-        self.broken = ""
+        self.broken: str = ""
         self.seen: Counter[str] = Counter()
         self._dispatches: dict[str, list[Dispatch]] = {}
         """By intent: those with a claim that binds."""

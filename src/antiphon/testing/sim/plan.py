@@ -85,31 +85,31 @@ class Plan:
         self.without = without
         """What a smaller schedule leaves out (:meth:`parts`)."""
         self.kind: Kind = _KINDS[seed % len(_KINDS)]
-        self.workers = random.randint(1, 2) if self.kind == "breaker" else random.randint(2, 4)
-        self.threads = [random.random() < 0.3 for _ in range(self.workers)]
+        self.workers: int = random.randint(1, 2) if self.kind == "breaker" else random.randint(2, 4)
+        self.threads: list[bool] = [random.random() < 0.3 for _ in range(self.workers)]
         """Which workers have a synchronous gateway; the others have an asynchronous one."""
-        self.idempotent = self.kind == "breaker" or random.random() < 0.5
-        self.reconciles = not self.idempotent and random.random() < 0.4
-        self.wants_context = random.random() < 0.5
+        self.idempotent: bool = self.kind == "breaker" or random.random() < 0.5
+        self.reconciles: bool = not self.idempotent and random.random() < 0.4
+        self.wants_context: bool = random.random() < 0.5
         """Whether the tool has a parameter for its context; one without takes the shortest way through the driver."""
-        self.on_threads = random.random() < 0.2
+        self.on_threads: bool = random.random() < 0.2
         """Whether the tool is synchronous for asynchronous gateways, too."""
         self.retry_base_ms = 1_000 if self.kind == "retries" else 50
-        self.ends = QUIET_S + (40.0 if self.kind == "breaker" else 15.0)
-        self.loss = random.choice((0.0, 0.0, 0.02, 0.1))
-        self.outages = [
+        self.ends: float = QUIET_S + (40.0 if self.kind == "breaker" else 15.0)
+        self.loss: float = random.choice((0.0, 0.0, 0.02, 0.1))
+        self.outages: list[Outage] = [
             Outage(random.uniform(0, 20), random.choice((0.3, 2.0, LEASE_S, 6.0)), random.random() < 0.5)
             for _ in range(random.choice((0, 0, 0, 0, 1, 2)))
         ]
         self.cancels = random.choice(("waits", "drops", "goes on"))
         """What a cancellation does to a store step under way."""
-        self.same_host = random.random() < 0.3
+        self.same_host: bool = random.random() < 0.3
         """Whether a worker can see that another one is dead."""
-        self.policies = _policies(self.kind)
-        self.close_after = self.policies[0].close_after
+        self.policies: tuple[BreakerPolicy, ...] = _policies(self.kind)
+        self.close_after: int = self.policies[0].close_after
         reads = self.idempotent and random.random() < 0.3
         reuse: ReuseRule = random.choice(("never", "turn", "session", 5.0))
-        self.spec = ToolSpec(
+        self.spec: ToolSpec = ToolSpec(
             name=TOOL,
             idempotent=self.idempotent,
             effect="read" if reads else None,
@@ -118,16 +118,16 @@ class Plan:
         )
         self.given_keys: dict[str, str] = {}
         """Intents whose calls all have one key, from the envelope or from a hook."""
-        self.deliveries = self._breaker_calls() if self.kind == "breaker" else self._claim_calls()
+        self.deliveries: list[Delivery] = self._breaker_calls() if self.kind == "breaker" else self._claim_calls()
         pauses = random.choice((2, 4, 8)) if self.kind == "retries" else random.choice((0, 0, 1, 2, 3))
-        self.pauses = [
+        self.pauses: list[tuple[float, int, float]] = [
             (random.uniform(0, 20), random.randrange(self.workers), random.choice((0.5, 2.0, LEASE_S + 1, 10.0)))
             for _ in range(pauses)
         ]
-        self.kills = [
+        self.kills: list[tuple[float, int]] = [
             (random.uniform(0, 20), random.randrange(self.workers)) for _ in range(random.choice((0, 0, 0, 1, 2)))
         ]
-        self.changes = [
+        self.changes: list[Change] = [
             change
             for _ in range(random.choice((0, 0, 0, 1, 2, 4, 8)))
             for change in self._change(random.uniform(0, 20))

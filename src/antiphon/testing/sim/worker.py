@@ -25,9 +25,9 @@ from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
 from antiphon.testing.sim.invariants import Answered, Dispatch, Invariants, Mode, answer_of, asking, failure_of
-from antiphon.testing.sim.plan import LEASE_S, TOOL, Change, Delivery
+from antiphon.testing.sim.plan import LEASE_S, TOOL, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared, SimStore
-from antiphon.testing.sim.world import Dead, Nap, VirtualClock, block, blocking, either
+from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, block, blocking, either
 
 _LOOK_S = 0.3
 
@@ -183,17 +183,18 @@ class Worker:
 
     def __init__(self, name: str, shared: Shared, *, threads: bool) -> None:
         self.name = name
-        self.world = world = shared.world
-        self.invariants = shared.invariants
-        self.plan = plan = shared.plan
+        world, plan = shared.world, shared.plan
+        self.world: World = world
+        self.invariants: Invariants = shared.invariants
+        self.plan: Plan = plan
         self.threads = threads
-        self.dead = False
-        self.paused_until = 0.0
-        self.last_disturbance = -1.0
+        self.dead: bool = False
+        self.paused_until: float = 0.0
+        self.last_disturbance: float = -1.0
         self._renews = False
         self._configuration: dict[str, Any] = {}
         self._modes: list[tuple[float, Mode]] = [(-1.0, "on")]
-        self.clock = VirtualClock(world, skew_ms=world.random.choice((0, 0, -3_600_000, 3_600_000)))
+        self.clock: VirtualClock = VirtualClock(world, skew_ms=world.random.choice((0, 0, -3_600_000, 3_600_000)))
         shared.workers[name] = self
         self._fleet = shared.workers
         dependencies = Dependencies(
@@ -207,10 +208,10 @@ class Worker:
         self.gateway: Gateway | AsyncGateway = Gateway(dependencies) if threads else SimGateway(dependencies, self)
         plans = self.gateway._plans
         plans.threads = SimThreads(plans.settings.abandoned_threads, self)
-        self.leases = plans.leases
+        self.leases: Leases = plans.leases
         self._wakes(self.leases)
         spec = msgspec.structs.replace(plan.spec, reconcile=self.read_back) if plan.reconciles else plan.spec
-        self.function = self.gateway.register(self._tool(), spec)
+        self.function: Any = self.gateway.register(self._tool(), spec)
         if plan.given_keys:
             self.gateway.before(self._give_key)
         self._turn = self.gateway.session("s", actor="a").turn()

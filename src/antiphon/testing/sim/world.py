@@ -38,8 +38,8 @@ class Nap:
     __slots__ = ("deaf", "seconds")
 
     def __init__(self, seconds: float, *, deaf: bool = False) -> None:
-        self.seconds = seconds
-        self.deaf = deaf
+        self.seconds: float = seconds
+        self.deaf: bool = deaf
 
     def __await__(self) -> Generator[Nap, None, None]:
         yield self
@@ -55,10 +55,10 @@ class Task:
         if place is not None:
             self.context.run(here.set, place)
         self.napping: Nap | None = None
-        self.cancelled = False
-        self.interrupted = False
+        self.cancelled: bool = False
+        self.interrupted: bool = False
         """Whether a cancellation has reached it."""
-        self.done = False
+        self.done: bool = False
         self.value: Any = None
         self.error: BaseException | None = None
         self.ticket = 0
@@ -67,6 +67,14 @@ class Task:
     @property
     def wakes_for_cancellation(self) -> bool:
         return self.cancelled and not (self.napping is not None and self.napping.deaf)
+
+    def interrupt(self) -> None:
+        """The cancellation reaches it."""
+        self.cancelled, self.interrupted = False, True
+
+    def end(self, value: Any = None, error: BaseException | None = None) -> None:
+        """It is over."""
+        self.value, self.error, self.done = value, error, True
 
     def step(self) -> Nap | None:
         """Run to the next suspension; ``None`` when the task is over."""
@@ -87,14 +95,14 @@ class CoroutineTask(Task):
     def step(self) -> Nap | None:
         try:
             if self.wakes_for_cancellation:
-                self.cancelled, self.interrupted = False, True
+                self.interrupt()
                 self.napping = self.context.run(self.coroutine.throw, CancelledError())
             else:
                 self.napping = self.context.run(self.coroutine.send, None)
         except StopIteration as stop:
-            self.done, self.value = True, stop.value
+            self.end(stop.value)
         except (CancelledError, Dead) as error:
-            self.done, self.error = True, error
+            self.end(error=error)
         return None if self.done else self.napping
 
     def drop(self) -> None:
@@ -134,10 +142,9 @@ class ThreadTask(Task):
         """In its thread, from the beginning to the end."""
         _thread.task = self
         try:
-            self.value = self._function()
+            self.end(self._function())
         except BaseException as error:
-            self.error = error
-        self.done = True
+            self.end(error=error)
         _idle.append(carrier)
         self._back.release()
 
@@ -151,7 +158,7 @@ class ThreadTask(Task):
         if self._dropped:
             raise Dead
         if self.wakes_for_cancellation:
-            self.cancelled, self.interrupted = False, True
+            self.interrupt()
             raise KeyboardInterrupt
 
     def drop(self) -> None:
@@ -231,9 +238,9 @@ class World:
     """Clock, chance and the queue of what happens next."""
 
     def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.now = 0.0
-        self.steps = 0
+        self.random: Random = Random(seed)
+        self.now: float = 0.0
+        self.steps: int = 0
         self._queue: list[tuple[float, float, int, Task]] = []
         self._dropped: list[Task] = []
         self._stopped = False
@@ -309,8 +316,8 @@ class VirtualClock(Clock):
         super().__init__(seed=0)
         self._world = world
         self._skew = skew_ms
-        self.random = world.random
-        self.monotonic = self._monotonic
+        self.random: Random = world.random
+        self.monotonic: Callable[[], float] = self._monotonic
 
     def _monotonic(self) -> float:
         return self._world.now
