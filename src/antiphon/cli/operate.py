@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, JSON, application, argument, command, flag
 from antiphon.errors import InvalidInput, NotFound
-
-
-def _progress(text: str) -> None:
-    print(ui.dim(f"  {text}"), file=sys.stderr)
 
 
 @command(
@@ -31,7 +26,7 @@ def backup(arguments: argparse.Namespace) -> int:
     from antiphon.ops.backup import backup as make
 
     with application(arguments) as app:
-        result = make(app, arguments.folder, seal_key=arguments.seal_key, progress=_progress)
+        result = make(app, arguments.folder, seal_key=arguments.seal_key, progress=ui.progress)
     lines = [f"{result['files']} files, {result['bytes'] / 1e6:.1f} MB in {result['folder']}"]
     if result["sealKeyCopied"]:
         lines.append(f"seal key: {result['sealKeyCopied']}; keep it apart from the backup")
@@ -62,13 +57,13 @@ def restore(arguments: argparse.Namespace) -> int:
     from antiphon.ops.runs import list_runs
 
     if arguments.verify:
-        manifest = verify(arguments.folder)
+        manifest = verify(arguments.folder, progress=ui.progress)
         text = f"complete: {len(manifest['files'])} files, taken {ui.when(manifest['atMs'])}"
         ui.output(arguments, {"complete": True, **manifest}, text)
         return 0
     with application(arguments) as app:
         options = {"seal_key": arguments.seal_key, "force": arguments.force}
-        result = put_back(app, arguments.folder, **options, progress=_progress)
+        result = put_back(app, arguments.folder, **options, progress=ui.progress)
         counts = app.journal.counts(app.tenant)
         result["runsUnfinished"] = len(list_runs(app, status="interrupted", limit=10_000))
         result["claimsInFlight"] = sum(n for (_, state), n in counts.items() if state in ("inflight", "stale"))

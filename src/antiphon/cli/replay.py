@@ -162,7 +162,7 @@ def replay(arguments: argparse.Namespace) -> int:
             options["llm"] = load_entry(arguments.llm) if arguments.llm else None
             if arguments.mode == "strict" and not (arguments.verify or arguments.no_sandbox):
                 _leave_network(app)
-            report = ops.replay(arguments.run, app=app, keep=False, **options)
+            report = ops.replay(arguments.run, app=app, keep=False, progress=ui.progress, **options)
             assert report.recording is not None
             told = _notice(app, report.recording) if report.replay_type == "A" and report["executed"] else ""
             send({"report": report.to_wire(), "given": report.recording.input(), "notice": told})

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ from antiphon.contract.events import OF_THE_STORE, Event, RunManifest, sum_holds
 from antiphon.errors import ArtifactError, InvalidInput, NotFound
 from antiphon.ops import bucket
 from antiphon.ops.app import Antiphon
+from antiphon.ops.progress import Progress, silent
 from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording, real_status
 from antiphon.ports import Row
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from antiphon._replay.recording import Recording
 
 Format = Literal["antiphon", "kurral"]
-Progress = Callable[[Iterable[Event]], Iterable[Event]]
 _BATCH = 200
 _BATCH_BYTES = 4 * 1024 * 1024
 _IMPORTING = "importing"
@@ -59,7 +59,7 @@ def _outside(event: Event) -> Event:
 
 
 def export_run(
-    app: Antiphon, manifest: RunManifest, path: Path, kind: Format | None = None, *, progress: Progress | None = None
+    app: Antiphon, manifest: RunManifest, path: Path, kind: Format | None = None, *, progress: Progress = silent
 ) -> int:
     """Write the run to *path*, all of it or nothing; returns the number of bytes."""
     tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
@@ -81,8 +81,7 @@ def export_run(
         manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())
 
     def events() -> Iterable[Event]:
-        found = whole_events(app, manifest.id)
-        return found if progress is None else progress(found)
+        return progress(whole_events(app, manifest.id), manifest.events or None, "exporting, events")
 
     form = kind or ("kurral" if path.suffix == ".kurral" else "antiphon")
     special = path.exists() and not path.is_file() and not path.is_dir()  # a pipe or a device keeps its place
@@ -111,11 +110,11 @@ def export_run(
     return size
 
 
-def import_artifact(app: Antiphon, path: Path, *, progress: Progress | None = None) -> RunManifest:
+def import_artifact(app: Antiphon, path: Path, *, progress: Progress = silent) -> RunManifest:
     """Read an artifact into the store. The same artifact again is the same run; another of that id gets a new one."""
     document = _kurral_document(path)
     read = artifact.read_artifact(path) if document is None else _from_kurral(app, document, path)
-    return _Import(app, read, progress or (lambda events: events)).store()
+    return _Import(app, read, progress).store()
 
 
 def open_recording(app: Antiphon, wanted: Any, *, masked: bool = False) -> Recording:
@@ -123,7 +122,7 @@ def open_recording(app: Antiphon, wanted: Any, *, masked: bool = False) -> Recor
     return load_recording(app, open_run(app, wanted), unseal=not masked)
 
 
-def open_run(app: Antiphon, wanted: Any, *, progress: Progress | None = None) -> RunManifest:
+def open_run(app: Antiphon, wanted: Any, *, progress: Progress = silent) -> RunManifest:
     """The run that *wanted* names: one in the store, or an artifact in a file or the bucket, which is imported."""
     if isinstance(wanted, Run):
         return find_run(app, wanted.id)
@@ -158,7 +157,7 @@ def _from_kurral(app: Antiphon, document: dict[str, Any], path: Path) -> artifac
             events.append(artifact.check_event(seal.line(event), manifest.id, number, str(path)))
     except TypeError:
         raise ArtifactError(f"{path} is nested too deeply.") from None
-    return artifact.Document(manifest, lambda: events, False, seal.digest)
+    return artifact.Document(manifest, lambda: events, False, seal.digest, seal.count)
 
 
 def _kurral_document(path: Path) -> dict[str, Any] | None:
@@ -260,7 +259,7 @@ class _Import(NamedTuple):
         journal = self.app.journal
         batch: list[Row] = []
         count = size = 0
-        for event in self.progress(self.document.events()):
+        for event in self.progress(self.document.events(), self.document.length, "importing, events"):
             row = recorder.take(event)
             batch.append(row)
             count += 1

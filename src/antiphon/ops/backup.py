@@ -12,7 +12,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,13 @@ from antiphon._version import __version__
 from antiphon.config.wiring import home, seal_key_file
 from antiphon.errors import InvalidInput, NotFound, StoreError
 from antiphon.ops.app import Antiphon
+from antiphon.ops.progress import Progress, each, silent
 
 FORM = 1
 MANIFEST = "backup.json"
 DATABASES = "databases"
 FOLDERS = ("blobs", "outbox")
 """Of the state folder: large payloads, and what waits for the bucket."""
-
-Progress = Callable[[str], None]
-
-
-def _quiet(text: str) -> None:
-    """Nobody wants to know."""
 
 
 def databases_of(app: Antiphon) -> list[Path]:
@@ -50,7 +45,7 @@ def databases_of(app: Antiphon) -> list[Path]:
     return list(dict.fromkeys(Path(part.path) for part in parts))
 
 
-def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progress: Progress = _quiet) -> dict[str, Any]:
+def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progress: Progress = silent) -> dict[str, Any]:
     """Write a consistent copy of the databases and the state folder to the new folder *target*."""
     sources = databases_of(app)
     for source in sources:
@@ -65,11 +60,10 @@ def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progres
             raise InvalidInput(f"{seal_key} exists. Nothing was written.", hint="Name a new file.")
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     files: dict[str, str] = {}
-    for number, source in enumerate(sources):
-        name = f"{DATABASES}/{number}-{source.name}"
-        progress(f"{source} ({_megabytes(source.stat().st_size)})")
-        copy_database(source, target / name)
-        files[name] = _digest(target / name)
+    names = {f"{DATABASES}/{number}-{source.name}": source for number, source in enumerate(sources)}
+    copies = ((name, copy_database(source, target / name)) for name, source in names.items())
+    size = sum(source.stat().st_size for source in sources) / 1e6
+    files.update(progress(copies, len(names), f"copying {size:.1f} MB, databases"))
     for folder in FOLDERS:
         files.update(_copy_tree(home() / folder, target / folder, folder, progress))
     ids = key_ids(key_file) if key_file is not None and key_file.exists() else []
@@ -98,8 +92,11 @@ def backup(app: Antiphon, target: Path, *, seal_key: Path | None = None, progres
     }
 
 
-def copy_database(source: Path, target: Path) -> None:
-    """One consistent copy of a database that is in use: no writer waits for it, and none is seen halfway."""
+def copy_database(source: Path, target: Path) -> str:
+    """One consistent copy of a database that is in use: no writer waits for it, and none is seen halfway.
+
+    Returns its digest.
+    """
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     try:
@@ -117,6 +114,7 @@ def copy_database(source: Path, target: Path) -> None:
     if found != "ok":
         raise StoreError(f"The database {source} is damaged: {found}.", hint="Restore an earlier backup.")
     _sync(target)
+    return _digest(target)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -136,27 +134,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
-def verify(folder: Path) -> dict[str, Any]:
+def verify(folder: Path, *, progress: Progress = silent) -> dict[str, Any]:
     """Check that every file of a backup is there and unchanged; its manifest."""
     manifest = read_manifest(folder)
-    for name, digest in manifest["files"].items():
-        file = folder / name
-        if ".." in Path(name).parts or Path(name).is_absolute():
-            raise InvalidInput(f"The backup names a file outside its folder: {name}.")
-        if not file.is_file():
-            raise InvalidInput(f"The backup is incomplete: {name} is missing. Nothing was restored.")
-        if _digest(file) != digest:
-            raise InvalidInput(f"The backup is damaged: {name} is not what was written. Nothing was restored.")
+    each(lambda file: _check(folder, *file), manifest["files"].items(), progress, "checking, files")
     return manifest
 
 
+def _check(folder: Path, name: str, digest: str) -> None:
+    file = folder / name
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise InvalidInput(f"The backup names a file outside its folder: {name}.")
+    if not file.is_file():
+        raise InvalidInput(f"The backup is incomplete: {name} is missing. Nothing was restored.")
+    if _digest(file) != digest:
+        raise InvalidInput(f"The backup is damaged: {name} is not what was written. Nothing was restored.")
+
+
 def restore(
-    app: Antiphon, folder: Path, *, seal_key: Path | None = None, force: bool = False, progress: Progress = _quiet
+    app: Antiphon, folder: Path, *, seal_key: Path | None = None, force: bool = False, progress: Progress = silent
 ) -> dict[str, Any]:
     """Put a backup in place of what the configuration names. What is there is moved aside, never deleted."""
     targets = databases_of(app)
-    progress(f"checking {folder}")
-    manifest = verify(folder)
+    manifest = verify(folder, progress=progress)
     copies = sorted(name for name in manifest["files"] if name.startswith(f"{DATABASES}/"))
     if len(copies) != len(targets):
         raise InvalidInput(
@@ -182,15 +182,11 @@ def restore(
     stamp = f"before-restore-{app.clock.now_ms()}"
     for target in targets:
         moved += _move_aside(target, stamp)
-    for target, name in zip(targets, copies, strict=True):
-        progress(str(target))
-        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _place(folder / name, target)
+    places = {name: target for target, name in zip(targets, copies, strict=True)}
     for name in manifest["files"]:
-        top = Path(name).parts[0]
-        if top in FOLDERS and not (home() / name).exists():  # blobs are named by content: what is there is the same
-            (home() / name).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _place(folder / name, home() / name)
+        if Path(name).parts[0] in FOLDERS and not (home() / name).exists():  # equal names are equal contents
+            places[name] = home() / name
+    each(lambda name: _place(folder / name, places[name]), places, progress, "restoring, files")
     if seal_key is not None and key_file is not None:
         moved += _move_aside(key_file, stamp)
         _write_private(key_file, seal_key.read_bytes())
@@ -239,6 +235,7 @@ def _move_aside(file: Path, stamp: str) -> list[str]:
 
 def _place(source: Path, target: Path) -> None:
     """Whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, name = tempfile.mkstemp(prefix=".restore-", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as out, source.open("rb") as stream:
@@ -254,20 +251,15 @@ def _place(source: Path, target: Path) -> None:
 def _copy_tree(source: Path, target: Path, name: str, progress: Progress) -> dict[str, str]:
     """Copy files that never change once they are there; those that vanish meanwhile have been sent or collected."""
     files: dict[str, str] = {}
-    if not source.is_dir():
-        return files
-    progress(str(source))
-    for file in sorted(source.rglob("*")):
-        if file.name.startswith(".") or not file.is_file():
-            continue
+    paths = [file for file in sorted(source.rglob("*")) if not file.name.startswith(".") and file.is_file()]
+
+    def copied(file: Path) -> None:
         relative = file.relative_to(source)
-        copy = target / relative
-        copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        try:
-            _place(file, copy)
-        except FileNotFoundError:
-            continue
-        files[f"{name}/{relative.as_posix()}"] = _digest(copy)
+        with contextlib.suppress(FileNotFoundError):
+            _place(file, target / relative)
+            files[f"{name}/{relative.as_posix()}"] = _digest(target / relative)
+
+    each(copied, paths, progress, f"copying {name}, files")
     return files
 
 
@@ -298,7 +290,3 @@ def _sync(file: Path) -> None:
 def _digest(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"

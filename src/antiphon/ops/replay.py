@@ -18,6 +18,7 @@ from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_recording
 from antiphon.ops.entry import is_agent_code, load_entry
 from antiphon.ops.execution import Exploration, StrictResult, execute_exploring, execute_strictly, known_tools
+from antiphon.ops.progress import Progress, silent
 from antiphon.ops.reports import (
     LazyEmbedder,
     Report,
@@ -65,13 +66,14 @@ def replay(
     keep: bool = True,
     masked: bool = False,
     fence: Sandbox | None = None,
+    progress: Progress = silent,
 ) -> Report:
     """Replay a run by object, id, unique prefix, ``latest`` or artifact path.
 
     Without *mode* the kind is decided by the determinism score and the changes found: strict (A) answers everything
     from the recording; explore (B) asks the model again and blocks side effects. *verify* asks the model beside a
     strict replay, to find refusals that came or went. *masked* replays with pseudonyms although the originals could be
-    read, as a machine without the key does.
+    read, as a machine without the key does. *progress* gets the samples as they are made.
     """
     app = app or current()
     if fence is not None:
@@ -126,7 +128,7 @@ def replay(
         if keep:
             keep_strict(app, recording.manifest, recording.input(), data)
     else:
-        data = _explore(app, recording, function, wanted, before, head, floor, embedder, sandbox)
+        data = _explore(app, recording, function, wanted, before, head, floor, embedder, sandbox, progress)
     report = Report(shown(recording, data), recording)
     if verbose:
         sys.stdout.write(report.text())
@@ -219,6 +221,7 @@ def _explore(
     floor: float,
     embedder: Any,
     sandbox: Sandbox,
+    progress: Progress,
 ) -> dict[str, Any]:
     if function is None:
         raise InvalidInput(
@@ -242,13 +245,17 @@ def _explore(
         called = {**head, **_compared(before, before.merged_with(seen))}
         return explore_report(app, recording, explored, called, floor, texts, reviewed)
 
-    reports = [sample(wanted, "B") for _ in range(wanted.samples)]
+    def samples(wanted: Exploration, kind: str, label: str) -> list[dict[str, Any]]:
+        made = (sample(wanted, kind) for _ in range(wanted.samples))
+        return list(progress(made, wanted.samples, label)) if wanted.samples > 1 else list(made)
+
+    reports = samples(wanted, "B", "replaying, samples")
     data = min(reports, key=lambda report: (report["verdict"] == "pass", report["ars"]["score"]))
     if len(reports) > 1:
         data["spread"] = spread_of(reports)
         data["sampleRuns"] = [report["replayRun"] for report in reports]
     if wanted.baseline:
-        lane = [sample(wanted._replace(config={}, prompt=None), "baseline") for _ in range(wanted.samples)]
+        lane = samples(wanted._replace(config={}, prompt=None), "baseline", "replaying the baseline, samples")
         data["baseline"] = {**spread_of(lane), "runs": [report["replayRun"] for report in lane]}
     return data
 

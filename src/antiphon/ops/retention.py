@@ -9,6 +9,7 @@ import orjson
 from antiphon._gateway.owner import certainly_dead
 from antiphon.contract.events import RunManifest, spilled
 from antiphon.ops.app import Antiphon
+from antiphon.ops.progress import Progress, each, silent
 from antiphon.ops.runs import all_runs, events_of, is_audit, real_status, summary
 
 _DAY_MS = 86_400_000
@@ -26,6 +27,7 @@ def collect(
     max_bytes: int | None = None,
     force: bool = False,
     dry_run: bool = False,
+    progress: Progress = silent,
 ) -> dict[str, Any]:
     """Delete runs by age, count and size; without any of these, those past the retention window."""
     now = app.clock.now_ms()
@@ -41,8 +43,9 @@ def collect(
         doomed |= {m.id: m for m in runs[max(0, keep) :]}
     if max_bytes is not None:
         used = 0
-        for manifest in runs:
-            used += _size(app, manifest.id)
+        sizes = ((manifest, _size(app, manifest.id)) for manifest in runs)
+        for manifest, size in progress(sizes, len(runs), "measuring, runs"):
+            used += size
             if used > max_bytes:
                 doomed[manifest.id] = manifest
     protected = 0
@@ -52,19 +55,18 @@ def collect(
         protected, doomed = len(doomed) - len(old), old
     deleted = [manifest for manifest in doomed.values() if real_status(manifest) != "running"]
     if not dry_run:
-        for manifest in deleted:
-            app.journal.delete_run(manifest.id)
+        each(lambda manifest: app.journal.delete_run(manifest.id), deleted, progress, "deleting, runs")
     return {
         "dryRun": dry_run,
         "runs": [summary(manifest) for manifest in deleted],
         "protected": protected,
         "retentionDays": window_days,
-        "blobs": 0 if dry_run else _unused_blobs(app),
+        "blobs": 0 if dry_run else _unused_blobs(app, progress),
         "claims": 0 if dry_run else app.journal.sweep(),
     }
 
 
-def _unused_blobs(app: Antiphon) -> int:
+def _unused_blobs(app: Antiphon, progress: Progress) -> int:
     """Delete payloads that neither a run nor a claim refers to any more.
 
     A payload is kept before the event that names it is written: while anything runs, nothing is deleted.
@@ -76,18 +78,22 @@ def _unused_blobs(app: Antiphon) -> int:
     if not found or _busy(app):
         return 0
     used: set[str] = set()
-    for manifest in all_runs(app):
-        for event in events_of(app, manifest.id):
-            used.update(spilled(event).values())
+    runs = list(all_runs(app))
+    for refs in progress((_refs(app, manifest.id) for manifest in runs), len(runs), "looking for payloads, runs"):
+        used |= refs
     for record in app.journal.list(tenant=app.tenant, limit=1_000_000):
         if isinstance(record.payload_ref, str):
             used.add(record.payload_ref.removeprefix("sealed+"))
     dead = [ref for ref in found if ref not in used]
     if not dead or _busy(app):
         return 0
-    for ref in dead:
-        blobs.delete(app.tenant, ref)
+    each(lambda ref: blobs.delete(app.tenant, ref), dead, progress, "deleting, payloads")
     return len(dead)
+
+
+def _refs(app: Antiphon, run: str) -> set[str]:
+    """The payloads that the events of a run refer to."""
+    return {ref for event in events_of(app, run) for ref in spilled(event).values()}
 
 
 def _busy(app: Antiphon) -> bool:

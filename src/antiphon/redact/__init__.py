@@ -13,7 +13,7 @@ from __future__ import annotations
 from antiphon.redact._compare import EqualityPattern, same_after_redaction
 from antiphon.redact._redactor import Mask, Redactor
 from antiphon.redact._rules import Rule, Rules
-from antiphon.redact._scan import Finding, scan_path
+from antiphon.redact._scan import Finding, files_below, scan_path
 from antiphon.redact._stream import StreamRedactor
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Rule",
     "Rules",
     "StreamRedactor",
+    "files_below",
     "same_after_redaction",
     "scan_path",
 ]

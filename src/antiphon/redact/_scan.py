@@ -41,12 +41,13 @@ def scan_path(path: str | os.PathLike[str], rules: Rules | None = None) -> Itera
     """Findings in a file, or in all files below a folder, in order of their names."""
     redactor = Redactor(rules or Rules(personal=False), salt="scan")
     root = Path(path)
-    for file in _files(root):
+    for file in files_below(root):
         for where, kind, secret in _scan_file(file, redactor):
             yield Finding(str(file), where, kind, _fingerprint(file, where, kind, secret))
 
 
-def _files(root: Path) -> Iterator[Path]:
+def files_below(root: Path) -> Iterator[Path]:
+    """The file itself, or all files below a folder that are scanned, in order of their names."""
     if not root.is_dir():
         yield root
         return

