@@ -1,8 +1,7 @@
 """Run the bare install and its unit tests on every supported Python of this machine (``make pythons``).
 
 Each interpreter gets an environment of its own under build/pythons. A DeprecationWarning that our code causes is an
-error, except for one of the first 3.12 releases about numbered SQL parameters, which CPython took back. The last lines
-say which versions ran.
+error, in the tests of the SQLite store, too. The last lines say which versions ran.
 """
 
 from __future__ import annotations
@@ -19,6 +18,14 @@ VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 NEEDED = ("orjson", "msgspec", "cryptography", "pyyaml", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist")
 NEEDED += ("hypothesis", "rfc8785", "hatchling==1.27.0")
 TESTS = ("tests/unit/decide", "tests/unit/keys", "tests/unit/canonical", "tests/unit/turn")
+TESTS += (
+    "tests/integration/stores/test_memory_sqlite_agree.py",
+    "tests/integration/stores/test_memory_sqlite_schema.py",
+)
+TESTS += (
+    "tests/integration/stores/test_memory_sqlite_conformance.py",
+    "tests/integration/stores/test_sqlite_at_once.py",
+)
 TESTS += ("--ignore-glob=*/test_classify*", "--ignore=tests/unit/keys/test_typed_arguments.py")  # these need extras
 SMOKE = """
 import antiphon, warnings
@@ -56,7 +63,7 @@ def check(version: str, python: str) -> bool:
         [uv, "venv", "--quiet", "--python", python, str(folder)],
         [uv, "pip", "install", "--quiet", "--python", str(made), *NEEDED],
         [uv, "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--python", str(made), str(ROOT)],
-        [str(made), "-W", "error::DeprecationWarning", "-W", "ignore:Binding:DeprecationWarning", "-c", SMOKE],
+        [str(made), "-W", "error::DeprecationWarning", "-c", SMOKE],
         [str(made), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", *TESTS],
     ]
     for number, step in enumerate(steps):

@@ -154,7 +154,9 @@ def claim_values(
         request.identity,
         request.idempotency_key,
         version,
+        version,
         owner_of(request),
+        now,
         now,
         expires,
         now + template.lease_ms,
@@ -163,23 +165,27 @@ def claim_values(
         history,
         _request_json(request),
         RECORD_VERSION,
+        version,
     )
 
 
 def settle_values(key: str, version: int, settlement: Settlement, new_version: int, now: int) -> tuple[Any, ...]:
     """What :data:`SETTLE` takes."""
     ttl_ms = settlement.ttl_ms
+    expires = now + ttl_ms
     return (
         settlement.state,
         new_version,
         now,
-        now + ttl_ms,
+        expires,
         ttl_ms,
         settlement.dispatched,
         _outcome_json(settlement),
         settlement.payload,
+        expires,
         key,
         version,
+        now,
     )
 
 
@@ -229,7 +235,8 @@ def alias(connection: sqlite3.Connection, key: str, identity: str, version: int,
 
 def renew(connection: sqlite3.Connection, key: str, version: int, lease_ms: int, now: int) -> bool:
     """Extend the lease of a claim that is still ours."""
-    return connection.execute(SQL["renew"], (now + lease_ms, now, key, version)).rowcount > 0
+    until = now + lease_ms
+    return connection.execute(SQL["renew"], (now, until, until, until, key, version)).rowcount > 0
 
 
 def in_flight(connection: sqlite3.Connection, key: str, version: int) -> bool:

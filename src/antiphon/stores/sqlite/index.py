@@ -29,7 +29,7 @@ def catch_up(connection: sqlite3.Connection, limit: int, now: int) -> bool:
     connection.execute(SQL["index_tools"], (low, high))
     connection.execute(SQL["index_sessions"], (low, high))
     connection.execute(SQL["index_open"], (low, high))
-    connection.execute(SQL["index_expiry"], (low, high, now + LOOK_AGAIN_MS))
+    connection.execute(SQL["index_expiry"], (now + LOOK_AGAIN_MS, low, high))
     connection.execute(SQL["set_indexed"], (high,))
     return high < last
 
@@ -66,7 +66,7 @@ class Filter(NamedTuple):
         """The same in parts that an index can serve in order: if nothing else is given, one tool after the other."""
         if self.tool or self.session or self.prefix or self.state not in ("", "done"):
             return [self]
-        return [self._replace(tool=tool) for (tool,) in connection.execute(SQL["tools"], (self.tenant,))]
+        return [self._replace(tool=tool) for (tool,) in connection.execute(SQL["tools"], (self.tenant, self.tenant))]
 
 
 def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int) -> list[DedupeRecord]:
@@ -99,11 +99,11 @@ def counts(connection: sqlite3.Connection, tenant: str, now: int) -> dict[tuple[
     known = _indexed(connection)
     done = dict(connection.execute(SQL["count_all"], (tenant,)).fetchall())
     found: dict[tuple[str, str], int] = {}
-    for tool, state, expired, number in connection.execute(SQL["count_not_done"], (tenant, now, known)):
+    for tool, state, expired, number in connection.execute(SQL["count_not_done"], (now, now, now, now, tenant, known)):
         done[tool] -= number
         if not expired:
             found[tool, state] = number
-    for tool, number in connection.execute(SQL["count_done_expired"], (tenant, now, known)):
+    for tool, number in connection.execute(SQL["count_done_expired"], (now, now, tenant, known)):
         done[tool] -= number
     found.update({(tool, "done"): number for tool, number in done.items() if number})
     return found
@@ -127,7 +127,7 @@ def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
         if state == "inflight" and not (spared and expires <= now):
             if expires <= now:
                 expires = now + max(1, ttl_ms)
-                connection.execute(SQL["spare"], (expires, number))
+                connection.execute(SQL["spare"], (expires, expires, number))
             again = min(expires, now + LOOK_AGAIN_MS)
         elif sweep_at <= now:
             gone[number] = Gone(number, *about)

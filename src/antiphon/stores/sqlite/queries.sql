@@ -12,8 +12,8 @@ SELECT record, v FROM executions WHERE key = ? AND version = ? AND expires_at_ms
 -- name: insert_claim
 INSERT INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,
                     created_at_ms, updated_at_ms, expires_at_ms, lock_until_ms, ttl_ms, sweep_at_ms, history, request, v)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, 'inflight', ?8, ?8, ?9, ?10, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17
-WHERE ?8 > (SELECT value FROM meta WHERE name = 'version_floor')
+SELECT ?, ?, ?, ?, ?, ?, ?, 'inflight', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+WHERE ? > (SELECT value FROM meta WHERE name = 'version_floor')
 ON CONFLICT (key) DO NOTHING;
 
 -- name: version_floor
@@ -24,14 +24,14 @@ DELETE FROM claims WHERE id = ?;
 
 -- name: settle
 UPDATE claims
-SET state = ?1, version = ?2, updated_at_ms = ?3, expires_at_ms = ?4, ttl_ms = ?5, dispatched = ?6, outcome = ?7, payload = ?8,
-    lock_until_ms = 0, sweep_at_ms = CASE WHEN history THEN max(sweep_at_ms, ?4) ELSE ?4 END
-WHERE key = ?9 AND version = ?10 AND (expires_at_ms > ?3 OR state = 'inflight');
+SET state = ?, version = ?, updated_at_ms = ?, expires_at_ms = ?, ttl_ms = ?, dispatched = ?, outcome = ?, payload = ?,
+    lock_until_ms = 0, sweep_at_ms = max(?, CASE WHEN history THEN sweep_at_ms ELSE 0 END)
+WHERE key = ? AND version = ? AND (expires_at_ms > ? OR state = 'inflight');
 
 -- name: renew
 UPDATE claims
-SET lock_until_ms = ?1, updated_at_ms = ?2, expires_at_ms = max(expires_at_ms, ?1), sweep_at_ms = max(sweep_at_ms, ?1)
-WHERE key = ?3 AND version = ?4 AND state = 'inflight';
+SET updated_at_ms = ?, lock_until_ms = ?, expires_at_ms = max(expires_at_ms, ?), sweep_at_ms = max(sweep_at_ms, ?)
+WHERE key = ? AND version = ? AND state = 'inflight';
 
 -- name: insert_execution
 INSERT INTO executions (key, identity, tenant, workspace, version, expires_at_ms, record, v)
@@ -86,8 +86,8 @@ INSERT OR IGNORE INTO claim_open (id) SELECT id FROM claims WHERE id > ? AND id 
 
 -- name: index_expiry
 INSERT OR IGNORE INTO claim_expiry (at_ms, id)
-SELECT CASE WHEN state = 'inflight' THEN min(expires_at_ms, ?3) ELSE sweep_at_ms END, id
-FROM claims WHERE id > ?1 AND id <= ?2;
+SELECT CASE WHEN state = 'inflight' THEN min(expires_at_ms, ?) ELSE sweep_at_ms END, id
+FROM claims WHERE id > ? AND id <= ?;
 
 -- name: delete_place
 DELETE FROM claim_places WHERE tenant = ? AND kind = ? AND value = ? AND id = ?;
@@ -107,7 +107,7 @@ FROM claim_expiry AS e LEFT JOIN claims AS c ON c.id = e.id WHERE e.at_ms <= ? O
 
 -- name: spare
 -- Nothing else lets a claim in flight expire later than both its TTL and its lease: that marks it.
-UPDATE claims SET expires_at_ms = ?1, sweep_at_ms = max(sweep_at_ms, ?1) WHERE id = ?2;
+UPDATE claims SET expires_at_ms = ?, sweep_at_ms = max(sweep_at_ms, ?) WHERE id = ?;
 
 -- name: abandon
 -- The row stays, as its history lives on; it counts as little as if it were gone.
@@ -124,9 +124,9 @@ DELETE FROM executions WHERE rowid IN (SELECT rowid FROM executions WHERE expire
 
 -- name: tools
 WITH RECURSIVE tools (tool) AS (
-    SELECT min(value) FROM claim_places WHERE tenant = ?1 AND kind = 'tool'
+    SELECT min(value) FROM claim_places WHERE tenant = ? AND kind = 'tool'
     UNION ALL
-    SELECT (SELECT min(value) FROM claim_places WHERE tenant = ?1 AND kind = 'tool' AND value > tools.tool)
+    SELECT (SELECT min(value) FROM claim_places WHERE tenant = ? AND kind = 'tool' AND value > tools.tool)
     FROM tools WHERE tools.tool IS NOT NULL
 )
 SELECT tool FROM tools WHERE tool IS NOT NULL;
@@ -137,19 +137,19 @@ SELECT value, count(*) FROM claim_places WHERE tenant = ? AND kind = 'tool' GROU
 -- name: count_not_done
 SELECT c.tool,
     CASE
-        WHEN c.state = 'inflight' AND c.lock_until_ms <= ?2 THEN 'stale'
+        WHEN c.state = 'inflight' AND c.lock_until_ms <= ? THEN 'stale'
         WHEN c.state <> 'failed' OR NOT instr(c.outcome, CAST('"error":{"code":"outcome_unknown"' AS BLOB)) THEN c.state
-        WHEN c.updated_at_ms <= ?2 - 86400000 THEN 'unknown_1d'
-        WHEN c.updated_at_ms <= ?2 - 3600000 THEN 'unknown_1h'
+        WHEN c.updated_at_ms <= ? - 86400000 THEN 'unknown_1d'
+        WHEN c.updated_at_ms <= ? - 3600000 THEN 'unknown_1h'
         ELSE 'unknown'
     END,
-    c.expires_at_ms <= ?2 AND c.state <> 'inflight', count(*)
+    c.expires_at_ms <= ? AND c.state <> 'inflight', count(*)
 FROM claim_open AS o CROSS JOIN claims AS c ON c.id = o.id
-WHERE c.tenant = ?1 AND c.state <> 'done' AND c.id <= ?3 GROUP BY 1, 2, 3;
+WHERE c.tenant = ? AND c.state <> 'done' AND c.id <= ? GROUP BY 1, 2, 3;
 
 -- name: count_done_expired
 SELECT c.tool, count(DISTINCT c.id) FROM claim_expiry AS e CROSS JOIN claims AS c ON c.id = e.id
-WHERE e.at_ms <= ?2 AND c.expires_at_ms <= ?2 AND c.tenant = ?1 AND c.state = 'done' AND c.id <= ?3 GROUP BY c.tool;
+WHERE e.at_ms <= ? AND c.expires_at_ms <= ? AND c.tenant = ? AND c.state = 'done' AND c.id <= ? GROUP BY c.tool;
 
 -- name: open_run
 INSERT INTO runs (id, tenant, workspace, name, status, started_at_ms, manifest) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -174,7 +174,7 @@ SELECT number FROM runs WHERE id = ?;
 SELECT number, (SELECT max(id) FROM events WHERE id >= number << 32 AND id < (number + 1) << 32) FROM runs WHERE id = ?;
 
 -- name: insert_next_event
-INSERT INTO events (id, type, at_ms, body) SELECT ?1, ?2, ?3, ?4 WHERE EXISTS (SELECT 1 FROM runs WHERE number = ?1 >> 32);
+INSERT INTO events (id, type, at_ms, body) SELECT ?, ?, ?, ? WHERE EXISTS (SELECT 1 FROM runs WHERE number = ? >> 32);
 
 -- name: insert_event
 INSERT INTO events (id, type, at_ms, body) VALUES (?, ?, ?, ?);
