@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon._diff import plural
 from antiphon.cli import EXIT
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import (
@@ -347,9 +348,10 @@ def gc(arguments: argparse.Namespace) -> int:
         )
     verb = "would delete" if arguments.dry_run else "deleted"
     lines = [ui.dim(f"{row['id']}  {ui.safe(row['name'])}  {ui.when(row['startedAtMs'])}") for row in result["runs"]]
-    lines.append(f"{verb} {len(result['runs'])} runs, {result['blobs']} blobs and {result['claims']} expired claims")
+    runs, blobs = plural(len(result["runs"]), "run"), plural(result["blobs"], "blob")
+    lines.append(f"{verb} {runs}, {blobs} and {plural(result['claims'], 'expired claim')}")
     if result["protected"]:
         window = f"the retention window of {result['retentionDays']:g} days"
-        lines.append(f"{result['protected']} runs are inside {window} and are kept")
+        lines.append(f"kept: {plural(result['protected'], 'run')} inside {window}")
     ui.output(arguments, result, lines)
     return 0

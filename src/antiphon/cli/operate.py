@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from antiphon._diff import plural
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, JSON, application, argument, command, flag
 from antiphon.errors import InvalidInput, NotFound
@@ -27,7 +28,7 @@ def backup(arguments: argparse.Namespace) -> int:
 
     with application(arguments) as app:
         result = make(app, arguments.folder, seal_key=arguments.seal_key, progress=ui.progress)
-    lines = [f"{result['files']} files, {result['bytes'] / 1e6:.1f} MB in {result['folder']}"]
+    lines = [f"{plural(result['files'], 'file')}, {result['bytes'] / 1e6:.1f} MB in {result['folder']}"]
     if result["sealKeyCopied"]:
         lines.append(f"seal key: {result['sealKeyCopied']}; keep it apart from the backup")
     elif result["sealKeyFile"]:
@@ -58,7 +59,7 @@ def restore(arguments: argparse.Namespace) -> int:
 
     if arguments.verify:
         manifest = verify(arguments.folder, progress=ui.progress)
-        text = f"complete: {len(manifest['files'])} files, taken {ui.when(manifest['atMs'])}"
+        text = f"complete: {plural(len(manifest['files']), 'file')}, taken {ui.when(manifest['atMs'])}"
         ui.output(arguments, {"complete": True, **manifest}, text)
         return 0
     with application(arguments) as app:
@@ -71,7 +72,8 @@ def restore(arguments: argparse.Namespace) -> int:
     lines += [f"what was there: {place}" for place in result["movedAside"]]
     if result["sealKeysMissing"]:
         lines.append(ui.yellow(f"results sealed with key {', '.join(result['sealKeysMissing'])} cannot be read"))
-    unfinished = f"{result['runsUnfinished']} unfinished runs and {result['claimsInFlight']} claims in flight"
+    runs, claims = plural(result["runsUnfinished"], "unfinished run"), plural(result["claimsInFlight"], "claim")
+    unfinished = f"{runs} and {claims} in flight"
     lines.append(f"{unfinished}: the store does not know what they did after the backup. Look before you start a host:")
     lines.append("  antiphon runs --status interrupted; antiphon claims list --state inflight")
     ui.output(arguments, result, lines)

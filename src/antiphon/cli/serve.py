@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from antiphon._diff import plural
 from antiphon._drive import drive
 from antiphon.cli import _ui as ui
 from antiphon.cli._base import CONFIG, JSON, application, argument, command
@@ -102,7 +103,7 @@ def serve(arguments: argparse.Namespace) -> int:
         ws="none",
     )
     server.limits = Limits.of(settings)  # type: ignore[attr-defined]
-    print(f"antiphon: serving on http://{host}:{port} with {workers} worker(s)", file=sys.stderr)
+    print(f"antiphon: serving on http://{host}:{port} with {plural(workers, 'worker')}", file=sys.stderr)
     return 0 if _run(server) else 1
 
 

@@ -331,13 +331,26 @@ def _key_file(config: Config, store: Store) -> Path | None:
     return default if default.exists() else None
 
 
+_shared: dict[tuple[str, bool], Metrics] | None = None
+
+
+def share_metrics() -> None:
+    """Let all gateways that are made in this process from now on count together, as those of a host and its agents."""
+    global _shared
+    _shared = {}
+
+
 def metrics_of(config: Config) -> Metrics:
-    """The registry that counts calls."""
+    """The registry that counts calls: one for each gateway, or one for the process."""
     from antiphon.telemetry import metrics
 
-    return metrics(
-        prefix=config.telemetry.prefix, prometheus=config.telemetry.prometheus, rules=lambda: rules_of(config)
-    )
+    prefix, prometheus = config.telemetry.prefix, config.telemetry.prometheus
+    if _shared is not None and (prefix, prometheus) in _shared:
+        return _shared[prefix, prometheus]
+    made = metrics(prefix=prefix, prometheus=prometheus, rules=lambda: rules_of(config))
+    if _shared is not None:
+        _shared[prefix, prometheus] = made
+    return made
 
 
 def listeners_of(config: Config) -> tuple[Listener, ...]:

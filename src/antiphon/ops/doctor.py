@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from antiphon._diff import plural
 from antiphon.config.wiring import seal_key_file
 from antiphon.errors import AntiphonError
 from antiphon.ops.admin import usage
@@ -127,9 +128,9 @@ def _claims(app: Antiphon) -> Iterator[dict[str, Any]]:
         yield _found("warning", "claims", text, hint, unknown=unknown)
     if "bytesPerRecord" in cost:
         text = f"about {cost['bytesPerRecord']} bytes each in the server, {cost['bytes'] / 1e6:.1f} MB together"
-        yield _found("ok", "claims", f"{cost['records']} records, {text}")
+        yield _found("ok", "claims", f"{plural(cost['records'], 'record')}, {text}")
     elif not stale and not unknown:
-        yield _found("ok", "claims", f"{sum(counts.values())} records, none stale, none unknown")
+        yield _found("ok", "claims", f"{plural(sum(counts.values()), 'record')}, none stale, none unknown")
 
 
 def _runs(app: Antiphon) -> Iterator[dict[str, Any]]:
@@ -176,7 +177,7 @@ def _tools(entry: str | None) -> Iterator[dict[str, Any]]:
         text = f"{entry} registers no tools: its functions are neither guarded nor recorded"
         yield _found("warning", "tools", text, "Decorate them: @gateway.tool(idempotent=...)")
     elif not unsaid:
-        yield _found("ok", "tools", f"{len(specs)} tools, all with a declared effect")
+        yield _found("ok", "tools", f"{plural(len(specs), 'tool')}, all with a declared effect")
 
 
 def _retry_owners() -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from antiphon import scoring, similarity
+from antiphon._diff import plural
 from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
@@ -334,7 +335,8 @@ def _masked(recording: Recording, left: Sequence[Any]) -> dict[str, Any]:
     if recording.is_old:
         note = "the recording was made by release 0.1.0: masked values are compared by kind and pattern only"
     elif rules.lost:
-        note = f"the originals of {rules.lost} events cannot be read: they are damaged, or come from another store"
+        lost = plural(rules.lost, "event")
+        note = f"the originals of {lost} cannot be read: they are damaged, or come from another store"
     elif rules.pseudonyms and not rules.has_key:
         note = "the code got pseudonyms: set ANTIPHON_REPLAY_KEY to replay with the originals"
     found = {

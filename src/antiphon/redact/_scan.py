@@ -64,8 +64,10 @@ def _scan_file(file: Path, redactor: Redactor) -> Iterable[tuple[str, str, str]]
         head = stream.read(4096)
     if b"\0" in head:
         return _scan_binary(file)
-    if head.startswith(_SEAL_KEY) and not file.stat().st_mode & 0o077:
-        return ()  # a seal key in its place; one that others can read is a finding
+    if head.startswith(_SEAL_KEY):  # in its place it is none; one that others can read is a finding
+        keys = enumerate(file.read_text(encoding="ascii", errors="replace").splitlines(), 1)
+        open_to_others = file.stat().st_mode & 0o077
+        return [(f"line {number}", "seal_key", key) for number, key in keys if key] if open_to_others else ()
     if file.stat().st_size <= _JSON_LIMIT:
         document = file.read_bytes()
         if not redactor.may_hold(document):

@@ -327,11 +327,14 @@ def test_gc_keeps_what_is_inside_the_window(antiphon: Command) -> None:
     runs = [recorded(antiphon) for _ in range(3)]
     done = antiphon("gc", "--keep", "1")
     assert "deleted 0 runs" in done.out
-    assert "2 runs are inside the retention window of 14 days and are kept" in done.out
+    assert "kept: 2 runs inside the retention window of 14 days" in done.out
     told = antiphon("gc", "--keep", "1", "--force", "--dry-run", "--json").json
     assert [row["id"] for row in told["runs"]] == [runs[1], runs[0]]
     assert len(antiphon("runs", "--json").json["runs"]) == 3
     assert "would delete 2 runs" in antiphon("gc", "--keep", "1", "--force", "--dry-run").out
+    assert (
+        "would delete 1 run, 0 blobs and 0 expired claims" in antiphon("gc", "--keep", "2", "--force", "--dry-run").out
+    )
     assert "deleted 2 runs" in antiphon("gc", "--keep", "1", "--force").out
     assert [row["id"] for row in antiphon("runs", "--json").json["runs"]] == [runs[2]]
 

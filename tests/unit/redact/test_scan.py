@@ -106,8 +106,10 @@ def test_a_seal_key_is_a_finding_only_where_others_can_read_it(tmp_path: Path) -
     file = tmp_path / "seal.key"
     Sealer.from_key_file(file)
     assert scan(tmp_path) == []
+    file.write_text(f"{file.read_text()}antiphon-seal-key-1 {'ab/c' * 10}abc=\n")  # looks like a path
+    assert scan(tmp_path) == []
     file.chmod(0o644)
-    assert [f.kind for f in scan(tmp_path)] == ["high_entropy"]
+    assert [(f.where, f.kind) for f in scan(tmp_path)] == [("line 1", "seal_key"), ("line 2", "seal_key")]
 
 
 def test_a_missing_path_says_so(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon._gateway.ids import uuid7
-from antiphon.config.wiring import ConfigLike
+from antiphon.config.wiring import ConfigLike, share_metrics
 from antiphon.errors import AntiphonError, missing_extra
 from antiphon.host.discovery import self_test
 from antiphon.host.events import one_line
@@ -284,4 +284,5 @@ class Service:
 
 def service() -> Service:
     """What the server imports, in each of its workers."""
+    share_metrics()  # the gateways of agents and tools count with the host's own
     return Service()
