@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from antiphon.contract.spec import (
     TtlOptions,
     Ttls,
 )
+from antiphon.ops.app import Antiphon, RunOptions
 from tests.docs.pages import ROOT, script
 
 BIN = Path(sys.executable).parent
@@ -131,6 +133,10 @@ def test_right_code_passes_and_wrong_code_does_not(
     assert found.pop("right.py", []) == []
     assert found.pop("readme.py", []) == []
     assert sorted(found) == [f"wrong_{number}.py" for number in range(len(WRONG))]
+
+
+def test_the_keywords_of_a_run_are_those_of_the_method() -> None:
+    assert set(RunOptions.__annotations__) == set(inspect.signature(Antiphon.run).parameters) - {"self", "name", "like"}
 
 
 @pytest.mark.parametrize(

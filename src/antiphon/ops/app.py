@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -373,28 +373,25 @@ def agent(function: Callable[..., Any] | None = None, *, name: str | None = None
     return mark if function is None else mark(function)
 
 
-def run(
-    name: str,
-    *,
-    input: Any = None,  # noqa: A002
-    session: str | None = None,
-    resume: str | None = None,
-    entry: str | None = None,
-    function: Callable[..., Any] | None = None,
-    tags: Mapping[str, str] | None = None,
-    llm_cache: bool | None = None,
-) -> Run:
-    """Open a run with the current object: ``with antiphon.run("triage") as run: …``."""
-    return current().run(
-        name,
-        input=input,
-        session=session,
-        resume=resume,
-        entry=entry,
-        function=function,
-        tags=tags,
-        llm_cache=llm_cache,
-    )
+class RunOptions(TypedDict, total=False):
+    """The keywords of :func:`run`: those of :meth:`Antiphon.run`."""
+
+    input: Any
+    session: str | None
+    resume: str | None
+    entry: str | None
+    function: Callable[..., Any] | None
+    tags: Mapping[str, str] | None
+    llm_cache: bool | None
+
+
+def run(name: str, **options: Unpack[RunOptions]) -> Run:
+    """Open a run with the current object: ``with antiphon.run("triage") as run: …``.
+
+    Keywords are *input*, *session*, *resume* (the id of an interrupted run, which continues), *entry*, *function*,
+    *tags* and *llm_cache*.
+    """
+    return current().run(name, **options)
 
 
 def current_run() -> Run:

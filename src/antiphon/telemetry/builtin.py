@@ -9,17 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from antiphon.telemetry import _metrics as schema
-from antiphon.telemetry._metrics import (
-    MAX_CODES,
-    MAX_TOOLS,
-    Counts,
-    Labels,
-    Values,
-    count,
-    labelled,
-    of_claims,
-    tool_of_breaker,
-)
 
 _Series = dict[tuple[str, ...], float]
 _LEFT_MOST = 1024
@@ -63,13 +52,13 @@ class BuiltinMetrics:
     """
 
     def __init__(
-        self, prefix: str = "antiphon", *, max_tools: int = MAX_TOOLS, clean: Callable[[str], str] = str
+        self, prefix: str = "antiphon", *, max_tools: int = schema.MAX_TOOLS, clean: Callable[[str], str] = str
     ) -> None:
         self.prefix = prefix
         self._lock = threading.Lock()
-        self._tool = Labels(max_tools, clean)
-        self._code = Labels(MAX_CODES, clean)
-        self._state = Labels(MAX_CODES, clean)
+        self._tool = schema.Labels(max_tools, clean)
+        self._code = schema.Labels(schema.MAX_CODES, clean)
+        self._state = schema.Labels(schema.MAX_CODES, clean)
         self._quick: dict[tuple[str, str, str], _Calls] = {}
         self._calls: dict[tuple[str, str, str, str], _Calls] = {}
         """By tool, status, scope and the state of the claim that answered, if one did."""
@@ -112,7 +101,7 @@ class BuiltinMetrics:
         self._add(schema.HITS, self._tool(tool), self._state(state))
 
     def breaker(self, key: str, before: str, after: str) -> None:
-        tool = self._tool(tool_of_breaker(key))
+        tool = self._tool(schema.tool_of_breaker(key))
         self._add(schema.TRANSITIONS, tool, before, after)
         for state in schema.BREAKER_STATES:
             self._set(schema.BREAKER, float(state == after), tool, state)
@@ -128,20 +117,20 @@ class BuiltinMetrics:
         for state, seconds in ttl_s.items():
             self._set(schema.TTL, seconds, label, state)
 
-    def dedupe(self, counts: Counts) -> None:
+    def dedupe(self, counts: schema.Counts) -> None:
         """Take the numbers of claim records by tool and state."""
-        for metric, values in of_claims(counts, self._scopes).items():
+        for metric, values in schema.of_claims(counts, self._scopes).items():
             self.sampled(metric, values)
 
-    def sampled(self, metric: schema.Metric, values: Values) -> None:
+    def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
         """Set a gauge; labels that are no longer named are 0."""
-        fresh = labelled(values, metric, self._tool)
+        fresh = schema.labelled(values, metric, self._tool)
         with self._lock:
             self._series[metric.name] = {**dict.fromkeys(self._series[metric.name], 0.0), **fresh}
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """The generic port, for whoever has events and no direct line."""
-        count(self, event, fields)
+        schema.count(self, event, fields)
 
     def render(self) -> str:
         """All metrics in the text format 0.0.4."""

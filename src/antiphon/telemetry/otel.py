@@ -18,18 +18,6 @@ from typing import TYPE_CHECKING, Any
 from antiphon._version import __version__
 from antiphon.errors import missing_extra
 from antiphon.telemetry import _metrics as schema
-from antiphon.telemetry._metrics import (
-    MAX_CODES,
-    MAX_TOOLS,
-    Counts,
-    Labels,
-    Values,
-    count,
-    labelled,
-    of_claims,
-    tool_name,
-    tool_of_breaker,
-)
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -108,19 +96,19 @@ class OtelListener:
         else:
             self._note(event, fields)
         if self._metrics is not None:
-            count(self._metrics, event, fields)
+            schema.count(self._metrics, event, fields)
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
         """A tool was registered."""
         if self._metrics is not None:
             self._metrics.described(tool, scope=scope, effect=effect, ttl_s=ttl_s)
 
-    def dedupe(self, counts: Counts) -> None:
+    def dedupe(self, counts: schema.Counts) -> None:
         """A sample of the claim store."""
         if self._metrics is not None:
             self._metrics.dedupe(counts)
 
-    def sampled(self, metric: schema.Metric, values: Values) -> None:
+    def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
         """What a gauge says now."""
         if self._metrics is not None:
             self._metrics.sampled(metric, values)
@@ -142,7 +130,7 @@ class OtelListener:
             SPAN_NAME,
             context=self._parent(fields),
             attributes={
-                "tool.name": self._clean(tool_name(fields)),
+                "tool.name": self._clean(schema.tool_name(fields)),
                 "gen_ai.operation.name": "execute_tool",
                 "gen_ai.tool.name": self._clean(fields.get("toolName")),
                 "gen_ai.tool.type": "function",
@@ -219,7 +207,7 @@ class OtelListener:
             context=self._trace.set_span_in_context(call.span),
             start_time=begin,
             attributes={
-                "tool.name": self._clean(tool_name(fields)),
+                "tool.name": self._clean(schema.tool_name(fields)),
                 "retry.attempt": int(fields.get("attempt") or 0),
                 "retry.reason": self._clean(fields.get("errorCode") or fields.get("reason")),
             },
@@ -295,8 +283,8 @@ class OtelMetrics:
 
         meter = metrics.get_meter("antiphon", __version__, provider)
         self._instruments = {metric.name: _make(meter, metric, prefix) for metric in schema.METRICS}
-        self._tool = Labels(MAX_TOOLS, clean)
-        self._code = Labels(MAX_CODES, clean)
+        self._tool = schema.Labels(schema.MAX_TOOLS, clean)
+        self._code = schema.Labels(schema.MAX_CODES, clean)
         self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
         self._scopes: dict[str, str] = {}
         self._sampled: dict[str, set[tuple[str, ...]]] = {}
@@ -331,7 +319,7 @@ class OtelMetrics:
 
     def breaker(self, key: str, before: str, after: str) -> None:
         """Count a change of a breaker's state."""
-        tool = self._tool(tool_of_breaker(key))
+        tool = self._tool(schema.tool_of_breaker(key))
         self._instruments[schema.TRANSITIONS.name].add(1, {"tool": tool, "from_state": before, "to_state": after})
         for state in schema.BREAKER_STATES:
             self._instruments[schema.BREAKER.name].set(float(state == after), {"tool": tool, "state": state})
@@ -346,15 +334,15 @@ class OtelMetrics:
         for state, seconds in ttl_s.items():
             self._instruments[schema.TTL.name].set(seconds, {"tool": label, "state": state})
 
-    def dedupe(self, counts: Counts) -> None:
+    def dedupe(self, counts: schema.Counts) -> None:
         """Take the numbers of claim records by tool and state."""
-        for metric, values in of_claims(counts, self._scopes).items():
+        for metric, values in schema.of_claims(counts, self._scopes).items():
             self.sampled(metric, values)
 
-    def sampled(self, metric: schema.Metric, values: Values) -> None:
+    def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
         """Set a gauge; labels that are no longer named are 0."""
         known = self._sampled.setdefault(metric.name, set())
-        fresh = labelled(values, metric, self._tool)
+        fresh = schema.labelled(values, metric, self._tool)
         for labels in (*known.difference(fresh), *fresh):
             self._instruments[metric.name].set(fresh.get(labels, 0.0), dict(zip(metric.labels, labels, strict=True)))
         known.update(fresh)

@@ -12,17 +12,6 @@ from weakref import WeakKeyDictionary
 
 from antiphon.errors import missing_extra
 from antiphon.telemetry import _metrics as schema
-from antiphon.telemetry._metrics import (
-    MAX_CODES,
-    MAX_TOOLS,
-    Counts,
-    Labels,
-    Values,
-    count,
-    labelled,
-    of_claims,
-    tool_of_breaker,
-)
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -124,7 +113,7 @@ class PrometheusListener:
         prefix: str = "antiphon",
         registry: CollectorRegistry | None = None,
         *,
-        max_tools: int = MAX_TOOLS,
+        max_tools: int = schema.MAX_TOOLS,
         clean: Callable[[str], str] = str,
     ) -> None:
         try:
@@ -140,9 +129,9 @@ class PrometheusListener:
             self._shared = by_prefix[prefix]
         self._metrics = self._shared.metrics
         self.prefix = prefix
-        self._tool = Labels(max_tools, clean)
-        self._code = Labels(MAX_CODES, clean)
-        self._state = Labels(MAX_CODES, clean)
+        self._tool = schema.Labels(max_tools, clean)
+        self._code = schema.Labels(schema.MAX_CODES, clean)
+        self._state = schema.Labels(schema.MAX_CODES, clean)
         self._quick: dict[tuple[str, str, str], Callable[[float], None]] = {}
         self._counters: dict[tuple[str, str, str], Callable[[], None]] = {}
         self._scopes: dict[str, str] = {}
@@ -179,7 +168,7 @@ class PrometheusListener:
 
     def breaker(self, key: str, before: str, after: str) -> None:
         """Count a change of a breaker's state."""
-        tool = self._tool(tool_of_breaker(key))
+        tool = self._tool(schema.tool_of_breaker(key))
         self._metrics[schema.TRANSITIONS.name].labels(tool, before, after).inc()
         for state in schema.BREAKER_STATES:
             self._metrics[schema.BREAKER.name].labels(tool, state).set(float(state == after))
@@ -196,15 +185,15 @@ class PrometheusListener:
         for state, seconds in ttl_s.items():
             self._metrics[schema.TTL.name].labels(label, state).set(seconds)
 
-    def dedupe(self, counts: Counts) -> None:
+    def dedupe(self, counts: schema.Counts) -> None:
         """Take the numbers of claim records by tool and state."""
-        for metric, values in of_claims(counts, self._scopes).items():
+        for metric, values in schema.of_claims(counts, self._scopes).items():
             self.sampled(metric, values)
 
-    def sampled(self, metric: schema.Metric, values: Values) -> None:
+    def sampled(self, metric: schema.Metric, values: schema.Values) -> None:
         """Set a gauge; labels that are no longer named are 0."""
         known = self._sampled.setdefault(metric.name, set())
-        fresh = labelled(values, metric, self._tool)
+        fresh = schema.labelled(values, metric, self._tool)
         for labels in known.difference(fresh):
             self._metrics[metric.name].labels(*labels).set(0)
         for labels, value in fresh.items():
@@ -213,7 +202,7 @@ class PrometheusListener:
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """The generic port, for whoever has events and no direct line."""
-        count(self, event, fields)
+        schema.count(self, event, fields)
 
     def render(self) -> str:
         """Everything in the registry, in the text format; in multi-process mode, of all processes that share it."""

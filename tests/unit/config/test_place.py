@@ -24,9 +24,9 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home folder with a repository in it; no ``ANTIPHON_HOME``."""
     monkeypatch.delenv("ANTIPHON_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for folder in ("home/work/repo/app/jobs", "home/work/repo/other", "home/loose/deep", "elsewhere"):
+    for folder in ("home/projects/shop/app/jobs", "home/projects/shop/other", "home/loose/deep", "elsewhere"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "home/work/repo/.git").mkdir()
+    (tmp_path / "home/projects/shop/.git").mkdir()
     return tmp_path.resolve()
 
 
@@ -53,19 +53,19 @@ def home() -> Path:
 def test_a_script_has_one_place_wherever_it_is_started(
     tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start("home/work/repo/app/jobs")
+    start("home/projects/shop/app/jobs")
     found = set()
-    for folder in ("home/work/repo", "home/work/repo/other", "elsewhere", "home", "/"):
+    for folder in ("home/projects/shop", "home/projects/shop/other", "elsewhere", "home", "/"):
         monkeypatch.chdir(tree / folder)
         found.add(home())
-    assert found == {tree / "home/work/repo/.antiphon"}
+    assert found == {tree / "home/projects/shop/.antiphon"}
 
 
 def test_the_nearest_configuration_comes_before_the_repository_and_that_before_a_package(
     tree: Path, start: Start
 ) -> None:
-    repo = tree / "home/work/repo"
-    start("home/work/repo/app/jobs")
+    repo = tree / "home/projects/shop"
+    start("home/projects/shop/app/jobs")
     (repo / "app/pyproject.toml").touch()
     assert home() == repo / ".antiphon"
     (repo / "app/antiphon.toml").touch()
@@ -79,8 +79,8 @@ def test_the_nearest_configuration_comes_before_the_repository_and_that_before_a
 
 def test_without_a_script_the_working_folder_counts(tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     start("")
-    monkeypatch.chdir(tree / "home/work/repo/other")
-    assert home() == tree / "home/work/repo/.antiphon"
+    monkeypatch.chdir(tree / "home/projects/shop/other")
+    assert home() == tree / "home/projects/shop/.antiphon"
 
 
 def test_an_installed_program_works_for_the_project_it_is_started_in(
@@ -88,8 +88,8 @@ def test_an_installed_program_works_for_the_project_it_is_started_in(
 ) -> None:
     start("home/loose")
     monkeypatch.setattr(place, "_installed", lambda: {tree / "home/loose"})
-    monkeypatch.chdir(tree / "home/work/repo")
-    assert home() == tree / "home/work/repo/.antiphon"
+    monkeypatch.chdir(tree / "home/projects/shop")
+    assert home() == tree / "home/projects/shop/.antiphon"
 
 
 def test_the_home_folder_and_the_root_are_never_a_project(
@@ -111,23 +111,23 @@ def test_the_home_folder_and_the_root_are_never_a_project(
 def test_a_folder_of_0_1_0_further_down_is_used_and_told(
     tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old = tree / "home/work/repo/app/jobs/.antiphon"
+    old = tree / "home/projects/shop/app/jobs/.antiphon"
     old.mkdir()
     (old / "antiphon.db").touch()
-    start("home/work/repo/app/jobs")
+    start("home/projects/shop/app/jobs")
     monkeypatch.chdir(tree / "elsewhere")
     assert ensure_home() == old
     assert "earlier release" in caplog.text
-    assert str(tree / "home/work/repo") in caplog.text
-    start("home/work/repo")  # 0.1.0 put it into the working folder
-    monkeypatch.chdir(tree / "home/work/repo/app/jobs")
+    assert str(tree / "home/projects/shop") in caplog.text
+    start("home/projects/shop")  # 0.1.0 put it into the working folder
+    monkeypatch.chdir(tree / "home/projects/shop/app/jobs")
     assert home() == old
 
 
 def test_the_first_use_says_where_and_later_ones_say_nothing(
     tree: Path, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start("home/work/repo")
+    start("home/projects/shop")
     folder = ensure_home()
     assert caplog.messages == [f"claims and runs are kept in {folder} (ANTIPHON_HOME sets another folder)"]
     assert (folder / ".gitignore").read_text() == "*\n"
@@ -138,15 +138,15 @@ def test_the_first_use_says_where_and_later_ones_say_nothing(
 def test_a_folder_that_cannot_be_written_is_an_error_that_names_the_variable(
     tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start("home/work/repo")
+    start("home/projects/shop")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="ANTIPHON_HOME"):
         ensure_home()
 
 
 def test_a_place_that_is_a_file_is_an_error_that_names_the_variable(tree: Path, start: Start) -> None:
-    start("home/work/repo")
-    (tree / "home/work/repo/.antiphon").touch()
+    start("home/projects/shop")
+    (tree / "home/projects/shop/.antiphon").touch()
     with pytest.raises(ConfigError, match="ANTIPHON_HOME"):
         ensure_home()
 
@@ -154,11 +154,11 @@ def test_a_place_that_is_a_file_is_an_error_that_names_the_variable(tree: Path, 
 def test_the_configuration_of_the_project_is_found_and_names_files_from_its_own_folder(
     tree: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repo = tree / "home/work/repo"
+    repo = tree / "home/projects/shop"
     (repo / "antiphon.toml").write_text('[store]\nurl = "sqlite:///claims.db"\n')
-    start("home/work/repo/app")
+    start("home/projects/shop/app")
     urls = set()
-    for folder in ("home/work/repo", "home/work/repo/app", "elsewhere"):
+    for folder in ("home/projects/shop", "home/projects/shop/app", "elsewhere"):
         monkeypatch.chdir(tree / folder)
         urls.add(store_of(load(None, {}).config).url)
     assert len(urls) == 1
