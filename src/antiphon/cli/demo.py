@@ -189,4 +189,5 @@ def _breaker() -> Iterator[str]:
     results = [gateway.execute(_envelope(f"q-{n}", "quote", {"symbol": f"S{n}"})) for n in range(8)]
     result = results[-1]
     yield f"quote() called 8 times: the service was tried {len(touched)} times, then: {result.status}"
-    yield f"  {result.error.message}"  # type: ignore[union-attr]
+    assert result.error is not None
+    yield f"  {result.error.message}"

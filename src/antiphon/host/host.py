@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -63,6 +63,7 @@ from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
 from antiphon.ports import Answer, Invocation, Journal, Row
 
+T = TypeVar("T")
 log: logging.Logger = logging.getLogger("antiphon.host")
 
 KIND = "workflow"
@@ -324,7 +325,7 @@ class Host:
             return "disk_full", f"Fewer than {_ROOM_BYTES >> 20} MiB are left on the disk of the store."
         return "", ""
 
-    async def in_thread(self, tenant: str, work: Callable[[], Any], of: Literal["agents", "rows"] = "agents") -> Any:
+    async def in_thread(self, tenant: str, work: Callable[[], T], of: Literal["agents", "rows"] = "agents") -> T:
         """Do blocking work of a tenant; one that keeps all its threads busy keeps only its own runs waiting."""
         pool = self._threads.get((tenant, of))
         if pool is None:
@@ -589,7 +590,7 @@ class HostRun:
 
         if not any(is_large(told.payload) for told, _ in events):
             return make()
-        return await self.host.in_thread(self.manifest.tenant, make, of="rows")  # type: ignore[no-any-return]
+        return await self.host.in_thread(self.manifest.tenant, make, of="rows")
 
     async def _write(self, events: Sequence[tuple[WorkflowEvent, int]], over: bool) -> None:
         if not self.host.lease.holds():

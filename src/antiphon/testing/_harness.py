@@ -39,14 +39,16 @@ def must(condition: object, what: str) -> None:
 
 def claimed(answer: Claimed | Existing) -> Claimed:
     """The answer of a call that has to win."""
-    must(isinstance(answer, Claimed), f"the claim should have been won, but the store answered {answer}")
-    return answer  # type: ignore[return-value]
+    if not isinstance(answer, Claimed):
+        raise AssertionError(f"the claim should have been won, but the store answered {answer}")
+    return answer
 
 
 def existing(answer: Claimed | Existing | None) -> Existing:
     """The answer of a call that has to lose."""
-    must(isinstance(answer, Existing), f"the store should have shown a record, but it answered {answer}")
-    return answer  # type: ignore[return-value]
+    if not isinstance(answer, Existing):
+        raise AssertionError(f"the store should have shown a record, but it answered {answer}")
+    return answer
 
 
 def check_attempts(record: DedupeRecord, attempts: Sequence[Attempt]) -> None:

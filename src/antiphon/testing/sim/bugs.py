@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from antiphon._gateway import admission, attempt, claim, repair, settlement
@@ -85,7 +85,10 @@ def _as_another(request: ClaimRequest) -> StaticClaimRequest:
     )
 
 
-def _without_history(answer: Any) -> Any:
+Answer = TypeVar("Answer", Claimed | Existing, Existing | None)
+
+
+def _without_history(answer: Answer) -> Answer:
     """One row per intent, overwritten by each new call identity."""
     if isinstance(answer, Existing) and answer.own is not None and answer.own.version != answer.current.version:
         return answer._replace(own=None)
@@ -93,11 +96,11 @@ def _without_history(answer: Any) -> Any:
 
 
 async def _begin_without_history(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Claimed | Existing:
-    return _without_history(self.inner.begin(request, events))  # type: ignore[no-any-return]
+    return _without_history(self.inner.begin(request, events))
 
 
 async def _read_without_history(self: Shared, key: str, identity: str) -> Existing | None:
-    return _without_history(self.inner.read(key, identity))  # type: ignore[no-any-return]
+    return _without_history(self.inner.read(key, identity))
 
 
 async def _share_and_forget(self: Shared, key: str, identity: str, version: int) -> bool:

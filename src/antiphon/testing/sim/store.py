@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from antiphon.testing.sim.plan import Outage, Plan
     from antiphon.testing.sim.worker import Worker
 
+T = TypeVar("T")
 _LOOK_S = 0.1
 _LOSS_UNTIL_S = 25.0
 _JOURNEY_S = (0.0001, 0.02)
@@ -77,7 +78,7 @@ class SimJournal:
         self._at_once = at_once
         """For the renewer, which is driven in one go."""
 
-    async def _step(self, name: str, run: Callable[[], Any]) -> Any:
+    async def _step(self, name: str, run: Callable[[], Awaitable[T] | T]) -> T:
         shared, worker = self._shared, self._worker
         if worker.dead:
             raise Dead
@@ -163,7 +164,7 @@ class SimJournal:
                 self._shared.invariants.claimed(request.key, answer.version, self._worker, asked)
             return answer
 
-        return await self._step(name, run)  # type: ignore[no-any-return]
+        return await self._step(name, run)
 
     async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         async def run() -> int | None:
@@ -172,10 +173,10 @@ class SimJournal:
                 self._shared.invariants.settled(key, version, settlement, self._worker, answer)
             return answer
 
-        return await self._step("settle", run)  # type: ignore[no-any-return]
+        return await self._step("settle", run)
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
-        return await self._step("alias", lambda: self._shared.alias(key, identity, version))  # type: ignore[no-any-return]
+        return await self._step("alias", lambda: self._shared.alias(key, identity, version))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         def run() -> bool:
@@ -184,10 +185,10 @@ class SimJournal:
                 self._shared.invariants.renewed(version)
             return kept
 
-        return await self._step("renew", run)  # type: ignore[no-any-return]
+        return await self._step("renew", run)
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
-        return await self._step("read", lambda: self._shared.read(key, identity))  # type: ignore[no-any-return]
+        return await self._step("read", lambda: self._shared.read(key, identity))
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         """Until the record moved on; looked at now and then, as a message may get lost."""
@@ -202,7 +203,7 @@ class SimJournal:
                 raise Dead
 
     async def load_breakers(self, tenant: str) -> list[BreakerRow]:
-        return await self._step("load breakers", lambda: self._shared.inner.load_breakers(tenant))  # type: ignore[no-any-return]
+        return await self._step("load breakers", lambda: self._shared.inner.load_breakers(tenant))
 
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         await self._step("save breaker", lambda: self._shared.inner.save_breaker(tenant, row))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import threading
 from asyncio import CancelledError
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from inspect import isawaitable
@@ -229,7 +229,7 @@ def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
             go_on = partial(coroutine.send, None)
 
 
-async def either(value: Any) -> Any:
+async def either(value: Awaitable[T] | T) -> T:
     """The result of a synchronous or an asynchronous function."""
     return await value if isawaitable(value) else value
 
