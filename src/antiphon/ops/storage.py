@@ -22,6 +22,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import Format, export_run
 from antiphon.ops.bucket import address_of, is_remote
+from antiphon.ops.progress import Progress, silent
 
 _OUTBOX = "outbox/artifacts"
 _LONGEST = 120
@@ -40,17 +41,17 @@ class Kept(NamedTuple):
     """Why they have not."""
 
 
-def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon") -> Kept:
+def keep(app: Antiphon, manifest: RunManifest, form: Format = "antiphon", *, progress: Progress = silent) -> Kept:
     """Export the run to the configured place; in a bucket an earlier artifact of that run is replaced."""
     if not is_remote(app):
         path = local_path(app, manifest, form)
         path.parent.mkdir(parents=True, exist_ok=True)
-        return Kept(str(path), export_run(app, manifest, path, form))
+        return Kept(str(path), export_run(app, manifest, path, form, progress=progress))
     name = object_name(manifest, form)
     outbox = outbox_of(app)
     staged = ensure_home() / f"export-{os.getpid()}-{_part(manifest.id)}.{form}"
     try:
-        size = export_run(app, manifest, staged, form)
+        size = export_run(app, manifest, staged, form, progress=progress)
         outbox.put_file(name, staged)
     finally:
         staged.unlink(missing_ok=True)
