@@ -99,7 +99,7 @@ def test_nobody_else_can_append_while_room_is_made(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "pwrite", watched)
     finish(SQLiteStore(path).open_sync(), 20)
-    assert refused == ["database is locked"]
+    assert set(refused) == {"database is locked"}  # once, or twice where commits are slow
 
 
 def test_where_no_commit_waits_for_the_disk_no_room_is_made(tmp_path: Path) -> None:
