@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from antiphon._gateway import attempt, claim, replay
+from antiphon._gateway import attempt, claim, replay, shadow
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.context import is_held
@@ -30,9 +30,8 @@ def admit(call: GuardedCall) -> Step:
     if run is not None and run.scope.invoker is not None and not run.entered:
         return replay.ask(call, admit)
     if now >= plan.plans.next_refresh:
-        if not plan.off:
+        if _waits_for_news(plan):
             return Refresh(_patience(plan), _refreshed)
-        plan.plans.look()  # the store is left alone
         call.plan = plan = plan.as_of_now()
     call.policy = policy = plan.policy if call.options is NO_OPTIONS else Policy(plan, call.options)
     if plan.hooks is not None:
@@ -50,8 +49,8 @@ def admit(call: GuardedCall) -> Step:
                 call.params = (hashlib.sha256(call.params).hexdigest(), hashlib.sha256(exact).hexdigest())
         else:
             _derive_given(call, maker, policy.given_key)
-    except InvalidInput as error:
-        return refused(call, failed("error", "validation_error", str(error)))
+    except Exception as error:
+        return _without_key(call, error)
     if run is not None:
         if not run.entered:
             run.enter(plan.tool.written(call.arguments), call.params)
@@ -103,6 +102,18 @@ def _refused(call: GuardedCall, stop: Outcome) -> Step:
     return Look(call.key, call.identity, call.plan.plans.store_breaker.look_s, claim.looked)
 
 
+def _waits_for_news(plan: Plan) -> bool:
+    """Whether to ask for breakers of others now; a call that is off or in shadow mode does not wait for the store."""
+    plans = plan.plans
+    watcher = plans.watcher
+    if not plan.off and (plan.shadow is None or not watcher.beside):
+        return True
+    plans.look()
+    if not plan.off and watcher.takes():
+        watcher.do(watcher.exchange)
+    return False
+
+
 def _patience(plan: Plan) -> float:
     """How long a call waits to hear of breakers: hardly at all, where one is open already."""
     if any(breaker.pass_for_all is None for breaker in plan.policy.path):
@@ -148,12 +159,29 @@ def _ask_hooks(call: GuardedCall) -> Outcome | None:
     return None
 
 
-def _shadow(call: GuardedCall, shadow: Plan) -> Step:
+def _shadow(call: GuardedCall, plan: Plan) -> Step:
     """Claim under a key of its own, with breakers of its own; nothing waits, blocks or retries (R12)."""
-    call.plan = shadow
-    call.policy = Policy(shadow, call.options)
-    call.key = shadow.begin_prefix + call.key
-    return claim.begin(call)
+    turn, verdict = call.turn, call.extras.verdict
+    call.key = plan.begin_prefix + call.key
+    if turn is not None and call.pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
+        verdict = denied.code
+    elif call.outer is not None and call.policy.mode != "disabled" and is_held(call.key):
+        verdict = "busy"
+    return shadow.watch(call, plan, verdict)
+
+
+def _without_key(call: GuardedCall, error: Exception) -> Step:
+    """The arguments have no canonical form; in shadow mode the function is given them all the same."""
+    plan = call.plan.shadow
+    if plan is None or call.policy.safety:
+        if not isinstance(error, InvalidInput):
+            raise error
+        return refused(call, failed("error", "validation_error", str(error)))
+    call.run = call.turn = None
+    call.key = call.idempotency_key = ""
+    if plan.on_start:
+        plan.reporter.started(call, plan.on_start)
+    return shadow.watch(call, plan, "validation_error")
 
 
 def _deny(call: GuardedCall, turn: TurnState) -> Outcome | None:

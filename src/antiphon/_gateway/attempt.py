@@ -41,12 +41,13 @@ def dispatch(call: GuardedCall) -> Step:
         refused = _hooks_again(call)
         if refused is not None:
             return refused
-    if plan.watched_only and not plan.off:
-        plan.reporter.shadow(call, call.extras.verdict or "run")
     call.number = number + 1
     if call.version:
         hold = plan.hold
         hold(call, plan.renew_every)
+    if call.extras.watching:
+        plan.reporter.shadow(call, call.extras.verdict or "run")
+        return DONE  # what came of the call itself goes on with it
     _set_held((call.key, call.outer))
     if call.run is not None:
         call.run.go_inside()

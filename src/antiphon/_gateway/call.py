@@ -7,7 +7,7 @@ as a step; a driver makes the step and hands the reply back (``steps``, ``driver
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphon import _lineage, _scope
@@ -66,6 +66,10 @@ class Extras:
     """Why the call was made without a claim."""
     verdict = ""
     """What the gateway would have done, in shadow mode."""
+    watching = False
+    """It is the twin of a call in shadow mode: it finds that out, and the tool is not called."""
+    ended: Callable[[Any], None] | None = None
+    """Is told when a call in shadow mode is over."""
     outer_running: CallContext | None = None
     late: Any = None
     """Settles the record with a result that comes after the call was given up (R8)."""

@@ -206,6 +206,12 @@ class SyncWorld:
                 self._breaker.within(self._exchange, seconds)
         plans.refreshed()
 
+    def exchange(self) -> None:
+        """Read and tell the states of breakers now, unless that is under way."""
+        if not self._exchanging and not self._breaker.is_open:
+            self._exchanging = True
+            self._exchange()
+
     def _exchange(self) -> None:
         plans, feed = self._plans, self._feed
         try:

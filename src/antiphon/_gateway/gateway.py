@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from antiphon._gateway import results
@@ -17,7 +17,7 @@ from antiphon._gateway.drivers import AsyncWorld, BreakerFeed, SyncWorld, run_as
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
-from antiphon._gateway.plan import NO_OPTIONS, Dependencies, Options, Plan, Plans
+from antiphon._gateway.plan import Dependencies, Options, Plan, Plans
 from antiphon._gateway.report import About
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.source import Opened
@@ -79,6 +79,10 @@ class BaseGateway:
             run_sync(call, SyncWorld(plans, feed, journal), step)
 
         plans.leases.resume = resume
+        beside = self._beside = SyncWorld(plans, feed)
+        """What the thread of shadow mode reaches."""
+        plans.watcher.drive = lambda call, step: run_sync(call, beside, step)
+        plans.watcher.exchange = beside.exchange
         self._warned: set[Tool] = set()
 
     @overload
@@ -188,8 +192,19 @@ class BaseGateway:
             return None
         arguments = plan.bind(*args, **kwargs)
         call = new_call(plan.keyed(), arguments)
-        call.options = given or _key_of(tool, arguments)
+        self._name(call, given)
         return call
+
+    def _name(self, call: GuardedCall, given: Options | None) -> None:
+        """Say what a call is about; one that is off or in shadow mode is made although its key cannot be."""
+        plan = call.plan
+        try:
+            call.options = given or _key_of(plan.tool, call.arguments)
+        except InvalidInput:
+            if not plan.off and plan.shadow is None:
+                raise
+            call.plan = self._plans.plan(plan.tool)
+            call.off_path().verdict = "validation_error"
 
     def _plan_of_a_call(self, tool: Tool) -> Plan:
         """The plan as of now; a write that cannot be told from others is warned of, once."""
@@ -321,16 +336,13 @@ class BaseGateway:
         if problem is not None:
             return problem
         plan = self._plans.plan(tool)
-        options = NO_OPTIONS
+        keyed = key is not None or tool.key_of is not None
+        call = new_call(plan.keyed() if keyed else plan, params)
         try:
-            if key is not None:
-                options = _key_options(tool, key)
-            elif tool.key_of is not None:
-                options = _key_of(tool, params)
+            if keyed:
+                self._name(call, None if key is None else _key_options(tool, key))
         except InvalidInput as error:
             return results.invalid(wire, str(error), self._plans.reporter)
-        call = new_call(plan if options is NO_OPTIONS else plan.keyed(), params)
-        call.options = options
         call.turn, call.place = state, state.session.place
         if call_id is not None:
             scope = current_scope()
@@ -355,6 +367,10 @@ class BaseGateway:
         """The outcome of a call in its documented wire form."""
         return results.to_envelope(call, outcome, (self._plans.clock.monotonic() - call.started) * 1000)
 
+    def _last_words(self) -> Iterator[float]:
+        yield from self._plans.watcher.last_words()
+        yield from self._plans.leases.last_words()
+
     def _elsewhere(self, call: GuardedCall) -> Callable[[SyncJournal, Step], None]:
         """How another thread goes on with a call whose stream it ends."""
 
@@ -372,7 +388,7 @@ class Gateway(BaseGateway):
 
     def __init__(self, dependencies: Dependencies) -> None:
         super().__init__(dependencies, asynchronous=False)
-        self._world = SyncWorld(self._plans, self._feed)
+        self._world = self._beside
 
     def _check(self, tool: Tool) -> None:
         if tool.kind in ("async", "async_generator"):
@@ -446,7 +462,7 @@ class Gateway(BaseGateway):
 
     def close(self) -> None:
         """Let go of the store; outcomes that could not be recorded yet are waited for, a second at most."""
-        for pause in self._plans.leases.last_words():
+        for pause in self._last_words():
             time.sleep(pause)
         self._world.close()
 
@@ -538,7 +554,7 @@ class AsyncGateway(BaseGateway):
                 call = new_call(plan, plan.bind(*args, **kwargs))
                 if given is not None:
                     call.plan = plan.keyed()
-                    call.options = given() or _key_of(tool, call.arguments)
+                    self._name(call, given())
                 outcome = await run_async(call, self._world())
                 stream = self._unwrap(call, call.result() if outcome is None else outcome)
             if not hasattr(stream, "__aiter__"):
@@ -593,12 +609,14 @@ class AsyncGateway(BaseGateway):
         """Let go of the store in this event loop; outcomes that could not be recorded yet are waited for, a second."""
         import asyncio
 
-        for pause in self._plans.leases.last_words():
+        for pause in self._last_words():
             await asyncio.sleep(pause)
         self._last_loop = None
         world = self._worlds.pop(self._loop_of(), None)
         if world is not None:
             await world.close()
+        if not self._worlds and not self._plans.watcher.waiting:
+            self._beside.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from antiphon._gateway.switches import Switches
 from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guards
+from antiphon._gateway.watcher import Watcher
 from antiphon.decide.breaker import Breaker, Permit
 from antiphon.decide.loop import LoopPolicy
 from antiphon.decide.retry import TokenBucket
@@ -175,6 +177,7 @@ class Plan:
     __slots__ = (
         "_keyed",
         "_settings",
+        "bare",
         "begin_prefix",
         "bind",
         "bound_loop",
@@ -281,7 +284,7 @@ class Plan:
         """Bytes of a result that is kept as it is, without a look at what is in it."""
         self.reporter: Reporter = reporter
         self.results: ResultStore = plans.results
-        self.threads: ThreadRunner = plans.threads
+        self.threads: ThreadRunner = plans.bare_threads if self.watched_only else plans.threads
         self.hold: Callable[[Lease, float], None] = plans.leases.hold
         self.release: Callable[[Lease], None] = plans.leases.release
         self.guards: Guards = plans.guards
@@ -292,6 +295,10 @@ class Plan:
         self.begin_prefix = "" if shadow_of is None else "shadow."
         self.known_keys: dict[Place, Keys] = {} if shadow_of is None else shadow_of.known_keys
         self.policy: Policy = Policy(self, NO_OPTIONS)
+        self.bare: Policy = Policy(self, NO_OPTIONS) if shadow_of is not None else self.policy
+        """What applies to a call in shadow mode itself: nothing."""
+        if shadow_of is not None:
+            self.bare.path, self.bare.unclaimed = (), True
         shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
         self.shadow: Plan | None = Plan(plans, tool, shadow_of=self) if shadowed else None
         """How calls are made that are only watched."""
@@ -387,7 +394,10 @@ class Plans:
         self.shadow_breakers: Breakers = Breakers(clock, settings.breaker_quorum, changed=self.changed)
         self.leases: Leases = Leases(dependencies.store, clock, settings, attached=dependencies.renews)
         self.store_breaker: StoreBreaker = self.leases.breaker
+        self.watcher: Watcher = Watcher(self.store_breaker)
         self.threads: ThreadRunner = ThreadRunner(settings.abandoned_threads)
+        self.bare_threads: ThreadRunner = ThreadRunner(sys.maxsize)
+        """Of tools that are called as if there were no gateway."""
         self.guards: Guards = Guards(settings.loop)
         self._budgets: dict[str, TokenBucket] = {}
         self._plans: dict[Tool, Plan] = {}

@@ -160,6 +160,9 @@ def abandon(call: GuardedCall) -> None:
     """Leave the claim, if there is one, to the process's own thread: it writes what is known of the call."""
     plan = call.plan
     plan.release(call)
+    if call.extras.ended is not None:
+        ended, call.extras.ended = call.extras.ended, None
+        ended(call)
     if not getattr(call, "key", "") or plan.off:  # it was never admitted
         return
     if call.version or not (call.entered or call.outcome is not None or call.policy.unclaimed):

@@ -397,8 +397,12 @@ def _conclude(call: GuardedCall) -> Step:
     """Other processes learn of breakers; metrics and listeners of the call."""
     plan, outcome, extras = call.plan, call.outcome, call.extras
     plain = extras is NO_EXTRAS
-    if not plain and extras.replayed:
-        return DONE
+    if not plain:
+        if extras.replayed or extras.watching:
+            return DONE
+        if (ended := extras.ended) is not None:
+            extras.ended = None
+            ended(call)
     if plan.dirty:
         return _share_breaker(call)
     monotonic, tally = plan.monotonic, plan.tally

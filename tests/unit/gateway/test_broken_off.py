@@ -584,7 +584,7 @@ async def test_every_step_was_broken_off() -> None:
         "Forgotten": {"returned"},
         "Append": {"before the claim", "claimed", "settled"},
         "Dispatch": {"claimed", "entered"},
-        "INVOKE": {"entered"},
+        "INVOKE": {"entered", "settled"},
         "Sleep": {"entered"},
         "Renew": {"claimed", "entered"},
         "Put": {"before the claim", "returned"},

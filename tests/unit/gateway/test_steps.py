@@ -366,12 +366,15 @@ def test_what_a_read_back_says(answer: Any, follows: Any) -> None:
 )
 def test_in_shadow_a_decision_is_only_noted(state: str, verdict: str) -> None:
     table = Table(settings={"shadow": True})
-    call = table.call(mode="enforced")
-    assert admit(call) is BEGIN
+    twins: list[tuple[GuardedCall, Step]] = []
+    table.plans.watcher.drive = lambda twin, step: twins.append((twin, step))
+    assert admit(table.call(mode="enforced")) is INVOKE
+    [(call, step)] = twins
+    assert step is BEGIN
     assert call.key.startswith("shadow.")
     error = {"error": UNKNOWN} if state == "failed" else {"payload": PAYLOAD} if state == "done" else {}
     step = claim.claimed(call, table.existing(table.record(call, state, **error)))
-    assert isinstance(step, TakeOver) if not verdict else step is INVOKE
+    assert isinstance(step, TakeOver) if not verdict else step is DONE
     assert call.extras.verdict == verdict
 
 

@@ -1,0 +1,113 @@
+"""A thread for the store's share of shadow mode: nobody waits for it, so a store that hangs costs a call nothing."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from antiphon._gateway.store_breaker import StoreBreaker
+
+log = logging.getLogger("antiphon.gateway")
+
+_MOST_WAITING = 1000
+"""Calls that may wait to be looked at; further ones are only called."""
+_IDLE_S = 5.0
+_LAST_WORDS_S = 1.0
+
+
+class Watcher:
+    """Does, in order and beside the calls, what shadow mode asks of the store; one per gateway."""
+
+    def __init__(self, breaker: StoreBreaker) -> None:
+        self._breaker = breaker
+        self.drive: Callable[[Any, Any], Any] = lambda call, step: None
+        """Makes the steps of a call."""
+        self.exchange: Callable[[], None] = lambda: None
+        """Reads and tells the states of breakers."""
+        self._pid = os.getpid()
+        self._reset()
+        _all.add(self)
+
+    def _reset(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._begun = 0
+        self._over = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def beside(self) -> bool:
+        """Whether the store's work is done on the thread; a store in this process is asked at once."""
+        return self._breaker.on
+
+    @property
+    def waiting(self) -> int:
+        """What is not done yet."""
+        return self._begun - self._over
+
+    def takes(self) -> bool:
+        """Whether the store can be asked at all as things stand."""
+        return not self._breaker.is_open and self.waiting < _MOST_WAITING
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Have *job* done: on the thread, or at once."""
+        if not self.beside:
+            job()
+            return
+        if self._pid != os.getpid():  # neither thread nor lock survive a fork
+            self._pid = os.getpid()
+            self._reset()
+        self._begun += 1
+        self._jobs.put(job)
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._work, name="antiphon-shadow", daemon=True)
+                    self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_IDLE_S)
+            except Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._thread = None
+                        return
+                continue
+            try:
+                job()
+            except Exception:
+                log.exception("shadow mode could not look at a call")
+            except BaseException as interrupt:  # of the call: its caller has it
+                log.debug("a call in shadow mode was interrupted: %r", interrupt)
+            del job
+            self._over += 1
+
+    def last_words(self) -> Iterator[float]:
+        """Pauses to make while something is left to look at, for a second at most."""
+        until = time.monotonic() + _LAST_WORDS_S
+        while self.waiting and not self._breaker.is_open and time.monotonic() < until:
+            yield 0.005
+
+
+_all: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+
+def _at_exit() -> None:
+    with contextlib.suppress(Exception):
+        for watcher in list(_all):
+            if watcher._pid == os.getpid():
+                for pause in watcher.last_words():
+                    time.sleep(pause)
+
+
+atexit.register(_at_exit)
