@@ -135,7 +135,7 @@ async def _resolve_all(admin: Any, arguments: argparse.Namespace, chosen: dict[s
         raise InvalidInput("Say what the calls returned: --value JSON, or --no-value.")
     found = await admin.claims(**chosen, state="unknown", limit=10_000)
     if found and not arguments.yes:
-        ask(f"{len(found)} unknown outcomes will be settled as {verdict['verdict']}. Continue?")
+        ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict['verdict']}. Continue?")
     for claim in found:
         await admin.resolve(claim["key"], **verdict)
     return {"resolved": len(found), "as": verdict["verdict"]}
