@@ -4,12 +4,13 @@
     antiphon show
     antiphon replay --strict
 
-The model is scripted, so no key is needed: it looks the order up, refunds it and answers.
+It asks a model which order is meant, looks it up, refunds it and lets the model write the answer. The model is
+scripted, so no key is needed.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from typing import Any
 
 import antiphon
@@ -24,46 +25,32 @@ def look_up(order: str) -> dict[str, Any]:
     return ORDERS[order]
 
 
-@app.gateway.tool(idempotent=False, effect="write")
+@app.gateway.tool(idempotent=False, effect="write", key="order")
 def refund(order: str, amount: float) -> str:
-    """Give the money back."""
+    """Give the money back, once per order."""
     return f"refunded {amount} for order {order}"
 
 
-TOOLS: dict[str, Any] = {"look_up": look_up, "refund": refund}
-SCRIPT: list[tuple[str, dict[str, Any]]] = [
-    ("look_up", {"order": "1042"}),
-    ("refund", {"order": "1042", "amount": 49.9}),
-]
-
-
 def model(request: dict[str, Any]) -> dict[str, Any]:
-    """What a model would answer, decided by how far the conversation is."""
-    done = sum(message["role"] == "tool" for message in request["messages"])
-    message: dict[str, Any] = {"role": "assistant", "content": "Order 1042 was lost; I refunded it."}
-    if done < len(SCRIPT):
-        name, arguments = SCRIPT[done]
-        call = {"name": name, "arguments": json.dumps(arguments)}
-        message = {"role": "assistant", "content": None}
-        message["tool_calls"] = [{"id": f"call_{done + 1}", "type": "function", "function": call}]
-    finish = "tool_calls" if "tool_calls" in message else "stop"
-    return {"choices": [{"index": 0, "message": message, "finish_reason": finish}]}
+    """Stands in for a provider's API: finds the number in a question, and puts facts into a sentence."""
+    said = request["messages"][-1]["content"]
+    number = re.search(r"order (\d+)", said)
+    content = f"I am sorry. Done: {said}." if number is None or said.startswith("refunded") else number[1]
+    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}]}
+
+
+def ask(task: str, content: str) -> str:
+    """One recorded call of the model."""
+    messages = [{"role": "system", "content": task}, {"role": "user", "content": content}]
+    answer = antiphon.current_run().llm({"model": "scripted-1", "temperature": 0, "messages": messages}, model)
+    return str(answer["choices"][0]["message"]["content"])
 
 
 @antiphon.agent(name="support")
 def main(question: str) -> str:
     """Answer one request."""
-    run = antiphon.current_run()
-    messages: list[dict[str, Any]] = [
-        {"role": "system", "content": "You are a support agent. Use the tools."},
-        {"role": "user", "content": question},
-    ]
-    while True:
-        answer = run.llm({"model": "scripted-1", "temperature": 0, "messages": messages}, model)
-        message = answer["choices"][0]["message"]
-        messages.append(message)
-        if not message.get("tool_calls"):
-            return str(message["content"])
-        for call in message["tool_calls"]:
-            result = TOOLS[call["function"]["name"]](**json.loads(call["function"]["arguments"]))
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": json.dumps(result)})
+    order = ask("Which order is meant? Answer with its number.", question)
+    found = look_up(order)
+    if found["status"] != "lost in transit":
+        return f"Order {order} is {found['status']}."
+    return ask("Tell the customer what was done.", refund(order, found["total"]))

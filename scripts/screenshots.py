@@ -53,7 +53,7 @@ def on_terminal(folder: Path, command: str) -> str:
         out += more
     os.close(leader)
     process.wait()
-    return re.sub(r"\r\x1b\[K|\r", "", out.decode())
+    return re.sub(r"[^\n]*\r\x1b\[K|\r", "", out.decode())  # lines of progress are gone in the end
 
 
 def picture(folder: Path, name: str, title: str, *commands: str) -> None:

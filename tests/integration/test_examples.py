@@ -57,7 +57,7 @@ def test_the_support_agent_is_run_shown_and_replayed(tmp_path: Path) -> None:
     target = f"{EXAMPLES / 'support_agent.py'}:main"
     code, out = run(tmp_path, "-m", "antiphon.cli", "run", target, "--input", '"My order 1042 never arrived"')
     assert code == 0, out
-    assert "Order 1042 was lost; I refunded it." in out
+    assert "I am sorry. Done: refunded 49.9 for order 1042." in out
     assert run(tmp_path, "-m", "antiphon.cli", "show")[0] == 0
     code, out = run(tmp_path, "-m", "antiphon.cli", "replay", "--strict")
     assert code == 0, out
