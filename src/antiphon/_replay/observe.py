@@ -18,6 +18,8 @@ _OF_MASKED = ("digest", "key", "variant", "nth")
 """Fields of a call that are made from its arguments."""
 NOTES_ONLY = frozenset({"providerRequest", "key", "unmapped"})
 """Fields of a model call whose difference is reported but is no divergence: the canonical request decides (D14)."""
+_LEFT_OUT = NOTES_ONLY | {"keyOf"}
+"""``keyOf`` is of release 0.1.0: the key of the call was made from placeholders."""
 _ON_THE_WAY = frozenset({"miss", "changed", "type", "extra", "draw"})
 _SHOWN = 50
 _AMBIGUOUS = "the recording marked this lane as ambiguous: name parallel work with antiphon.branch"
@@ -371,9 +373,9 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def _comparable(payload: dict[str, Any]) -> dict[str, Any]:
-    if not NOTES_ONLY.intersection(payload):
+    if not _LEFT_OUT.intersection(payload):
         return payload
-    return {name: value for name, value in payload.items() if name not in NOTES_ONLY}
+    return {name: value for name, value in payload.items() if name not in _LEFT_OUT}
 
 
 def _words(kind: str, payload: dict[str, Any]) -> str:

@@ -137,7 +137,7 @@ def watched(
     ask: Callable[[dict[str, Any]], Any] | None = None,
 ) -> tuple[StrictResult, Run]:
     """A run that the recording answers and is compared with, for whoever calls the code (see ``Run.attached``)."""
-    observer = Observer(recording, _presenter(app, recording))
+    observer = Observer(recording, presenter(app, recording))
     observer.untouched()
     if verify:
         invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=outside, realtime=realtime)
@@ -188,7 +188,7 @@ def watched(
     return result, Run(recorder, recording.manifest)
 
 
-def _presenter(app: Antiphon, recording: Recording) -> Callable[[Any], Any]:
+def presenter(app: Antiphon, recording: Recording) -> Callable[[Any], Any]:
     """How a live value is laid beside a recorded one: as plain JSON; with placeholders for a recording of 0.1.0."""
     if not recording.is_old:
         return lambda value: orjson.loads(dump(value))

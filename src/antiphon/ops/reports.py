@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from antiphon._replay.strict import VerifyInvoker
 from antiphon.contract.events import RunManifest
 from antiphon.ops.app import Antiphon
 from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
-from antiphon.ops.execution import Explored, StrictResult
+from antiphon.ops.execution import Explored, StrictResult, presenter
 from antiphon.ops.runs import replay_manifest
 from antiphon.ports import Invocation
 
@@ -216,6 +217,11 @@ def score_runs(
 ) -> dict[str, Any]:
     """Scores, structure and verdict of two runs."""
     left, right = ([call_of(app, run, call, reviewed) for call in run.top_calls()] for run in (recorded, replayed))
+    outputs = _outputs(replayed)
+    if recorded.is_old and not replayed.is_old:  # lay placeholders beside placeholders
+        present = presenter(app, recorded)
+        outputs = [present(output) for output in outputs]
+        right = [replace(call, arguments=present(call.arguments), value=present(call.value)) for call in right]
     structure = scoring.structure(left, right)
     tools = [call for call in left if call.kind != "llm"]
     if used is None or new is None:
@@ -229,7 +235,7 @@ def score_runs(
         used,
         new,
         _outputs(recorded),
-        _outputs(replayed),
+        outputs,
         embedder or LazyEmbedder(app),
         min_ars=min_ars,
         violations=scoring.effect_gate(structure),
