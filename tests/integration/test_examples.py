@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
 SAYS = {
     "fastapi_charge": r"3 requests, 1 charge, repeated: \[False, True, True\]",
+    "payment_service": r"1 charge, answers \[500, 201, 201, 422\]",
     "queue_worker": r"3 deliveries, sent \['1042', '1043'\]",
     "redis_fleet": r"3 processes, 60 requests, 20 charges",
     "langgraph_checkpoints": r"after the restart:  \['1042'\], 'All done.'",

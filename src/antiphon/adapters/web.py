@@ -98,6 +98,7 @@ class _Rules:
         release: Collection[int],
         max_body: int,
         ttl: float,
+        reconcile: Callable[..., Any] | None,
     ) -> None:
         if not callable(principal):
             raise InvalidInput(
@@ -122,6 +123,7 @@ class _Rules:
             breaker=_NEVER_OPENS,
             key=lambda principal, key, **_: (principal, key),
             key_ttl=ttl,
+            reconcile=reconcile,
         )
         gateway.register(_request_async if isinstance(gateway, AsyncGateway) else _request, spec)
 
@@ -232,7 +234,10 @@ class IdempotencyKey:
     of the key, so nobody reads another's answers by guessing keys. *methods* are the ones that need a key; with
     ``required=False`` a request without one passes. A response whose status is in *release* says that nothing
     happened: it is not kept, and the key is free. Responses are sent when they are complete and kept for *ttl*
-    seconds.
+    seconds. *reconcile* is asked about a request that ended without an answer, as that of a tool: it gets a dict with
+    ``principal``, ``key``, ``method``, ``path``, ``query`` and the body (``json``, ``text`` or ``base64``).
+    ``reconcile=lambda request: DidNotHappen()`` processes it again, if everything that the application does has a
+    key of its own.
 
     >>> from antiphon import AsyncGateway
     >>> async def app(scope, receive, send): ...
@@ -250,6 +255,7 @@ class IdempotencyKey:
         release: Collection[int] = (),
         max_body: int = MAX_BODY,
         ttl: float = 86_400,
+        reconcile: Callable[..., Any] | None = None,
     ) -> None:
         if gateway is None:
             from antiphon import AsyncGateway as Configured
@@ -258,7 +264,7 @@ class IdempotencyKey:
         if not isinstance(gateway, AsyncGateway):
             raise InvalidInput("The gateway of an ASGI application must be an antiphon.AsyncGateway.", path="$.gateway")
         self._app, self._principal, self._gateway = app, principal, gateway
-        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl)
+        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl, reconcile)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer from the record, or by the application."""
@@ -375,6 +381,7 @@ class IdempotencyKeyWSGI:
         release: Collection[int] = (),
         max_body: int = MAX_BODY,
         ttl: float = 86_400,
+        reconcile: Callable[..., Any] | None = None,
     ) -> None:
         if gateway is None:
             from antiphon import Gateway as Configured
@@ -383,7 +390,7 @@ class IdempotencyKeyWSGI:
         if not isinstance(gateway, Gateway):
             raise InvalidInput("The gateway of a WSGI application must be an antiphon.Gateway.", path="$.gateway")
         self._app, self._principal, self._gateway = app, principal, gateway
-        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl)
+        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl, reconcile)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer from the record, or by the application."""
