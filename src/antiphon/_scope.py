@@ -137,6 +137,7 @@ class RunScope:
         "origin",
         "place",
         "present",
+        "quoted",
         "root",
         "run_id",
         "shown",
@@ -204,6 +205,8 @@ class RunScope:
         self.root: Lane = Lane("0", None, None)
         self.gateway_state: dict[Any, Any] = {}
         """Loop guard and caps of this run, kept by the gateways."""
+        self.quoted: dict[str, str] = {}
+        """Secrets among the arguments of calls that failed, which the exception may quote, and what stands for them."""
         self.twins: dict[str, int] = {}
         """Lanes that only their order of arrival tells apart: common part of their paths -> how many."""
         self.streams: dict[int, Callable[[], None]] = {}

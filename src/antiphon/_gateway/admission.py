@@ -152,7 +152,9 @@ def _ask_hooks(call: GuardedCall) -> Outcome | None:
     try:
         reply = plan.hooks.before(hooked)
     except Exception as error:
-        return outcomes.refused_by_hook(error)
+        stop = outcomes.refused_by_hook(error)
+        stop.message = attempt.unquoted(call, stop.message)
+        return stop
     if reply is not None:
         call.policy = policy = Policy(plan, call.options)
         policy.replied(reply, plan)

@@ -108,6 +108,7 @@ def _hooks_again(call: GuardedCall) -> Step | None:
     except Exception as error:
         _vote(call, None)
         stop = outcomes.refused_by_hook(error)
+        stop.message = unquoted(call, stop.message)
         step = _stopped(call, stop)
         hooks.after(extras.hooked, call.outcome or stop)
         return step
@@ -248,7 +249,24 @@ def not_renewed(call: GuardedCall) -> Step:
 
 
 def failure_of(call: GuardedCall, error: BaseException) -> Failure:
-    """What kind of failure an exception is."""
+    """What kind of failure an exception is; what it quotes of the call's secrets is masked."""
+    failure = _classified(call, error)
+    return failure._replace(message=unquoted(call, failure.message)) if failure.message else failure
+
+
+def unquoted(call: GuardedCall, text: str) -> str:
+    """*text* without the secrets among the arguments; the end of the run leaves them out, too."""
+    found = call.plan.results.quoted(call.arguments)
+    if not found:
+        return text
+    if call.run is not None:
+        call.run.scope.quoted.update(found)
+    from antiphon.redact import without_values
+
+    return without_values(text, found)
+
+
+def _classified(call: GuardedCall, error: BaseException) -> Failure:
     if isinstance(error, TimedOut):
         return timed_out(error.seconds, still_running=error.still_running)
     if isinstance(error, call.plan.tool.certain):

@@ -10,7 +10,7 @@ import logging
 
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway import replay
-from antiphon._gateway.attempt import dispatch, not_renewed, raised
+from antiphon._gateway.attempt import dispatch, not_renewed, raised, unquoted
 from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.claim import looked_at_alias, not_readable, not_remembered, start_unclaimed, still_unknown
 from antiphon._gateway.owner import is_owned_by
@@ -83,7 +83,8 @@ def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Ste
             case Put() if call.extras.reuse is None:
                 return keep_failed(call, error)
             case Reconcile() | Put():
-                log.error("reconcile of %s failed; the outcome stays unknown", call.plan.name, exc_info=error)
+                said = unquoted(call, f"{type(error).__name__}: {error}")
+                log.error("reconcile of %s failed; the outcome stays unknown: %s", call.plan.name, said)
                 call.outcome = None
                 return still_unknown(call)
             case Ask():  # the replay refuses the call

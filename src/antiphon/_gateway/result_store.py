@@ -46,6 +46,14 @@ class ResultStore:
         """A message that may be stored."""
         return text if self.redactor is None else self.redactor.redact_text(text)
 
+    def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:
+        """The secrets among the arguments of a call, which an exception may quote, and what stands for them."""
+        if self.redactor is None:
+            return {}
+        from antiphon.redact import secrets_in
+
+        return secrets_in(arguments, self.redactor.redact)
+
     # -- keeping -------------------------------------------------------------------------------------------------
 
     def is_plain(self, payload: bytes) -> bool:

@@ -22,6 +22,7 @@ from antiphon._recording.recorder import Recorder
 from antiphon._scope import Entered, RunScope
 from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import AntiphonError
+from antiphon.redact import without_values
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
 """The run of this context."""
@@ -178,7 +179,7 @@ class Run:
         if error is None or status == "completed":
             payload["output"] = self.output
         else:
-            payload["error"] = run_error(error)
+            payload["error"] = self._unquoted(run_error(error))
         recorder = self._recorder
         rows = [recorder.encode("decision", None, found, {}) for found in ambiguous(self.scope.twins, self.events)]
         rows.append(recorder.encode("run.finished", None, payload, {TASKS: origin.loose()}))
@@ -268,6 +269,11 @@ class Run:
         self.note("prompt", payload)
         return text
 
+    def _unquoted(self, said: dict[str, Any]) -> dict[str, Any]:
+        """What an exception says, without the secrets that calls of this run were given."""
+        quoted = self.scope.quoted
+        return {**said, "message": without_values(str(said["message"]), quoted)} if quoted else said
+
     def note(self, kind: str, payload: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
         """Write an event of *kind* at the current place."""
         scope = self.scope
@@ -283,7 +289,8 @@ class Run:
         try:
             yield current
         except BaseException as error:
-            self.note("interaction.finished", {"error": {"class": type(error).__qualname__, "message": str(error)}})
+            said = {"class": type(error).__qualname__, "message": str(error)}
+            self.note("interaction.finished", {"error": self._unquoted(said)})
             raise
         self.note("interaction.finished", {"output": current.output})
 

@@ -50,7 +50,6 @@ from antiphon.host.events import Numbered, Reader, Signals, follow, is_large, on
 from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
-from antiphon.host.quotes import secrets_in, unquoting, without_values
 from antiphon.host.webhooks import Mask, PostTo, Webhooks
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
@@ -62,6 +61,7 @@ from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon, using
 from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
 from antiphon.ports import Answer, Invocation, Journal, Row
+from antiphon.redact import secrets_in, without_values
 
 T = TypeVar("T")
 log: logging.Logger = logging.getLogger("antiphon.host")
@@ -282,7 +282,6 @@ class Host:
             found = self._tenants[name] = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
             for function, spec in self._tools:
                 found.async_gateway.register(function, spec)
-            found.async_gateway.after(unquoting(found._redactor.redact))
         return found
 
     def admit(self, tenant: str) -> Callable[[], None]:

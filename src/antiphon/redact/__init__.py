@@ -11,6 +11,7 @@ spans, webhooks and views hold masks such as these. Equal values have equal mask
 from __future__ import annotations
 
 from antiphon.redact._compare import EqualityPattern, same_after_redaction
+from antiphon.redact._quotes import secrets_in, without_values
 from antiphon.redact._redactor import Mask, Redactor
 from antiphon.redact._rules import Rule, Rules
 from antiphon.redact._scan import Finding, files_below, scan_path
@@ -27,4 +28,6 @@ __all__ = [
     "files_below",
     "same_after_redaction",
     "scan_path",
+    "secrets_in",
+    "without_values",
 ]

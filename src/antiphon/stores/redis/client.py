@@ -77,8 +77,19 @@ _REASONS: Final = {
 }
 """What a server that answers lacks; the others do not work for the moment."""
 
-pack: Callable[[Words], bytes] = pack_command
-"""A command as it is sent."""
+
+def pack(words: Words) -> bytes:
+    """A command as it is sent.
+
+    hiredis writes texts and bytes; given a number, it asks Python for its text and does not look whether it got one: a
+    signal at that moment, whose handler raises, ends the process with a segmentation fault.
+    """
+    texts: Any = tuple([word if type(word) in _TEXTS else str(word) for word in words])
+    packed: bytes = pack_command(texts)
+    return packed
+
+
+_TEXTS: Final = frozenset({str, bytes})
 
 
 class Client:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, quote_plus
 
-from antiphon._gateway.hooks import HookCall
-from antiphon._gateway.outcome import Outcome
-
-_SHORTEST = 4
+_SHORTEST = 3
 """A shorter value would be found in any text."""
+_WORD = 6
+"""A value shorter than this counts only where it stands by itself."""
 
 
 def secrets_in(arguments: Mapping[str, Any], mask: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, str]:
@@ -33,7 +34,7 @@ def _changed(before: Any, after: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
         for one, other in zip(before, after, strict=False):
             yield from _changed(one, other)
-    elif isinstance(before, (int, float)) and isinstance(after, str) and len(str(before)) >= _SHORTEST:
+    elif type(before) in (int, float) and isinstance(after, str) and len(str(before)) >= _SHORTEST:
         yield str(before), after
 
 
@@ -45,18 +46,17 @@ def without_values(text: str, values: Mapping[str, str]) -> str:
     """
     for value in sorted(values, key=len, reverse=True):
         shown = values[value]
-        for written in dict.fromkeys((value, repr(value)[1:-1], json.dumps(value)[1:-1])):
-            text = text.replace(written, shown)
+        ways = (
+            value,
+            repr(value)[1:-1],
+            json.dumps(value)[1:-1],
+            quote(value, safe=""),
+            quote_plus(value),
+            quote(value),
+        )
+        for written in dict.fromkeys(ways):
+            if len(value) >= _WORD:
+                text = text.replace(written, shown)
+            else:
+                text = re.sub(rf"(?<!\w){re.escape(written)}(?!\w)", lambda _: shown, text)  # noqa: B023
     return text
-
-
-def unquoting(redact: Callable[[Any], Any]) -> Callable[[HookCall, Outcome], None]:
-    """An after-hook that keeps secrets among the arguments of a call out of what is said of its failure."""
-
-    def hook(call: HookCall, outcome: Outcome) -> None:
-        if outcome.status != "success" and outcome.message:
-            found = secrets_in(call.params, redact)
-            if found:
-                outcome.message = without_values(outcome.message, found)
-
-    return hook
