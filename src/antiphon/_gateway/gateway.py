@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -129,6 +130,9 @@ class BaseGateway:
             title = name if isinstance(name, str) else name_of(function)
             text = (function.__doc__ or "").strip().partition("\n")[0]
             options = {"description": text, **declared}
+            unknown = options.keys() - set(ToolSpec.__struct_fields__)
+            if unknown:
+                raise InvalidInput(_no_option(sorted(unknown)[0]), path="$.tool")
             return self.register(function, ToolSpec(name=title, namespace=namespace, idempotent=idempotent, **options))
 
         return decorate
@@ -154,6 +158,8 @@ class BaseGateway:
         """
         if getattr(function, _MARK, None) is self:
             return function
+        if not callable(function):
+            raise InvalidInput(f"{function!r} is not a function.", hint=f"{_WRITE}.", path="$.function")
         if spec is None:
             decorate: Any = self.tool(declared.pop("name", None), **declared)
             return decorate(function)  # type: ignore[no-any-return]
@@ -162,8 +168,9 @@ class BaseGateway:
         try:
             ToolSpec.from_wire(spec.to_wire())  # made by hand, so nobody has checked it yet
         except ContractError as error:
+            said = _WIRE_PATH.sub(lambda found: f"({_snake(found[1])})", error.message)
             raise InvalidInput(
-                f"The declaration of {spec.name!r} is invalid: {error.message}", path=error.path
+                f"The declaration of {spec.name!r} is invalid: {said}", path=error.path, hint=error.hint
             ) from None
         _check_declaration(spec)
         tool = Tool(self._callable(function), spec, self._plans.settings)
@@ -322,7 +329,9 @@ class BaseGateway:
     ) -> GuardedCall | ToolResultEnvelope:
         """The call that a model asks for in a turn, or the result that says what is wrong with it."""
         wire: dict[str, Any] = {"requestId": uuid7(), "toolName": name}
-        wrong = _not_text("The name of the tool", name) or _not_text("The call id", call_id, required=False)
+        wrong = _not_text("The name of the tool", name)
+        if not wrong and (wrong := _not_text("The call id", call_id, required=False)):
+            wrong += ' Give the id that the model or the queue gave the call: turn.call(..., call_id="call_1").'
         given: Any = arguments
         if not wrong and not isinstance(given, Mapping):
             wrong = f"The arguments of {name} must be an object, not a {type(given).__name__}."
@@ -625,6 +634,22 @@ class AsyncGateway(BaseGateway):
         await self.close()
 
 
+_WIRE_PATH = re.compile(r"\(at \$\.([\w.]+)\)")
+
+
+def _snake(path: str) -> str:
+    """The keywords that lead to a field of a declaration."""
+    return re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", path)
+
+
+def _no_option(name: str) -> str:
+    from difflib import get_close_matches
+
+    known = [field for field in ToolSpec.__struct_fields__ if field not in ("name", "namespace")]
+    near = get_close_matches(name, known, 1)
+    return f"A tool has no option {name!r}. " + (f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known)}.")
+
+
 def _key_options(tool: Tool, key: Any) -> Options:
     """A call about *key*."""
     try:
@@ -645,7 +670,9 @@ def _key_of(tool: Tool, arguments: dict[str, Any]) -> Options:
         key = tool.key_of(arguments)
     except Exception as error:
         raise InvalidInput(
-            f"The key of a call of {tool.full_name} cannot be made: {type(error).__name__}: {error}.", path="$.key"
+            f"The key of a call of {tool.full_name} cannot be made: {type(error).__name__}: {error}.",
+            path="$.key",
+            hint="Nothing ran. Correct the function that the tool declares as key=.",
         ) from error
     return _key_options(tool, key)
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from antiphon._gateway.outcome import Outcome
+from antiphon.errors import InvalidInput
 
 log = logging.getLogger("antiphon.hooks")
 
@@ -54,6 +55,17 @@ def _awaited(answer: Any) -> Any:
         return thread.submit(contextvars.copy_context().run, asyncio.run, whole()).result()
 
 
+def _check(rule: str, hook: Any, *given: Any) -> None:
+    """Whether a hook can be called; what cannot be looked at is believed."""
+    try:
+        inspect.signature(hook).bind(*given)
+    except TypeError:
+        name = getattr(hook, "__qualname__", repr(hook))
+        raise InvalidInput(f"{name} cannot be used as a hook.", hint=f"{rule}.") from None
+    except ValueError:
+        pass
+
+
 class Hooks:
     """The registered hooks. Registering the same function twice is registering it once."""
 
@@ -65,12 +77,14 @@ class Hooks:
         self.afters: list[After] = []
 
     def add_before(self, hook: Before) -> Before:
+        _check("A before-hook takes one parameter: def hook(call: HookCall)", hook, None)
         if hook not in self.befores:
             self.befores.append(hook)
             self.active = True
         return hook
 
     def add_after(self, hook: After) -> After:
+        _check("An after-hook takes two parameters: def hook(call: HookCall, outcome)", hook, None, None)
         if hook not in self.afters:
             self.afters.append(hook)
             self.active = True
@@ -83,6 +97,10 @@ class Hooks:
             answer = _awaited(hook(call))
             if answer is not None and not isinstance(answer, HookReply):
                 raise TypeError(f"a before-hook returns HookReply or None, not {type(answer).__name__} ({hook!r})")
+            if answer is not None and answer.idempotency_key is not None and not answer.idempotency_key:
+                raise ValueError(
+                    f"a before-hook gave an empty key: leave idempotency_key out or name the call ({hook!r})"
+                )
             if reply is None and answer is not None:
                 reply = answer
         return reply

@@ -140,7 +140,7 @@ class Policy:
 
     def replied(self, reply: HookReply, plan: Plan) -> None:
         """What a before-hook may change: the key (unless the caller gave one) and the hints."""
-        if reply.idempotency_key and self.given_key is None:
+        if reply.idempotency_key is not None and self.given_key is None:
             self.given_key = reply.idempotency_key
             self.unclaimed = self.mode == "disabled"
         if reply.timeout_ms is not None and not plan.watched_only:

@@ -117,6 +117,7 @@ class Tool:
         self.key_of: Callable[[dict[str, Any]], Any] | None = _key_function(spec, self.accepts)
         """What a call is about, from its arguments; ``None`` if the tool does not say."""
         self.reconcile_wants_context: bool = spec.reconcile is not None and _takes_two(spec.reconcile)
+        _check_reconcile(spec, self.accepts)
         self.decode: Callable[[bytes], Any] = codec.decoder(_return_type(function, self.signature), self.full_name)
         self.configure(spec, settings)
 
@@ -216,6 +217,11 @@ def _key_function(spec: ToolSpec, accepts: frozenset[str] | None) -> Callable[[d
     if isinstance(declared, str):
         wanted: str = declared
         return lambda params: params.get(wanted)
+    if not callable(declared):
+        raise InvalidInput(
+            f"The key of {spec.name!r} is {declared!r}.",
+            hint='Name a parameter (key="order") or give a function of the parameters (key=lambda order, **_: order).',
+        )
     signature = _signature(declared)
     kinds = [p.kind for p in signature.parameters.values()] if signature is not None else []
     if signature is None or inspect.Parameter.VAR_KEYWORD in kinds:
@@ -223,13 +229,21 @@ def _key_function(spec: ToolSpec, accepts: frozenset[str] | None) -> Callable[[d
     names = tuple(signature.parameters)
     if accepts is not None and not accepts.issuperset(names):
         missing = sorted(set(names) - accepts)
-        raise InvalidInput(f"The key of {spec.name!r} takes {', '.join(missing)}, which the tool does not have.")
+        known = ", ".join(sorted(accepts)) or "none"
+        raise InvalidInput(
+            f"The key of {spec.name!r} takes {', '.join(missing)}, which the tool does not have (it has: {known})."
+        )
     if inspect.Parameter.POSITIONAL_ONLY in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
         raise InvalidInput(f"The key of {spec.name!r} must take its parameters by name.")
     return lambda params: declared(**{name: params[name] for name in names if name in params})
 
 
 def _certain(spec: ToolSpec) -> tuple[Any, ...]:
+    if not isinstance(spec.certain_errors, (tuple, list, set, frozenset)):
+        raise InvalidInput(
+            f"certain_errors of {spec.name!r} must be a tuple of exception classes.",
+            hint=f"Write certain_errors=({getattr(spec.certain_errors, '__name__', 'CardDeclined')},).",
+        )
     for kind in spec.certain_errors:
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise InvalidInput(
@@ -287,6 +301,25 @@ def _names(params: list[inspect.Parameter]) -> tuple[tuple[str, ...], frozenset[
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in params):
         return required, None
     return required, frozenset(p.name for p in params)
+
+
+def _check_reconcile(spec: ToolSpec, accepts: frozenset[str] | None) -> None:
+    """One that takes the tool's own parameters would look up the wrong thing and say: it did not happen."""
+    signature = None if spec.reconcile is None else _signature(spec.reconcile)
+    if signature is None:
+        return
+    names = [p.name for p in signature.parameters.values() if p.default is p.empty]
+    wrong = len(names) > 1 and accepts is not None and accepts.issuperset(names)
+    if not wrong and spec.reconcile is not None and not _takes_two(spec.reconcile):
+        try:
+            signature.bind({})
+        except TypeError:
+            wrong = True
+    if wrong:
+        raise InvalidInput(
+            f"reconcile of {spec.name!r} takes {', '.join(names) or 'nothing'}.",
+            hint="It is given the parameters as one dict, and the context if it takes two: def reconcile(params).",
+        )
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

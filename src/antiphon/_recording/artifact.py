@@ -398,7 +398,10 @@ def _read_end(line: bytes, file: IO[bytes], path: Path) -> Iterator[dict[str, An
 def _manifest(head: dict[str, Any], path: Path) -> RunManifest:
     version = str(head.get("schema_version", ""))
     if head.get("format") != "antiphon":
-        raise ArtifactError(f"{path} is not an Antiphon artifact.", hint="Known formats: .antiphon and .kurral")
+        raise ArtifactError(
+            f"{path} is not an Antiphon artifact.",
+            hint="Known formats: .antiphon and .kurral. Make one: antiphon export RUN -o FILE.antiphon",
+        )
     if not version.startswith("1."):
         raise ArtifactError(
             f"{path} has schema version {version[:40] or '?'}; this release reads 1.x.", hint="Upgrade Antiphon."

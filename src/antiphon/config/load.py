@@ -228,6 +228,12 @@ def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
+def _settings() -> list[str]:
+    """The tables, and the settings in them."""
+    inside = {key for key, _ in _variables().values()}
+    return sorted(inside | {field.name for field in msgspec.structs.fields(Config)})
+
+
 def _explain(message: str, name: str, text: str, table: Mapping[str, Any]) -> ConfigError:
     """The error with the line it stands on."""
     at = _AT.search(message)
@@ -237,7 +243,9 @@ def _explain(message: str, name: str, text: str, table: Mapping[str, Any]) -> Co
     line = _line_of(text, re.sub(r"\[\d+\]", "", setting))
     where = f"{name}, line {line}" if line else name
     problem = f"there is no setting {setting}" if unknown else f"{_AT.sub('', message)} ({setting})"
-    return ConfigError(f"{where}: {problem}.", path=f"{name}:{line}" if line else name, setting=setting)
+    near = difflib.get_close_matches(setting, _settings(), 1) if unknown else []
+    hint = f"Did you mean {near[0]}?" if near else "See: antiphon config show" if unknown else ""
+    return ConfigError(f"{where}: {problem}.", hint=hint, path=f"{name}:{line}" if line else name, setting=setting)
 
 
 def _named(path: str, table: Mapping[str, Any]) -> str:

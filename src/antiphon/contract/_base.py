@@ -64,9 +64,41 @@ def decode(document: Any, kind: type[T]) -> T:
         field = _FIELD.search(text)
         if field and not path.endswith("." + field["name"]):
             path = f"{path}.{field['name']}"
-        raise ContractError(f"{_PATH.sub('', text)} (at {path}).", path=path) from None
+        said = _PATH.sub("", text)
+        if not isinstance(error, msgspec.ValidationError):
+            said = f"The document is not valid JSON: {said[0].lower()}{said[1:]}"
+        raise ContractError(f"{said} (at {path}).", path=path, hint=_possible(kind, path, text)) from None
     except RecursionError:
         raise ContractError("The document is nested too deeply.", path="$") from None
+
+
+def _possible(kind: type, path: str, text: str) -> str:
+    """What can stand at *path* where a value or a field is wrong that has a list of right ones."""
+    wrong_value, wrong_field = text.startswith("Invalid enum value"), "unknown field" in text
+    if not (wrong_value or wrong_field):
+        return ""
+    found: Any = msgspec.inspect.type_info(kind)
+    names = path.removeprefix("$").lstrip(".").split(".")
+    for name in names[:-1] if wrong_field else names:
+        fields = {field.encode_name: field.type for part in _parts(found) for field in getattr(part, "fields", ())}
+        if name not in fields:
+            return ""
+        found = fields[name]
+    if wrong_value:
+        values = [repr(value) for part in _parts(found) for value in getattr(part, "values", ())]
+        return f"It can be {', '.join(values)}." if values else ""
+    from difflib import get_close_matches
+
+    known = [field.encode_name for part in _parts(found) for field in getattr(part, "fields", ())]
+    near = get_close_matches(names[-1], known, 1)
+    return f"Did you mean {near[0]}?" if near else f"It has: {', '.join(known)}." if known else ""
+
+
+def _parts(found: Any) -> tuple[Any, ...]:
+    """The members of a union, or the type alone; what is around them is taken off."""
+    while isinstance(found, msgspec.inspect.Metadata):
+        found = found.type
+    return tuple(part for one in found.types for part in _parts(one)) if hasattr(found, "types") else (found,)
 
 
 def given(value: T | UnsetType) -> T | None:

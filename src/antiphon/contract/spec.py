@@ -205,6 +205,9 @@ class ToolSpec(Value, frozen=True):
             given: Any = getattr(self, name)
             if isinstance(given, Mapping):
                 force_setattr(self, name, _policy(kind, name, given))
+            elif given is not None and not isinstance(given, kind):
+                example = f"{name}={{{kind.__struct_fields__[0]!r}: 3}}"
+                raise ContractError(f"{name} must be a mapping, not {given!r}: write {example}.", path=f"$.{name}")
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form; what is code stays behind."""

@@ -57,7 +57,11 @@ def find_run(app: Antiphon, wanted: str | None) -> RunManifest:
     if not matches:
         newest = [found for found in journal.runs(tenant=app.tenant, limit=4) if not is_audit(found)][:3]
         last = ", ".join(f"{m.id} ({m.name})" for m in newest)
-        hint = f"The latest: {last}. List them: antiphon runs" if last else "Nothing has been recorded yet."
+        hint = (
+            f"The latest: {last}. List them: antiphon runs"
+            if last
+            else "Nothing has been recorded yet: antiphon run FILE:FUNCTION"
+        )
         raise NotFound(f"There is no run {wanted!r}.", hint=f"Looked in {app.store.url}. {hint}")
     listed = ", ".join(f"{m.id} ({m.name})" for m in matches)
     raise NotFound(f"{wanted!r} matches several runs.", hint=f"Candidates: {listed}", code="ambiguous")

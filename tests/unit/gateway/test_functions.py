@@ -255,7 +255,7 @@ def test_policies_may_be_written_as_mappings() -> None:
     for wrong, says in (
         ({"attempts": 2}, "retry has no field 'attempts'"),
         ({"max_attempts": 0}, ">= 1"),
-        (5, "object"),
+        (5, "retry must be a mapping"),
     ):
         with pytest.raises(InvalidInput, match=says):
             rig.tool(name="other", idempotent=True, retry=wrong)
