@@ -228,7 +228,8 @@ async def attack(store: str, folder: Path, requests: int, seed: int, killed_ever
         + sum(charged[key, charge["cents"]] != 1 for key, charge in attacked.acknowledged.items()),
         "conflicts": conflicts,
         "kills": attacked.kills,
-        "unknownListed": len(known),
+        "unknownListed": sum(c["state"] == "unknown" and c["tool"] == "tools/charge" for c in listed),
+        "inFlightListed": sum(c["state"] == "inflight" and c["tool"] == "tools/charge" for c in listed),
         "chargedWithoutAnswer": len(unsure),
         "unlisted": len(unsure - known),
         "unknownAfter": len(left),
@@ -238,7 +239,12 @@ async def attack(store: str, folder: Path, requests: int, seed: int, killed_ever
 
 
 def _listed_key(claim: dict[str, Any]) -> str:
-    """The key in the arguments that the list shows; they name the order and the amount, too."""
+    """The key in the arguments that the list shows; they name the order and the amount, too.
+
+    A claim of a killed worker is listed as in flight, with its key alone, until somebody asks for it again.
+    """
+    if claim["state"] == "inflight":
+        return str(json.loads(claim["idempotencyKey"])[1])
     arguments = json.loads(claim["arguments"] or "{}")
     assert {"principal", "key", "order", "cents"} <= arguments.keys(), claim
     return str(arguments["key"])
