@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from antiphon._gateway.settings import Settings
@@ -32,6 +33,12 @@ _LONGEST_NAP_S = 60.0
 PAUSE_S = 60.0
 PORTION = 1000
 _SOON_S = 1.0
+
+
+def _emptied(wakes: SimpleQueue[None]) -> None:
+    with contextlib.suppress(Empty):
+        while True:
+            wakes.get_nowait()
 
 
 def _nothing(*_: Any) -> None:
@@ -103,7 +110,7 @@ class Leases:
         self._opening = threading.Lock()
         self._mending = threading.Lock()
         self._mender: threading.Thread | None = None
-        self._wanted = threading.Event()
+        self._wanted: SimpleQueue[None] = SimpleQueue()
         self._next = _NEVER
         """When to look next; later calls with longer leases need not change it."""
         self._attached = attached
@@ -168,7 +175,7 @@ class Leases:
 
     def _mend_beside(self) -> None:
         """On a thread of its own, as long as it takes: a store that hangs keeps no lease of another from renewal."""
-        self._wanted.set()
+        self._wanted.put(None)
         with self._mending:
             if self._mender is None:
                 self._mender = threading.Thread(target=self._mend_until_well, name="antiphon-mend", daemon=True)
@@ -176,14 +183,15 @@ class Leases:
 
     def _mend_until_well(self) -> None:
         while True:
-            self._wanted.clear()
+            _emptied(self._wanted)
             try:
                 nap = self._mend(self._clock.monotonic())
             except Exception:
                 log.exception("what was left could not be written; will try again")
                 nap = _SOON_S
             if nap > 0.0:
-                self._wanted.wait(nap)
+                with contextlib.suppress(Empty):
+                    self._wanted.get(timeout=nap)
                 continue
             with self._mending:
                 if not self._unfinished and not self.breaker.is_open:
@@ -256,7 +264,7 @@ class Leases:
         self._opening = threading.Lock()
         self._mending = threading.Lock()
         self._mender = None
-        self._wanted = threading.Event()
+        self._wanted = SimpleQueue()
         self._next = _NEVER
 
     def look(self) -> float:
@@ -346,7 +354,8 @@ class _Service:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._leases: list[weakref.ref[Leases]] = []
-        self._event = threading.Event()
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        """An event has a lock, which an interrupted thread could leave taken."""
         self._thread: threading.Thread | None = None
         self._busy: set[Leases] = set()
         """Those with something to write: they outlive their gateways."""
@@ -361,7 +370,7 @@ class _Service:
         """Write what is left, if the stores take it now; then say what was lost."""
         deadline = time.monotonic() + _LAST_WORDS_S
         while self._busy and time.monotonic() < deadline:
-            self._event.set()
+            self._wakes.put(None)
             time.sleep(0.02)
         left = sum(leases.unrecorded for leases in list(self._busy))
         if left:
@@ -382,12 +391,12 @@ class _Service:
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._work, name="antiphon-leases", daemon=True)
                     self._thread.start()
-        self._event.set()
+        self._wakes.put(None)
 
     def after_fork(self) -> None:
         """Threads and locks do not survive a fork; the child's first claim starts its own."""
         self._lock = threading.Lock()
-        self._event = threading.Event()
+        self._wakes = SimpleQueue()
         self._thread = None
         self._busy.clear()
         for ref in self._leases:
@@ -397,8 +406,10 @@ class _Service:
 
     def _work(self) -> None:
         while True:
-            self._event.wait(self._look_at_all())
-            self._event.clear()
+            nap = self._look_at_all()
+            with contextlib.suppress(Empty):
+                self._wakes.get(timeout=nap)
+            _emptied(self._wakes)
 
     def _look_at_all(self) -> float:
         nap = _LONGEST_NAP_S

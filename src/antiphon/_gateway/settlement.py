@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 from copy import copy
@@ -174,6 +175,8 @@ def unknown(call: GuardedCall, why: str) -> Settlement:
 def interrupted(call: GuardedCall, why: str) -> Settlement:
     """What was surely not sent may run again; the rest is unknown unless it may be repeated."""
     extras = call.extras
+    if call.value is not NOTHING:  # the tool had returned
+        return _as_returned(call)
     in_tool = call.entered > len(call.attempts) and call.value is NOTHING
     if not (extras.dispatched or extras.may_have_applied or in_tool):
         return not_dispatched(call)
@@ -182,6 +185,17 @@ def interrupted(call: GuardedCall, why: str) -> Settlement:
         ttl_ms = call.plan.tool.ttl.failed_ms
         return Settlement("cancelled", ttl_ms, attempts=call.attempts, attempt_count=count)
     return unknown(call, why)
+
+
+def _as_returned(call: GuardedCall) -> Settlement:
+    """Done, with the result if it can be kept as it is."""
+    plan = call.plan
+    payload: bytes | None = None
+    with contextlib.suppress(codec.NotSerialisable):
+        payload = encode(call.value)
+        if len(payload) > plan.largest and (plan.tool.streams or not plan.results.is_plain(payload)):
+            payload = None
+    return Settlement("done", plan.ttl_ms, payload, attempts=call.attempts, attempt_count=call.number or 1)
 
 
 def _long(call: GuardedCall) -> int:

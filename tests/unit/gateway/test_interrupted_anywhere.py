@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import antiphon._gateway
+from antiphon._gateway import codec, settlement
 from antiphon._gateway.context import held
 from antiphon._gateway.gateway import Gateway
 from antiphon._gateway.plan import Dependencies
@@ -110,6 +111,28 @@ def test_a_plain_call_is_settled(store: str, tmp_path: Path) -> None:
     assert nth > 5
     states = {record.state for record in gateway._world.journal.list(tenant="default", limit=1000)}
     assert states == {"done"}
+
+
+def test_two_interrupts_after_the_tool_returned_do_not_make_the_call_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one comes before there is a settlement: what is left to the process's thread is the result."""
+    rig = Rig()
+    script = rig.tool("sent")
+    interrupts: list[BaseException] = [KeyboardInterrupt(), KeyboardInterrupt()]
+    real = codec.encode
+
+    def encode(value: Any) -> bytes:
+        if interrupts:
+            raise interrupts.pop()
+        return real(value)
+
+    monkeypatch.setattr(settlement, "encode", encode)
+    with pytest.raises(KeyboardInterrupt):
+        rig.execute(call_id="c1")
+    rig.leases.look()
+    again = rig.execute(call_id="c1")
+    assert again.from_cache
+    assert again.content == "sent"
+    assert len(script) == 1
 
 
 def test_an_interrupt_in_an_after_hook_keeps_the_result() -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from antiphon._drive import drive
@@ -164,14 +165,25 @@ class _Background:
 
     def run(self, work: Callable[[AsyncRedisJournal], Coroutine[Any, Any, T]]) -> T:
         """The result of *work*, which runs in the loop of the thread; this thread waits."""
-        future = asyncio.run_coroutine_threadsafe(self._with_journal(work), self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        ended: SimpleQueue[asyncio.Task[T]] = SimpleQueue()  # a lock could stay taken when this thread is interrupted
+        begun: list[asyncio.Task[T]] = []
 
-    def post(self, function: Callable[[], None]) -> None:
+        def begin() -> None:
+            task = self._loop.create_task(self._with_journal(work))
+            begun.append(task)
+            task.add_done_callback(ended.put)
+
+        self._loop.call_soon_threadsafe(begin)
+        try:
+            task = ended.get()
+        except BaseException:
+            self.post(lambda: [task.cancel() for task in begun])
+            raise
+        if task.cancelled():
+            raise closed()
+        return task.result()
+
+    def post(self, function: Callable[[], object]) -> None:
         """Call *function* in the loop of the thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
