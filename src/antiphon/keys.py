@@ -55,6 +55,8 @@ VOLATILE: Final = frozenset({"clientTs", "retryCount", "traceparent"})
 """Top-level parameters that never belong to an intent, unless the tool marks them ``exact``."""
 TYPED: Final = "$typed"
 """First element of the list that stands for parameters with values of types that JSON lacks."""
+CALL_VERSION: Final = "c1"
+"""First element of what names a call by its id: tenant, workspace, session, actor, namespace, tool, id."""
 KEYED_VERSION: Final = "k2"
 """First element of the store key of a call that names what it is about: tenant, workspace, namespace, tool, key."""
 KEY_VERSION: Final = "k1"
@@ -94,6 +96,7 @@ class KeyMaker:
     __slots__ = (
         "_after",
         "_before",
+        "_call_before",
         "_fed",
         "_given_before",
         "_memo",
@@ -138,6 +141,8 @@ class KeyMaker:
         self._given_before = self._store_before[:-1].encode()
         if keyed:
             self._given_before = canonical_json([KEYED_VERSION, tenant, workspace, namespace, tool])[:-1] + b","
+        asked_by = [CALL_VERSION, tenant, workspace, session, actor, namespace, tool]
+        self._call_before = canonical_json(asked_by)[:-1] + b","
         if spec.scope == "global":
             session = actor = ""
         self._before = _utf8(f"{namespace}::{tool}::")
@@ -184,6 +189,10 @@ class KeyMaker:
                 self._memo.clear()
             self._memo[canonical] = keys
         return keys
+
+    def call_name(self, identity: str) -> str:
+        """What names one call by its id, whatever its arguments."""
+        return _sha256(self._call_before + canonical_json(identity) + b"]").hexdigest()
 
     def keys_given(self, params: dict[str, Any], idempotency_key: str, kind: str = "") -> CallKeys:
         """The same for a key that the caller or a hook supplied, or that names what a call is about (*kind*)."""

@@ -259,6 +259,13 @@ class SyncJournal(Protocol):
         """
         ...
 
+    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        """Keep *mark* (less than 2**63) for the call *call*, for the TTL of *template*; the mark that is kept.
+
+        That is another one if *call* has a live mark already, whoever gave it. A call is not the key of a record.
+        """
+        ...
+
     def wait(self, key: str, version: int, timeout_s: float) -> None:
         """Return when the record's version is no longer *version* or is settled, or after *timeout_s*."""
         ...
@@ -391,6 +398,10 @@ class Journal(Protocol):
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """See :meth:`SyncJournal.forgotten`."""
+        ...
+
+    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        """As :meth:`SyncJournal.pin`."""
         ...
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:

@@ -18,7 +18,21 @@ from antiphon._gateway.outcome import Outcome, restored_failure
 from antiphon._gateway.owner import certainly_dead
 from antiphon._gateway.result_store import NO_PAYLOAD
 from antiphon._gateway.settlement import answered, not_dispatched, settled, unknown
-from antiphon._gateway.steps import BEGIN, Alias, Append, Get, Mark, Put, Read, Reconcile, Renew, Step, TakeOver, Wait
+from antiphon._gateway.steps import (
+    BEGIN,
+    Alias,
+    Append,
+    Get,
+    Mark,
+    Pin,
+    Put,
+    Read,
+    Reconcile,
+    Renew,
+    Step,
+    TakeOver,
+    Wait,
+)
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened
@@ -30,6 +44,23 @@ log = logging.getLogger("antiphon.gateway")
 
 _LONGEST_LOOK_S = 5.0
 _new = tuple.__new__  # half the price of a named tuple's own constructor
+
+
+def pin(call: GuardedCall) -> Step:
+    """The id of a call is good for one set of arguments, unless a key says what the call is about."""
+    by_id = call.options.by_id
+    if not (call.call_id is not None if by_id is None else by_id) or call.policy.given_key is not None:
+        return begin(call)
+    maker, template = call.plan.known_keys.get(call.place) or call.plan.make_keys(call.place)
+    return Pin(maker.call_name(call.identity), int(call.key[:15], 16), template, _pinned)
+
+
+def _pinned(call: GuardedCall, mark: int) -> Step:
+    plan = call.plan
+    if mark == int(call.key[:15], 16) or plan.tool.spec.on_conflict == "independent":
+        return begin(call)
+    plan.reporter.conflict(call)
+    return answered(call, outcomes.id_conflict(plan.name, call.call_id or call.request_id))
 
 
 def begin(call: GuardedCall) -> Step:

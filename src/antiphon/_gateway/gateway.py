@@ -742,6 +742,7 @@ def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None
         retry_safe=hints is not UNSET and hints.expected_retry_safe is True,
         reuse="never" if plan.tool.spec.effect == "write" else "session",
         about=_about(envelope),
+        by_id=True,
     )
     if call.options.given_key is None and plan.tool.key_of is not None:
         named = _key_of(plan.tool, call.arguments)

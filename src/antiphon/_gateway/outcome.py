@@ -96,6 +96,15 @@ def conflict(tool: str) -> Outcome:
     )
 
 
+def id_conflict(tool: str, call_id: str) -> Outcome:
+    return failed(
+        "error",
+        "idempotency_conflict",
+        f"The call id {call_id!r} was already used for {tool} with other parameters. Nothing ran: use a new id for "
+        "a new call, or repeat the parameters exactly.",
+    )
+
+
 def still_unknown(tool: str, fingerprint: str | None) -> Outcome:
     """*fingerprint* is ``None`` where an operator's process would not know it."""
     which = "KEY (antiphon claims list --state unknown shows it)" if fingerprint is None else fingerprint

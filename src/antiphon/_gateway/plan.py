@@ -83,6 +83,8 @@ class Options(NamedTuple):
     reuse: Any = None
     """What applies where the tool declares nothing."""
     about: About | None = None
+    by_id: bool | None = None
+    """Whether its id is good for one set of arguments only; ``None``: if the call has one."""
     keyed: str = ""
     """The given key names what the call is about, as ``text`` or ``json``: session and actor are no part of it."""
 

@@ -46,6 +46,13 @@ class Place(NamedTuple):
     call_id: str | None
     turn: str | None = None
     """Id of the model's message; it tells two calls apart whose ids a provider counts from 0 in each message."""
+    message: str | None = None
+    """The same where the framework itself sees to what is called twice in a turn."""
+
+    @property
+    def asked_in(self) -> str | None:
+        """What tells the message from others, also after a resume."""
+        return self.turn or self.message
 
 
 class Given(NamedTuple):
@@ -161,6 +168,8 @@ class GuardedTools:
                 call = gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
             else:
                 call = gateway.envelope_call(_envelope(spec, arguments, place))
+                if isinstance(call, GuardedCall) and place.asked_in is None:  # counted from 0 each time?
+                    call.options = call.options._replace(by_id=False)
             if isinstance(call, ToolResultEnvelope):
                 return failure.given(call)
             outcome = gateway.run(call)
@@ -271,7 +280,7 @@ def _envelope(spec: ToolSpec, arguments: Mapping[str, Any], place: Place) -> Too
     """
     request = uuid7()
     known = place.call_id if place.session is not None or current_scope() is not None else None
-    identity = request if known is None else f"{place.turn}:{known}" if place.turn else known
+    identity = request if known is None else f"{place.asked_in}:{known}" if place.asked_in else known
     return ToolCallEnvelope(
         contract_version="1.1",
         request_id=request,

@@ -126,7 +126,7 @@ class Reliable(AbstractCapability[Any]):
                 raise Paused(json.dumps(kept, default=str)) from deferral
 
         spec = self._guard.spec(tool_def.name, tool_def.description or "")
-        place = Place(self.session or ctx.conversation_id, call.tool_call_id)
+        place = Place(self.session or ctx.conversation_id, call.tool_call_id, message=_message(ctx, call))
         try:
             given = await self._guard.call_async(spec, call.args_as_dict(), place, body)
         except Paused as pause:
@@ -154,6 +154,15 @@ class ProtectedAgent(WrapperAgent[Any, Any]):
     def iter(self, *args: Any, capabilities: Sequence[Any] | None = None, **options: Any) -> Any:
         """Every kind of run goes through this one."""
         return self.wrapped.iter(*args, capabilities=[*(capabilities or ()), self._reliable], **options)
+
+
+def _message(ctx: Any, call: Any) -> str | None:
+    """Which of the model's messages asks for *call*: its place in the history, and the run that it came in."""
+    said = [message for message in ctx.messages if isinstance(message, ModelResponse)]
+    for number in range(len(said), 0, -1):
+        if any(getattr(part, "tool_call_id", None) == call.tool_call_id for part in said[number - 1].parts):
+            return f"{said[number - 1].run_id or ''}#{number}"
+    return None
 
 
 def _permitted(scope: RunScope, request: Any) -> Any:

@@ -208,6 +208,7 @@ class ComposedJournal:
     alias = passed_to("_claims", Journal.alias)
     renew = passed_to("_claims", Journal.renew)
     forgotten = passed_to("_claims", Journal.forgotten)
+    pin = passed_to("_claims", Journal.pin)
     wait = passed_to("_claims", Journal.wait)
     clear = passed_to("_claims", Journal.clear)
     flush = passed_to("_claims", Journal.flush)

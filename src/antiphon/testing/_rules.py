@@ -655,6 +655,24 @@ class AdminRules(Harness):
         must(await j.settle(request.key, held.version, done()) is None, "the holder is fenced")
         must(await j.forgotten(request, held.version), "and the store knows why")
 
+    async def rule_a_call_keeps_its_first_mark(self, j: Journal) -> None:
+        """Whoever marks a call first ties it for the time of a result; a mark is no claim and no record."""
+        call, other, tied = self.key("call"), self.key("other"), self.request(self.key()).template
+        must(await j.pin(call, 7, tied) == 7, "the first mark is kept")
+        must(await j.pin(call, 2**63 - 1, tied) == 7, "a later one is not")
+        must(await j.pin(call, 7, tied) == 7, "the same again changes nothing")
+        must(await j.pin(other, 2**63 - 1, tied) == 2**63 - 1, "each call has a mark of its own")
+        must(await j.read(call) is None and not await j.list(tenant=self.tenant), "a mark is no record")
+        racing = self.key("racing")
+        marks = await self.together(j, [lambda journal, n=n: journal.pin(racing, n + 1, tied) for n in range(RACERS)])  # type: ignore[misc]
+        must(len(set(marks)) == 1, "of many marks at once all learn the one that is kept")
+        short, brief = self.key("short"), self.request(self.key(), ttl_ms=SHORT_MS).template
+        await j.pin(short, 1, brief)
+        await self.pass_ms(SHORT_MS + 50)
+        must(await j.pin(short, 2, brief) == 2, "a mark expires")
+        await self.pass_ms(SHORT_MS + 50)
+        must(await j.sweep() == 0, "sweeping counts records only")
+
     async def rule_sweep_drops_only_what_expired(self, j: Journal) -> None:
         """Sweeping removes expired records and their history, and nothing that lives."""
         live, dead = self.key("live"), self.key("dead")

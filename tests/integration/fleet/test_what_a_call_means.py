@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 import antiphon
 from antiphon._drive import drive
+from antiphon.adapters._calls import GuardedTools, Place, specs_of
 from antiphon.config.wiring import open_store
 from antiphon.contract.spec import DidNotHappen, Happened
 from antiphon.errors import IdempotencyConflict, InvalidInput, NotFound, OutcomeUnknown
@@ -111,6 +113,88 @@ def test_other_arguments_are_a_conflict_and_nothing_runs(shop: Callable[..., Sho
         one.call("o-1", 501)
     assert one.turn("s", "charge", {"order": "o-1", "cents": 501}).error.code == "idempotency_conflict"
     assert one.charges == [("o-1", 500)]
+
+
+def _envelope(request: str, cents: int, call_id: str | None = None) -> dict[str, Any]:
+    """A call on the wire; without *call_id* the request's own id tells it from others."""
+    given = {} if call_id is None else {"toolCallId": call_id}
+    return {
+        "contractVersion": "1.1",
+        "requestId": request,
+        "toolNamespace": "tools",
+        "toolName": "charge",
+        "target": {"sessionKey": "s1", "actorId": "a1"},
+        "payload": {"version": "1.0", "params": {"order": "o-1", "cents": cents}},
+        "transport": {"dedupeMode": "enforced", "retryBudget": {"maxAttempts": 1, "maxElapsedMs": 1000}},
+        "control": {},
+        "trace": {},
+        **given,
+    }
+
+
+@pytest.mark.parametrize("way", ["turn", "envelope with a call id", "envelope with a request id"])
+def test_one_call_id_is_for_one_set_of_arguments(shop: Callable[..., Shop], way: str) -> None:
+    def ask(one: Shop, call_id: str, cents: int) -> Any:
+        if way == "turn":
+            return one.turn("alice", "charge", {"order": "o-1", "cents": cents}, call_id)
+        if way == "envelope with a request id":
+            return one.done(one.gateway.execute(_envelope(call_id, cents)))
+        return one.done(one.gateway.execute(_envelope(str(uuid4()), cents, call_id)))
+
+    one, other = shop(key=None, key_ignore=()), shop(key=None, key_ignore=())
+    assert ask(one, "c-1", 500).content == "receipt 1"
+    for gateway in (one, other):  # also after a restart, and on another machine
+        again = ask(gateway, "c-1", 500)
+        assert (again.content, again.from_cache) == ("receipt 1", True)
+        refused = ask(gateway, "c-1", 501)
+        assert refused.error.code == "idempotency_conflict"
+        assert "'c-1'" in refused.error.message
+    assert ask(one, "c-2", 501).content == "receipt 2"
+    assert (one.charges, other.charges) == ([("o-1", 500), ("o-1", 501)], [])
+
+
+def test_a_call_id_belongs_to_its_session_and_run(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop(key=None, key_ignore=())
+    for number, session in enumerate(("alice", "bob"), 1):
+        answer = one.turn(session, "charge", {"order": session, "cents": 500}, "call_0")
+        assert answer.content == f"receipt {number}"
+    app = antiphon.Antiphon(QUIET, store=store)
+    for number in (3, 4):
+        with app.run(f"day {number}"):
+            answer = one.turn("alice", "charge", {"order": "o", "cents": number}, "call_0")
+            assert answer.content == f"receipt {number}"
+
+
+def test_ids_that_a_provider_counts_anew_in_each_message_are_told_apart(
+    shop: Callable[..., Shop], store: Store
+) -> None:
+    one = shop(key=None, key_ignore=())
+    sent: list[dict[str, Any]] = []
+
+    async def body_async(params: dict[str, Any]) -> str:
+        sent.append(params)
+        return f"sent {len(sent)}"
+
+    def body(params: dict[str, Any]) -> str:
+        sent.append(params)
+        return f"sent {len(sent)}"
+
+    tools = GuardedTools(specs_of({"mail": {"idempotent": False}}), one.gateway)
+
+    def ask(turn: str | None, to: str) -> Any:
+        place, spec = Place("thread-1", "call_0", turn), tools.spec("mail")
+        if one.asynchronous:
+            return one.done(tools.call_async(spec, {"to": to}, place, body_async))
+        return tools.call(spec, {"to": to}, place, body)
+
+    assert ask("m1", "ada").value == "sent 1"
+    assert (ask("m1", "ada").value, ask("m1", "ada").reused) == ("sent 1", True)  # resumed
+    assert ask("m1", "bob").code == "idempotency_conflict"
+    assert ask("m2", "bob").value == "sent 2"
+    assert ask("m2", "bob").reused
+    assert ask("m3", "bob").value == "sent 3"  # the same arguments in a later message are a new call
+    assert ask(None, "eve").value == "sent 4"  # nobody says which message asks: the id alone ties nothing
+    assert ask(None, "dan").value == "sent 5"
 
 
 @pytest.mark.parametrize("bad", ["", "  ", None, (), True, 1.5])

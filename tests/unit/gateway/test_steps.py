@@ -28,6 +28,7 @@ from antiphon._gateway.steps import (
     Get,
     Look,
     Mark,
+    Pin,
     Plain,
     Put,
     Read,
@@ -113,7 +114,10 @@ class Table:
 
     def admitted(self, **wire: Any) -> GuardedCall:
         call = self.call(**{"mode": "enforced", **wire})
-        assert admit(call) is BEGIN
+        step = admit(call)
+        if isinstance(step, Pin):
+            step = step.then(call, step.mark)
+        assert step is BEGIN
         return call
 
     def claimed(self, **wire: Any) -> GuardedCall:

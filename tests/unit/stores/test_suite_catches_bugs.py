@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
+from antiphon.ports import (
+    BreakerRow,
+    Claimed,
+    ClaimRequest,
+    ClaimTemplate,
+    Existing,
+    Row,
+    Settlement,
+    StaticClaimRequest,
+)
 from antiphon.stores._common import digests_of
 from antiphon.stores.memory.store import MemoryJournal, MemoryStore, SyncMemoryJournal
 from antiphon.testing.journal_conformance import Face, JournalConformance
@@ -48,6 +57,13 @@ class IdentityOverwritten(SyncMemoryJournal):
             return super().take_over(request, version, events)
         self.clear(request.key)
         return super().begin(request, events)
+
+
+class LastMarkWins(SyncMemoryJournal):
+    """The id of a call can be tied to other arguments."""
+
+    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        return mark
 
 
 class AliasForgotten(SyncMemoryJournal):
@@ -255,6 +271,7 @@ CAUGHT_BY: list[tuple[type[SyncMemoryJournal | MemoryJournal], str, Face]] = [
     (TakeWithoutCompare, "one_of_many_takes", "sync"),
     (SettleWithoutFence, "settle_is_fenced_after_takeover", "sync"),
     (IdentityOverwritten, "replaced_executions_are_kept", "sync"),
+    (LastMarkWins, "a_call_keeps_its_first_mark", "sync"),
     (AliasForgotten, "alias", "sync"),
     (SharesWhatRuns, "an_identity_has_one_answer", "sync"),
     (SharesWhatRuns, "sharing_and_running_exclude_each_other", "async"),

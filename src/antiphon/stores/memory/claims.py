@@ -139,6 +139,8 @@ class MemoryClaims(MemoryLog):
         self._current: dict[str, Node] = {}
         self._history: dict[str, dict[str, Node]] = {}
         """Earlier executions and aliases by key and identity."""
+        self._pins: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """Mark and expiry by call, oldest first."""
         self._soonest: float = math.inf
         """Before this moment nothing expires."""
         self._full_at = -1
@@ -299,6 +301,18 @@ class MemoryClaims(MemoryLog):
     def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """Memory does not lose records by itself."""
         return True
+
+    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        with self.lock:
+            now, pins = self._now(), self._pins
+            kept, expires = pins.get(call, (mark, 0))
+            if expires > now:
+                return kept
+            pins.pop(call, None)
+            pins[call] = (mark, now + template.ttl_ms)
+            if len(pins) > self._max:
+                pins.popitem(last=False)
+            return mark
 
     def sweep(self, limit: int = 1000) -> int:
         with self.lock:

@@ -64,6 +64,7 @@ class SyncMemoryJournal(MemoryClaims):
         with self.lock:
             for key in {node.key for node in self._nodes.values()}:
                 self._clear(key)
+            self._pins.clear()
             self._forget_log()
 
     def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:

@@ -258,6 +258,21 @@ SELECT EXISTS (
     WHERE f.tenant = %(tenant)s AND f.workspace = %(workspace)s AND f.version >= %(version)s
 )
 
+-- name: pin
+-- A mark lies among the identities, of a key that no claim has.
+WITH {_clock},
+kept AS (
+    INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
+    SELECT %(call)s, '', %(tenant)s, %(workspace)s, %(mark)s, clock.ms + %(ttl_ms)s FROM clock
+    ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
+    WHERE i.expires_at_ms <= excluded.expires_at_ms - %(ttl_ms)s
+    RETURNING i.fence
+)
+SELECT fence FROM kept
+UNION ALL
+SELECT i.fence FROM antiphon.identities AS i
+WHERE i.key = %(call)s AND i.identity = '' AND NOT EXISTS (SELECT FROM kept)
+
 -- name: clear
 WITH gone AS (DELETE FROM antiphon.claims WHERE key = %(key)s RETURNING key, waited, tenant, workspace, version),
 {_raise_floor},

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Claimed, ClaimRequest, Existing, Records, Row, Settlement, Told
+from antiphon.ports import Claimed, ClaimRequest, ClaimTemplate, Existing, Records, Row, Settlement, Told
 from antiphon.stores._reads import Answers, TaskReads, ThreadReads
 from antiphon.stores.postgres.connection import Rows
 from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
@@ -117,6 +117,20 @@ class PostgresJournal(PostgresLog):
         params = {"tenant": template.tenant, "workspace": template.workspace, "version": version}
         rows = await self._engine.run("forgotten", params, prepare=False)
         return bool(rows[0][0])
+
+    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        params = {
+            "call": call,
+            "mark": mark,
+            "tenant": template.tenant,
+            "workspace": template.workspace,
+            "ttl_ms": template.ttl_ms,
+        }
+        while True:
+            rows = await self._engine.run("pin", params)
+            if rows:
+                return int(rows[0][0])
+            # Neither kept nor found: somebody was faster by less than our snapshot shows.
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         rows = await self._engine.run("counts", {"tenant": tenant}, prepare=False)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Claimed, ClaimRequest, Existing, Row, Settlement
+from antiphon.ports import Claimed, ClaimRequest, ClaimTemplate, Existing, Row, Settlement
 from antiphon.stores._common import Settling, append_each
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client, Words
@@ -187,6 +187,10 @@ class RedisClaims(RedisLog):
         """A cleared record leaves how far its versions had come."""
         left: bytes | None = await self._client.execute(("GET", self._names.shard(request.key).record + request.key))
         return left is not None and left.startswith(CLEARED) and int(left[len(CLEARED) :]) >= version
+
+    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        words = schema.PIN.call(1, self._names.shard(call).pin + call, mark, max(1, template.ttl_ms))
+        return int(await self._client.execute(words))
 
     async def clear(self, key: str) -> bool:
         shard = self._names.shard(key)

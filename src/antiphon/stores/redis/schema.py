@@ -50,6 +50,7 @@ class Shard(NamedTuple):
     expiries: str
     entries: str
     channel: str
+    pin: str
 
 
 class Names:
@@ -88,7 +89,7 @@ class Names:
 
 def _shard(prefix: str, number: int) -> Shard:
     base = f"{prefix}:{{{number}}}"
-    return Shard(f"{base}:c:", f"{base}:h:", f"{base}:z:", f"{base}:x:", f"{prefix}:w:{number}")
+    return Shard(f"{base}:c:", f"{base}:h:", f"{base}:z:", f"{base}:x:", f"{prefix}:w:{number}", f"{base}:i:")
 
 
 class Script:
@@ -123,6 +124,7 @@ RELEASE = Script("release")
 RENEW = Script("renew")
 ALIAS = Script("alias")
 READ = Script("read")
+PIN = Script("pin")
 FLAG = Script("flag")
 CLEAR = Script("clear")
 COUNT = Script("count")

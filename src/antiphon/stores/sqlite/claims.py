@@ -13,7 +13,7 @@ from msgspec import UNSET
 from orjson import dumps
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
-from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement, Success
+from antiphon.ports import Claimed, ClaimRequest, ClaimTemplate, Existing, Settlement, Success
 from antiphon.stores._common import (
     NO_OUTCOME,
     Outcome,
@@ -120,6 +120,20 @@ def take_over(connection: sqlite3.Connection, request: ClaimRequest, version: in
         if current.version != version or (own is not None and own.state == "done"):
             return existing
     return _replace(connection, request, now)
+
+
+def pinned(connection: sqlite3.Connection, call: str, now: int) -> int | None:
+    """The live mark of a call."""
+    found = connection.execute(SQL["pinned"], (call, now)).fetchone()
+    return None if found is None else int(found[0])
+
+
+def pin(connection: sqlite3.Connection, call: str, mark: int, template: ClaimTemplate, now: int) -> int:
+    """Keep a mark for a call unless it has one; the mark it has."""
+    values = (call, template.tenant, template.workspace, mark, now + template.ttl_ms, now)
+    if connection.execute(SQL["pin"], values).rowcount > 0:
+        return mark
+    return pinned(connection, call, now) or mark
 
 
 def settle(connection: sqlite3.Connection, key: str, version: int, settlement: Settlement, now: int) -> int | None:

@@ -115,6 +115,7 @@ def sweep(connection: sqlite3.Connection, limit: int, now: int) -> int:
     A claim in flight is spared the first time: a clock that was set forward may have ended its life, and not its call.
     """
     log.sweep_breakers(connection, now)
+    connection.execute(SQL["sweep_pins"], (now, limit))
     swept = connection.execute(SQL["sweep_executions"], (now, limit)).rowcount
     connection.execute(SQL["close_open"])
     due = connection.execute(SQL["due"], (now, limit)).fetchall()

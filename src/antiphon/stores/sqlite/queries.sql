@@ -39,6 +39,16 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (key, identity) DO UPDATE
 SET version = excluded.version, expires_at_ms = excluded.expires_at_ms, record = excluded.record, v = excluded.v;
 
+-- name: pin
+-- A mark lies among the executions, of a key that no claim has.
+INSERT INTO executions (key, identity, tenant, workspace, version, expires_at_ms, record, v)
+VALUES (?1, '', ?2, ?3, ?4, ?5, x'', 0)
+ON CONFLICT (key, identity) DO UPDATE
+SET version = excluded.version, expires_at_ms = excluded.expires_at_ms WHERE expires_at_ms <= ?6;
+
+-- name: pinned
+SELECT version FROM executions WHERE key = ? AND identity = '' AND expires_at_ms > ?;
+
 -- name: delete_execution
 DELETE FROM executions WHERE key = ? AND identity = ?;
 
@@ -118,6 +128,11 @@ INSERT OR IGNORE INTO claim_expiry (at_ms, id) VALUES (?, ?);
 
 -- name: delete_expiry
 DELETE FROM claim_expiry WHERE at_ms = ? AND id = ?;
+
+-- name: sweep_pins
+DELETE FROM executions WHERE rowid IN (
+    SELECT rowid FROM executions WHERE expires_at_ms <= ? AND identity = '' AND v = 0 ORDER BY expires_at_ms LIMIT ?
+);
 
 -- name: sweep_executions
 DELETE FROM executions WHERE rowid IN (SELECT rowid FROM executions WHERE expires_at_ms <= ? ORDER BY expires_at_ms LIMIT ?);

@@ -22,6 +22,7 @@ from antiphon.ports import (
     BreakerRows,
     Claimed,
     ClaimRequest,
+    ClaimTemplate,
     Clock,
     Events,
     Existing,
@@ -173,6 +174,13 @@ class SQLiteJournal:
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """Versions up to that of each forgotten record are never given again: a file that was lost does not know."""
         return await self._read(lambda connection: claims.version_floor(connection)) >= version
+
+    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        if self.won < ALL_NEW:
+            found = await self._read(lambda connection: claims.pinned(connection, call, self.now()))
+            if found is not None:
+                return found
+        return await self._write(lambda connection: claims.pin(connection, call, mark, template, self.now()))
 
     async def clear(self, key: str) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))
