@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from antiphon._gateway.context import CallContext
+    from antiphon._gateway.point import effect
     from antiphon._scope import branch, submit, wrap_context
     from antiphon.adapters.sdk import wrap
     from antiphon.canonical import canonical_json
@@ -46,6 +47,7 @@ _HOMES = {
     "canonical_request": "antiphon.llm.request",
     "configure": "antiphon.ops.app",
     "current_run": "antiphon.ops.app",
+    "effect": "antiphon._gateway.point",
     "idempotency_key": "antiphon.keys",
     "llm_cache_key": "antiphon.llm.key",
     "record": "antiphon.ops.app",
@@ -74,6 +76,7 @@ __all__ = [
     "canonical_request",
     "configure",
     "current_run",
+    "effect",
     "idempotency_key",
     "llm_cache_key",
     "record",

@@ -9,17 +9,17 @@ from antiphon._gateway.call import NO_EXTRAS, GuardedCall, _set_held
 from antiphon._gateway.context import CallContext, running
 from antiphon._gateway.late import LateResult
 from antiphon._gateway.outcome import Outcome, failed, interruption
+from antiphon._gateway.point import Point, point
 from antiphon._gateway.settlement import after_hooks, settle_failure, settle_interrupted, settle_success, settled
 from antiphon._gateway.source import Opened
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, Dispatch, Renew, Sleep, Step
 from antiphon._gateway.threads import Abandoned, TimedOut
 from antiphon.contract.result import Retried, Status
-from antiphon.contract.spec import DidNotHappen
 from antiphon.decide.breaker import Breaker, Permit, Refusal
-from antiphon.decide.classify import classify, is_control_flow
-from antiphon.decide.failure import Failure, Phase, timed_out
+from antiphon.decide.classify import is_control_flow
+from antiphon.decide.failure import Failure, timed_out
 from antiphon.decide.retry import Retry, Stop, after_failure
-from antiphon.errors import Paused, class_name
+from antiphon.errors import Paused
 
 
 def dispatch(call: GuardedCall) -> Step:
@@ -131,6 +131,10 @@ def _dispatch(call: GuardedCall) -> Dispatch:
         call.off_path().outer_running = running.get()
         if not tool.streams:
             running.set(context)
+    if tool.has_point:
+        extras = call.off_path()
+        extras.outer_point, extras.point = point.get(), Point()
+        point.set(extras.point)
     threaded = tool.kind == "sync" and (limit is not None or plan.plans.inline_kind == "async")
     if threaded and call.version and call.extras.late is None:
         extras = call.off_path()
@@ -220,7 +224,7 @@ def _interrupted(call: GuardedCall, error: BaseException, now: float) -> Step:
     extras, code = call.extras, interruption(error)
     _vote(call, None)
     note(call, now, code, False)
-    extras.dispatched = code != Paused.code
+    extras.dispatched = code != Paused.code and not _before_effect(call)
     extras.interrupt = error
     after_hooks(call, outcomes.interrupted(call.plan.name, error, len(call.attempts)))
     return settle_interrupted(call, error)
@@ -268,12 +272,18 @@ def unquoted(call: GuardedCall, text: str) -> str:
 
 def _classified(call: GuardedCall, error: BaseException) -> Failure:
     if isinstance(error, TimedOut):
-        return timed_out(error.seconds, still_running=error.still_running)
-    if isinstance(error, call.plan.tool.certain):
-        phase: Phase = "not_sent" if isinstance(error, DidNotHappen) else "answered"
-        kind = type(error)
-        return Failure(kind.__name__, str(error), "answer", False, phase, exception=class_name(kind))
-    return classify(error, call.plan.tool.listed, wall_ms=call.plan.now_ms())
+        failure = timed_out(error.seconds, still_running=error.still_running)
+    else:
+        failure = call.plan.tool.failure(error, call.plan.now_ms())
+    if _before_effect(call):  # its thread may go on, but not past that point
+        return failure._replace(phase="not_sent", before_effect=True, still_running=False)
+    return failure
+
+
+def _before_effect(call: GuardedCall) -> bool:
+    """Whether the attempt ended before the point of no return, which it can no longer pass."""
+    here = call.extras.point
+    return here is not None and here.close()
 
 
 def _judge(call: GuardedCall, failure: Failure, error: BaseException, now: float) -> tuple[Outcome, float | None]:
@@ -354,6 +364,7 @@ def stream_failed(call: GuardedCall, error: BaseException, chunks: int) -> Step:
     failure = failure_of(call, error)
     _vote(call, failure)
     note(call, now, failure.code, failure.retriable)
+    call.off_path().may_have_applied = failure.may_have_applied
     number = call.number
     if not plan.idempotent and not failure.definite:
         message = outcomes.unknown_message(plan.name, failure.message)

@@ -16,6 +16,7 @@ from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.plan import NO_OPTIONS, Options, Permits, Place, Plan, Policy
+from antiphon._gateway.point import Point, point
 from antiphon._gateway.recording import RunEntry, entry_of
 from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
@@ -71,6 +72,9 @@ class Extras:
     ended: Callable[[Any], None] | None = None
     """Is told when a call in shadow mode is over."""
     outer_running: CallContext | None = None
+    point: Point | None = None
+    """Whether the present attempt has passed the point of no return, if its tool says where that is."""
+    outer_point: Point | None = None
     late: Any = None
     """Settles the record with a result that comes after the call was given up (R8)."""
     over: threading.Event | None = None
@@ -201,6 +205,8 @@ class GuardedCall:
             self.run.come_back()
         if self.plan.tool.context_param is not None:
             running.set(self.extras.outer_running)
+        if self.plan.tool.has_point:
+            point.set(self.extras.outer_point)
 
     # -- what others read ----------------------------------------------------------------------------------------
 

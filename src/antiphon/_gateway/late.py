@@ -11,7 +11,6 @@ from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
 from antiphon.decide.claim import is_unknown
-from antiphon.decide.classify import classify
 from antiphon.ports import Attempt, Settlement, SyncJournal
 
 log = logging.getLogger("antiphon.gateway")
@@ -36,6 +35,7 @@ class LateResult:
         self._fingerprints = plan.plans.fingerprints
         self._now_ms = plan.now_ms
         self._began_ms = plan.now_ms()
+        self._is_keyed, self._ttl_ms = plan.is_keyed, plan.ttl_ms
 
     @property
     def fingerprint(self) -> str:
@@ -63,17 +63,19 @@ class LateResult:
         if error is None:
             settlement = self._success(value)
         else:
-            failure = classify(error, self.tool.listed)
+            failure = self.tool.failure(error, self._now_ms())
             if failure.may_have_applied or not is_unknown(record):
                 return False
             cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)
             settlement = Settlement("failed", self.tool.ttl.failed_ms, error=cause, attempts=attempts, attempt_count=1)
+            if self._is_keyed:  # nothing has happened: the key is free
+                settlement = settlement._replace(state="cancelled", dispatched=False)
         return journal.settle(self.key, record.version, settlement) is not None
 
     def _success(self, value: Any) -> Settlement:
         results = self._results
-        base = Settlement("done", self.tool.ttl.done_ms, attempts=(self._attempt(),), attempt_count=1)
+        base = Settlement("done", self._ttl_ms, attempts=(self._attempt(),), attempt_count=1)
         try:
             settlement, spilled = results.keep(self.key, base, codec.encode(value), self.tool.streams)
             if spilled is None:

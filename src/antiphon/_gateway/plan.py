@@ -261,7 +261,8 @@ class Plan:
         # what the tool says
         self.function: Callable[..., Any] = tool.function
         self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or _slow_bind(tool)
-        self.inline: bool = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
+        plain = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
+        self.inline: bool = plain and not tool.has_point
         self.idempotent: bool = spec.idempotent
         self.bound_loop: bool = not spec.poll and not spec.cost
         """Whether the loop guard has nothing to know but the call."""

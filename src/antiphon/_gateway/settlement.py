@@ -121,9 +121,9 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
     error = (code, message + _asked(call) if code == UNKNOWN_CODE else message, outcome.terminal, retriable)
     ttl_ms = _long(call) if code == UNKNOWN_CODE else plan.tool.ttl.failed_ms
     count = outcome.attempts
-    if plan.is_keyed and code != UNKNOWN_CODE:  # nothing has happened: the key is free, also for other arguments
+    if plan.is_keyed and code != UNKNOWN_CODE:  # it may run again; if nothing has happened, also for other arguments
         settlement = Settlement("cancelled", ttl_ms, error=error, attempts=call.attempts, attempt_count=count)
-        return _settle_as(call, settlement._replace(dispatched=False))
+        return _settle_as(call, settlement._replace(dispatched=call.extras.may_have_applied))
     return _settle_as(call, Settlement("failed", ttl_ms, error=error, attempts=call.attempts, attempt_count=count))
 
 

@@ -13,9 +13,12 @@ import msgspec
 from antiphon._arguments import serialised
 from antiphon._gateway import codec
 from antiphon._gateway.context import CallContext
+from antiphon._gateway.point import has_point
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec, Ttls
-from antiphon.errors import InvalidInput
+from antiphon.decide.classify import classify
+from antiphon.decide.failure import Failure, Phase
+from antiphon.errors import InvalidInput, class_name
 
 Kind = Literal["sync", "async", "generator", "async_generator"]
 _PLAIN = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -62,6 +65,7 @@ class Tool:
         "defaults",
         "full_name",
         "function",
+        "has_point",
         "key_of",
         "kind",
         "listed",
@@ -114,6 +118,8 @@ class Tool:
         self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
         self.certain: tuple[type[Exception], ...] = (*_certain(spec), DidNotHappen)
         """Exceptions that say: no effect."""
+        self.has_point: bool = has_point(function)
+        """Whether it says where its effect begins."""
         self.key_of: Callable[[dict[str, Any]], Any] | None = _key_function(spec, self.accepts)
         """What a call is about, from its arguments; ``None`` if the tool does not say."""
         self.reconcile_wants_context: bool = spec.reconcile is not None and _takes_two(spec.reconcile)
@@ -149,6 +155,14 @@ class Tool:
             known = ", ".join(sorted(self.accepts)) or "none"
             return name, f"{self.full_name} has no parameter {name!r} (it has: {known})"
         return "", ""
+
+    def failure(self, error: BaseException, now_ms: int) -> Failure:
+        """What kind of failure an exception of the tool is."""
+        if not isinstance(error, self.certain):
+            return classify(error, self.listed, wall_ms=now_ms)
+        phase: Phase = "not_sent" if isinstance(error, DidNotHappen) else "answered"
+        kind = type(error)
+        return Failure(kind.__name__, str(error), "answer", False, phase, exception=class_name(kind))
 
     def written(self, params: dict[str, Any]) -> dict[str, Any]:
         """The parameters as they are recorded: those with a serialiser as it writes them."""

@@ -44,10 +44,14 @@ class Failure(NamedTuple):
     """On no list: terminal unless the tool's list says otherwise, and to be logged (R7)."""
     still_running: bool = False
     """The attempt timed out but its thread could not be stopped (R8)."""
+    before_effect: bool = False
+    """The tool had not come to its point of no return, and never will (D40)."""
 
     @property
     def certainly_no_effect(self) -> bool:
         """Whether even a tool that is not idempotent may be tried again (D5)."""
+        if self.before_effect:
+            return True
         if self.phase == "sent":
             return False
         if self.code in NO_EFFECT_CODES or self.status == 429:
@@ -58,7 +62,7 @@ class Failure(NamedTuple):
     def definite(self) -> bool:
         """Whether the other side (or a check before it) clearly said no (D5)."""
         if self.kind not in _DEFINITE:
-            return self.code in LOCAL_CODES
+            return self.before_effect or self.code in LOCAL_CODES
         return self.status is None or (400 <= self.status < 500 and self.status not in UNSURE_4XX)
 
     @property

@@ -40,6 +40,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, unique: str) -> Store:
     return open_store(f"{request.getfixturevalue('valkey_url')}?antiphon_prefix={unique}")
 
 
+class Refused(Exception):
+    """No class that the tool declares."""
+
+
 class Shop:
     """A tool that charges, on either face; it fails when it is told to."""
 
@@ -51,7 +55,8 @@ class Shop:
         self.gateway = kind(store, QUIET)
         self.loop = asyncio.new_event_loop() if asynchronous else None
         self.charge: Any = self.gateway.tool(
-            "charge", idempotent=False, effect="write", **{"key": "order", "key_ignore": ("note",), **declared}
+            "charge",
+            **{"idempotent": False, "effect": "write", "key": "order", "key_ignore": ("note",), **declared},
         )(self._function())
 
     def _function(self) -> Callable[..., Any]:
@@ -86,8 +91,8 @@ class Shop:
 def shop(request: pytest.FixtureRequest, store: Store) -> Any:
     made: list[Shop] = []
 
-    def make(**declared: Any) -> Shop:
-        made.append(Shop(store, request.param, **declared))
+    def make(kind: type[Shop] = Shop, **declared: Any) -> Shop:
+        made.append(kind(store, request.param, **declared))
         return made[-1]
 
     yield make
@@ -222,6 +227,69 @@ def test_a_certain_failure_is_the_tools_own_and_frees_the_key(shop: Callable[...
         one.call("o-1", 500)
     assert caught.value is failure
     assert one.call("o-1", 400) == "receipt 1"  # also for other arguments
+
+
+class Till(Shop):
+    """A tool that says where its effect begins."""
+
+    before: Exception | None = None
+    after: Exception | None = None
+
+    def _function(self) -> Callable[..., Any]:
+        def charge(order: str, cents: int, note: str = "") -> str:
+            if self.before is not None:
+                raise self.before
+            with antiphon.effect():
+                self.charges.append((order, cents))
+            if self.after is not None:
+                raise self.after
+            return f"receipt {len(self.charges)}"
+
+        async def charge_async(order: str, cents: int, note: str = "") -> str:
+            if self.before is not None:
+                raise self.before
+            await asyncio.sleep(0)
+            with antiphon.effect():
+                await asyncio.sleep(0)
+                self.charges.append((order, cents))
+            if self.after is not None:
+                raise self.after
+            return f"receipt {len(self.charges)}"
+
+        return charge_async if self.asynchronous else charge
+
+
+def test_an_exception_before_the_effect_frees_the_key(shop: Callable[..., Shop]) -> None:
+    one: Any = shop(kind=Till)
+    one.before = Refused("no such order")
+    with pytest.raises(Refused) as caught:
+        one.call("o-1", 500)
+    assert caught.value is one.before
+    assert "claims resolve" not in "".join(caught.value.__notes__)
+    one.before = None
+    assert one.call("o-1", 400) == "receipt 1"  # also for other arguments
+    one.after = Refused("the printer is out of paper")
+    with pytest.raises(Refused) as caught:
+        one.call("o-2", 500)
+    assert "claims resolve" in "".join(caught.value.__notes__)
+    with pytest.raises(OutcomeUnknown):
+        one.call("o-2", 500)
+    with pytest.raises(IdempotencyConflict):
+        one.call("o-2", 400)
+    assert one.charges == [("o-1", 400), ("o-2", 500)]
+
+
+def test_a_timeout_of_an_idempotent_tool_does_not_free_its_key_for_other_arguments(shop: Callable[..., Shop]) -> None:
+    """It may run again, as the tool says; whether it has had its effect is open."""
+    one = shop(idempotent=True)
+    one.fails = [TimeoutError("no answer") for _ in range(10)]
+    with pytest.raises(TimeoutError):
+        one.call("o-1", 500)
+    with pytest.raises(IdempotencyConflict):
+        one.call("o-1", 501)
+    one.fails = []
+    assert one.call("o-1", 500) == "receipt 1"
+    assert one.charges == [("o-1", 500)]
 
 
 def test_any_other_failure_is_unknown_until_somebody_settles_it(shop: Callable[..., Shop], store: Store) -> None:

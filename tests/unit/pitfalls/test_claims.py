@@ -342,8 +342,8 @@ def test_failures_are_forgotten_soon_but_not_unknown_outcomes() -> None:
     rig = Rig()
     rig.tool(HttpError(400), TimeoutError(), "sent", ttl=Ttls(failed_ms=1_000))
     rig.execute(call_id="c1", params={"to": "ada"})
-    rig.execute(call_id="c1", params={"to": "bob"})
+    rig.execute(call_id="c2", params={"to": "bob"})
     rig.clock.advance(2)
     assert rig.execute(call_id="c1", params={"to": "ada"}).content == "sent"
-    assert rig.execute(call_id="c1", params={"to": "bob"}).code == "outcome_unknown"
+    assert rig.execute(call_id="c2", params={"to": "bob"}).code == "outcome_unknown"
     assert rig.store.open_sync().sweep() >= 0

@@ -1,0 +1,149 @@
+"""The point of no return: before a tool enters ``effect()`` nothing has happened, whatever it raises."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from antiphon.contract.spec import DidNotHappen
+
+
+class Point:
+    """Whether one attempt has passed it. Who is first decides: the tool that passes, or the gateway that gives up."""
+
+    __slots__ = ("_closed", "_lock", "passed")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self.passed = False
+
+    def pass_by(self) -> None:
+        """The tool goes on to its effect; raises if nobody waits for it any more."""
+        with self._lock:
+            if self._closed:
+                raise DidNotHappen("The call was given up before its effect; nothing was done.")
+            self.passed = True
+
+    def close(self) -> bool:
+        """Nobody passes from now on; whether nobody has."""
+        with self._lock:
+            self._closed = True
+            return not self.passed
+
+
+point: ContextVar[Point | None] = ContextVar("antiphon_point", default=None)
+
+
+class Effect:
+    """What :func:`effect` returns."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        ahead = point.get()
+        if ahead is not None:
+            ahead.pass_by()
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+
+_EFFECT = Effect()
+
+
+def effect() -> Effect:
+    """The part of a tool that has an effect: ``with effect(): ...``.
+
+    An exception that the tool raises before it enters the block says that nothing has happened: the key is free, and
+    a call that timed out before it never enters it. An exception inside or after it leaves the outcome unknown.
+    Outside a tool call it does nothing. Write it in the tool, or in a function of its module that the tool calls.
+
+    >>> with effect():
+    ...     "charge the card"
+    'charge the card'
+    """
+    return _EFFECT
+
+
+# -- does a tool have one? -----------------------------------------------------------------------------------------
+
+
+def has_point(function: Callable[..., Any]) -> bool:
+    """Whether the code of a tool says where its effect begins, or that of a function of its module that it calls."""
+    pending, seen = list(_layers(function)), set[int]()
+    while pending:
+        found = pending.pop()
+        if id(found.__code__) in seen:
+            continue
+        seen.add(id(found.__code__))
+        for code in _with_nested(found.__code__):
+            if _mentions(code, found):
+                return True
+            names = (found.__globals__.get(name) for name in code.co_names)
+            pending.extend(
+                other
+                for other in names
+                if isinstance(other, FunctionType)
+                and other.__module__ == found.__module__
+                and not hasattr(other, "__wrapped__")
+            )
+    return False
+
+
+def _layers(function: Any) -> Iterator[FunctionType]:
+    """The function, and what lies under partials, methods, callable objects and decorators."""
+    for _ in range(100):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif isinstance(function, FunctionType):
+            yield function
+            if not hasattr(function, "__wrapped__"):
+                return
+            function = function.__wrapped__
+        else:
+            function = getattr(type(function), "__call__", None)  # noqa: B004
+            if not isinstance(function, FunctionType):
+                return
+
+
+def _with_nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _with_nested(constant)
+
+
+def _mentions(code: CodeType, function: FunctionType) -> bool:
+    """Whether *code* names :func:`effect`: by itself, as ``antiphon.effect``, or in an import of its own."""
+    outer = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+    here: dict[str, Any] = {}
+    before: Any = None
+    for step in dis.get_instructions(code):
+        name, last, before = step.argval, before, None
+        match step.opname:
+            case "LOAD_FAST":
+                before = here.get(name)
+            case "LOAD_GLOBAL" | "LOAD_NAME" | "LOAD_DEREF":
+                before = outer.get(name, function.__globals__.get(name))
+                if before is effect:
+                    return True
+            case "IMPORT_NAME":
+                before = sys.modules.get(name)
+            case "STORE_FAST":
+                here[name] = last
+            case "LOAD_ATTR" | "LOAD_METHOD" | "IMPORT_FROM" if name == "effect":
+                if isinstance(last, ModuleType) and last.__name__ == "antiphon":
+                    return True
+            case "CACHE" | "EXTENDED_ARG" | "PUSH_NULL":
+                before = last
+    return False
