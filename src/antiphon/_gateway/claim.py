@@ -241,6 +241,8 @@ def _reused(call: GuardedCall) -> Step:
     if call.outcome is not None:  # reconcile found it
         return answered(call, call.outcome)
     found = _found(call)
+    if rules.is_resolution(found) and found.state == "done" and not call.extras.served:
+        return Mark(call.key, found.version, _served_settlement(found), _served)
     if found.state != "done":
         _hit(call, found)
         outcome = restored_failure(found)
@@ -253,6 +255,18 @@ def _reused(call: GuardedCall) -> Step:
         return Get(results.required_blobs(), results.tenant, results.ref_of(found), _given)
     except StoreError as error:
         return not_readable(call, error)
+
+
+def _served_settlement(found: DedupeRecord) -> Settlement:
+    """What an operator settled, from now on for good: a call gets it as its answer."""
+    payload = None if found.payload is UNSET else bytes(found.payload)
+    return Settlement("done", found.ttl_ms, payload=payload, error=rules.SERVED)
+
+
+def _served(call: GuardedCall, version: int | None) -> Step:
+    """The resolution stands; or it was corrected at the same moment: then look again."""
+    call.off_path().served = True
+    return _reused(call) if version is not None else Read(call.key, call.identity, looked)
 
 
 def _given(call: GuardedCall, blob: bytes | None) -> Step:

@@ -122,7 +122,7 @@ class Tool:
         """Whether it says where its effect begins."""
         self.key_of: Callable[[dict[str, Any]], Any] | None = _key_function(spec, self.accepts)
         """What a call is about, from its arguments; ``None`` if the tool does not say."""
-        self.reconcile_wants_context: bool = spec.reconcile is not None and _takes_two(spec.reconcile)
+        self.reconcile_wants_context: bool = spec.reconcile is not None and takes_two(spec.reconcile)
         _check_reconcile(spec, self.accepts)
         self.decode: Callable[[bytes], Any] = codec.decoder(_return_type(function, self.signature), self.full_name)
         self.configure(spec, settings)
@@ -324,7 +324,7 @@ def _check_reconcile(spec: ToolSpec, accepts: frozenset[str] | None) -> None:
         return
     names = [p.name for p in signature.parameters.values() if p.default is p.empty]
     wrong = len(names) > 1 and accepts is not None and accepts.issuperset(names)
-    if not wrong and spec.reconcile is not None and not _takes_two(spec.reconcile):
+    if not wrong and spec.reconcile is not None and not takes_two(spec.reconcile):
         try:
             signature.bind({})
         except TypeError:
@@ -336,7 +336,7 @@ def _check_reconcile(spec: ToolSpec, accepts: frozenset[str] | None) -> None:
         )
 
 
-def _takes_two(function: Callable[..., Any]) -> bool:
+def takes_two(function: Callable[..., Any]) -> bool:
     """Whether a ``reconcile`` function also wants the context of the call it is asked about."""
     signature = _signature(function)
     if signature is None:

@@ -157,11 +157,11 @@ class ProtectedAgent(WrapperAgent[Any, Any]):
 
 
 def _message(ctx: Any, call: Any) -> str | None:
-    """Which of the model's messages asks for *call*: its place in the history, and the run that it came in."""
+    """Which of the model's messages asks for *call*: its place in the history, the same after a restart."""
     said = [message for message in ctx.messages if isinstance(message, ModelResponse)]
     for number in range(len(said), 0, -1):
         if any(getattr(part, "tool_call_id", None) == call.tool_call_id for part in said[number - 1].parts):
-            return f"{said[number - 1].run_id or ''}#{number}"
+            return str(number)
     return None
 
 

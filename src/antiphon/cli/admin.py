@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -45,7 +46,9 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
     one_of(
         flag("--happened", "resolve: the call took effect"),
         flag("--did-not-happen", "resolve: it did not; the next call runs"),
+        flag("--reconcile", "resolve: ask the reconcile functions of the tools that --entry registers"),
     ),
+    argument("--entry", metavar="TARGET", help="resolve --reconcile: file.py or file.py:name that registers the tools"),
     argument("--value", metavar="JSON", help="resolve --happened: the result that duplicates get"),
     flag("--no-value", "resolve --happened: the call returns nothing"),
     flag("--in-flight", "flush, clear: also claims in flight; an equal call then runs beside them"),
@@ -62,6 +65,7 @@ def claims(arguments: argparse.Namespace) -> int:
     examples:
       antiphon claims list --state unknown
       antiphon claims resolve 55bf97edc27d2399 --happened --value '"sent"'
+      antiphon claims resolve --reconcile --entry shop.py --tool tools/charge
       antiphon claims flush --session order-1042
     """
     from antiphon._drive import drive
@@ -70,7 +74,9 @@ def claims(arguments: argparse.Namespace) -> int:
     with application(arguments) as app:
         result: Any = usage(app) if arguments.what == "usage" else drive(_act(Admin(app), arguments))
         place = app.store.url
-    if arguments.what == "list":
+    if arguments.what == "resolve" and arguments.reconcile:
+        ui.output(arguments, result, _said(result))
+    elif arguments.what == "list":
         ui.output(arguments, {"claims": result, "store": place}, _claims(result, place))
     elif arguments.what == "show":
         ui.print_json(result)
@@ -94,6 +100,8 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
         await _confirm(admin, arguments, chosen)
         also = {"in_flight": arguments.in_flight, "unknown": arguments.unknown}
         return await admin.flush(**chosen, **also, reason=arguments.reason)
+    if arguments.reconcile:
+        return await _reconcile_all(admin, arguments, chosen)
     if arguments.key == "" and any(chosen.values()):
         return await _resolve_all(admin, arguments, chosen)
     if not (arguments.happened or arguments.did_not_happen):
@@ -139,6 +147,43 @@ async def _resolve_all(admin: Any, arguments: argparse.Namespace, chosen: dict[s
     for claim in found:
         await admin.resolve(claim["key"], **verdict)
     return {"resolved": len(found), "as": verdict["verdict"]}
+
+
+async def _reconcile_all(admin: Any, arguments: argparse.Namespace, chosen: dict[str, str]) -> dict[str, Any]:
+    """Settle every unknown outcome that fits as its tool's ``reconcile`` says; what it cannot tell stays unknown."""
+    from antiphon.ops.entry import load_module
+    from antiphon.ops.gateways import declared
+
+    if not arguments.entry:
+        raise InvalidInput("Name the code that registers the tools.", hint="For example: --entry shop.py")
+    load_module(arguments.entry.partition(":")[0])
+    if arguments.key:
+        chosen = {**chosen, "prefix": (await admin.claim(arguments.key))["key"]}
+    said = await admin.evidence(declared(), **chosen)
+    certain = [claim for claim in said if claim["verdict"] is not None]
+    if certain and not arguments.yes:
+        print("\n".join(_said({"claims": said})), file=sys.stderr)
+        ask(f"{len(certain)} of {len(said)} unknown outcomes will be settled like this. Continue?")
+    for claim in certain:
+        reason = arguments.reason or "reconcile"
+        await admin.resolve(
+            claim["key"], claim["verdict"], value=claim["value"], reason=reason, version=claim["version"]
+        )
+    return {"resolved": len(certain), "unknown": len(said) - len(certain), "claims": said}
+
+
+def _said(result: dict[str, Any]) -> Iterator[str]:
+    head = ("CLAIM", "TOOL", "ARGUMENTS", "RECONCILE SAYS", "VALUE OR REASON")
+    rows = []
+    for claim in result["claims"]:
+        value = "" if claim["value"] is None else json.dumps(claim["value"], default=str)
+        says = claim["verdict"] or "unknown"
+        arguments = ui.safe(claim["arguments"] or "")
+        rows.append((claim["fingerprint"], claim["tool"], arguments, says, ui.safe(claim["why"] or value)))
+    if rows:
+        yield ui.table(head, rows)
+    if "resolved" in result:
+        yield f"resolved: {result['resolved']}, still unknown: {result['unknown']}"
 
 
 def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:

@@ -96,6 +96,16 @@ class Unknown(NamedTuple):
 Decision = Run | Reuse | Wait | Busy | Conflict | Unknown
 
 
+RESOLVED = ("resolved", "An operator settled this claim.", True, False)
+SERVED = ("resolved_and_served", "An operator settled this claim, and a call was answered with it.", True, False)
+"""What the error of a record says whose outcome an operator named."""
+
+
+def is_resolution(record: DedupeRecord) -> bool:
+    """Whether an operator settled this record, and may still correct that: nobody was answered with it."""
+    return record.error is not UNSET and record.error.code == RESOLVED[0]
+
+
 def is_unknown(record: DedupeRecord) -> bool:
     """Whether it is unknown if this record's call took effect."""
     if record.state == "failed":

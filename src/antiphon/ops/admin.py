@@ -6,22 +6,30 @@ act that changes something leaves a line in the audit run of its tenant.
 
 from __future__ import annotations
 
+import asyncio
 import difflib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Awaitable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import orjson
 
 from antiphon._drive import drive
+from antiphon._gateway import codec
+from antiphon._gateway.context import CallContext
 from antiphon._gateway.owner import owner_token
 from antiphon._gateway.settlement import ARGUMENTS, NEVER_MS
+from antiphon._gateway.tool import takes_two
 from antiphon.config.wiring import fingerprints_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import RunManifest
 from antiphon.contract.record import DedupeRecord
+from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
 from antiphon.decide.breaker import RESET_REASON
-from antiphon.decide.claim import is_unknown
-from antiphon.errors import InvalidInput, NotFound
+from antiphon.decide.claim import RESOLVED, SERVED, is_resolution, is_unknown
+from antiphon.errors import AntiphonError, InvalidInput, NotFound
+from antiphon.keys import params_digests
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import ReservedRun
@@ -29,7 +37,6 @@ from antiphon.ports import BreakerRow, Journal, Settlement
 from antiphon.stores._adapters import AsyncFromSync
 
 _RESOLVED_TTL_MS = 30 * 86_400_000
-_RESOLVED = ("resolved", "An operator settled this claim.", True, False)
 _SCAN = 10_000
 _SCAN_NAMES = 100_000
 _LONGEST_REASON = 500
@@ -201,11 +208,19 @@ class Admin:
         return await self._journal.clear(record.key)
 
     async def resolve(
-        self, key: str, verdict: str, *, value: Any = None, has_value: bool = True, reason: str = ""
+        self,
+        key: str,
+        verdict: str,
+        *,
+        value: Any = None,
+        has_value: bool = True,
+        reason: str = "",
+        version: int | None = None,
     ) -> dict[str, Any]:
         """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not.
 
-        A resolution can be corrected by another one.
+        A resolution can be corrected by another one until a call was answered with it. With *version* only that
+        version of the record is settled.
         """
         if verdict not in ("happened", "did-not-happen"):
             raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
@@ -216,21 +231,42 @@ class Admin:
                 path="$.value",
             )
         record = await self._find(key)
-        if record.state != "inflight" and not is_unknown(record) and not _is_resolution(record):
+        if record.error is not UNSET and record.error.code == SERVED[0]:
+            raise InvalidInput(
+                f"A call was already answered with the resolution of {record.key}. Nothing was changed.",
+                hint="It is final. To let the next call run: antiphon claims clear.",
+                path="$.key",
+            )
+        if record.state != "inflight" and not is_unknown(record) and not is_resolution(record):
             raise InvalidInput(
                 f"The outcome of {record.key} is known: {record.state}.",
                 hint="Only an unknown outcome is resolved; clear the claim to let the call run again.",
                 path="$.key",
             )
         if verdict == "happened":
-            settlement = Settlement("done", _RESOLVED_TTL_MS, payload=orjson.dumps(value), error=_RESOLVED)
+            settlement = Settlement("done", _RESOLVED_TTL_MS, payload=codec.encode(value), error=RESOLVED)
         else:
-            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False, error=_RESOLVED)
-        settled = await self._journal.settle(record.key, record.version, settlement)
+            settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False, error=RESOLVED)
+        settled = None
+        if version in (None, record.version):
+            settled = await self._journal.settle(record.key, record.version, settlement)
         if settled is None:
             raise InvalidInput("The claim changed at the same moment.", hint="Check the claim again, then decide.")
         await self._note("resolve", {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason})
         return {"key": record.key, "resolved": verdict}
+
+    async def evidence(
+        self, specs: Mapping[str, ToolSpec], *, tool: str = "", session: str = "", prefix: str = ""
+    ) -> list[dict[str, Any]]:
+        """What the ``reconcile`` functions of the tools say about each unknown outcome; nothing is changed."""
+        found = await self._journal.list(tenant=self.tenant, tool=tool, session=session, prefix=prefix, limit=_SCAN)
+        said = []
+        for record in filter(is_unknown, found):
+            verdict, value, why = await _ask(specs.get(record.tool), record)
+            shown = self._described(record)
+            kept = ("key", "fingerprint", "tool", "arguments", "version")
+            said.append({**{name: shown[name] for name in kept}, "verdict": verdict, "value": value, "why": why})
+        return said
 
     async def flush(
         self,
@@ -294,13 +330,49 @@ class Admin:
         await self._audit().append("admin.act", {"act": act, "by": self.actor, **given}, self._redactor)
 
 
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+def _arguments(spec: ToolSpec, record: DedupeRecord) -> dict[str, Any] | None:
+    """The arguments of an unknown call, if the record keeps them as they were: their digest says so."""
+    message = "" if record.error is UNSET else record.error.message
+    try:
+        params: dict[str, Any] = orjson.loads(message.partition(ARGUMENTS)[2])
+        digest = params_digests(params, spec)[1]
+    except (ValueError, TypeError, AttributeError, AntiphonError):
+        return None
+    return params if digest == (record.request.params_digest_exact or record.request.params_digest) else None
+
+
+async def _ask(spec: ToolSpec | None, record: DedupeRecord) -> tuple[str | None, Any, str]:
+    """The verdict of a tool's ``reconcile``, the value, and why there is none."""
+    if spec is None or spec.reconcile is None:
+        return None, None, "the entry registers no such tool" if spec is None else "the tool has no reconcile function"
+    params = _arguments(spec, record)
+    if params is None:
+        return None, None, "the record keeps its arguments masked, shortened, or in another type"
+    request = record.request
+    call_id = None if request.tool_call_id is UNSET else request.tool_call_id
+    who = (request.request_id, call_id, request.session_key, request.actor_id)
+    context = CallContext(record.tool, record.idempotency_key, record.fence, None, 0, *who)
+    try:
+        answer = spec.reconcile(*((params, context) if takes_two(spec.reconcile) else (params,)))
+        if inspect.isawaitable(answer):
+            with ThreadPoolExecutor(1) as pool:  # an operator's command has no event loop
+                answer = pool.submit(asyncio.run, _awaited(answer)).result()
+    except Exception as error:
+        return None, None, f"reconcile failed: {type(error).__name__}: {error}"
+    if isinstance(answer, Happened):
+        return "happened", answer.value, ""
+    if isinstance(answer, DidNotHappen):
+        return "did-not-happen", None, ""
+    return None, None, "it cannot tell" if answer is None else f"reconcile answered {answer!r}"
+
+
 def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
     """A line in the audit log for an act that is none of an :class:`Admin`'s."""
     drive(Admin(app)._note(act, detail))
-
-
-def _is_resolution(record: DedupeRecord) -> bool:
-    return record.error is not UNSET and record.error.code == _RESOLVED[0]
 
 
 def describe(record: DedupeRecord, fingerprint: str) -> dict[str, Any]:

@@ -311,7 +311,58 @@ def test_any_other_failure_is_unknown_until_somebody_settles_it(shop: Callable[.
     drive(admin.resolve(claim["key"], "did-not-happen"))
     drive(admin.resolve(claim["key"], "happened", value="receipt by hand"))  # corrected
     assert one.call("o-1", 500) == "receipt by hand"
+    with pytest.raises(InvalidInput, match="already answered"):
+        drive(admin.resolve(claim["key"], "did-not-happen"))
+    with pytest.raises(InvalidInput, match="already answered"):
+        drive(admin.resolve(claim["key"], "happened", value="another receipt"))
+    assert one.call("o-1", 500) == one.call("o-1", 500) == "receipt by hand"
     assert one.charges == []
+
+
+def test_a_resolution_that_has_let_a_call_run_is_over(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop()
+    one.fails = [ValueError("what?")]
+    with pytest.raises(ValueError, match="what"):
+        one.call("o-1", 500)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    [claim] = drive(admin.claims(state="unknown"))
+    drive(admin.resolve(claim["key"], "happened", value="receipt by hand"))
+    drive(admin.resolve(claim["key"], "did-not-happen"))  # corrected
+    assert one.call("o-1", 500) == "receipt 1"
+    with pytest.raises(InvalidInput, match="is known: done"):
+        drive(admin.resolve(claim["key"], "happened", value="receipt by hand"))
+
+
+def test_unknown_outcomes_are_settled_in_bulk_by_what_reconcile_says(shop: Callable[..., Shop], store: Store) -> None:
+    answers = {"o-1": Happened("found"), "o-2": DidNotHappen(), "o-3": None, "o-4": True}
+    asked: list[tuple[str, str]] = []
+
+    def was_it_charged(params: dict[str, Any], context: antiphon.CallContext) -> Any:
+        asked.append((params["order"], context.idempotency_key))
+        return answers[params["order"]]
+
+    one = shop(reconcile=was_it_charged)
+    for order in answers:
+        one.fails = [ValueError("what?")]
+        with pytest.raises(ValueError, match="what"):
+            one.call(order, 500)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    said = {claim["idempotencyKey"]: claim for claim in drive(admin.claims(state="unknown"))}
+    evidence = drive(admin.evidence(one.gateway.tools, tool="tools/charge"))
+    assert sorted(asked) == [(order, order) for order in answers]
+    verdicts = {claim["key"]: (claim["verdict"], claim["value"]) for claim in evidence}
+    assert [verdicts[said[order]["key"]] for order in answers] == [
+        ("happened", "found"),
+        ("did-not-happen", None),
+        (None, None),
+        (None, None),
+    ]
+    for claim in evidence:
+        if claim["verdict"] is not None:
+            drive(admin.resolve(claim["key"], claim["verdict"], value=claim["value"], version=claim["version"]))
+    assert one.call("o-1", 500) == "found"
+    assert one.call("o-2", 500) == "receipt 1"
+    assert {claim["idempotencyKey"] for claim in drive(admin.claims(state="unknown"))} == {"o-3", "o-4"}
 
 
 def test_reconcile_settles_an_unknown_outcome(shop: Callable[..., Shop]) -> None:

@@ -206,3 +206,24 @@ def test_flushing_forgets_executions_whose_current_record_is_gone() -> None:
     assert kit.journal.flush(tenant=kit.harness.tenant) == 1
     assert not kit.known("a", "call-1")
     assert kit.size() == 0
+
+
+def test_unknown_outcomes_are_counted_apart_and_half_the_store_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kit = Kit(max_keys=8)
+    versions = {}
+    for number in range(3):
+        versions[number] = kit.finish(f"u{number}", settlement=failed("outcome_unknown"))
+        kit.finish(f"d{number}")
+    assert kit.journal.ping()["unknown"] == 3
+    assert not caplog.records
+    kit.finish("u3", settlement=Settlement("cancelled", 60_000, dispatched=True))
+    kit.finish("u4", settlement=failed("outcome_unknown"))
+    [warned] = caplog.records
+    assert "4 outcomes in the memory store are unknown; at 8 it refuses new calls" in warned.getMessage()
+    for number, version in versions.items():
+        kit.journal.settle(f"u{number}", version, done())
+    assert kit.journal.ping()["unknown"] == 2
+    kit.journal.clear("u3")
+    assert kit.journal.ping()["unknown"] == 1

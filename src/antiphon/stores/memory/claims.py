@@ -6,6 +6,7 @@ comes up for eviction. Only a sweep looks at all nodes, and only when one of the
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import OrderedDict
@@ -39,6 +40,8 @@ from antiphon.stores._common import (
 )
 from antiphon.stores._waiters import ThreadWaiter, Waiter, Waiters
 from antiphon.stores.memory.log import MemoryLog
+
+log = logging.getLogger("antiphon.stores")
 
 _ROOM = 32
 _KEPT_BYTES = 2048
@@ -139,6 +142,9 @@ class MemoryClaims(MemoryLog):
         self._current: dict[str, Node] = {}
         self._history: dict[str, dict[str, Node]] = {}
         """Earlier executions and aliases by key and identity."""
+        self._unknown: set[int] = set()
+        """Serial numbers of nodes of unknown outcome, which nobody but an operator or ``reconcile`` ends."""
+        self._warned = False
         self._pins: OrderedDict[str, tuple[int, int]] = OrderedDict()
         """Mark and expiry by call, oldest first."""
         self._soonest: float = math.inf
@@ -212,8 +218,11 @@ class MemoryClaims(MemoryLog):
             if type(settlement) is Success:
                 node.payload = settlement[2]
                 ((node.began, node.ended, _, _),) = settlement[7]
+                if self._unknown:
+                    self._unknown.discard(node.serial)
             else:
                 node.payload, node.settlement = None, settlement
+                self._count_unknown(node.serial, settlement)
             if node.record is not None:
                 node.record = None
             node.updated = now
@@ -382,10 +391,28 @@ class MemoryClaims(MemoryLog):
         if size < self._max or self._evict(min(_ROOM, max(1, self._max // 8))) or self._sweep(64, now):
             return
         raise StoreUnavailable(
-            f"The memory store is full: {size} claims are in flight or unknown and cannot be evicted.",
+            f"The memory store is full: {size} claims are in flight or unknown ({len(self._unknown)}) and cannot be "
+            "evicted.",
             hint="Settle or clear some of them, give MemoryStore more max_keys, or use SQLiteStore.",
             code="store_full",
         )
+
+    def _count_unknown(self, serial: int, settlement: Settlement) -> None:
+        """An outcome became unknown or known; half of their room is worth a warning."""
+        if settlement.state == "done" or not must_be_kept(settlement):
+            self._unknown.discard(serial)
+            return
+        self._unknown.add(serial)
+        if len(self._unknown) * 2 < self._max:
+            self._warned = False
+        elif not self._warned:
+            self._warned = True
+            log.warning(
+                "%d outcomes in the memory store are unknown; at %d it refuses new calls. Declare reconcile "
+                "functions, or use a store that operators can reach (SQLiteStore) and antiphon claims resolve.",
+                len(self._unknown),
+                self._max,
+            )
 
     def _evict(self, wanted: int) -> int:
         """A few at once: making room has its own cost. Returns how many."""
@@ -433,6 +460,7 @@ class MemoryClaims(MemoryLog):
             del past[node.found_by]
             if not past:
                 del self._history[key]
+        self._unknown.discard(node.serial)
         self._nodes.pop(node.serial, None)  # last: whoever is interrupted before leaves what can be dropped again
 
     def _clear(self, key: str) -> bool:

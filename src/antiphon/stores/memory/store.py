@@ -19,7 +19,8 @@ class MemoryStore:
     """Claims, log and breakers in memory; every journal it opens sees the same data.
 
     Settled claims beyond *max_keys* are forgotten, least recently used first. Claims in flight or of unknown
-    outcome never are: when only those are left, a new claim is refused with ``store_full``. Of the log, whole
+    outcome never are: when only those are left, a new claim is refused with ``store_full``. Unknown outcomes are
+    counted apart, and a warning is logged when they are half of *max_keys*. Of the log, whole
     finished runs are forgotten, oldest first, once there are more than *max_events* events.
 
     >>> MemoryStore().url
@@ -108,7 +109,8 @@ class SyncMemoryJournal(MemoryClaims):
 
     def ping(self) -> Mapping[str, Any]:
         with self.lock:
-            return {"store": "memory", "durable": False, "claims": len(self._nodes), "latencyMs": 0.0}
+            counted = {"claims": len(self._nodes), "unknown": len(self._unknown)}
+            return {"store": "memory", "durable": False, **counted, "latencyMs": 0.0}
 
     def close(self) -> None:
         """Nothing to release: the data lives as long as its :class:`MemoryStore`."""
