@@ -131,8 +131,11 @@ def _mentions(code: CodeType, function: FunctionType) -> bool:
     for step in dis.get_instructions(code):
         name, last, before = step.argval, before, None
         match step.opname:
-            case "LOAD_FAST":
+            case "LOAD_FAST" | "LOAD_FAST_BORROW" | "LOAD_FAST_CHECK":
                 before = here.get(name)
+            case "STORE_FAST_LOAD_FAST":  # two in one, since 3.13
+                here[name[0]] = last
+                before = here.get(name[1])
             case "LOAD_GLOBAL" | "LOAD_NAME" | "LOAD_DEREF":
                 before = outer.get(name, function.__globals__.get(name))
                 if before is effect:

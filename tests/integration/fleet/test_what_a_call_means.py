@@ -1,12 +1,16 @@
 """What a call means, rule by rule, on four stores and both faces: keys, exceptions, unknown outcomes, conflicts.
 
-The same table is in docs/explanation/what-a-call-means.md.
+The same tables are in docs/explanation/what-a-call-means.md. ``ROWS`` names the tests of each of their rows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import threading
+from argparse import Namespace
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,18 +19,42 @@ import pytest
 
 import antiphon
 from antiphon._drive import drive
+from antiphon._gateway import results
 from antiphon.adapters._calls import GuardedTools, Place, specs_of
+from antiphon.cli.admin import _resolve_all as resolve_all
 from antiphon.config.wiring import open_store
-from antiphon.contract.spec import DidNotHappen, Happened
-from antiphon.errors import IdempotencyConflict, InvalidInput, NotFound, OutcomeUnknown
+from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
+from antiphon.errors import (
+    CallTimeout,
+    IdempotencyConflict,
+    InvalidInput,
+    NotFound,
+    OutcomeUnknown,
+    RecordedError,
+    RetryExhausted,
+    ToolDeniedError,
+)
 from antiphon.ops.admin import Admin
 from antiphon.ports import Store
+from tests.unit.stores.test_memory_bounds import (
+    test_unknown_outcomes_are_counted_apart_and_half_the_store_is_warned_of,
+)
 
 QUIET: dict[str, Any] = {"telemetry": {"logs": False}, "retry": {"base_ms": 0}}
 
 
+PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "what-a-call-means.md"
+
+
 class CardDeclined(Exception):
     pass
+
+
+class Wordy(Exception):
+    """One that cannot be made from its message alone."""
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis", "postgres"])
@@ -398,3 +426,232 @@ def test_flush_and_clear_leave_unknown_outcomes_alone_unless_told(shop: Callable
     assert one.call("o-2", 500) == "receipt 2"
     with pytest.raises(NotFound):
         drive(admin.claim("nothing"))
+
+
+def test_volatile_arguments_are_no_part_of_what_a_key_stands_for(shop: Callable[..., Shop]) -> None:
+    one = shop(key_ignore=(), volatile=("note",))
+    assert one.call("o-1", 500) == one.call("o-1", 500, note="again") == "receipt 1"
+    assert one.charges == [("o-1", 500)]
+
+
+class Slow(Shop):
+    """A tool that waits until it may go on, before or behind its point of no return, or without one."""
+
+    def __init__(self, *args: Any, before: bool | None = None, **declared: Any) -> None:
+        self.before = before
+        self.begun, self.go = threading.Event(), threading.Event()
+        super().__init__(*args, **declared)
+
+    def _function(self) -> Callable[..., Any]:
+        if self.before is None:
+            return self._plain()
+
+        def charge(order: str, cents: int, note: str = "") -> str:
+            if self.before:
+                self.wait(cents)
+            with antiphon.effect():
+                if not self.before:
+                    self.wait(cents)
+                self.charges.append((order, cents))
+            return f"receipt {len(self.charges)}"
+
+        return charge  # on a thread, also in an event loop
+
+    def _plain(self) -> Callable[..., Any]:
+        def charge(order: str, cents: int, note: str = "") -> str:
+            self.wait(cents)
+            self.charges.append((order, cents))
+            return f"receipt {len(self.charges)}"
+
+        return charge
+
+    def wait(self, cents: int) -> None:
+        self.begun.set()
+        if cents == 500:
+            self.go.wait(60)
+
+    def close(self) -> None:
+        self.go.set()
+        super().close()
+
+
+def test_the_same_key_while_the_first_call_runs_waits(shop: Callable[..., Shop]) -> None:
+    one: Any = shop(kind=Slow)
+    if one.asynchronous:
+
+        async def both() -> Any:
+            first = asyncio.ensure_future(one.charge("o-1", 500))
+            await asyncio.to_thread(one.begun.wait, 60)
+            second = asyncio.ensure_future(one.charge("o-1", 500))
+            await asyncio.sleep(0)
+            one.go.set()
+            return await asyncio.gather(first, second)
+
+        found = one.done(both())
+    else:
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(one.charge, "o-1", 500)
+            assert one.begun.wait(60)
+            second = pool.submit(one.charge, "o-1", 500)
+            one.go.set()
+            found = [first.result(60), second.result(60)]
+    assert found == ["receipt 1", "receipt 1"]
+    assert one.charges == [("o-1", 500)]
+
+
+def test_a_call_that_runs_out_of_time_before_its_effect_frees_the_key(shop: Callable[..., Shop]) -> None:
+    one: Any = shop(kind=Slow, before=True, timeout=0.5, retry=RetryPolicy(max_attempts=1))
+    with pytest.raises(CallTimeout):
+        one.call("o-1", 500)
+    assert one.call("o-1", 400) == "receipt 1"
+    assert one.charges == [("o-1", 400)]
+
+
+def test_a_call_that_runs_out_of_time_is_unknown(shop: Callable[..., Shop]) -> None:
+    for before in (None, False):
+        one: Any = shop(kind=Slow, before=before, timeout=0.5)
+        with pytest.raises(OutcomeUnknown):
+            one.call(f"o-{before}", 500)
+        with pytest.raises(IdempotencyConflict):
+            one.call(f"o-{before}", 400)
+        assert one.charges == []
+
+
+def test_a_refusal_that_cannot_have_had_an_effect_frees_the_key(shop: Callable[..., Shop]) -> None:
+    one = shop()
+    one.fails = [ConnectionRefusedError("nobody listens") for _ in range(10)]
+    with pytest.raises((ConnectionRefusedError, RetryExhausted)):
+        one.call("o-1", 500)
+    one.fails = []
+    assert one.call("o-1", 400) == "receipt 1"
+
+
+@pytest.mark.parametrize(("kind", "raises"), [(CardDeclined, CardDeclined), (Wordy, RecordedError)])
+def test_an_answer_from_a_record_raises_the_declared_class_or_a_stand_in(
+    shop: Callable[..., Shop], kind: type[Exception], raises: type[Exception]
+) -> None:
+    one = shop(key=None, key_ignore=(), certain_errors=(kind,))
+    one.fails = [CardDeclined("no funds") if kind is CardDeclined else Wordy(3, "no funds")]
+
+    def ask() -> tuple[Any, Any]:
+        call = one.gateway.envelope_call(_envelope(str(uuid4()), 500, "c-1"))
+        return call, one.done(one.gateway.run(call))
+
+    ask()
+    call, outcome = ask()
+    assert outcome.from_cache
+    with pytest.raises(raises, match="no funds"):
+        results.raise_for(call, outcome)
+    assert one.charges == []
+
+
+def test_a_call_that_a_hook_denies_raises(shop: Callable[..., Shop]) -> None:
+    one = shop()
+
+    def deny(_: Any) -> None:
+        raise ToolDeniedError("not today")
+
+    one.gateway.before(deny)
+    with pytest.raises(ToolDeniedError, match="not today"):
+        one.call("o-1", 500)
+    assert one.charges == []
+
+
+def test_an_unknown_outcome_keeps_equal_calls_without_a_key_from_running(shop: Callable[..., Shop]) -> None:
+    one = shop(key=None, key_ignore=())
+    one.fails = [ValueError("what?")]
+    assert one.turn("s", "charge", {"order": "o-1", "cents": 500}, "c-1").error.code == "outcome_unknown"
+    for call_id in ("c-1", "c-2"):
+        assert one.turn("s", "charge", {"order": "o-1", "cents": 500}, call_id).error.code == "outcome_unknown"
+    assert one.turn("s", "charge", {"order": "o-1", "cents": 501}, "c-3").content == "receipt 1"
+    assert one.charges == [("o-1", 501)]
+
+
+def test_unknown_outcomes_of_a_tool_are_settled_at_once(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop()
+    for order in ("o-1", "o-2"):
+        one.fails = [ValueError("what?")]
+        with pytest.raises(ValueError, match="what"):
+            one.call(order, 500)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    chosen = {"tool": "tools/charge", "session": "", "prefix": ""}
+    words = {"happened": False, "did_not_happen": True, "value": None, "no_value": False, "reason": "", "yes": False}
+    with pytest.raises(InvalidInput, match="2 unknown outcomes will be settled as did-not-happen"):
+        drive(resolve_all(admin, Namespace(**words), chosen))
+    settled = drive(resolve_all(admin, Namespace(**{**words, "yes": True}), chosen))
+    assert settled == {"resolved": 2, "as": "did-not-happen"}
+    assert [one.call(order, 500) for order in ("o-1", "o-2")] == ["receipt 1", "receipt 2"]
+
+
+# -- every row of the page is a test -------------------------------------------------------------------------------
+
+ROWS: dict[str, Callable[..., Any]] = {
+    "the same key and the same arguments": test_a_key_means_once_whoever_asks_in_whatever_way,
+    "the same key, other `volatile` arguments or others listed in `key_ignore`": (
+        test_volatile_arguments_are_no_part_of_what_a_key_stands_for
+    ),
+    "the same key, any other argument changed": test_other_arguments_are_a_conflict_and_nothing_runs,
+    "a key that is `None`, empty, a float or a bool": test_an_empty_key_is_an_error_and_nothing_runs,
+    "the same key while the first call runs": test_the_same_key_while_the_first_call_runs_waits,
+    "the same key after a certain failure": test_a_certain_failure_is_the_tools_own_and_frees_the_key,
+    "the same key after an unknown outcome": test_any_other_failure_is_unknown_until_somebody_settles_it,
+    "the same id and the same arguments": test_one_call_id_is_for_one_set_of_arguments,
+    "the same id, other arguments": test_one_call_id_is_for_one_set_of_arguments,
+    "the same id in another session or run": test_a_call_id_belongs_to_its_session_and_run,
+    "the same id in another message of the model (adapters)": (
+        test_ids_that_a_provider_counts_anew_in_each_message_are_told_apart
+    ),
+    "raises a class in `certain_errors`": test_a_certain_failure_is_the_tools_own_and_frees_the_key,
+    "raises `antiphon.DidNotHappen`": test_a_certain_failure_is_the_tools_own_and_frees_the_key,
+    "raises anything before it enters `with antiphon.effect():`": test_an_exception_before_the_effect_frees_the_key,
+    "runs out of time or is cancelled before it enters `with antiphon.effect():`": (
+        test_a_call_that_runs_out_of_time_before_its_effect_frees_the_key
+    ),
+    "is refused in a way that cannot have had an effect (connection refused, 429, 4xx)": (
+        test_a_refusal_that_cannot_have_had_an_effect_frees_the_key
+    ),
+    "raises anything else, and is not idempotent": test_any_other_failure_is_unknown_until_somebody_settles_it,
+    "raises anything else, and is idempotent": (
+        test_a_timeout_of_an_idempotent_tool_does_not_free_its_key_for_other_arguments
+    ),
+    "runs out of time": test_a_call_that_runs_out_of_time_is_unknown,
+    "failed with a class in `certain_errors`": test_an_answer_from_a_record_raises_the_declared_class_or_a_stand_in,
+    "failed otherwise": test_an_answer_from_a_record_raises_the_declared_class_or_a_stand_in,
+    "unknown": test_any_other_failure_is_unknown_until_somebody_settles_it,
+    "denied by a hook or by turn control": test_a_call_that_a_hook_denies_raises,
+    "an unknown outcome of a key, or of one call id": test_any_other_failure_is_unknown_until_somebody_settles_it,
+    "new calls with equal arguments and without a key": (
+        test_an_unknown_outcome_keeps_equal_calls_without_a_key_from_running
+    ),
+    "`antiphon claims list --state unknown`": test_any_other_failure_is_unknown_until_somebody_settles_it,
+    "`antiphon claims resolve CLAIM --happened --value JSON`": (
+        test_any_other_failure_is_unknown_until_somebody_settles_it
+    ),
+    "`antiphon claims resolve CLAIM --did-not-happen`": test_a_resolution_that_has_let_a_call_run_is_over,
+    "a second `claims resolve` of the same claim": test_any_other_failure_is_unknown_until_somebody_settles_it,
+    "`antiphon claims resolve --tool NAME --did-not-happen`": test_unknown_outcomes_of_a_tool_are_settled_at_once,
+    "`antiphon claims resolve --reconcile --entry FILE`": (
+        test_unknown_outcomes_are_settled_in_bulk_by_what_reconcile_says
+    ),
+    "`claims flush` and `claims clear`": test_flush_and_clear_leave_unknown_outcomes_alone_unless_told,
+    "a memory store half full of unknown outcomes": (
+        test_unknown_outcomes_are_counted_apart_and_half_the_store_is_warned_of
+    ),
+    "`reconcile`": test_reconcile_settles_an_unknown_outcome,
+}
+
+
+def test_every_row_of_the_page_is_named() -> None:
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    rules = [number for number, line in enumerate(lines) if line.startswith("|---")]
+    heads = {number - 1 for number in rules} | set(rules)
+    rows = [line for number, line in enumerate(lines) if line.startswith("|") and number not in heads]
+    assert [row.strip("|").split(" | ")[0].strip() for row in rows] == list(ROWS)
+
+
+def test_every_row_is_tested_on_four_stores_and_both_faces() -> None:
+    """Each of these tests takes a shop, of which there is one for every store and either face."""
+    ours = {function for function in ROWS.values() if function.__module__ == __name__}
+    assert all("shop" in inspect.signature(function).parameters for function in ours)
+    of_one_store = set(ROWS.values()) - ours
+    assert of_one_store == {test_unknown_outcomes_are_counted_apart_and_half_the_store_is_warned_of}
