@@ -42,9 +42,9 @@ SET version = excluded.version, expires_at_ms = excluded.expires_at_ms, record =
 -- name: pin
 -- A mark lies among the executions, of a key that no claim has.
 INSERT INTO executions (key, identity, tenant, workspace, version, expires_at_ms, record, v)
-VALUES (?1, '', ?2, ?3, ?4, ?5, x'', 0)
+VALUES (?, '', ?, ?, ?, ?, x'', 0)
 ON CONFLICT (key, identity) DO UPDATE
-SET version = excluded.version, expires_at_ms = excluded.expires_at_ms WHERE expires_at_ms <= ?6;
+SET version = excluded.version, expires_at_ms = excluded.expires_at_ms WHERE expires_at_ms <= ?;
 
 -- name: pinned
 SELECT version FROM executions WHERE key = ? AND identity = '' AND expires_at_ms > ?;
