@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
@@ -123,9 +124,16 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
             yield from _with_nested(constant)
 
 
+def _enclosed(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What the function takes from around it; a name that is not bound yet (its own, in a decorator) is left out."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            yield name, cell.cell_contents
+
+
 def _mentions(code: CodeType, function: FunctionType) -> bool:
     """Whether *code* names :func:`effect`: by itself, as ``antiphon.effect``, or in an import of its own."""
-    outer = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+    outer = dict(_enclosed(function))
     here: dict[str, Any] = {}
     before: Any = None
     for step in dis.get_instructions(code):

@@ -122,6 +122,18 @@ def test_a_tool_that_says_nothing_is_known(gateway: antiphon.Gateway) -> None:
     assert not any(map(has_point, functions))
 
 
+def test_a_tool_that_calls_itself_can_be_registered(gateway: antiphon.Gateway) -> None:
+    @gateway.tool(idempotent=False)
+    def again(left: int) -> int:
+        if left:
+            return again(left - 1)
+        with antiphon.effect():
+            return 0
+
+    assert again(2) == 0
+    assert again.tool.has_point
+
+
 def test_a_tool_on_a_thread_that_runs_out_of_time_never_passes(gateway: antiphon.Gateway) -> None:
     """A certain failure, although its thread goes on: the thread is stopped at the point."""
     go, over, charged = threading.Event(), threading.Event(), []

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
+from antiphon.ports import BreakerRow, Claimed, ClaimRequest, ClaimTemplate, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import MemoryStore
 from antiphon.testing.sim.invariants import asking
 from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, either, in_thread
@@ -177,6 +177,9 @@ class SimJournal:
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         return await self._step("alias", lambda: self._shared.alias(key, identity, version))
+
+    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
+        return await self._step("pin", lambda: self._shared.inner.pin(call, mark, template))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         def run() -> bool:
