@@ -24,30 +24,30 @@ async def was_it_charged(params, ctx):
     return antiphon.Happened(found) if found else antiphon.DidNotHappen()
 
 
-def charge(order: str, cents: int, email: str = "") -> str:
+def ring_up(order: str, cents: int, email: str = "") -> str:
     raise ValueError("what?")
 
 
-charge = antiphon.AsyncGateway().tool(idempotent=False, effect="write", key="order", reconcile=was_it_charged)(charge)
+ring_up = antiphon.AsyncGateway().tool(idempotent=False, effect="write", key="order", reconcile=was_it_charged)(ring_up)
 
 
 @gateway.tool(idempotent=False, effect="write", key="order")
-def ship(order: str) -> str:
+def parcel(order: str) -> str:
     raise ValueError("what?")
 
 
 async def main():
     for order in ("o-1", "o-2", "o-3"):
         try:
-            await charge(order, 500)
+            await ring_up(order, 500)
         except ValueError:
             pass
     try:
-        await charge("o-4", 500, email="ada@example.com")
+        await ring_up("o-4", 500, email="ada@example.com")
     except ValueError:
         pass
     try:
-        ship("o-5")
+        parcel("o-5")
     except ValueError:
         pass
 
@@ -87,7 +87,7 @@ def test_what_reconcile_knows_is_settled_and_the_rest_stays_unknown(shop: Comman
 
 def test_the_filter_chooses_whom_to_ask(shop: Command) -> None:
     done = shop(
-        "claims", "resolve", "--reconcile", "--entry", "shop.py:main", "--tool", "tools/ship", "--yes", "--json"
+        "claims", "resolve", "--reconcile", "--entry", "shop.py:main", "--tool", "tools/parcel", "--yes", "--json"
     )
     assert (done.json["resolved"], done.json["unknown"]) == (0, 1)
 
