@@ -61,13 +61,13 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def shop(antiphon: Command) -> Command:
-    Path("shop.py").write_text(SHOP)
-    subprocess.run([sys.executable, "shop.py"], check=True, capture_output=True)
+    Path("till_to_reconcile.py").write_text(SHOP)
+    subprocess.run([sys.executable, "till_to_reconcile.py"], check=True, capture_output=True)
     return antiphon
 
 
 def test_what_reconcile_knows_is_settled_and_the_rest_stays_unknown(shop: Command) -> None:
-    resolve = ("claims", "resolve", "--reconcile", "--entry", "shop.py")
+    resolve = ("claims", "resolve", "--reconcile", "--entry", "till_to_reconcile.py")
     asked = shop(*resolve)
     assert asked.code == 2, "nobody is there to answer the question"
     assert "2 of 5 unknown outcomes will be settled like this" in asked.err
@@ -87,7 +87,15 @@ def test_what_reconcile_knows_is_settled_and_the_rest_stays_unknown(shop: Comman
 
 def test_the_filter_chooses_whom_to_ask(shop: Command) -> None:
     done = shop(
-        "claims", "resolve", "--reconcile", "--entry", "shop.py:main", "--tool", "tools/parcel", "--yes", "--json"
+        "claims",
+        "resolve",
+        "--reconcile",
+        "--entry",
+        "till_to_reconcile.py:main",
+        "--tool",
+        "tools/parcel",
+        "--yes",
+        "--json",
     )
     assert (done.json["resolved"], done.json["unknown"]) == (0, 1)
 
