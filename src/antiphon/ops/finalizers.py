@@ -3,6 +3,9 @@
 They run in the context of whoever comes by, after the end, and carry no mark. So a replay looks at what it has made
 when it ends: garbage is collected inside the sandbox, and what lives on is remembered. Objects that are older than the
 replay are set aside meanwhile (``gc.freeze``), which makes this as cheap as what the replay has made.
+
+A full collection while they are set aside would make the collector believe that there are hardly any old objects, and
+look at all of them again and again afterwards. So the replay's objects are kept out of the oldest generation.
 """
 
 from __future__ import annotations
@@ -22,6 +25,11 @@ _things: dict[int, tuple[weakref.ref[Any], Replay]] = {}
 """Objects with a ``__del__`` that replays left behind."""
 
 
+_LATE = 10_000
+"""Collections of the youngest generation before the next one is collected: seven million objects."""
+_INCREMENTAL = sys.version_info >= (3, 14)
+
+
 class Births:
     """What is made between :meth:`begin` and :meth:`end`."""
 
@@ -29,11 +37,13 @@ class Births:
         """*alone*: whether no other run or replay is open, whose objects could not be told from ours."""
         self._watches = alone and gc.get_freeze_count() == 0
         self._callbacks = list(gc.callbacks)
+        self._thresholds = gc.get_threshold()
 
     def begin(self) -> None:
         _frames[:] = [found for found in _frames if found[0]() is not None]
         if self._watches:
             gc.freeze()
+            gc.set_threshold(self._thresholds[0], _LATE, self._thresholds[2])
 
     def end(self, replay: Replay, alone: bool) -> None:
         """Collect the garbage and remember the rest."""
@@ -43,12 +53,14 @@ class Births:
         if not self._watches:
             return
         try:
-            gc.collect()
+            gc.collect(2 if _INCREMENTAL or gc.get_objects(2) else 1)
             if alone:
                 for found in gc.get_objects():
                     _remember(found, replay)
         finally:
             gc.unfreeze()
+            if gc.get_threshold()[1] == _LATE:
+                gc.set_threshold(*self._thresholds)
 
 
 def _remember(found: Any, replay: Replay) -> None:
