@@ -80,7 +80,8 @@ class BaseGateway:
             run_sync(call, SyncWorld(plans, feed, journal), step)
 
         plans.leases.resume = resume
-        beside = self._beside = SyncWorld(plans, feed)
+        self._beside: SyncWorld = SyncWorld(plans, feed)
+        beside = self._beside
         """What the thread of shadow mode reaches."""
         plans.watcher.drive = lambda call, step: run_sync(call, beside, step)
         plans.watcher.exchange = beside.exchange
@@ -397,7 +398,7 @@ class Gateway(BaseGateway):
 
     def __init__(self, dependencies: Dependencies) -> None:
         super().__init__(dependencies, asynchronous=False)
-        self._world = self._beside
+        self._world: SyncWorld = self._beside
 
     def _check(self, tool: Tool) -> None:
         if tool.kind in ("async", "async_generator"):

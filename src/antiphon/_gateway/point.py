@@ -24,7 +24,7 @@ class Point:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = False
-        self.passed = False
+        self.passed: bool = False
 
     def pass_by(self) -> None:
         """The tool goes on to its effect; raises if nobody waits for it any more."""

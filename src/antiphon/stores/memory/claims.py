@@ -41,7 +41,7 @@ from antiphon.stores._common import (
 from antiphon.stores._waiters import ThreadWaiter, Waiter, Waiters
 from antiphon.stores.memory.log import MemoryLog
 
-log = logging.getLogger("antiphon.stores")
+log: logging.Logger = logging.getLogger("antiphon.stores")
 
 _ROOM = 32
 _KEPT_BYTES = 2048

@@ -1,8 +1,10 @@
--- Keep a mark for a call unless it has one.
+-- Keep a mark for a call unless it has one. A full server still says which one it has.
 -- KEYS: mark
 -- ARGV: 1 mark  2 TTL ms
 -- Returns the mark that is kept.
-if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-  return ARGV[1]
+local kept = redis.call('GET', KEYS[1])
+if kept then
+  return kept
 end
-return redis.call('GET', KEYS[1])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ARGV[1]
