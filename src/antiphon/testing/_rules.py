@@ -291,7 +291,7 @@ class ClaimRules(Harness):
         a second time. So the lease alone says what a claim in flight is worth, and who looks at it decides.
         """
         keys = [self.key(name) for name in ("seen", "settled", "renewed", "taken")]
-        life_ms = 4 * SHORT_MS  # a store that forgets by itself keeps it as long again: time for all that follows
+        life_ms = 6 * SHORT_MS  # a store that forgets by itself keeps it as long again: time for all that follows
         request = self.request(keys[0], ttl_ms=life_ms, lease_ms=1)
         seen, settled, renewed, taken = [claimed(await j.begin(request._replace(key=key))).version for key in keys]
         await self.pass_ms(life_ms + 50)
