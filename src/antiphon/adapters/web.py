@@ -121,10 +121,17 @@ class _Rules:
             effect="write",
             retry=RetryPolicy(max_attempts=1),
             breaker=_NEVER_OPENS,
-            key=lambda principal, key, **_: (principal, key),
+            key=_intent,
             key_ttl=ttl,
             reconcile=reconcile,
         )
+        known = gateway.tools.get("http/request")
+        if known is not None and known != spec:
+            raise InvalidInput(
+                "This gateway guards another application with another ttl or reconcile.",
+                path="$.gateway",
+                hint="Give each application a gateway of its own; they can share a store.",
+            )
         gateway.register(_request_async if isinstance(gateway, AsyncGateway) else _request, spec)
 
     def key(self, lines: list[str]) -> str | None:
@@ -204,6 +211,10 @@ class _Failed(Exception):
     def __init__(self, response: _Response) -> None:
         super().__init__(f"the application answered {response.status}")
         self.response = response
+
+
+def _intent(principal: str, key: str, **_: Any) -> tuple[str, str]:
+    return principal, key
 
 
 def _data(body: bytes) -> dict[str, str]:

@@ -273,3 +273,11 @@ def test_wrong_options_are_refused_when_the_application_is_made() -> None:
         IdempotencyKeyWSGI(lambda *_: [], principal=lambda _: "ada", gateway=gateway, methods="POST")
     with pytest.raises(TypeError, match="principal"):
         IdempotencyKeyWSGI(lambda *_: [], gateway=gateway)  # type: ignore[call-arg]
+
+
+def test_options_of_one_application_do_not_change_those_of_another() -> None:
+    gateway = antiphon.Gateway(store="memory:")
+    for _ in range(2):
+        IdempotencyKeyWSGI(lambda *_: [], principal=lambda _: "ada", gateway=gateway)
+    with pytest.raises(InvalidInput, match="gateway of its own"):
+        IdempotencyKeyWSGI(lambda *_: [], principal=lambda _: "ada", gateway=gateway, ttl=5)
