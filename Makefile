@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo unit test escapes prove prove-long prove-short coverage lint types format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
+.PHONY: help setup compiled demo unit test escapes prove prove-long prove-short coverage lint types format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -32,27 +32,35 @@ $(VENV)/.installed: $(VENV)/.locked pyproject.toml
 	@$(UV) pip install --quiet --no-deps --no-build-isolation --python $(PY) --editable . || $(PIP) --no-build-isolation --editable .
 	@touch $@
 
+# Bytecode, once: uv leaves none behind, and the tests start some thousand interpreters.
+$(VENV)/.compiled: $(VENV)/.locked
+	@$(PY) -m compileall -qq -j 0 -x '/(pip|setuptools|tests)/' $(VENV)/lib || true
+	@touch $@
+
+compiled: setup $(VENV)/.compiled
+	@$(PY) -m compileall -q src
+
 demo: setup ## a write that happens once, a crash, a replay: in a minute
 	$(VENV)/bin/antiphon demo
 
-unit: setup ## tests without servers: seconds
+unit: compiled ## tests without servers: seconds
 	$(PY) -m pytest tests/unit -q -n $(JOBS) --dist worksteal
 
-test: setup ## all tests, against real servers that it starts and stops itself
+test: compiled ## all tests, against real servers that it starts and stops itself
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-prove: setup ## check every promise: 200,000 schedules, planted bugs, 156 kills, 42 pauses; 20 minutes
+prove: compiled ## check every promise: 200,000 schedules, planted bugs, 156 kills, 42 pauses; 20 minutes
 	$(PY) -m scripts.prove --out docs/explanation/proof.json
 	$(PY) -m scripts.make_guarantees
 
-prove-long: setup ## … 1,000,000 schedules, 612 kills, 102 pauses; two hours
+prove-long: compiled ## … 1,000,000 schedules, 612 kills, 102 pauses; two hours
 	$(PY) -m scripts.prove --long --out docs/explanation/proof.json
 	$(PY) -m scripts.make_guarantees
 
-prove-short: setup ## … the same in small, for CI; 3 minutes
+prove-short: compiled ## … the same in small, for CI; 3 minutes
 	$(PY) -m scripts.prove --short
 
-coverage: setup ## branch coverage of all tests: of the parts that decide about a call, and of everything
+coverage: compiled ## branch coverage of all tests: of the parts that decide about a call, and of everything
 	@rm -f .coverage .coverage.*
 	$(PY) -m coverage run -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 	@$(PY) -m coverage combine --quiet

@@ -30,6 +30,10 @@ MEETING = "ANTIPHON_TEST_MEETING"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# What is collected is compiled once, whatever the environment says. What a test writes is not: a module that changes
+# twice within a second and keeps its size would be taken for the old one.
+sys.dont_write_bytecode = False
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -66,6 +70,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Install the browser and promtool before the clock of a test runs, and only if a test wants them."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     if "chromium" in wanted:
         with contextlib.suppress(browser.NoBrowser):  # the fixture reports the reason
