@@ -88,36 +88,36 @@ def source_files(function: Callable[..., Any] | None) -> dict[str, str] | None:
     Installed packages and files outside the folder of *function*'s project are not looked at.
     """
     first = sys.modules.get(getattr(inspect.unwrap(function), "__module__", "")) if function is not None else None
-    file = getattr(first, "__file__", None)
-    if first is None or file is None or not _is_own(file):
+    file = _own_file(getattr(first, "__file__", None))
+    if first is None or file is None:
         return None
-    root = _project(Path(file).resolve().parent)
+    root = _project(file.parent)
     found: dict[str, str] = {}
-    waiting, seen = [first], {first.__name__}
+    waiting, seen = [(first, file)], {first.__name__}
     while waiting and len(found) < _MAX_FILES:
-        module = waiting.pop()
-        path = Path(str(module.__file__)).resolve()
+        module, path = waiting.pop()
         digest = _file_digest(str(path), _stamp(path))
         if digest is not None:
             found[path.relative_to(root).as_posix()] = digest
         for name in _named(module):
-            other = sys.modules.get(name)
-            place = getattr(other, "__file__", None)
-            if other is None or name in seen or place is None:
+            if name in seen or name not in sys.modules:
                 continue
             seen.add(name)
-            if _is_own(place) and Path(place).resolve().is_relative_to(root):
-                waiting.append(other)
+            place = _own_file(getattr(sys.modules[name], "__file__", None))
+            if place is not None and place.is_relative_to(root):
+                waiting.append((sys.modules[name], place))
     return dict(sorted(found.items())) or None
 
 
-def _is_own(file: str) -> bool:
-    """Whether a source file is the user's: not installed, not the standard library, not this package."""
-    path = Path(file).resolve()
+@lru_cache(maxsize=16_384)
+def _own_file(file: str | None) -> Path | None:
+    """A source file of the user: not installed, not of the standard library, not of this package."""
+    path = Path(file or "").resolve()
     foreign = {"site-packages", "dist-packages"} & {*path.parts} or path.suffix != ".py"
-    return not foreign and not path.is_relative_to(_STANDARD) and not path.is_relative_to(_OURS)
+    return None if foreign or path.is_relative_to(_STANDARD) or path.is_relative_to(_OURS) else path
 
 
+@lru_cache(maxsize=256)
 def _project(folder: Path) -> Path:
     """The folder that holds the project: the nearest one upwards with a pyproject.toml or a checkout."""
     marks = ("pyproject.toml", "antiphon.toml", ".git")

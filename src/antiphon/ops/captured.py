@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections import Counter
 from typing import Any
 
 from antiphon._recording.run import Run
@@ -24,25 +26,14 @@ def missing(run: Run) -> list[str]:
         said.append(
             "no model call and no tool call was recorded: decorate tools, wrap the client, or use antiphon exec"
         )
-    if not any(event.payload.get("kind") == "llm" for event in calls):
-        for module, (adapter, _) in SDKS.items():
-            if module in sys.modules:
-                bare = _clients(module)
-                made = f"; {bare} of its clients exist without it" if bare else ""
-                said.append(
-                    f"{module} is loaded, but none of its calls was recorded: use antiphon.adapters.{adapter}{made}"
-                )
+    loaded = [module for module in SDKS if module in sys.modules]
+    if loaded and not any(event.payload.get("kind") == "llm" for event in calls):
+        exist: Counter[Any] = Counter(map(type, gc.get_objects()))
+        for module in loaded:
+            adapter, names = SDKS[module]
+            bare = sum(exist[getattr(sys.modules[module], name, None)] for name in names)  # wrapped ones are of ours
+            made = f"; {bare} of its clients exist without it" if bare else ""
+            said.append(
+                f"{module} is loaded, but none of its calls was recorded: use antiphon.adapters.{adapter}{made}"
+            )
     return said
-
-
-def _clients(module: str) -> int:
-    """How many clients of an SDK exist in this process; wrapped ones are of a class of ours, or say so."""
-    import gc
-
-    kinds = tuple(getattr(sys.modules[module], name, None) for name in SDKS[module][1])
-    known = tuple(kind for kind in kinds if isinstance(kind, type))
-    return sum(_is(found, known) for found in gc.get_objects()) if known else 0
-
-
-def _is(found: Any, kinds: tuple[type, ...]) -> bool:
-    return type(found) in kinds

@@ -267,7 +267,7 @@ def _guard_databases() -> None:
     import sqlite3
 
     for found in gc.get_objects():
-        if isinstance(found, sqlite3.Connection):
+        if issubclass(type(found), sqlite3.Connection):  # isinstance would ask proxies, and load what they stand for
             _guard_database(found)
 
 

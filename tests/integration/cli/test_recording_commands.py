@@ -58,6 +58,15 @@ def test_run_with_json(antiphon: Command) -> None:
     assert done.json["output"] == [1, 3]
 
 
+def test_run_with_a_client_that_nobody_wrapped(antiphon: Command) -> None:
+    Path("bare.py").write_text(
+        "import openai\nclient = openai.OpenAI(api_key='none')\ndef main() -> str:\n    return 'no call'\n"
+    )
+    told = antiphon("run", "bare.py:main", "--json").json["warnings"]
+    (about,) = [text for text in told if text.startswith("openai is loaded")]
+    assert re.search(r"use antiphon.adapters.sdk; \d+ of its clients exist without it", about)
+
+
 def test_run_of_an_agent_that_fails(antiphon: Command) -> None:
     done = antiphon("run", "agent.py:fail", "--input", "1")
     assert done.code == 1

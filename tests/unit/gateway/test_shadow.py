@@ -318,13 +318,16 @@ def test_a_duplicate_in_a_turn_is_said_to_be_denied(kind: str) -> None:
     assert face.verdicts(2) == ["run", "denied"]
 
 
-def test_a_store_that_comes_back_is_asked_again(kind: str) -> None:
+def test_a_store_that_comes_back_is_asked_again(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While its breaker is open, calls are only made; what it said before is not lost."""
     face = Face(kind, MemoryStore(), shadow=True)
     work = face.tool(lambda n: n, idempotent=True, reuse="session")
-    face.gateway._plans.store_breaker.is_open = True
+    breaker = face.gateway._plans.store_breaker
+    monkeypatch.setattr(breaker, "probe", lambda *_: 60.0)
+    breaker.is_open = True
     assert work(1) == 1
-    face.gateway._plans.store_breaker.is_open = False
+    assert face.verdicts(1) == ["store_unavailable"]
+    breaker.is_open = False
     assert (work(1), work(1)) == (1, 1)
     assert face.verdicts(3) == ["store_unavailable", "run", "reuse"]
 

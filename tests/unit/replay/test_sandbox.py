@@ -16,6 +16,7 @@ import pytest
 
 import antiphon
 from antiphon.errors import ReplayBlocked
+from antiphon.ops import sandbox
 from antiphon.ops.sandbox import outside, sandboxed
 from tests.unit.replay.kit import memory_app
 
@@ -175,3 +176,18 @@ def test_the_keyword_of_release_0_1_still_works() -> None:
     app = memory_app()
     with pytest.deprecated_call(match=r"sandbox="), pytest.raises(antiphon.errors.NotFound):
         antiphon.replay("none", app=app, fence=False)
+
+
+def test_looking_for_open_databases_asks_no_proxy() -> None:
+    """A lazy proxy loads what it stands for as soon as its ``__class__`` is asked for."""
+    asked: list[str] = []
+
+    class Proxy:
+        def __getattribute__(self, name: str) -> object:
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+    proxy = Proxy()
+    sandbox._guard_databases()
+    assert proxy is not None
+    assert not asked
