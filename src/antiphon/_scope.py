@@ -355,12 +355,6 @@ def _report_homeless() -> None:
         )
 
 
-def is_orphan(scope: RunScope) -> bool:
-    """Whether the current context does not carry *scope* although it is used for it."""
-    cursor = _cursor.get()
-    return cursor is None or cursor.scope is not scope
-
-
 @contextmanager
 def branch(name: str) -> Iterator[None]:
     """Name a strand of parallel work, so that a replay can tell it from others that look alike."""

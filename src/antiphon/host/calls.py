@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from antiphon._gateway.drivers import run_async
@@ -14,8 +14,6 @@ from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import Principal
 from antiphon.host.host import Host, Rejected
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL
-
-Tell = Callable[[Any], None]
 
 
 def tools(host: Host, principal: Principal) -> dict[str, Any]:

@@ -298,7 +298,6 @@ def answer_text(output: Any) -> str:
 
 
 REPLAY_MIN_ARS = 0.8
-TEST_MIN_ARS = 0.9
 
 
 class Verdict(NamedTuple):

@@ -1,9 +1,8 @@
 """Spans and metrics for OpenTelemetry (R11): ``tool_execution`` with the document's attributes and the GenAI ones.
 
 A span is opened by ``tool_call_start`` and closed by ``tool_call_end`` or ``tool_call_blocked``. In between it is the
-current span of the task or thread, so that whatever the tool calls becomes its child; where a step runs elsewhere (a
-stream that is read by another task), ``attempt_context`` makes it current there. The wait before a retry is a child
-span whose end is known in advance.
+current span of the task or thread, so that whatever the tool calls becomes its child; a tool that runs on a thread of
+its own takes the context along. The wait before a retry is a child span whose end is known in advance.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -112,16 +110,6 @@ class OtelListener:
         """What a gauge says now."""
         if self._metrics is not None:
             self._metrics.sampled(metric, values)
-
-    @contextmanager
-    def attempt_context(self, request_id: str) -> Iterator[None]:
-        """Make the call's span the current one while a step of it runs in another task or thread."""
-        call = self._find(request_id)
-        if call is None:
-            yield
-            return
-        with self._trace.use_span(call.span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
-            yield
 
     # -- spans ---------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
+import antiphon
 from antiphon.redact import Redactor
 from antiphon.telemetry import otel as module
 from antiphon.telemetry._metrics import STORE_UP
@@ -139,32 +139,20 @@ def test_downstream_spans_are_children_of_the_call(bench: Bench) -> None:
     assert bench.span("after").parent is None
 
 
-def test_a_step_in_another_thread_is_a_child_too(bench: Bench) -> None:
-    def step() -> None:
-        with bench.listener.attempt_context("r-1"):
-            bench.provider.get_tracer("d").start_span("inside").end()
-        bench.provider.get_tracer("d").start_span("outside").end()
-        bench.listener.emit("tool_call_end", fields(status="success"))
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_what_a_tool_calls_is_a_child_also_on_a_thread_of_its_own(bench: Bench, timeout: float | None) -> None:
+    gateway = antiphon.Gateway(store="memory:")
+    gateway.listen(bench.listener)
 
-    bench.listener.emit("tool_call_start", fields())
-    thread = threading.Thread(target=step)
-    thread.start()
-    thread.join()
+    @gateway.tool(idempotent=True, timeout=timeout)
+    def step() -> None:
+        bench.provider.get_tracer("d").start_span("inside").end()
+
+    step()
     call, inside = bench.span(), bench.span("inside")
     assert call.context is not None
     assert inside.parent is not None
     assert inside.parent.span_id == call.context.span_id
-    assert bench.span("outside").parent is None
-    leave()
-
-
-def test_an_error_inside_a_step_passes_and_is_not_recorded_twice(bench: Bench) -> None:
-    bench.listener.emit("tool_call_start", fields())
-    with pytest.raises(ValueError, match="tool"), bench.listener.attempt_context("r-1"):
-        raise ValueError("tool")
-    bench.listener.emit("tool_call_end", fields(status="success", attempt=2))
-    assert bench.span().events == ()
-    assert bench.span().status.status_code is trace.StatusCode.UNSET
 
 
 def test_the_callers_trace_is_continued(bench: Bench) -> None:
@@ -285,9 +273,8 @@ def test_unsampled_calls_get_no_attributes_but_carry_the_decision() -> None:
     provider = TracerProvider(sampler=ALWAYS_OFF)
     quiet = OtelListener(provider, redactor=REDACTOR, metrics=False)
     quiet.emit("tool_call_start", fields())
-    with quiet.attempt_context("r-1"):
-        assert not trace.get_current_span().is_recording()
-        assert trace.get_current_span().get_span_context().is_valid
+    assert not trace.get_current_span().is_recording()
+    assert trace.get_current_span().get_span_context().is_valid
     quiet.emit("tool_call_end", fields(status="success"))
     assert quiet._open == {}
 
@@ -296,8 +283,6 @@ def test_without_an_sdk_nothing_is_kept() -> None:
     quiet = OtelListener(trace.NoOpTracerProvider(), redactor=REDACTOR, metrics=False)
     quiet.emit("tool_call_start", fields())
     assert quiet._open == {}
-    with quiet.attempt_context("r-1"):
-        pass
     quiet.emit("tool_call_retry", fields(delayMs=1))
     quiet.emit("tool_call_end", fields(status="success"))
 
