@@ -266,7 +266,10 @@ def _guard_databases() -> None:
     import gc
     import sqlite3
 
-    for found in gc.get_objects():
+    kinds: list[type] = [sqlite3.Connection]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for found in gc.get_referrers(*kinds):  # every object refers to its class; looking at each of them takes seconds
         if issubclass(type(found), sqlite3.Connection):  # isinstance would ask proxies, and load what they stand for
             _guard_database(found)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -51,7 +52,7 @@ class Interrupter:
 
 def _no_call_before(frame: FrameType) -> bool:
     """Real interrupts come with calls and jumps back, so not at lines that follow none: the first ones of a block."""
-    line = Path(frame.f_code.co_filename).read_text().splitlines()[frame.f_lineno - 1].strip()
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return line.startswith(("call.value = call.plan.function(", "with ", "try:"))
 
 

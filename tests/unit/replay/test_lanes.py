@@ -17,7 +17,7 @@ from antiphon._recording.run import Run
 from antiphon.errors import ReplayMiss
 from tests.unit.replay.kit import memory_app
 
-REPEATS = 100
+REPEATS = 40
 
 
 class World:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -191,3 +192,20 @@ def test_looking_for_open_databases_asks_no_proxy() -> None:
     sandbox._guard_databases()
     assert proxy is not None
     assert not asked
+
+
+def test_an_open_database_of_a_class_of_its_own_is_guarded(tmp_path: Path) -> None:
+    class Own(sqlite3.Connection):
+        """As applications have them."""
+
+    class Deeper(Own):
+        """Of a class below."""
+
+    for kind in (sqlite3.Connection, Own, Deeper):
+        link = sqlite3.connect(tmp_path / f"{kind.__name__}.db", factory=kind, isolation_level=None)
+        link.set_authorizer(None)  # as one that was opened before the first replay of the process
+        link.execute("create table t (n)")
+        with sandboxed() as tried, pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            link.execute("insert into t values (1)")
+        assert tried
+        link.close()
