@@ -62,7 +62,7 @@ def admit(call: GuardedCall) -> Step:
     stop = _stopped(call, plan, now)
     if stop is not None:
         return stop
-    return BEGIN if run is None and call.call_id is None and not call.options.by_id else claim.pin(call)
+    return BEGIN if run is None and call.call_id is None and call.options is NO_OPTIONS else claim.pin(call)
 
 
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:

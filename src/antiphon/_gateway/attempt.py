@@ -45,7 +45,7 @@ def dispatch(call: GuardedCall) -> Step:
     if call.version:
         hold = plan.hold
         hold(call, plan.renew_every)
-    if call.extras.watching:
+    if plan.watched_only and call.extras.watching:
         plan.reporter.shadow(call, call.extras.verdict or "run")
         return DONE  # what came of the call itself goes on with it
     _set_held((call.key, call.outer))
@@ -165,13 +165,13 @@ def returned(call: GuardedCall) -> Step:
         _set_held(call.outer)
     elif extras.stream is None:
         call.come_back()
-    monotonic, time_ns, release = plan.monotonic, plan.time_ns, plan.release
+    monotonic, time_ns, credit, release = plan.monotonic, plan.time_ns, plan.credit, plan.release
     now = monotonic()
     for breaker, permit in call.permits:
         moves = breaker.success(permit, now)
         if moves:
             _moved(call, breaker, moves)
-    plan.credit()
+    credit()
     ended_ms = time_ns() // 1_000_000
     if extras is NO_EXTRAS:  # the first and only attempt
         call.attempts = ((ended_ms - int((now - call.started) * 1000), ended_ms, "", False),)
@@ -181,7 +181,7 @@ def returned(call: GuardedCall) -> Step:
             after_hooks(call)
     if not call.version:
         return settled(call, 0)
-    release(call)
+    release(call, None)
     return settle_success(call, now)
 
 

@@ -19,6 +19,8 @@ _looking = threading.Lock()
 """Two threads that let msgspec look at a type for the first time crash the process."""
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME
+_KEPT = _OPTIONS | orjson.OPT_APPEND_NEWLINE
+"""The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
 _dumps = orjson.dumps
 _NULL, _TAG, _DOLLAR = b"null", b'{"$', ord("$")
 _LOSSLESS = frozenset({dict, str, int, float, bool, type(None)})
@@ -67,7 +69,7 @@ def encode(value: Any) -> bytes:
     kind = type(value)
     if kind in _LOSSLESS or not _loses(kind, value):
         try:
-            data = _dumps(value, _default, _OPTIONS)
+            data = _dumps(value, _default, _KEPT)[:-1]
             if (_DOLLAR not in data or not _has_tag(data)) and (_NULL not in data or orjson.loads(data) == value):
                 return data
         except Exception:  # noqa: S110 - whatever the classes of the result raise; below it is said what

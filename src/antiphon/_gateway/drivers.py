@@ -49,13 +49,15 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
                     step = admit(call)
                 while True:  # a plain call goes through once
                     if step is BEGIN:
-                        step = claimed(call, world.begin(call, call.events))
+                        begin = world.begin
+                        step = claimed(call, begin(call, call.events))
                     if step is INVOKE:
                         call.entered = call.number
                         call.value = call.plan.function(**call.arguments)
                         step = returned(call)
                     if step is SETTLE:
-                        step = settled(call, world.settle(call.key, call.version, call.settlement, call.events))
+                        settle = world.settle
+                        step = settled(call, settle(call.key, call.version, call.settlement, call.events))
                     if step is DONE:
                         break
                     if step.__class__ is not Plain:
@@ -87,14 +89,16 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
                     step = admit(call)
                 while True:
                     if step is BEGIN:
-                        reply = world.begin(call, call.events)
+                        begin = world.begin
+                        reply = begin(call, call.events)
                         step = claimed(call, await reply if world.suspends else reply)
                     if step is INVOKE:
                         call.entered = call.number
                         call.value = await call.plan.function(**call.arguments)
                         step = returned(call)
                     if step is SETTLE:
-                        reply = world.settle(call.key, call.version, call.settlement, call.events)
+                        settle = world.settle
+                        reply = settle(call.key, call.version, call.settlement, call.events)
                         step = settled(call, await reply if world.suspends else reply)
                     if step is DONE:
                         return call.outcome

@@ -106,6 +106,8 @@ class Leases:
         """The calls, and all how many seconds they are renewed."""
         self._due: dict[Lease, float] = {}
         """When a call is to be renewed next, if that is not a third of its lease after its start."""
+        self.release: Callable[[Lease, None], float | None] = self._held.pop
+        """Stop renewing."""
         self._journal: SyncJournal | None = None
         self._opening = threading.Lock()
         self._mending = threading.Lock()
@@ -133,12 +135,6 @@ class Leases:
             self._next = due
             if self._attached:
                 _service.wake()
-
-    def release(self, call: Lease) -> None:
-        """Stop renewing."""
-        self._held.pop(call, None)
-        if self._due:
-            self._due.pop(call, None)
 
     def holds(self, call: Lease) -> bool:
         """Whether the lease of *call* is being renewed."""
@@ -301,6 +297,8 @@ class Leases:
 
     def _plan(self) -> None:
         """Find the next moment. A call that begins meanwhile is seen here, or sees what is written here."""
+        for call in [call for call in self._due if call not in self._held]:  # it is over
+            del self._due[call]
         while True:
             earliest = self._next = self._earliest()
             if self._earliest() >= earliest:
@@ -317,7 +315,7 @@ class Leases:
         for call in list(self._held):
             stream = call.stream
             if stream is not None and now - stream.last_pull > self._idle:
-                self.release(call)
+                self.release(call, None)
                 stream.break_off(journal, "its stream was not read for too long")
             elif self._due_of(call) <= now:
                 self._renew(journal, call, now)
@@ -325,7 +323,7 @@ class Leases:
     def _renew(self, journal: SyncJournal, call: Lease, now: float) -> None:
         until = call.started + self._cap if call.deadline is None else min(call.deadline, call.started + self._cap)
         if now >= until:
-            self.release(call)
+            self.release(call, None)
             return
         every = call.renew_every
         try:
@@ -333,19 +331,14 @@ class Leases:
         except StoreError as error:
             self.breaker.failed(error)
             log.warning("lease of %s not renewed, will try again: %s", call.tool_name, error)
-            self._again_at(call, now + min(1.0, every / 4))
+            self._due[call] = now + min(1.0, every / 4)
             return
         if kept:
-            self._again_at(call, now + every)
+            self._due[call] = now + every
             return
         if call in self._held:
             log.warning("lease of %s was lost; its result will be fenced", call.tool_name)
-        self.release(call)
-
-    def _again_at(self, call: Lease, due: float) -> None:
-        self._due[call] = due
-        if call not in self._held:  # it ended meanwhile
-            self._due.pop(call, None)
+        self.release(call, None)
 
 
 class _Service:

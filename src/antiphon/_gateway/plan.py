@@ -282,14 +282,14 @@ class Plan:
         self.dirty: dict[str, Breaker] = self.breakers.dirty
         self.path: Path = () if self.off else self.breakers.path(tool, "tool")
         self.budget: TokenBucket = TokenBucket() if self.watched_only else plans.budget(tool)
-        self.credit: Callable[[], None] = self.budget.success
+        self.credit: Callable[[], int] = self.budget.success
         self.largest: int = plans.results.largest_plain
         """Bytes of a result that is kept as it is, without a look at what is in it."""
         self.reporter: Reporter = reporter
         self.results: ResultStore = plans.results
         self.threads: ThreadRunner = plans.bare_threads if self.watched_only else plans.threads
         self.hold: Callable[[Lease, float], None] = plans.leases.hold
-        self.release: Callable[[Lease], None] = plans.leases.release
+        self.release: Callable[[Lease, None], float | None] = plans.leases.release
         self.guards: Guards = plans.guards
         self.loops: LoopPolicy = plans.guards.policy
         self.tallies: Tallies = Tallies(None if self.off else reporter.metrics, tool)

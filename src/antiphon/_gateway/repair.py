@@ -108,7 +108,7 @@ def _interrupted(call: GuardedCall, step: Step | None, error: BaseException) -> 
     extras.interrupt = error
     if call.number:
         call.come_back()
-    call.plan.release(call)
+    call.plan.release(call, None)
     if step is None or isinstance(step, Refresh):  # it was not admitted yet
         return DONE
     if step is BEGIN:
@@ -160,7 +160,7 @@ def _reread(call: GuardedCall, reply: Existing | None) -> Step:
 def abandon(call: GuardedCall) -> None:
     """Leave the claim, if there is one, to the process's own thread: it writes what is known of the call."""
     plan = call.plan
-    plan.release(call)
+    plan.release(call, None)
     if call.extras.ended is not None:
         ended, call.extras.ended = call.extras.ended, None
         ended(call)

@@ -111,7 +111,7 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
         after_hooks(call, outcome)
     if not call.version:
         return settled(call, 0)
-    plan.release(call)
+    plan.release(call, None)
     if outcome.attempts == 0:
         return _settle_as(call, not_dispatched(call))
     code, retriable = outcome.code, outcome.retriable
@@ -130,7 +130,7 @@ def settle_failure(call: GuardedCall, outcome: Outcome) -> Step:
 def settle_interrupted(call: GuardedCall, interrupt: BaseException | None, why: str = "") -> Step:
     """The caller went away: say what is known of the call, then let the interrupt pass."""
     plan = call.plan
-    plan.release(call)
+    plan.release(call, None)
     if call.outcome is None and interrupt is not None:
         call.outcome = outcomes.interrupted(plan.name, interrupt, len(call.attempts))
     if not call.version:
@@ -144,7 +144,7 @@ def settle_value(call: GuardedCall) -> Step:
     plan, now = call.plan, call.plan.monotonic()
     if not call.version:
         return settled(call, 0)
-    plan.release(call)
+    plan.release(call, None)
     if len(call.attempts) < call.number:
         ended_ms = plan.now_ms()
         call.attempts += ((ended_ms - int((now - call.began) * 1000), ended_ms, "", False),)
@@ -339,13 +339,13 @@ def after_hooks(call: GuardedCall, outcome: Outcome | None = None) -> None:
 def settled(call: GuardedCall, version: int | None) -> Step:
     """The record says so (0: there is none; ``None``: it is another's by now); turn and loop guard learn of it."""
     plan, run, turn = call.plan, call.run, call.turn
-    if version != 0:
-        if version is None and not call.extras.looked and not plan.watched_only:
+    if version is None and not plan.watched_only:
+        if not call.extras.looked:
             return Read(call.key, call.identity, stands)
+        plan.reporter.fenced(call)
+        call.result().note(fenced=True)
+    if version != 0:
         call.version = 0  # the claim is over
-        if version is None and not plan.watched_only:
-            plan.reporter.fenced(call)
-            call.result().note(fenced=True)
         if run is not None and run.together and not plan.watched_only:
             run.finished = True
     if call.extras is not NO_EXTRAS:

@@ -22,6 +22,8 @@ earlier one: ``may_have_applied``), the call ends as ``outcome_unknown`` instead
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from itertools import count
 from typing import Literal, NamedTuple
 
 from antiphon.contract.spec import RetryPolicy
@@ -139,10 +141,10 @@ class TokenBucket:
     that the bucket still adds no more than one request per second, and the breaker, which opens after five
     failures in a row, keeps the attempts per call under 1.1 at every rate.
 
-    Thread-safe; a full bucket costs a success next to nothing.
+    Thread-safe. A success is only counted, which takes no lock; it is put in when somebody wants a token.
     """
 
-    __slots__ = ("_cap", "_floor", "_lock", "_per_success", "_stamp", "_start", "_tokens")
+    __slots__ = ("_cap", "_counted", "_floor", "_lock", "_per_success", "_stamp", "_start", "_tokens", "success")
 
     def __init__(
         self, start: float = 10.0, per_success: float = 0.1, cap: float = 100.0, floor_per_s: float = 1.0
@@ -154,13 +156,9 @@ class TokenBucket:
         self._tokens = self._start
         self._stamp: float | None = None
         self._lock = threading.Lock()
-
-    def success(self) -> None:
+        self._counted = 0
+        self.success: Callable[[], int] = count().__next__
         """A call went well."""
-        if self._tokens >= self._cap:
-            return
-        with self._lock:
-            self._tokens = min(self._cap, self._tokens + self._per_success)
 
     def withdraw(self, now: float) -> bool:
         """Take the price of one retry, or refuse; never waits."""
@@ -178,6 +176,9 @@ class TokenBucket:
             return self._tokens
 
     def _refill(self, now: float) -> None:
+        counted = self.success()  # to read it is to count one more
+        self._tokens = min(self._cap, self._tokens + (counted - self._counted) * self._per_success)
+        self._counted = counted + 1
         since, self._stamp = self._stamp, now
         if since is not None and now > since and self._tokens < self._start:
             self._tokens = min(self._start, self._tokens + (now - since) * self._floor)

@@ -32,19 +32,30 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
+def short_names(tree: ast.AST) -> dict[str, str]:
+    """What ``x`` stands for after ``x = a.b``."""
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            left, right = node.targets[-1], node.value
+            both = isinstance(left, ast.Tuple) and isinstance(right, ast.Tuple)
+            pairs += zip(left.elts, right.elts, strict=True) if both else [(left, right)]  # type: ignore[attr-defined]
+    return {
+        ast.unparse(left): ast.unparse(right)
+        for left, right in pairs
+        if isinstance(left, ast.Name) and isinstance(right, ast.Attribute) and left.id == right.attr
+    }
+
+
 def called(tree: ast.AST) -> list[str]:
-    """What is called, as it is written."""
-    return [ast.unparse(call.func) for call in calls(tree)]
+    """What is called, as it is written or under a shorter name of its own."""
+    short = short_names(tree)
+    return [short.get(name, name) for call in calls(tree) for name in [ast.unparse(call.func)]]
 
 
 def everywhere(name: str) -> list[str]:
     """The files with a call ``name(...)`` or ``something.name(...)``, as often as there are such calls."""
-    return [
-        file
-        for file, tree in TREES.items()
-        for call in calls(tree)
-        if ast.unparse(call.func).rpartition(".")[2] == name
-    ]
+    return [file for file, tree in TREES.items() for what in called(tree) if what.rpartition(".")[2] == name]
 
 
 # -- the steps of a call -------------------------------------------------------------------------------------------
@@ -277,7 +288,7 @@ class Stubborn:
 
 
 def budget_of(gateway: Gateway | AsyncGateway) -> float:
-    return gateway._plans.budget(gateway._plans.tools["tools/make"])._tokens
+    return gateway._plans.budget(gateway._plans.tools["tools/make"]).tokens(0.0)
 
 
 def test_a_success_whose_result_cannot_be_kept_credits_the_retry_budget() -> None:
