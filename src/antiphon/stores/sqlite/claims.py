@@ -21,7 +21,6 @@ from antiphon.stores._common import (
     named_queries,
     next_version,
     outcome_of,
-    owner_of,
     record_of,
 )
 
@@ -150,7 +149,8 @@ def settle(connection: sqlite3.Connection, key: str, version: int, settlement: S
 
 def is_plain(settlement: Settlement) -> bool:
     """Whether the statement :data:`SETTLE` is all there is to do."""
-    return settlement.state == "done" and settlement.ttl_ms >= LOOK_AGAIN_MS
+    state, ttl_ms = settlement[:2]
+    return state == "done" and ttl_ms >= LOOK_AGAIN_MS
 
 
 def claim_values(
@@ -169,7 +169,7 @@ def claim_values(
         request.idempotency_key,
         version,
         version,
-        owner_of(request),
+        f"{request.token}/{template.owner}",
         now,
         now,
         expires,
@@ -185,17 +185,22 @@ def claim_values(
 
 def settle_values(key: str, version: int, settlement: Settlement, new_version: int, now: int) -> tuple[Any, ...]:
     """What :data:`SETTLE` takes."""
-    ttl_ms = settlement.ttl_ms
+    state, ttl_ms, payload, _, _, _, _, attempts, _, dispatched = settlement
     expires = now + ttl_ms
+    if type(settlement) is Success:
+        ((started, finished, _, _),) = attempts
+        outcome = _ONE_SUCCESS % (started, finished)
+    else:
+        outcome = _encode(outcome_of(settlement))
     return (
-        settlement.state,
+        state,
         new_version,
         now,
         expires,
         ttl_ms,
-        settlement.dispatched,
-        _outcome_json(settlement),
-        settlement.payload,
+        dispatched,
+        outcome,
+        payload,
         expires,
         key,
         version,
@@ -206,7 +211,7 @@ def settle_values(key: str, version: int, settlement: Settlement, new_version: i
 def _request_json(request: ClaimRequest) -> bytes:
     template, params, call_id = request.template, request.params, request.call_id
     if isinstance(params, bytes):
-        digest = exact = dumps(sha256(params).hexdigest())
+        digest = exact = b'"%b"' % sha256(params).hexdigest().encode()
     else:
         digest, exact = map(dumps, params)
     request_id, identity = request.request_id, request.identity
@@ -214,13 +219,6 @@ def _request_json(request: ClaimRequest) -> bytes:
     asked = named if identity is request_id else dumps(identity)
     values = (template.session_json, template.actor_json, named, digest, asked, exact)
     return _REQUEST % values if call_id is None else _REQUEST_OF_CALL % (*values, dumps(call_id))
-
-
-def _outcome_json(settlement: Settlement) -> bytes:
-    if type(settlement) is Success:
-        ((started, finished, _, _),) = settlement.attempts
-        return _ONE_SUCCESS % (started, finished)
-    return _encode(outcome_of(settlement))
 
 
 def alias(connection: sqlite3.Connection, key: str, identity: str, version: int, now: int) -> bool:

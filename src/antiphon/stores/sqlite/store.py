@@ -33,7 +33,7 @@ from antiphon.ports import (
     Told,
 )
 from antiphon.stores._adapters import SyncFromAsync
-from antiphon.stores._common import event_of, manifest_of, manifests_of, next_version
+from antiphon.stores._common import event_of, manifest_of, manifests_of
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 from antiphon.stores.sqlite import claims, index, log
 from antiphon.stores.sqlite.claims import INSERT_CLAIM, SETTLE
@@ -302,10 +302,11 @@ class SyncSQLiteJournal(SyncFromAsync):
         if claims.is_plain(settlement):
             file = self._file
             now = self._time_ns() // 1_000_000
-            settled = next_version(version, now)
+            settled = now * 1000 if now * 1000 > version else version + 1
             values = claims.settle_values(key, version, settlement, settled, now)
             if self._execute(SETTLE, values, events) if events else file.execute_now(SETTLE, values):
-                file.poller.wake((key,))
+                if file.poller.waiting:
+                    file.poller.wake((key,))
                 return settled
         return drive(self._journal.settle(key, version, settlement, events))
 

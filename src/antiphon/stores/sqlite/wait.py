@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from antiphon.errors import AntiphonError
@@ -29,6 +29,8 @@ class Poller:
         self._path = path
         self._lock = threading.Lock()
         self._waiters = Waiters()
+        self.waiting: Mapping[str, object] = self._waiters.by_key
+        """The keys that somebody of this process waits for."""
         self._arrived = threading.Event()
         self._running = False
         self._looking = threading.Lock()
