@@ -48,7 +48,7 @@ _WRITE = "Write @gateway.tool(idempotent=False) above the function, or idempoten
 class _NotMade:
     """Stands for the plan of a tool before its first call."""
 
-    stale = True
+    stale, usual = True, False
 
 
 _NOT_MADE = _NotMade()
@@ -412,13 +412,14 @@ class Gateway(BaseGateway):
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             nonlocal plan
-            if plan.stale:
-                plan = self._plan_of_a_call(tool)
-            if plan.bypass is not None:
-                if plan.monotonic() < plans.next_refresh:
-                    return plan.bypass(*args, **kwargs)
-                plans.look()
-                return guarded(*args, **kwargs)
+            if not plan.usual:
+                if plan.stale:
+                    plan = self._plan_of_a_call(tool)
+                if plan.bypass is not None:
+                    if plan.monotonic() < plans.next_refresh:
+                        return plan.bypass(*args, **kwargs)
+                    plans.look()
+                    return guarded(*args, **kwargs)
             call = new_call(plan, plan.bind(*args, **kwargs))
             outcome = run_sync(call, world)
             return call.value if outcome is None else self._unwrap(call, outcome)
@@ -522,14 +523,15 @@ class AsyncGateway(BaseGateway):
 
         async def guarded(*args: Any, **kwargs: Any) -> Any:
             nonlocal plan
-            if plan.stale:
-                plan = self._plan_of_a_call(tool)
-            if plan.bypass is not None:
-                if plan.monotonic() >= plans.next_refresh:
-                    plans.look()
-                    return await guarded(*args, **kwargs)
-                if tool.kind == "async":
-                    return await plan.bypass(*args, **kwargs)
+            if not plan.usual:
+                if plan.stale:
+                    plan = self._plan_of_a_call(tool)
+                if plan.bypass is not None:
+                    if plan.monotonic() >= plans.next_refresh:
+                        plans.look()
+                        return await guarded(*args, **kwargs)
+                    if tool.kind == "async":
+                        return await plan.bypass(*args, **kwargs)
             call = new_call(plan, plan.bind(*args, **kwargs))
             outcome = await run_async(call, world_of())
             return call.value if outcome is None else self._unwrap(call, outcome)

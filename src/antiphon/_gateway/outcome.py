@@ -122,12 +122,13 @@ def not_made(error: StoreError) -> Outcome:
 
 def circuit_open(tool: str, refusal: Refusal) -> Outcome:
     """An open breaker refused the call."""
-    wait = f" Try again in {refusal.retry_after_ms / 1000:.1f} s." if refusal.retry_after_ms else ""
-    reason = f" ({refusal.reason})" if refusal.reason else ""
-    why = "an operator or its settings forced it open" if refusal.state == "FORCED_OPEN" else "it failed too often"
-    message = f"The circuit breaker of {tool} is open{reason}: {why}. The call was not made.{wait}"
+    state, reason, retry_after_ms, _ = refusal
+    wait = f" Try again in {retry_after_ms / 1000:.1f} s." if retry_after_ms else ""
+    said = f" ({reason})" if reason else ""
+    why = "an operator or its settings forced it open" if state == "FORCED_OPEN" else "it failed too often"
+    message = f"The circuit breaker of {tool} is open{said}: {why}. The call was not made.{wait}"
     outcome = failed("circuit_open", "circuit_open", message, retriable=True)
-    outcome.breaker = refusal.state
+    outcome.breaker = state
     return outcome
 
 

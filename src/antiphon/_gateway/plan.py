@@ -227,6 +227,7 @@ class Plan:
         "tool",
         "ttl_ms",
         "unclaimed",
+        "usual",
         "watched_only",
         "watches",
     )
@@ -240,7 +241,7 @@ class Plan:
         self.tool: Tool = tool
         self.name: str = tool.full_name
         self.stale: bool = False
-        """Something has changed since: the next call makes a new plan."""
+        """Something has changed since."""
         self._settings = plans.settings
         # what is switched on
         self.off: bool = not switches.enabled or self.name in switches.tools_off or spec.name in switches.tools_off
@@ -258,6 +259,8 @@ class Plan:
             tool.function if self.off and self.hooks is None and tool.context_param is None else None
         )
         """What a decorated function is where nothing at all is to be done."""
+        self.usual: bool = self.bypass is None
+        """Calls are made by it: it is not stale, and something is to be done."""
         # what the tool says
         self.function: Callable[..., Any] = tool.function
         self.bind: Callable[..., dict[str, Any]] = tool.quick_bind or _slow_bind(tool)
@@ -314,6 +317,10 @@ class Plan:
     def breakers_on(self, hint: str) -> Path:
         """The breakers that a call must pass."""
         return self.path if hint == "tool" or self.off else self.breakers.path(self.tool, hint)
+
+    def outdate(self) -> None:
+        """Something has changed: the next call makes a new plan."""
+        self.stale, self.usual = True, False
 
     def now_ms(self) -> int:
         return self.time_ns() // 1_000_000
@@ -422,9 +429,9 @@ class Plans:
     def changed(self) -> None:
         """A setting, a switch, a hook, a listener, a breaker's place or the process has changed."""
         for plan in tuple(self._plans.values()):
-            plan.stale = True
+            plan.outdate()
             if plan._keyed is not None:
-                plan._keyed.stale = True
+                plan._keyed.outdate()
 
     def add(self, tool: Tool) -> None:
         """Make a tool callable by its full name, and by its short one unless that is another's."""
@@ -437,7 +444,7 @@ class Plans:
                 hint="Give this one another name: @gateway.tool('name', idempotent=...), or another namespace.",
             )
         if known is not None and (before := self._plans.pop(known, None)) is not None:
-            before.stale = True  # a function that was decorated with it goes on, and makes a plan of its own
+            before.outdate()  # a function that was decorated with it goes on, and makes a plan of its own
         tools[tool.full_name] = tool
         if short not in tools or tools[short].full_name == tool.full_name:
             tools[short] = tool

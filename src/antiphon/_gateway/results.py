@@ -104,10 +104,8 @@ def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
         return _recorded(call, outcome)
     if kind is None:
         kind = _BY_STATUS.get(outcome.status, errors.CallFailed)
-    data: dict[str, Any] = {"tool": call.plan.name, "attempts": outcome.attempts, "status": outcome.status}
-    if kind is errors.InvalidInput:
-        return kind(outcome.message, **data)
-    return kind(outcome.message, code=outcome.code, **data)
+    code = None if kind is errors.InvalidInput else outcome.code  # it has its own
+    return kind(outcome.message, code=code, tool=call.plan.name, attempts=outcome.attempts, status=outcome.status)
 
 
 def _note(call: GuardedCall, outcome: Outcome) -> str:

@@ -324,7 +324,7 @@ def refused(call: GuardedCall, outcome: Outcome) -> Step:
 def answered(call: GuardedCall, outcome: Outcome) -> Step:
     """Answered without an attempt of its own."""
     call.outcome = outcome
-    if outcome.attempts == 0:
+    if outcome.attempts == 0 and call.plan.hooks is not None:
         after_hooks(call, outcome)
     return settled(call, 0)
 
@@ -351,7 +351,8 @@ def settled(call: GuardedCall, version: int | None) -> Step:
     if call.extras is not NO_EXTRAS:
         if call.extras.stream is not None:
             after_hooks(call)
-        _label(call)
+        if call.extras.unprotected or call.extras.loop_note:
+            _label(call)
     if plan.off:
         return DONE
     outcome = call.outcome

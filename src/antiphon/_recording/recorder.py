@@ -394,7 +394,8 @@ class Recorder:
         clean, masking = self.masked(data)
         if masking is None:
             return data, digest, None
-        return clean, hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest(), masking._replace(digest=digest)
+        masking = Masking(masking.masks, masking.original, digest)
+        return clean, hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest(), masking
 
     def present(self, arguments: Any, digest: str) -> tuple[Any, str, Any]:
         """The same with the arguments as values."""
@@ -508,9 +509,9 @@ class Recorder:
     ) -> dict[str, Any]:
         """What ``meta`` says of the masked parts of a payload: where the masks are, and the sealed originals."""
         masks = [
-            mask._replace(pointer=f"/{name}{mask.pointer}").to_wire()
+            Mask(f"/{name}{pointer}", *more).to_wire()
             for name, masking in changed.items()
-            for mask in masking.masks
+            for pointer, *more in masking.masks
         ]
         beside: dict[str, Any] = {MASKS: masks}
         seal = self._seal
