@@ -199,7 +199,7 @@ class Redactor:
             return clean, []
         return clean, [
             Mask(pointer, piece.at, len(piece.new), piece.kind, is_key)
-            for pointer, is_key, leaf in _changed(before, after, "")
+            for pointer, is_key, leaf in _changed(before, after)
             for piece in _pieces_of(leaf)
         ]
 
@@ -259,14 +259,14 @@ class Redactor:
         return value
 
     def _mapping(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
-        names = self._names
+        names, known, string = self._names, causes & KNOWN, self._string
         named = _named_pair(value)
         pair = names[named] if named is not None else None
         logprobs = "logprob" in value
         media = not _MEDIA_WORDS.isdisjoint(value) or value.get("type") == "base64"
-        changed: dict[int, tuple[Any, Any]] | None = None
-        for position, (key, item) in enumerate(value.items()):
-            new_key: Any = key
+        changed: dict[Any, Any] = {}
+        renamed: dict[Any, Any] = {}
+        for key, item in value.items():
             if type(key) is str:
                 field = names[key]
                 if key == "value" and pair is not None and pair.mode != "keep":
@@ -276,19 +276,19 @@ class Redactor:
                 if field is not None:
                     new = self._under(item, field, causes)
                 elif type(item) is str:
-                    new = self._string(item, causes)
+                    new = string(item, causes)
                 else:
                     new = self._walk(item, causes)
-                new_key = self._key(key, causes)
+                new_key = string(key, causes, False) if known else self._key(key, causes)
+                if new_key is not key:
+                    renamed[key] = new_key
             else:
                 new = self._walk(item, causes)
-            if new is not item or new_key is not key:
-                if changed is None:
-                    changed = {}
-                changed[position] = (new_key, new)
-        if changed is None:
-            return value
-        return dict(changed.get(n) or pair_ for n, pair_ in enumerate(value.items()))
+            if new is not item:
+                changed[key] = new
+        if not renamed:
+            return {**value, **changed} if changed else value
+        return {renamed.get(key, key): changed.get(key, item) for key, item in value.items()}
 
     def _sequence(self, value: Any, causes: int) -> Any:
         if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and self._is_pair(*value):
@@ -325,7 +325,7 @@ class Redactor:
             return self._walk(value, causes)
         if kind is str:
             if field.mode == "keep":
-                return self._string(value, causes, entropy=False)
+                return self._string(value, causes, False)
             return self._secret(value, field, causes)
         if kind is int:
             return self._number(value, field)
@@ -351,7 +351,7 @@ class Redactor:
     def _key(self, key: Any, causes: int) -> Any:
         """The name of a field, which may be a secret itself."""
         if type(key) is str and (len(key) >= MIN_RUN or causes & KNOWN or not key.isidentifier()):
-            return self._string(key, causes, entropy=False)
+            return self._string(key, causes, False)
         return key
 
     def _secret(self, value: str, field: Field, causes: int) -> str:
@@ -386,7 +386,14 @@ class Redactor:
         found = self._known is not None and len(text) >= _SHORTEST_KNOWN and self._known.values.get(text)
         return self._other_number(text, self._known.kinds[found]) if found and self._known else value
 
-    def _string(self, text: str, causes: int, *, entropy: bool = True) -> str:
+    def _string(self, text: str, causes: int, entropy: bool = True) -> str:
+        known, seen = self._known, self._seen
+        if known is not None and len(known.values) != self._learnt:
+            seen.clear()  # what was found since then is looked for in those, too
+            self._learnt = len(known.values)
+        found = seen.get((text, causes, entropy))
+        if found is not None:
+            return found if isinstance(found, Masked) else text
         size = len(text)
         if not causes & KNOWN:
             if size < self._shortest or (size < self._shortest_word and text.isalnum()):
@@ -397,14 +404,10 @@ class Redactor:
             return text
         if size > _REMEMBERED_CHARS:
             return self._read(text, causes, entropy=entropy)
-        if self._known is not None and len(self._known.values) != self._learnt:
-            self._seen.clear()  # what was found since then is looked for in those, too
-            self._learnt = len(self._known.values)
-        found = self._seen.get((text, causes, entropy))
-        if found is None:
-            if len(self._seen) >= _REMEMBERED:
-                self._seen.clear()
-            found = self._seen[text, causes, entropy] = self._read(text, causes, entropy=entropy)
+        if len(seen) >= _REMEMBERED:
+            seen.clear()
+        found = self._read(text, causes, entropy=entropy)
+        seen[text, causes, entropy] = found
         return found if isinstance(found, Masked) else text
 
     def _read(self, text: str, causes: int, *, entropy: bool) -> str:
@@ -477,22 +480,30 @@ def _pieces_of(leaf: Any) -> list[Piece]:
     return leaf.pieces if isinstance(leaf, (Masked, MaskedInt)) else []
 
 
-def _changed(before: Any, after: Any, pointer: str) -> Iterator[tuple[str, bool, Any]]:
+def _changed(before: Any, after: Any, pointer: str = "") -> list[tuple[str, bool, Any]]:
     """The leaves that were replaced: pointer (with the new names of fields), whether it is a name, and the leaf."""
-    if before is after:
-        return
+    found: list[tuple[str, bool, Any]] = []
+    if before is not after:
+        _collect(before, after, pointer, found)
+    return found
+
+
+def _collect(before: Any, after: Any, pointer: str, found: list[tuple[str, bool, Any]]) -> None:
     if isinstance(before, dict) and isinstance(after, dict):
-        for old, (name, new) in zip(before.values(), after.items(), strict=True):
-            if new is not old or isinstance(name, Masked):
-                where = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
-                if isinstance(name, Masked):
-                    yield where, True, name
-                yield from _changed(old, new, where)
+        for old, name, new in zip(before.values(), after, after.values(), strict=True):
+            if new is old and type(name) is not Masked:
+                continue
+            where = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
+            if type(name) is Masked:
+                found.append((where, True, name))
+            if new is not old:
+                _collect(old, new, where, found)
     elif isinstance(before, (list, tuple)) and isinstance(after, (list, tuple)):
         for index, (old, new) in enumerate(zip(before, after, strict=True)):
-            yield from _changed(old, new, f"{pointer}/{index}")
+            if new is not old:
+                _collect(old, new, f"{pointer}/{index}", found)
     else:
-        yield pointer, False, after
+        found.append((pointer, False, after))
 
 
 def _as_plain(before: Any, after: Any) -> Any:
