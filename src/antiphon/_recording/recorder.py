@@ -509,9 +509,9 @@ class Recorder:
     ) -> dict[str, Any]:
         """What ``meta`` says of the masked parts of a payload: where the masks are, and the sealed originals."""
         masks = [
-            Mask(f"/{name}{pointer}", *more).to_wire()
+            Mask(f"/{name}{pointer}", start, length, of, key).to_wire()
             for name, masking in changed.items()
-            for pointer, *more in masking.masks
+            for pointer, start, length, of, key in masking.masks
         ]
         beside: dict[str, Any] = {MASKS: masks}
         seal = self._seal
