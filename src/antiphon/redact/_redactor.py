@@ -264,12 +264,15 @@ class Redactor:
         pair = names[named] if named is not None else None
         logprobs = "logprob" in value
         media = not _MEDIA_WORDS.isdisjoint(value) or value.get("type") == "base64"
+        as_named = pair is None and not logprobs and not media
         changed: dict[Any, Any] = {}
         renamed: dict[Any, Any] = {}
         for key, item in value.items():
             if type(key) is str:
                 field = names[key]
-                if key == "value" and pair is not None and pair.mode != "keep":
+                if as_named:
+                    pass
+                elif key == "value" and pair is not None and pair.mode != "keep":
                     field = pair
                 elif (logprobs and key == "token") or (media and key == "data"):
                     field = KEEP
