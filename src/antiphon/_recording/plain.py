@@ -12,6 +12,8 @@ from antiphon.contract.events import UNSERIALISABLE
 
 _TEXT_KEYS = orjson.OPT_PASSTHROUGH_SUBCLASS
 _OPTIONS = _TEXT_KEYS | orjson.OPT_NON_STR_KEYS  # at twice the price
+_KEPT = _TEXT_KEYS | orjson.OPT_APPEND_NEWLINE
+"""The newline is cut off: what orjson returns holds on to its buffer of 4 KB, and a slice of it does not."""
 _DEEPEST = 252
 """As deep as orjson goes: what is cut here is cut at the same place when it is written again, one level further in."""
 _MOST_BITS = 14_000
@@ -60,7 +62,7 @@ def unserialisable(value: Any) -> dict[str, str]:
 def dump(value: Any) -> bytes:
     """JSON bytes of *value*. One leaf that has no JSON form does not cost the rest."""
     try:
-        return orjson.dumps(value, _default, _TEXT_KEYS)
+        return orjson.dumps(value, _default, _KEPT)[:-1]
     except Exception:  # noqa: S110 - whatever it is, the next one knows it or comes to it, too
         pass
     try:

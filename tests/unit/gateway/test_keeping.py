@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import gc
 import hashlib
+import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from antiphon.contract._base import UNSET
 from antiphon.errors import NotFound
 from antiphon.redact import Redactor, Rules
+from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import AsyncRig, Rig
 
 SECRET = "sk-proj-" + "a1B2c3D4" * 6
@@ -288,3 +291,23 @@ def test_a_keeper_that_forgets_to_seal_is_noticed(monkeypatch: pytest.MonkeyPatc
     rig.tool({"token": SECRET})
     rig.execute(call_id="c1")
     assert SECRET.encode() in as_stored(rig)
+
+
+def test_a_small_record_takes_little_memory() -> None:
+    """orjson's own bytes hold on to a buffer of 4 KB, and a record has two such values."""
+    rig = Rig(store=MemoryStore())
+
+    @rig.gateway.tool(idempotent=True)
+    def send(to: str, n: int) -> dict[str, Any]:
+        return {"sent": to, "n": n}
+
+    send("ana", 0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for n in range(1, 301):
+            send("ana", n)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] / 300 < 3000
+    finally:
+        tracemalloc.stop()
