@@ -31,6 +31,8 @@ from antiphon.redact._tokens import MIN_RUN, TOKENS, deferred
 _SCHEME = deferred(r"(?i)(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey|AWS4-HMAC-SHA256)[ \t]+")
 _SCHEMA_WORDS = frozenset({"type", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "properties"})
 _MEDIA_WORDS = frozenset({"media_type", "mediaType", "mime_type", "mimeType", "format"})
+_SAYS_MORE = frozenset({"value", "type"})
+"""Names that together with another, or with their value, say what a value is."""
 _PAIR_NAMES = ("name", "key", "header", "Name", "Key")
 _PAIR_NAME = deferred(
     r"(?i:(?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{1,30}|(?:[a-z]+-)?api-?key|private-token)|[A-Z][A-Z0-9_]{2,40}"
@@ -44,6 +46,10 @@ _REMEMBERED, _REMEMBERED_CHARS = 512, 1024
 _GONE = object()
 _SHORTEST_WORD = 14
 """A single word has to be this long to be a card; all other kinds are longer."""
+
+
+_Shape = tuple[tuple[Any, ...], int, int]
+"""The names of an object, the causes, and how many values were known when they were looked at."""
 
 
 class Mask(NamedTuple):
@@ -82,6 +88,8 @@ class Redactor:
         self._known: Pseudonyms | None = None
         self._seen: dict[tuple[str, int, bool], str] = {}
         """Short texts as they are written: people and places come up again and again in a run."""
+        self._shapes: set[_Shape] = set()
+        """Objects none of whose names is a secret or says anything of its value."""
         self._learnt = 0
         """How many values were known when they were read."""
 
@@ -90,7 +98,7 @@ class Redactor:
         other = copy(self)
         other.stand_ins = stand_ins
         other._known = stand_ins if isinstance(stand_ins, Pseudonyms) else None
-        other._seen = {}
+        other._seen, other._shapes = {}, set()
         return other
 
     def with_salt(self, salt: str | bytes) -> Redactor:
@@ -259,12 +267,17 @@ class Redactor:
         return value
 
     def _mapping(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
+        self._forget_if_learnt()
+        shape = (tuple(value), causes, self._learnt)
+        if shape in self._shapes:
+            return self._values(value, causes)
         names, known, string = self._names, causes & KNOWN, self._string
         named = _named_pair(value)
         pair = names[named] if named is not None else None
         logprobs = "logprob" in value
         media = not _MEDIA_WORDS.isdisjoint(value) or value.get("type") == "base64"
         as_named = pair is None and not logprobs and not media
+        plain = as_named and not _SAYS_MORE & value.keys()
         changed: dict[Any, Any] = {}
         renamed: dict[Any, Any] = {}
         for key, item in value.items():
@@ -277,6 +290,7 @@ class Redactor:
                 elif (logprobs and key == "token") or (media and key == "data"):
                     field = KEEP
                 if field is not None:
+                    plain = False
                     new = self._under(item, field, causes)
                 elif type(item) is str:
                     new = string(item, causes)
@@ -286,12 +300,39 @@ class Redactor:
                 if new_key is not key:
                     renamed[key] = new_key
             else:
+                plain = False
                 new = self._walk(item, causes)
             if new is not item:
                 changed[key] = new
         if not renamed:
+            if plain:
+                self._remember(shape)
             return {**value, **changed} if changed else value
         return {renamed.get(key, key): changed.get(key, item) for key, item in value.items()}
+
+    def _values(self, value: dict[Any, Any], causes: int) -> dict[Any, Any]:
+        """The same for an object whose names are known to need no look."""
+        changed: dict[Any, Any] = {}
+        string, walk = self._string, self._walk
+        for key, item in value.items():
+            new = string(item, causes) if type(item) is str else walk(item, causes)
+            if new is not item:
+                changed[key] = new
+        return {**value, **changed} if changed else value
+
+    def _remember(self, shape: _Shape) -> None:
+        if sum(map(len, shape[0])) <= _REMEMBERED_CHARS:
+            if len(self._shapes) >= _REMEMBERED:
+                self._shapes.clear()
+            self._shapes.add(shape)
+
+    def _forget_if_learnt(self) -> None:
+        """What was found since then is looked for in everything that was remembered, too."""
+        known = self._known
+        if known is not None and len(known.values) != self._learnt:
+            self._seen.clear()
+            self._shapes.clear()
+            self._learnt = len(known.values)
 
     def _sequence(self, value: Any, causes: int) -> Any:
         if len(value) == 2 and type(value[0]) is str and type(value[1]) is str and self._is_pair(*value):
@@ -392,8 +433,7 @@ class Redactor:
     def _string(self, text: str, causes: int, entropy: bool = True) -> str:
         known, seen = self._known, self._seen
         if known is not None and len(known.values) != self._learnt:
-            seen.clear()  # what was found since then is looked for in those, too
-            self._learnt = len(known.values)
+            self._forget_if_learnt()
         found = seen.get((text, causes, entropy))
         if found is not None:
             return found if isinstance(found, Masked) else text
