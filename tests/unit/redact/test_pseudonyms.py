@@ -188,3 +188,20 @@ def test_named_values_are_masked_as_a_whole() -> None:
     for name, value, _ in named(Forge(94)):
         clean = made.redact({name: value})
         assert value not in str(clean)
+
+
+def test_names_of_an_object_are_looked_at_again_when_a_value_was_learnt() -> None:
+    redactor = run()
+    seen = {"Kestrel4821": "fine", "mail": "ana@example.org"}
+    assert "Kestrel4821" in redactor.redact(seen)
+    assert "Kestrel4821" in redactor.redact(seen)
+    redactor.redact({"password": "Kestrel4821"})
+    assert "Kestrel4821" not in redactor.redact(seen)
+
+
+def test_the_value_of_a_name_is_looked_at_although_other_objects_have_the_same_names() -> None:
+    redactor = run()
+    plain, pair = {"name": "city", "value": "Zagreb-77-x"}, {"name": "password", "value": "Zagreb-77-x"}
+    for _ in range(2):
+        assert redactor.redact({**plain, "mail": "ana@example.org"})["value"] == "Zagreb-77-x"
+    assert redactor.redact({**pair, "mail": "ana@example.org"})["value"] != "Zagreb-77-x"
