@@ -77,7 +77,9 @@ async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = No
     """Make a call in this task; what an interrupt leaves to be done is done in a task of its own."""
     error: BaseException | None = None
     extras = call.extras
-    before = None if extras is NO_EXTRAS else extras.interrupt  # of a call that is being repaired: its own task lets it pass
+    before = (
+        None if extras is NO_EXTRAS else extras.interrupt
+    )  # of a call that is being repaired: its own task lets it pass
     try:
         while True:
             try:

@@ -154,9 +154,8 @@ class Prefilter:
                 return True
         if "  " in text and b"--" in document and self._secrets and _FLAG.search(document) is not None:
             return True
-        for word in _FORM_WORDS:
-            if word in text:
-                return True
+        if any(map(text.__contains__, _FORM_WORDS)):
+            return True
         if ":0" in text and forms.PGPASS.search(document) is not None:
             return True
         if not document.isascii() and any(word in document for word in forms.QUICK_ELSEWHERE):

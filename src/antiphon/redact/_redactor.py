@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 from copy import copy
+from itertools import compress
+from operator import is_not
 from typing import Any, NamedTuple
 
 import orjson
@@ -532,10 +534,13 @@ def _changed(before: Any, after: Any, pointer: str = "") -> list[tuple[str, bool
 
 
 def _collect(before: Any, after: Any, pointer: str, found: list[tuple[str, bool, Any]]) -> None:
-    if isinstance(before, dict) and isinstance(after, dict):
-        for old, name, new in zip(before.values(), after, after.values(), strict=True):
-            if new is old and type(name) is not Masked:
-                continue
+    if type(after) is Masked:
+        found.append((pointer, False, after))
+    elif isinstance(before, dict) and isinstance(after, dict):
+        pairs: Iterator[Any] = zip(before.items(), after.items(), strict=True)
+        if before.keys() == after.keys():  # only what differs needs a look
+            pairs = compress(pairs, map(is_not, before.values(), after.values()))
+        for (_, old), (name, new) in pairs:
             where = f"{pointer}/{str(name).replace('~', '~0').replace('/', '~1')}"
             if type(name) is Masked:
                 found.append((where, True, name))
