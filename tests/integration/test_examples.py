@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from scripts.site_pages import public_modules
+from tests.another_pytest import PYTEST
 from tests.docs.test_blocks import refused
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -67,25 +68,14 @@ def test_the_support_agent_is_run_shown_and_replayed(tmp_path: Path) -> None:
 def test_golden_tests_pass_and_fail_when_an_argument_changes(tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "golden_ci", tmp_path / "project")
     project = tmp_path / "project"
-    pytest_command = (
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:langsmith_plugin",
-        "-p",
-        "no:schemathesis",
-    )
-    code, out = run(project, *pytest_command)
+    code, out = run(project, *PYTEST[1:])
     assert code == 0, out
     assert "2 replayed" in out
     assert run(project, "-m", "antiphon.cli", "test", "golden/")[0] == 0
     assert run(project, "-m", "antiphon.cli", "scan", "golden/")[0] == 0
     agent = project / "agent.py"
     agent.write_text(agent.read_text().replace("count=2", "count=3"))
-    assert "$.count: 2 -> 3" in run(project, *pytest_command)[1]
+    assert "$.count: 2 -> 3" in run(project, *PYTEST[1:])[1]
     assert run(project, "-m", "antiphon.cli", "test", "golden/")[0] == 1
     assert not (project / "orders.txt").exists()
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.another_pytest import PYTEST
 from tests.fake_provider import FakeProvider, Reply
 
 _TESTS = """
@@ -25,7 +25,7 @@ def test_a_golden_test_replays_in_a_process_that_has_not_used_the_sdk_before(tmp
     (tmp_path / "test_agent.py").write_text(_TESTS)
 
     def pytest_says(*flags: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *flags]
+        command = [*PYTEST, "-pno:xdist", *flags]
         env = {**os.environ, "URL": provider.url}
         return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300).stdout
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.host.http.app import create
+from tests.another_pytest import PYTEST
 from tests.integration.server.harness import in_process
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "release_0_1_0" / "project"
@@ -171,7 +172,7 @@ def test_artifacts_are_imported_and_golden_runs_pass(project: Path, antiphon: Py
 
 
 def test_marked_tests_are_replayed(project: Path, python: Python) -> None:
-    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", "shop_tests.py", SHOP_EFFECTS="forbidden")
+    done = python(*PYTEST[1:], "shop_tests.py", SHOP_EFFECTS="forbidden")
     assert "2 replayed" in done.stdout
     assert effects(project) == []
 

@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.another_pytest import PYTEST
+
 TESTS = """
 import gc
 import os
@@ -175,7 +177,7 @@ def run(folder: Path, rounds: int, *, jobs: int = 0, seed: int = 1) -> Counts:
         environment.pop(name, None)
 
     def pytest(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", *words]
+        command = [*PYTEST, "-W", "ignore", *words]
         return subprocess.run(
             command, cwd=folder, env={**environment, **more}, capture_output=True, text=True, check=False
         )

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.another_pytest import PYTEST
+
 TESTS = """
 import asyncio
 import os
@@ -95,21 +97,7 @@ class Project:
     def run(self, *flags: str, **environment: str) -> tuple[int, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "PYTEST_"))}
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:langsmith_plugin",
-                "-p",
-                "no:schemathesis",
-                "-o",
-                "asyncio_mode=strict",
-                *flags,
-            ],
+            [*PYTEST, "-o", "asyncio_mode=strict", *flags],
             cwd=self.folder,
             env={**kept, "LEDGER": str(self.ledger), "ANTIPHON_HOME": str(self.folder / "home"), **environment},
             capture_output=True,
@@ -280,7 +268,7 @@ def test_each_test_has_a_memory_store_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "antiphon.toml").write_text('[store]\nurl = "postgresql://production.invalid/agents"\n')
     (tmp_path / "test_own.py").write_text(OWN_STORES)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ANTIPHON_", "PYTEST_"))}
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py"]
+    words = [*PYTEST, "test_own.py"]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
