@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What is collected is compiled once, whatever the environment says. What a test writes is not: a module that changes
 # twice within a second and keeps its size would be taken for the old one.
 sys.dont_write_bytecode = False
+gc.disable()  # … while a million objects are made that stay
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
@@ -70,6 +72,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Install the browser and promtool before the clock of a test runs, and only if a test wants them."""
+    gc.enable()
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
