@@ -24,7 +24,7 @@ from antiphon.ops.entry import AGENT_MARK, arguments_of, call_entry, check_argum
 from antiphon.ports import Blobs, Clock, Invoker, Store, SyncJournal
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
-    from antiphon._recording.recorder import Recorder
+    from antiphon._recording.recorder import LoopJournals, Recorder
     from antiphon._recording.run import Run
     from antiphon._recording.seals import KeyRing
     from antiphon._scope import Write, WriteAsync
@@ -98,6 +98,13 @@ class Antiphon:
         return Redactor(rules_of(self.config), salt=os.urandom(16))
 
     @functools.cached_property
+    def loops(self) -> LoopJournals:
+        """The store's journals for event loops, shared by all runs of a loop."""
+        from antiphon._recording.recorder import LoopJournals
+
+        return LoopJournals(self.store)
+
+    @functools.cached_property
     def keys(self) -> KeyRing:
         """The keys that open the originals of recordings."""
         return key_ring_of(self.config, self.store)
@@ -137,6 +144,7 @@ class Antiphon:
             invoker=invoker,
             write=write,
             write_async=write_async,
+            loops=self.loops,
         )
 
     def run(

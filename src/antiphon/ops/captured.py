@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections import Counter
-from typing import Any
 
 from antiphon._recording.run import Run
+from antiphon.ops.objects import living_kinds
 
 SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
     "openai": ("sdk", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI")),
@@ -28,7 +26,7 @@ def missing(run: Run) -> list[str]:
         )
     loaded = [module for module in SDKS if module in sys.modules]
     if loaded and not any(event.payload.get("kind") == "llm" for event in calls):
-        exist: Counter[Any] = Counter(map(type, gc.get_objects()))
+        exist = living_kinds()
         for module in loaded:
             adapter, names = SDKS[module]
             bare = sum(exist[getattr(sys.modules[module], name, None)] for name in names)  # wrapped ones are of ours

@@ -17,6 +17,7 @@ from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, Ge
 from typing import Any
 
 from antiphon._lineage import TOOLS, Carried, Origin, Replay
+from antiphon.ops.objects import has_old, living, living_kinds
 
 _FOREIGN = TOOLS | frozenset("antiphon _pytest anyio pluggy pytest pytest_asyncio".split())
 _frames: list[tuple[weakref.ref[Any], FrameType, Replay]] = []
@@ -27,6 +28,7 @@ _things: dict[int, tuple[weakref.ref[Any], Replay]] = {}
 
 _LATE = 10_000
 """Collections of the youngest generation before the next one is collected: seven million objects."""
+_WAITING = (GeneratorType, CoroutineType, AsyncGeneratorType)
 _INCREMENTAL = sys.version_info >= (3, 14)
 
 
@@ -53,9 +55,9 @@ class Births:
         if not self._watches:
             return
         try:
-            gc.collect(2 if _INCREMENTAL or gc.get_objects(2) else 1)
+            gc.collect(2 if _INCREMENTAL or has_old() else 1)
             if alone:
-                for found in gc.get_objects():
+                for found in living((*_WAITING, *filter(_has_finalizer, living_kinds()))):
                     _remember(found, replay)
         finally:
             gc.unfreeze()
@@ -72,16 +74,19 @@ def _remember(found: Any, replay: Replay) -> None:
     elif kind is AsyncGeneratorType:
         frame, running = found.ag_frame, found.ag_running
     else:
-        delete = getattr(kind, "__del__", None)
-        if type(delete) is FunctionType and not _is_foreign(delete.__globals__):
-            try:
-                number = id(found)
-                _things[number] = (weakref.ref(found, lambda _: _things.pop(number, None) and None), replay)
-            except TypeError:  # it has no place for one
-                return
+        try:
+            number = id(found)
+            _things[number] = (weakref.ref(found, lambda _: _things.pop(number, None) and None), replay)
+        except TypeError:  # it has no place for one
+            return
         return
     if frame is not None and not running and not _is_foreign(frame.f_globals):
         _frames.append((weakref.ref(found), frame, replay))
+
+
+def _has_finalizer(kind: type) -> bool:
+    delete = getattr(kind, "__del__", None)
+    return type(delete) is FunctionType and not _is_foreign(delete.__globals__)
 
 
 def _is_foreign(names: dict[str, Any]) -> bool:

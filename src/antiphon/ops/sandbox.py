@@ -216,6 +216,8 @@ def _remove_scratch(replay: Replay) -> None:
 # -- databases -------------------------------------------------------------------------------------------------------
 
 _seen_database = False
+_guard_code: Any = None
+"""What asks about statements, to know it again."""
 
 
 def _harmless_database(replay: Replay, name: Any) -> bool:
@@ -236,7 +238,7 @@ def _harmless_database(replay: Replay, name: Any) -> bool:
 
 def _guard_database(connection: Any) -> None:
     """Ask about each statement that writes to a file: the connection may be older than the replay that uses it."""
-    global _seen_database
+    global _seen_database, _guard_code
     import sqlite3
 
     harmless = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -258,19 +260,26 @@ def _guard_database(connection: Any) -> None:
         return sqlite3.SQLITE_DENY
 
     connection.set_authorizer(authorize)
-    _seen_database = True
+    _seen_database, _guard_code = True, authorize.__code__
 
 
 def _guard_databases() -> None:
-    """The same for connections that are open; statements that were prepared before are prepared again."""
+    """The same for connections that are open; statements that were prepared before are prepared again.
+
+    Our own are left alone, because another thread may be using them. So are those that are guarded: replacing the
+    guard while another thread prepares a statement would wait for that thread, which waits for the guard.
+    """
     import gc
     import sqlite3
 
     kinds: list[type] = [sqlite3.Connection]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    for found in gc.get_referrers(*kinds):  # every object refers to its class; looking at each of them takes seconds
-        if issubclass(type(found), sqlite3.Connection):  # isinstance would ask proxies, and load what they stand for
+    others = {kind for kind in kinds if kind.__module__.partition(".")[0] != "antiphon"}
+    for found in gc.get_referrers(*others):  # every object refers to its class; looking at each of them takes seconds
+        if type(found) not in others:  # isinstance would ask proxies, and load what they stand for
+            continue
+        if not any(getattr(one, "__code__", None) is _guard_code for one in gc.get_referents(found)):
             _guard_database(found)
 
 
