@@ -330,7 +330,7 @@ def current_scope() -> RunScope | None:
     if cursor is not None:
         return cursor.scope
     origin = origin_var.get()
-    if origin is not None and origin.scope is not None:
+    if origin is not None and (origin.scope is not None or origin.replay is None):
         return origin.scope  # type: ignore[no-any-return]
     if len(_active) == 1:
         try:
@@ -340,6 +340,17 @@ def current_scope() -> RunScope | None:
     if _active:
         _report_homeless()
     return None
+
+
+@contextmanager
+def without_run() -> Iterator[None]:
+    """Work inside belongs to no run, whichever is open: a request to a server that executes runs beside it."""
+    cursor, origin = _cursor.set(None), origin_var.set(Origin())
+    try:
+        yield
+    finally:
+        origin_var.reset(origin)
+        _cursor.reset(cursor)
 
 
 def _report_homeless() -> None:

@@ -273,7 +273,7 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     call.request_id = call.identity = call.token = uuid7()
     call.run = call.call_id = call.guard = call.outcome = call.payload = call.settlement = None
     if _active_runs or _cursor() is not None or _origin() is not None:
-        call.run = entry_of(plan.form, plan.plans.store)
+        call.run = entry_of(plan.form, plan.plans.store, plan.plans.settings.tenant)
         if call.run is not None:
             call.identity = ""
             if session is None:

@@ -10,7 +10,7 @@ import orjson
 
 from antiphon._gateway import codec
 from antiphon._gateway.outcome import Outcome
-from antiphon._scope import RunScope, Site, _cursor, current_scope
+from antiphon._scope import RunScope, Site, _cursor, current_scope, is_orphan
 from antiphon.contract.events import UNSERIALISABLE
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, class_name
@@ -199,10 +199,12 @@ def _try(attempt: Attempt) -> dict[str, Any]:
     return {**said, "retriable": retriable, **({"errorCode": code} if code else {})}
 
 
-def entry_of(form: Form, store: Store) -> RunEntry | None:
-    """The entry of a call in the run of this context, if there is one."""
+def entry_of(form: Form, store: Store, tenant: str) -> RunEntry | None:
+    """The entry of a call in the run of this context, if there is one. Another tenant's run takes no orphans."""
     scope = current_scope()
-    return None if scope is None else RunEntry(scope, form, _same_store(scope, store))
+    if scope is None or (scope.tenant != tenant and is_orphan(scope)):
+        return None
+    return RunEntry(scope, form, _same_store(scope, store))
 
 
 def _same_store(scope: RunScope, store: Store) -> bool:

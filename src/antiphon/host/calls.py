@@ -9,6 +9,7 @@ from typing import Any
 
 from antiphon._gateway.drivers import run_async
 from antiphon._gateway.results import gather_async
+from antiphon._scope import without_run
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.errors import InvalidInput
 from antiphon.host.api_keys import Principal
@@ -47,14 +48,16 @@ class Call:
         if isinstance(target, dict) and target.get("tenantId") not in (None, principal.tenant):
             text = "The tenant comes from the credential; leave 'tenantId' out."
             raise InvalidInput(text, path="$.target.tenantId")
-        call = self._gateway.envelope_call(envelope)
+        with without_run():
+            call = self._gateway.envelope_call(envelope)
         if isinstance(call, ToolResultEnvelope):  # nothing was called and nothing is recorded
             error = call.error
             code, text = ("validation_error", "") if error is None else (error.code, error.message)
             raise Rejected(404 if code == "unknown_tool" else 400, code, text)
         self._call = call
         self._chunks: asyncio.Queue[tuple[str, Any] | None] = asyncio.Queue()
-        self._task = host.keep(principal.tenant, self._make())
+        with without_run():
+            self._task = host.keep(principal.tenant, self._make())
 
     async def _make(self) -> dict[str, Any]:
         try:

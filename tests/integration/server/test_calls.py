@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.server import workflows
 from tests.integration.server.harness import KEY, Client, application, in_process, serving
 
 CODE = '''
@@ -219,3 +220,27 @@ async def test_results_with_secrets_are_not_kept_in_clear(client: Client, tmp_pa
     for file in tmp_path.rglob("*"):
         if file.is_file() and file.name != "marks.txt":
             assert secret.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.parametrize("open_run", ["live", "replay"])
+async def test_a_call_stays_out_of_the_run_that_is_open_beside_it(tmp_path: Path, code: Path, open_run: str) -> None:
+    """Also if it is the only one of the process: it may be another tenant's, or a replay that refuses calls."""
+    node = workflows.node("hold", "core.conformance.hold", None, workflows.DELAY)
+    flow = workflows.workflow("hold", [node], [workflows.variable("delayMs", "number")])
+    folder = workflows.write(tmp_path / "flows", flow)
+    async with in_process(application(tmp_path, folder, tools=[str(code)])) as client:
+        token, _ = await client.host.keys.create(role="run", tenant="acme")
+        run = await client.start("hold", {"delayMs": 60_000 if open_run == "live" else 500})
+        if open_run == "replay":
+            await client.ended(run)
+            run = await client.fork(run)
+        assert list(client.host.running) == [run]
+        while not any(event["type"] == "node.started" for event in await client.events(run)):
+            await asyncio.sleep(0.01)
+        for headers in ({}, {"Authorization": f"Bearer {token}"}):
+            answer = await client.post("/v1/calls", json=envelope("pay", to="ada"), headers=headers)
+            assert (answer.status_code, answer.json()["status"]) == (200, "success"), answer.text
+        rows = [event.type for event in await client.host.journal.events(run)]
+        assert not [kind for kind in rows if kind.startswith("call.")]
+        await client.post(f"/v1/runs/{run}/cancel", json={})
+    assert marks(code) == ["pay ada", "pay ada"]
