@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -273,6 +274,51 @@ class Masking(NamedTuple):
     """Of a call's arguments as they were."""
 
 
+class _Shared:
+    """A journal and how many runs use it."""
+
+    __slots__ = ("journal", "users")
+
+    def __init__(self, journal: Journal, users: int = 0) -> None:
+        self.journal = journal
+        self.users = users
+
+
+class LoopJournals:
+    """The journals of a store for event loops: one for each loop, shared by all runs there, closed with the last."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._shared: weakref.WeakKeyDictionary[Any, _Shared] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def share(self, loop: Any, journal: Journal) -> None:
+        """Let all runs in *loop* use a journal that somebody else closes."""
+        with self._lock:
+            self._shared[loop] = _Shared(journal, 1)
+
+    def take(self, loop: Any) -> Journal:
+        """The journal of a loop, for one run more."""
+        with self._lock:
+            found = self._shared.get(loop)
+            if found is None:
+                found = self._shared[loop] = _Shared(self._store.open_async())
+            found.users += 1
+            return found.journal
+
+    async def give_back(self, loop: Any) -> None:
+        """One run less uses the journal of the running loop."""
+        with self._lock:
+            found = self._shared.get(loop)
+            if found is None:
+                return
+            found.users -= 1
+            if found.users > 0:
+                return
+            del self._shared[loop]
+        await found.journal.close()
+
+
 class Recorder:
     """Writes the events of one run."""
 
@@ -292,8 +338,10 @@ class Recorder:
         invoker: Invoker | None = None,
         write: Write | None = None,
         write_async: WriteAsync | None = None,
+        loops: LoopJournals | None = None,
     ) -> None:
         """*write* and *write_async*: where events go instead of the journal; give both or neither.
+        *loops*: the journals for event loops that this run shares with others.
 
         Originals are kept under *key* if there is a *ring* that can wrap it.
         """
@@ -316,6 +364,7 @@ class Recorder:
         self._placed: tuple[Site | None, bytes] = (None, b"")
         """The site written last and the beginning of its events: an end mostly follows its start."""
         self._now_ms = clock.now_ms
+        self._loops = loops or LoopJournals(store)
         self._async: weakref.WeakKeyDictionary[Any, Journal] = weakref.WeakKeyDictionary()
         in_memory = self._in_process and write is None
         if write is None and write_async is None:
@@ -636,7 +685,7 @@ class Recorder:
         loop = asyncio.get_running_loop()
         journal = self._async.get(loop)
         if journal is None:
-            journal = self._async[loop] = self.store.open_async()
+            journal = self._async[loop] = self._loops.take(loop)
         return journal
 
     async def close(self) -> None:
@@ -646,4 +695,5 @@ class Recorder:
         asyncio = sys.modules.get("asyncio")
         loop = asyncio._get_running_loop() if asyncio is not None else None
         if loop is not None and loop in self._async:
-            await self._async.pop(loop).close()
+            del self._async[loop]
+            await self._loops.give_back(loop)

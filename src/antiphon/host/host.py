@@ -178,6 +178,7 @@ class Host:
     async def start(self, *, resume: bool = True) -> None:
         """Open the store, load what can be run, and go on with what was interrupted."""
         self.journal = self.app.store.open_async()
+        self.app.loops.share(asyncio.get_running_loop(), self.journal)
         path = (await self.journal.ping()).get("path")
         self._folder = Path(str(path)).parent if path else None
         self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant)
@@ -280,6 +281,7 @@ class Host:
         if found is None:
             base = self.app
             found = self._tenants[name] = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
+            found.loops = base.loops
             for function, spec in self._tools:
                 found.async_gateway.register(function, spec)
         return found
@@ -645,6 +647,9 @@ class HostRun:
     def _unquoted(self, arguments: Mapping[str, Any], text: str) -> str:
         """The message of an exception without the secrets among the arguments, which it may quote."""
         return without_values(text, secrets_in(arguments, self.masked))
+
+    def secrets(self, visit: Visit) -> Mapping[str, str]:
+        return secrets_in(visit.inputs, self.masked)
 
     async def ask_model(self, visit: Visit) -> Outputs:
         return await self.models.ask(visit)

@@ -69,7 +69,7 @@ class Worker:
 
 
 class AsyncAccess:
-    """Reading and writing steps of one event loop."""
+    """Reading and writing steps of the event loops of this process."""
 
     def __init__(self, file: DatabaseFile) -> None:
         self._file = file
@@ -99,6 +99,14 @@ class AsyncAccess:
             except Exception as error:
                 operation.error = error
             answer.deliver(operation)
+
+
+def access_of(file: DatabaseFile) -> AsyncAccess:
+    """The one of this file: journals come and go with runs, and each would bring threads of its own."""
+    found = file.access
+    if found is None:
+        found = file.access = AsyncAccess(file)
+    return found  # type: ignore[no-any-return]
 
 
 async def _answered(answer: Answer) -> Any:

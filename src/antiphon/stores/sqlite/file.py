@@ -115,6 +115,8 @@ class DatabaseFile:
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._idle: list[Connection] = []
         """The one used last is taken next: it has read most of what is needed."""
+        self.access: Any = None
+        """How event loops reach it; made with the first."""
         self._forking = False
         self._wal = WalPreallocator(self._name) if self.synchronous != "NORMAL" and hasattr(os, "pwrite") else None
         self.poller: Poller = Poller(self.open, self.path)

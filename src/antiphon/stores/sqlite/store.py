@@ -91,10 +91,10 @@ class SQLiteStore:
 
     def open_async(self) -> SQLiteJournal:
         """A journal for the running event loop."""
-        from antiphon.stores.sqlite.executor import AsyncAccess
+        from antiphon.stores.sqlite.executor import access_of
 
         file = self._file()
-        return SQLiteJournal(file, self._clock, AsyncAccess(file), loop_waiter)
+        return SQLiteJournal(file, self._clock, access_of(file), loop_waiter)
 
     def _file(self) -> DatabaseFile:
         return shared_file(self._path, self._synchronous, self._busy_timeout)
