@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compiled demo unit test escapes prove prove-long prove-short coverage lint types format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
+.PHONY: help setup compiled demo unit test escapes prove prove-long prove-short soak coverage lint types format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ escapes: setup ## replayed code that tries to get out, and 200 random mixes of r
 	$(PY) -m pytest -q tests/integration/replay/test_escapes.py
 	$(PY) -m tests.integration.replay.mixed --rounds 200
 	$(PY) -m tests.integration.replay.mixed --rounds 200 --jobs 2 --seed 2
+
+soak: setup ## hours of work in 15 minutes: memory, descriptors and threads stay flat (ARGS="--minutes 3 --json")
+	$(PY) -m tests.campaigns.soak $(ARGS)
 
 lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(VENV)/bin/ruff check .
