@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -39,3 +40,20 @@ class LateRedactor:
 
     def _redact_bytes(self, document: bytes) -> tuple[bytes, bool]:
         return self.made.redact_bytes(document)
+
+
+def traceback_of(error: BaseException, values: Mapping[str, str] | None = None) -> str:
+    """The traceback of *error* as it may be logged: redacted, with what stands for *values* in their place."""
+    import traceback
+
+    from antiphon.redact import without_values
+
+    text = "".join(traceback.format_exception(error)).rstrip()
+    return _default().redact_text(without_values(text, values or {}))
+
+
+@functools.cache
+def _default() -> Redactor:
+    from antiphon.redact import Redactor
+
+    return Redactor()

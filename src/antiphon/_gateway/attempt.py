@@ -110,7 +110,7 @@ def _hooks_again(call: GuardedCall) -> Step | None:
         stop = outcomes.refused_by_hook(error)
         stop.message = unquoted(call, stop.message)
         step = _stopped(call, stop)
-        hooks.after(extras.hooked, call.outcome or stop)
+        after_hooks(call, call.outcome or stop)
         return step
     return None
 

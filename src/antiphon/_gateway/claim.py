@@ -33,6 +33,7 @@ from antiphon._gateway.steps import (
     TakeOver,
     Wait,
 )
+from antiphon._late import traceback_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened
@@ -289,7 +290,7 @@ def _given(call: GuardedCall, blob: bytes | None) -> Step:
 
 def not_readable(call: GuardedCall, error: Exception) -> Step:
     """The result cannot be read: the call is done all the same."""
-    log.error("the kept result of %s cannot be read", call.plan.name, exc_info=error)
+    log.error("the kept result of %s cannot be read\n%s", call.plan.name, traceback_of(error))
     call.value = call.payload = None
     _hit(call, _found(call))
     call.result().note(payload=f"not readable ({type(error).__name__}). {NO_PAYLOAD}")

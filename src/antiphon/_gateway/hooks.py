@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from antiphon._gateway.outcome import Outcome
+from antiphon._late import traceback_of
 from antiphon.errors import InvalidInput
 
 log = logging.getLogger("antiphon.hooks")
@@ -105,10 +106,11 @@ class Hooks:
                 reply = answer
         return reply
 
-    def after(self, call: HookCall, outcome: Outcome) -> None:
-        """Run every after-hook; the call has happened, so a failing hook is only logged."""
+    def after(self, call: HookCall, outcome: Outcome, secrets: Callable[[], Mapping[str, str]]) -> None:
+        """Run every after-hook; the call has happened, so a failing hook is only logged, without the *secrets*."""
         for hook in self.afters:
             try:
                 _awaited(hook(call, outcome))
-            except Exception:
-                log.exception("after-hook %r failed", hook)
+            except Exception as error:
+                name = getattr(hook, "__qualname__", type(hook).__name__)
+                log.error("after-hook %s failed\n%s", name, traceback_of(error, secrets()))

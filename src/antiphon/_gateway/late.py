@@ -10,6 +10,7 @@ from antiphon._gateway import codec
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
+from antiphon._late import traceback_of
 from antiphon.decide.claim import is_unknown
 from antiphon.ports import Attempt, Settlement, SyncJournal
 
@@ -49,8 +50,8 @@ class LateResult:
                 settled = self._settle(journal, value, error)
             finally:
                 journal.close()
-        except Exception:
-            log.exception("the late result of %s could not be recorded", self.tool.full_name)
+        except Exception as problem:
+            log.error("the late result of %s could not be recorded\n%s", self.tool.full_name, traceback_of(problem))
         else:
             self._reporter.late(self, settled)
 
@@ -83,8 +84,8 @@ class LateResult:
             return results.placed(settlement, results.required_blobs().put(results.tenant, spilled))
         except codec.NotSerialisable:
             return base
-        except Exception:
-            log.exception("the late result of %s could not be kept", self.tool.full_name)
+        except Exception as problem:
+            log.error("the late result of %s could not be kept\n%s", self.tool.full_name, traceback_of(problem))
             return base
 
     def _attempt(self, code: str = "", retriable: bool = False) -> Attempt:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.store_breaker import PAUSE_S as BREAKER_PAUSE_S
 from antiphon._gateway.store_breaker import PROBE, StoreBreaker, is_sick
+from antiphon._late import traceback_of
 from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import Clock, Store, SyncJournal
 
@@ -241,7 +242,8 @@ class Leases:
             log.warning("the end of a call could not be written, will try again: %s", error)
             return
         self._drop(left)
-        log.error("the end of a call cannot be written and is given up: its claim ends with its lease", exc_info=error)
+        said = "the end of a call cannot be written and is given up: its claim ends with its lease\n%s"
+        log.error(said, traceback_of(error))
 
     def _drop(self, left: Left) -> None:
         with contextlib.suppress(ValueError):  # there were too many

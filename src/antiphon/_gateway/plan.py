@@ -58,6 +58,8 @@ class Dependencies:
     reporter: Reporter = field(default_factory=Reporter)
     redactor: Any = None
     """``None`` for a store that never leaves the process."""
+    masks: Any = None
+    """What messages of exceptions are cleaned with; those leave the process whatever the store."""
     sealer: Callable[[], Any] = _nothing
     fingerprints: Fingerprints = field(default_factory=Fingerprints)
     blobs: Callable[[], Blobs | None] = _nothing
@@ -394,7 +396,7 @@ class Plans:
         self.reporter: Reporter = dependencies.reporter
         self.fingerprints: Fingerprints = dependencies.fingerprints
         self.results: ResultStore = ResultStore(
-            settings, dependencies.redactor, dependencies.sealer, dependencies.blobs
+            settings, dependencies.redactor, dependencies.sealer, dependencies.blobs, dependencies.masks
         )
         self.inline_kind = "async" if asynchronous else "sync"
         self.tools: dict[str, Tool] = {}

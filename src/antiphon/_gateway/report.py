@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from antiphon._gateway.outcome import Outcome
 from antiphon._gateway.tool import Tool
+from antiphon._late import traceback_of
 from antiphon.decide.breaker import Transition
 from antiphon.decide.failure import Failure
 from antiphon.errors import StoreError
@@ -156,8 +157,8 @@ class Reporter:
         for listener in listeners:
             try:
                 listener.emit(event, fields)
-            except Exception:
-                log.exception("a listener failed on %s", event)
+            except Exception as error:
+                log.error("a listener failed on %s\n%s", event, traceback_of(error))
 
     # -- the life of a call --------------------------------------------------------------------------------------
 

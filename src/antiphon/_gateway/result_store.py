@@ -29,9 +29,16 @@ class ResultStore:
     """Turns results into settlements, and back."""
 
     def __init__(
-        self, settings: Settings, redactor: Any, sealer: Callable[[], Any], blobs: Callable[[], Blobs | None]
+        self,
+        settings: Settings,
+        redactor: Any,
+        sealer: Callable[[], Any],
+        blobs: Callable[[], Blobs | None],
+        masks: Any = None,
     ) -> None:
+        """*redactor*: for what is stored; *masks*: for messages, which leave the process whatever the store."""
         self.redactor: Redactor | None = redactor
+        self._masks: Redactor | None = masks or redactor
         self.blobs = blobs
         self._sealer = sealer
         self.payload_limit: int = settings.payload_limit
@@ -48,11 +55,11 @@ class ResultStore:
 
     def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:
         """The secrets among the arguments of a call, which an exception may quote, and what stands for them."""
-        if self.redactor is None:
+        if self._masks is None:
             return {}
         from antiphon.redact import secrets_in
 
-        return secrets_in(arguments, self.redactor.redact)
+        return secrets_in(arguments, self._masks.redact)
 
     # -- keeping -------------------------------------------------------------------------------------------------
 
@@ -67,7 +74,7 @@ class ResultStore:
         if len(payload) <= _REMEMBERED_BYTES:
             if len(self._plain) >= _REMEMBERED:
                 self._plain.clear()
-            self._plain.add(payload)
+            self._plain.add(bytes(memoryview(payload)))  # orjson's own take 4 KiB each
         return True
 
     def keep(self, key: str, base: Settlement, payload: bytes, streamed: bool) -> tuple[Settlement, bytes | None]:

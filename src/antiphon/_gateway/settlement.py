@@ -16,6 +16,7 @@ from antiphon._gateway.codec import encode
 from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
 from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.steps import DONE, SETTLE, Append, Forgotten, Mark, Put, Read, Reclaim, ShareBreaker, Step
+from antiphon._late import traceback_of
 from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
 from antiphon.errors import InvalidInput, StoreError
 from antiphon.ports import Attempt, Claimed, Existing, Row, Settlement, Success
@@ -92,7 +93,8 @@ def _kept(call: GuardedCall, ref: str) -> Step:
 
 def keep_failed(call: GuardedCall, error: Exception) -> Step:
     """A full disk must not hide that the call took effect."""
-    log.error("the result of %s could not be kept", call.plan.name, exc_info=error)
+    secrets = call.plan.results.quoted(call.arguments)
+    log.error("the result of %s could not be kept\n%s", call.plan.name, traceback_of(error, secrets))
     return not_kept(call, f"{type(error).__name__}: {call.plan.results.clean(str(error))}")
 
 
@@ -333,7 +335,7 @@ def after_hooks(call: GuardedCall, outcome: Outcome | None = None) -> None:
     """Tell the hooks what came of an attempt, or of the call."""
     hooked, hooks = call.extras.hooked, call.plan.hooks
     if hooked is not None and hooks is not None:
-        hooks.after(hooked, outcome or call.result())
+        hooks.after(hooked, outcome or call.result(), lambda: call.plan.results.quoted(call.arguments))
 
 
 def settled(call: GuardedCall, version: int | None) -> Step:

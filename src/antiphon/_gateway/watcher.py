@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from antiphon._gateway.store_breaker import StoreBreaker
+from antiphon._late import traceback_of
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -85,8 +86,8 @@ class Watcher:
                 continue
             try:
                 job()
-            except Exception:
-                log.exception("shadow mode could not look at a call")
+            except Exception as error:
+                log.error("shadow mode could not look at a call\n%s", traceback_of(error))
             except BaseException as interrupt:  # of the call: its caller has it
                 log.debug("a call in shadow mode was interrupted: %r", interrupt)
             del job

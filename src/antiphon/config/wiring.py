@@ -392,12 +392,14 @@ def wire(
     def blobs() -> Blobs | None:
         return None if in_process else blobs_of(loaded.config)
 
+    redactor = LateRedactor(lambda: rules_of(loaded.config))
     return Dependencies(
         store=found,
         settings=settings,
         clock=clock or Clock(),
         reporter=Reporter(metrics_of(loaded.config), (*listeners_of(loaded.config), *listeners)),
-        redactor=None if in_process else LateRedactor(lambda: rules_of(loaded.config)),
+        redactor=None if in_process else redactor,
+        masks=redactor,
         sealer=sealer_of(loaded.config, found),
         fingerprints=fingerprints_of(loaded.config, found),
         blobs=blobs,

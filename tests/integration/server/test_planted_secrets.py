@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import logging
@@ -11,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+import antiphon
 from antiphon.host import logs
 from tests.integration.server import workflows
 from tests.integration.server.harness import Client, application, in_process
@@ -103,6 +109,16 @@ def log() -> Iterator[io.StringIO]:
     logger.setLevel(before)
 
 
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    """What a collector of spans would get."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    monkeypatch.setenv("ANTIPHON_TELEMETRY_OTEL", "true")
+    return exporter
+
+
 def _flows() -> list[dict[str, Any]]:
     note = {"type": "variable", "variableName": "note"}
     messages = {"type": "variable", "variableName": "messages"}
@@ -117,8 +133,41 @@ def _flows() -> list[dict[str, Any]]:
     return [workflows.workflow("leaky", nodes, variables)]
 
 
-async def test_no_secret_leaves_the_host(tmp_path: Path, receiver: Receiver, log: io.StringIO) -> None:
+async def test_no_secret_leaves_the_host(
+    tmp_path: Path, receiver: Receiver, log: io.StringIO, spans: InMemorySpanExporter
+) -> None:
     found = await _walk(tmp_path, receiver, log, PLANTED)
+    told = "\n".join(span.to_json() for span in spans.get_finished_spans())
+    assert told.count('"name": "tool_execution"') > 20
+    assert "wrong:" in told, "the messages of exceptions are there"
+    found += [f"{secret!r} in spans" for secret, _ in PLANTED if _is_in(secret, told)]
+    assert not found, f"{len(found)}: {found[:20]}"
+
+
+def test_no_secret_is_in_the_log_of_hooks_and_listeners_that_fail(caplog: pytest.LogCaptureFixture) -> None:
+    """Agents' processes log with handlers of their own, which redact nothing."""
+
+    class Broken:
+        def emit(self, event: str, fields: Any) -> None:
+            raise RuntimeError(f"{event}: {dict(fields)}")
+
+    gateway = antiphon.Gateway(store="memory:", listeners=(Broken(),))
+
+    @gateway.tool(idempotent=True, effect="read")
+    def echo(note: object, password: str) -> object:
+        raise ValueError(f"wrong: {note} {password}")
+
+    @gateway.after
+    def tell(call: Any, outcome: Any) -> None:
+        raise ValueError(f"cannot tell of {dict(call.params)} and {outcome.message}")
+
+    for secret, text in PLANTED:
+        with contextlib.suppress(ValueError):
+            echo(text, f"word-{secret}")
+    gateway.close()
+    assert "after-hook" in caplog.text
+    assert "a listener failed" in caplog.text
+    found = [secret for secret, _ in PLANTED if _is_in(secret, caplog.text)]
     assert not found, f"{len(found)}: {found[:20]}"
 
 

@@ -77,6 +77,10 @@ class Services(Protocol):
         """Digest of what a node asks the world for; of redacted values, so that it gives none of them away."""
         ...
 
+    def secrets(self, visit: Visit) -> Mapping[str, str]:
+        """What an exception must not quote of a node's inputs, and what stands for it."""
+        ...
+
 
 class Heard(msgspec.Struct, eq=False):
     """What a replay heard of the calls that an agent made."""

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 
+from antiphon._late import traceback_of
 from antiphon.errors import StoreError
 from antiphon.host.workflow.model import Workflow
 from antiphon.host.workflow.nodes import Heard, NodeFailed, Outputs, Services, Visit, implementation
 from antiphon.host.workflow.source import NOT_VERIFIED, Comparison, Recorded, Source
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent
+from antiphon.redact import without_values
 
 log: logging.Logger = logging.getLogger("antiphon.host")
 
@@ -207,8 +209,9 @@ class Runner(msgspec.Struct, eq=False, kw_only=True):
         except (StoreError, Stopped):
             raise  # nothing is known to be wrong with the node: the run is resumed later
         except Exception as error:
-            log.exception("node %s of run %s raised", node_id, self.run)
-            message = f"{type(error).__name__}: {error}"
+            secrets = self.services.secrets(visit)
+            log.error("node %s of run %s raised\n%s", node_id, self.run, traceback_of(error, secrets))
+            message = without_values(f"{type(error).__name__}: {error}", secrets)
             await self.emit("node.failed", {"nodeId": node_id, "error": {"code": "node_error", "message": message}})
             return
         await self.emit("node.completed", {"nodeId": node_id, "outputs": outputs})
