@@ -15,7 +15,6 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +270,7 @@ class Container:
 
 
 @pytest.fixture(scope="module")
-def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+def container(tmp_path_factory: pytest.TempPathFactory) -> Container:
     made = Container(tmp_path_factory.mktemp("container"))
     build, final = stages()
     for name, words in build.steps:
@@ -279,7 +278,7 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
     shutil.rmtree(made.root / "src")  # the second stage does not have it
     for name, words in final.steps:
         made.step(name, words)
-    yield made
+    return made
 
 
 def test_the_steps_of_the_container_make_a_host_that_is_healthy(container: Container) -> None:
