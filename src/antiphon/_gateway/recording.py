@@ -10,7 +10,7 @@ import orjson
 
 from antiphon._gateway import codec
 from antiphon._gateway.outcome import Outcome
-from antiphon._scope import RunScope, Site, _cursor, current_scope, is_orphan
+from antiphon._scope import RunScope, Site, _cursor, current_scope
 from antiphon.contract.events import UNSERIALISABLE
 from antiphon.contract.spec import ToolSpec
 from antiphon.errors import AntiphonError, class_name
@@ -202,7 +202,7 @@ def _try(attempt: Attempt) -> dict[str, Any]:
 def entry_of(form: Form, store: Store, tenant: str) -> RunEntry | None:
     """The entry of a call in the run of this context, if there is one. Another tenant's run takes no orphans."""
     scope = current_scope()
-    if scope is None or (scope.tenant != tenant and is_orphan(scope)):
+    if scope is None or (scope.tenant != tenant and _cursor.get() is None):
         return None
     return RunEntry(scope, form, _same_store(scope, store))
 
