@@ -180,24 +180,33 @@ def document(number: int) -> Document:
     return Document(kind, value, raw)
 
 
-# -- the host and its provider -----------------------------------------------------------------------------------------
+def _client(url: str, key: str) -> httpx.Client:
+    return httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60)
 
 
-class Campaign:
-    """One host, an attacker's tenant, another one's, and what came of both."""
+# -- the attacker and its model ----------------------------------------------------------------------------------------
 
-    def __init__(self, folder: Path, documents: int) -> None:
-        self.folder = folder
-        self.documents = documents
-        self.port = _port()
+
+class Attacker:
+    """Sends every document. A process of its own: the clocks of the other tenant must not wait for its work."""
+
+    def __init__(self) -> None:
+        self.url = self.key = ""
         self.statuses: Counter[str] = Counter()
         self.problems: list[str] = []
         self.turn = 0
         self._lock = threading.Lock()
         self._provider = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._provider.serve_forever, daemon=True).start()
-        self._write()
-        self.keys: dict[str, str] = {}
+
+    def serve(self) -> None:
+        """Say where the model is; then, for each line, attack as it says and say what came of it."""
+        print(self._provider.server_port, flush=True)
+        for line in sys.stdin:
+            asked = json.loads(line)
+            self.url, self.key = asked["url"], asked["key"]
+            self.attack(asked["stop"])
+            print(json.dumps({"statuses": self.statuses, "problems": self.problems}), flush=True)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
@@ -219,83 +228,11 @@ class Campaign:
 
         return Handler
 
-    def _write(self) -> None:
-        flows = self.folder / "flows"
-        flows.mkdir()
-        number = {"type": "variable", "variableName": "number"}
-        variables = [{"name": "number", "type": "any"}]
-        schema = {"type": "object"}
-        good: list[dict[str, Any]] = [
-            {"id": "good", "nodes": [{"id": "n", "typeId": "tool:good/double", "inputs": {"number": number}}]},
-            {"id": "tool", "nodes": [{"id": "n", "typeId": "tool:hostile/give", "inputs": {"number": number}}]},
-            {"id": "input", "nodes": [{"id": "n", "typeId": "core.identity", "inputs": {"got": number}}]},
-        ]
-        for name, config in (("model", {}), ("schema", {"outputSchema": schema, "maxAttempts": 1})):
-            settings = {"provider": "odd", "model": "m", **config}
-            node = {"id": "n", "typeId": "core.ai.chat", "config": settings, "inputs": {"prompt": number}}
-            good.append({"id": name, "nodes": [node]})
-        for flow in good:
-            (flows / f"{flow['id']}.json").write_text(json.dumps({**flow, "edges": [], "variables": variables}))
-        for place in range(self.documents):
-            given = document(place)
-            shapes = (
-                given.raw,
-                b'{"id":"h","nodes":%b}' % given.raw,
-                b'{"id":"h%d","nodes":[{"id":"n","typeId":"core.noop","config":{"x":%b}}]}' % (place, given.raw),
-            )
-            (flows / f"hostile-{place}.json").write_bytes(shapes[place % 3])
-        (self.folder / "tools.py").write_text(TOOLS.format(root=str(Path(__file__).parent.parent)))
-        (self.folder / "antiphon.toml").write_text(
-            f'[store]\nurl = "sqlite:///{self.folder}/host.db"\n[host]\nworkflows = "{flows}"\n'
-            f'tools = ["{self.folder}/tools.py"]\n[host.providers.odd]\ndialect = "openai-chat"\n'
-            f'base_url = "http://127.0.0.1:{self._provider.server_port}"\n'
-        )
-
-    @contextlib.contextmanager
-    def host(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The host; it is started once and has to be there at the end."""
-        code = "from antiphon.cli import main; raise SystemExit(main())"
-        env = {**os.environ, "ANTIPHON_API_KEY": KEY, "ANTIPHON_HOME": str(self.folder / "state")}
-        words = [sys.executable, "-c", code, "serve", "--port", str(self.port), "--log-level", "error"]
-        words += ["--config", str(self.folder / "antiphon.toml")]
-        with (self.folder / "serve.log").open("wb") as log:
-            process = subprocess.Popen(words, env=env, cwd=self.folder, stdout=log, stderr=log)
-        try:
-            until = time.monotonic() + 120
-            while True:
-                with contextlib.suppress(httpx.HTTPError):
-                    if httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=5).status_code == 200:
-                        break
-                if process.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError("the host did not start: " + (self.folder / "serve.log").read_text()[-2000:])
-                time.sleep(0.1)
-            for tenant in ("attacker", "other"):
-                words = [sys.executable, "-c", code, "apikeys", "create", "--role", "run", "--tenant", tenant, "--json"]
-                made = subprocess.run(
-                    [*words, "--config", str(self.folder / "antiphon.toml")], env=env, capture_output=True, check=True
-                )
-                self.keys[tenant] = json.loads(made.stdout)["token"]
-            yield process
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(20)
-            if process.poll() is None:
-                process.kill()
-            self._provider.shutdown()
-
-    def client(self, tenant: str) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.keys[tenant]}"}
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", headers=headers, timeout=60)
-
-    # -- what the attacker does ----------------------------------------------------------------------------------------
-
     def attack(self, stop: int) -> None:
         """Every document up to *stop* as a tool result, a model answer and an input, and what came of it looked at."""
 
         def work() -> None:
-            with self.client("attacker") as client:
+            with _client(self.url, self.key) as client:
                 while True:
                     with self._lock:
                         number = self.turn
@@ -349,12 +286,113 @@ class Campaign:
         if answer.status_code >= 500:
             self.problems.append(f"{where}: {answer.status_code} {answer.text[:200]}")
 
+
+# -- the host and the other tenant -------------------------------------------------------------------------------------
+
+
+class Campaign:
+    """One host, an attacker's tenant, another one's, and what came of both."""
+
+    def __init__(self, folder: Path, documents: int) -> None:
+        self.folder = folder
+        self.documents = documents
+        self.port = _port()
+        self.statuses: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self.attacked: list[str] = []
+        """Problems that the attacker had."""
+        words = [sys.executable, "-m", "bench.hostile"]
+        root = Path(__file__).parent.parent
+        self._attacker = subprocess.Popen(words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._attacker.stdout is not None
+        self._model = int(self._attacker.stdout.readline())
+        self._write()
+        self.keys: dict[str, str] = {}
+
+    def _write(self) -> None:
+        flows = self.folder / "flows"
+        flows.mkdir()
+        number = {"type": "variable", "variableName": "number"}
+        variables = [{"name": "number", "type": "any"}]
+        schema = {"type": "object"}
+        good: list[dict[str, Any]] = [
+            {"id": "good", "nodes": [{"id": "n", "typeId": "tool:good/double", "inputs": {"number": number}}]},
+            {"id": "tool", "nodes": [{"id": "n", "typeId": "tool:hostile/give", "inputs": {"number": number}}]},
+            {"id": "input", "nodes": [{"id": "n", "typeId": "core.identity", "inputs": {"got": number}}]},
+        ]
+        for name, config in (("model", {}), ("schema", {"outputSchema": schema, "maxAttempts": 1})):
+            settings = {"provider": "odd", "model": "m", **config}
+            node = {"id": "n", "typeId": "core.ai.chat", "config": settings, "inputs": {"prompt": number}}
+            good.append({"id": name, "nodes": [node]})
+        for flow in good:
+            (flows / f"{flow['id']}.json").write_text(json.dumps({**flow, "edges": [], "variables": variables}))
+        for place in range(self.documents):
+            given = document(place)
+            shapes = (
+                given.raw,
+                b'{"id":"h","nodes":%b}' % given.raw,
+                b'{"id":"h%d","nodes":[{"id":"n","typeId":"core.noop","config":{"x":%b}}]}' % (place, given.raw),
+            )
+            (flows / f"hostile-{place}.json").write_bytes(shapes[place % 3])
+        (self.folder / "tools.py").write_text(TOOLS.format(root=str(Path(__file__).parent.parent)))
+        (self.folder / "antiphon.toml").write_text(
+            f'[store]\nurl = "sqlite:///{self.folder}/host.db"\n[host]\nworkflows = "{flows}"\n'
+            f'tools = ["{self.folder}/tools.py"]\n[host.providers.odd]\ndialect = "openai-chat"\n'
+            f'base_url = "http://127.0.0.1:{self._model}"\n'
+        )
+
+    @contextlib.contextmanager
+    def host(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The host; it is started once and has to be there at the end."""
+        code = "from antiphon.cli import main; raise SystemExit(main())"
+        env = {**os.environ, "ANTIPHON_API_KEY": KEY, "ANTIPHON_HOME": str(self.folder / "state")}
+        words = [sys.executable, "-c", code, "serve", "--port", str(self.port), "--log-level", "error"]
+        words += ["--config", str(self.folder / "antiphon.toml")]
+        with (self.folder / "serve.log").open("wb") as log:
+            process = subprocess.Popen(words, env=env, cwd=self.folder, stdout=log, stderr=log)
+        try:
+            until = time.monotonic() + 120
+            while True:
+                with contextlib.suppress(httpx.HTTPError):
+                    if httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=5).status_code == 200:
+                        break
+                if process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError("the host did not start: " + (self.folder / "serve.log").read_text()[-2000:])
+                time.sleep(0.1)
+            for tenant in ("attacker", "other"):
+                words = [sys.executable, "-c", code, "apikeys", "create", "--role", "run", "--tenant", tenant, "--json"]
+                made = subprocess.run(
+                    [*words, "--config", str(self.folder / "antiphon.toml")], env=env, capture_output=True, check=True
+                )
+                self.keys[tenant] = json.loads(made.stdout)["token"]
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+            if process.poll() is None:
+                process.kill()
+            self._attacker.kill()
+            self._attacker.wait()
+
+    def attack(self, stop: int) -> None:
+        """Let the attacker send every document up to *stop*."""
+        assert self._attacker.stdin is not None
+        assert self._attacker.stdout is not None
+        asked = {"url": f"http://127.0.0.1:{self.port}", "key": self.keys["attacker"], "stop": stop}
+        self._attacker.stdin.write(json.dumps(asked) + "\n")
+        self._attacker.stdin.flush()
+        told = json.loads(self._attacker.stdout.readline())
+        self.statuses = Counter(told["statuses"])
+        self.attacked = told["problems"]
+
     # -- what the other tenant does ------------------------------------------------------------------------------------
 
     def serve_other(self, until: Callable[[], bool], least: int) -> list[float]:
         """Milliseconds that each small run of the other tenant took to be started, and its answer to be read."""
         took: list[float] = []
-        with self.client("other") as client:
+        with _client(f"http://127.0.0.1:{self.port}", self.keys["other"]) as client:
             while len(took) < least or not until():
                 begun = time.perf_counter()
                 answer = client.post("/v1/runs", json={"workflowId": "good", "inputs": {"number": len(took)}})
@@ -406,7 +444,7 @@ def campaign(documents: int, *, least: int = 400) -> Outcome:
             log = (Path(name) / "serve.log").read_text(errors="replace")
             if "Traceback" in log:
                 made.problems.append("traceback: " + log[log.index("Traceback") :][:1500])
-    return Outcome(alone, attacked, made.statuses, made.problems, restarts)
+    return Outcome(alone, attacked, made.statuses, made.problems + made.attacked, restarts)
 
 
 def run(ctx: Context) -> list[Row]:
@@ -437,3 +475,7 @@ def run(ctx: Context) -> list[Row]:
         ),
         Row(name="restarts needed", value=found.restarts, unit="", at_most=0, setup=setup),
     ]
+
+
+if __name__ == "__main__":
+    Attacker().serve()
