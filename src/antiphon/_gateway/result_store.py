@@ -74,7 +74,7 @@ class ResultStore:
         if len(payload) <= _REMEMBERED_BYTES:
             if len(self._plain) >= _REMEMBERED:
                 self._plain.clear()
-            self._plain.add(bytes(memoryview(payload)))  # orjson's own take 4 KiB each
+            self._plain.add(payload)
         return True
 
     def keep(self, key: str, base: Settlement, payload: bytes, streamed: bool) -> tuple[Settlement, bytes | None]:
