@@ -442,11 +442,12 @@ def run(
     leaks: Sequence[str] = (),
     with_host: bool = True,
     every_s: float = 1.0,
+    least_calls: int = 0,
     urls: dict[str, str] | None = None,
     tolerance: Tolerance = TOLERANCE,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Let all of them work, look at them, and judge."""
+    """Let all of them work, look at them, and judge; longer if one has made fewer than *least_calls* calls."""
     with contextlib.ExitStack() as held:
         folder = Path(
             held.enter_context(tempfile.TemporaryDirectory(prefix="antiphon-soak-", ignore_cleanup_errors=True))
@@ -463,7 +464,9 @@ def run(
             watched.insert(0, host)
         begun = time.monotonic()
         told = 0.0
-        while (now := time.monotonic() - begun) < seconds or any(not len(one.samples) > 8 for one in watched):
+        while (now := time.monotonic() - begun) < seconds or any(
+            len(one.samples) < 9 or one.calls() - one.samples[0].calls < least_calls for one in watched
+        ):
             for agent in agents:
                 agent.check()
             if clients is not None and clients.problem:

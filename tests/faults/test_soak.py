@@ -26,9 +26,8 @@ def test_a_host_and_agents_stay_flat(valkey_url: str, postgres_database: str) ->
 
 
 def test_planted_leaks_are_found() -> None:
-    report = run(
-        2.0, stores=("sqlite",), leaks=("descriptor", "thread", "memory"), with_host=False, every_s=0.1, tolerance=SHORT
-    )
+    leaks = ("descriptor", "thread", "memory")
+    report = run(1.5, stores=("sqlite",), leaks=leaks, with_host=False, every_s=0.1, least_calls=200, tolerance=SHORT)
     measures = {measure for _, measure in rising(report)}
     assert measures == {"memory_mb", "descriptors", "threads"}, text(report)
     assert "RISES" in text(report)
