@@ -407,7 +407,7 @@ def _host(folder: Path, leaks: Sequence[str]) -> Iterator[tuple[Clients, Watched
     (place / "antiphon.toml").write_text(
         f'[host]\ntools = ["{tools}"]\nagents = ["{tools}:desk"]\nwebhooks = true\nwebhooks_loopback = true\n'
     )
-    environment = {"ANTIPHON_TEST_SEAMS": "false", "PYTHONPATH": str(ROOT)}
+    environment = {"ANTIPHON_TEST_SEAMS": "false", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     served = Served(place, workflows.write(place / "flows", *_flows()), environment)
     served.start("--log-level", "error", "--config", str(place / "antiphon.toml"))
     assert served.process is not None

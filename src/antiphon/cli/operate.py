@@ -35,6 +35,8 @@ def backup(arguments: argparse.Namespace) -> int:
         lines.append(
             ui.yellow(f"not included: the seal key {result['sealKeyFile']}; back it up elsewhere (--seal-key)")
         )
+    elif arguments.seal_key is not None:
+        lines.append(f"there is no seal key yet, because nothing has been sealed: {arguments.seal_key} was not written")
     ui.output(arguments, result, lines)
     return 0
 

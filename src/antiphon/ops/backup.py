@@ -169,6 +169,10 @@ def restore(
             f"There is a store already: {', '.join(map(str, there))}. Nothing was restored.",
             hint="Stop every process that uses it, then: antiphon restore FOLDER --force. What is there is kept aside.",
         )
+    if seal_key is not None and not seal_key.is_file():
+        raise NotFound(
+            f"There is no seal key {seal_key}. Nothing was restored.", hint="Name its file, or leave it out."
+        )
     key_file = seal_key_file(app.config, app.store)
     missing = _missing_keys(manifest, seal_key, key_file)
     if missing and not force:

@@ -119,6 +119,10 @@ def test_a_store_that_is_there_is_kept_aside(tmp_path: Path, state: Path, comman
     refused = command("restore", "copy", check=False)
     assert refused.returncode == 2
     assert "There is a store already" in refused.stderr
+    before = sorted(file.name for file in state.iterdir())
+    refused = command("restore", "copy", "--force", "--seal-key", "nowhere", check=False)
+    assert "There is no seal key nowhere. Nothing was restored." in refused.stderr
+    assert sorted(file.name for file in state.iterdir()) == before
     said = json.loads(command("restore", "copy", "--force", "--json").stdout)
     (aside,) = said["movedAside"]
     assert Path(aside).exists()
