@@ -126,6 +126,20 @@ class ClaimRequest(Protocol):
         """Replicas that must have the claim before it counts (Redis ``WAIT``; 0 = do not ask)."""
         ...
 
+    @property
+    def shown(self) -> str:
+        """The masked arguments, for whoever has to settle the claim if its worker is lost; empty: none are kept."""
+        ...
+
+    @property
+    def pin(self) -> Pin | None:
+        """What ties the id of the call to its arguments, if it has one."""
+        ...
+
+
+Pin = tuple[str, int]
+"""A name for a call by its id, and a mark for its arguments (less than 2**63)."""
+
 
 class StaticClaimRequest(NamedTuple):
     """A request for a claim that is not made by a call."""
@@ -139,6 +153,8 @@ class StaticClaimRequest(NamedTuple):
     token: str
     call_id: str | None = None
     wait_replicas: int = 0
+    shown: str = ""
+    pin: Pin | None = None
 
 
 class Claimed(NamedTuple):
@@ -155,6 +171,16 @@ class Existing(NamedTuple):
     own: DedupeRecord | None
     now_ms: int
 
+
+class Pinned(NamedTuple):
+    """The id of the call stands for other arguments: nothing was claimed."""
+
+    mark: int
+    """The mark that is kept."""
+
+
+Begun = Claimed | Existing | Pinned
+"""What became of a request for a claim."""
 
 Attempt = tuple[int, int, str, bool]
 """One try of a call: when it began and ended (ms), the code of its error (empty: none), whether that is retriable."""
@@ -207,7 +233,7 @@ class SyncJournal(Protocol):
 
     # -- claims --------------------------------------------------------------------------------------------------
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         """Insert an in-flight record if there is no live one, else return what is there.
 
         A settled record lives until ``expires_at_ms``. One in flight lives until it is settled, replaced, cleared or
@@ -215,10 +241,13 @@ class SyncJournal(Protocol):
         the asking identity has a live execution of its own, that one is returned, as both. The new version is
         ``max(previous + 1, server microseconds)``, so it grows even after a record expired. *events* are
         written only if the claim was won.
+
+        A request with a pin is first of all tied to its mark, for the TTL of its template, in the same step. If the
+        name has another live mark, whoever gave it, that is the answer. A mark is neither a record nor the key of one.
         """
         ...
 
-    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         """Replace the current record if its version is still *version* (takeover, or a new execution).
 
         The replaced record stays findable by its own identity until it would have expired. If nothing lives
@@ -256,13 +285,6 @@ class SyncJournal(Protocol):
 
         If it does not, it has lost the record (its file was deleted, its server restarted empty): then whoever has the
         outcome may write it anew.
-        """
-        ...
-
-    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        """Keep *mark* (less than 2**63) for the call *call*, for the TTL of *template*; the mark that is kept.
-
-        That is another one if *call* has a live mark already, whoever gave it. A call is not the key of a record.
         """
         ...
 
@@ -372,11 +394,11 @@ class Journal(Protocol):
 
     durable: bool
 
-    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         """As :meth:`SyncJournal.begin`."""
         ...
 
-    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         """As :meth:`SyncJournal.take_over`."""
         ...
 
@@ -398,10 +420,6 @@ class Journal(Protocol):
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """See :meth:`SyncJournal.forgotten`."""
-        ...
-
-    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        """As :meth:`SyncJournal.pin`."""
         ...
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:

@@ -7,8 +7,10 @@ at once and again, to either worker; some change the amount; some give up. A kil
 moments and starts them again. The provider is a process of its own that charges whatever it is asked, counts in a file
 and loses some answers.
 
-Prints one line of JSON per store. Wanted: ``doubles``, ``missing``, ``wrongAmount`` and ``unlisted`` 0, ``charges`` =
-``acknowledged`` = ``keys``, every conflict answered with 422, ``unknownAfter`` 0.
+Prints how far it is on standard error, and one line of JSON per store. Wanted: ``doubles``, ``missing``,
+``wrongAmount``, ``unlisted`` and ``withoutArguments`` 0, ``charges`` = ``acknowledged`` = ``keys``, every conflict
+answered with 422, ``unknownAfter`` 0. ``unknownListed`` are the charges that an operator is shown as unknown, each with
+its arguments; ``workerLost`` of them are claims of a killed worker that nobody has asked for since.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ class Attack:
         if charge["cents"] != cents or self.acknowledged.setdefault(key, charge) != charge:
             self.disagree.append(key)
 
-    async def run(self, killed_every_s: float) -> None:
+    async def run(self, killed_every_s: float, progress: bool = False) -> None:
         queue = list(reversed(self.plan))
 
         async def client() -> None:
@@ -135,13 +137,23 @@ class Attack:
                 while queue:
                     await self.send(http, *queue.pop())
 
-        killer = asyncio.create_task(self._kill(killed_every_s))
+        beside = [asyncio.create_task(self._kill(killed_every_s))]
+        if progress:
+            beside.append(asyncio.create_task(self._tell(queue)))
         try:
             await asyncio.gather(*(client() for _ in range(CLIENTS)))
         finally:
-            killer.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await killer
+            for task in beside:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def _tell(self, queue: list[Any]) -> None:
+        """How far it is, now and then."""
+        while True:
+            await asyncio.sleep(10)
+            done = len(self.plan) - len(queue)
+            print(f"{done} of {len(self.plan)} requests, {self.kills} kills, {dict(self.answers)}", file=sys.stderr)
 
     async def _kill(self, every_s: float) -> None:
         while True:
@@ -182,7 +194,9 @@ def _charged(file: Path) -> Counter[tuple[str, int]]:
     return Counter((key.partition(":")[2], cents) for key, cents in map(json.loads, lines))
 
 
-async def attack(store: str, folder: Path, requests: int, seed: int, killed_every_s: float) -> dict[str, Any]:
+async def attack(
+    store: str, folder: Path, requests: int, seed: int, killed_every_s: float, progress: bool = False
+) -> dict[str, Any]:
     """The numbers of one attack on the service over *store*, an address."""
     file, ports = folder / "ledger.txt", [free_port() for _ in range(3)]
     ledger_url = f"http://127.0.0.1:{ports[0]}"
@@ -203,11 +217,16 @@ async def attack(store: str, folder: Path, requests: int, seed: int, killed_ever
         for process in (ledger, *workers):
             await process.ready()
         began = time.monotonic()
-        await attacked.run(killed_every_s)
+        await attacked.run(killed_every_s, progress)
         took = time.monotonic() - began
         conflicts = attacked.answers["422"]
-        listed = claims(store, "unknown") + claims(store, "inflight")
-        known = {_listed_key(claim) for claim in listed if claim["tool"] == "tools/charge"}
+        for worker in workers:  # calls under way become what an operator has to settle
+            worker.kill()
+        listed = [claim for claim in claims(store, "unknown") if claim["tool"] == "tools/charge"]
+        known = {key for key in map(_listed_key, listed) if key}
+        for worker in workers:
+            worker.start()
+            await worker.ready()
         unsure = {key for key, _ in _charged(file)} - attacked.acknowledged.keys()
         await attacked.settle()
         left = [claim for claim in claims(store, "unknown") if claim["tool"] == "tools/charge"]
@@ -228,8 +247,9 @@ async def attack(store: str, folder: Path, requests: int, seed: int, killed_ever
         + sum(charged[key, charge["cents"]] != 1 for key, charge in attacked.acknowledged.items()),
         "conflicts": conflicts,
         "kills": attacked.kills,
-        "unknownListed": sum(c["state"] == "unknown" and c["tool"] == "tools/charge" for c in listed),
-        "inFlightListed": sum(c["state"] == "inflight" and c["tool"] == "tools/charge" for c in listed),
+        "unknownListed": len(listed),
+        "workerLost": sum(claim["lost"] for claim in listed),
+        "withoutArguments": sum(not _listed_key(claim) for claim in listed),
         "chargedWithoutAnswer": len(unsure),
         "unlisted": len(unsure - known),
         "unknownAfter": len(left),
@@ -239,21 +259,16 @@ async def attack(store: str, folder: Path, requests: int, seed: int, killed_ever
 
 
 def _listed_key(claim: dict[str, Any]) -> str:
-    """The key in the arguments that the list shows; they name the order and the amount, too.
-
-    A claim of a killed worker is listed as in flight, with its key alone, until somebody asks for it again.
-    """
-    if claim["state"] == "inflight":
-        return str(json.loads(claim["idempotencyKey"])[1])
+    """The key in the arguments that the list shows, if they name the order and the amount, too."""
     arguments = json.loads(claim["arguments"] or "{}")
-    assert {"principal", "key", "order", "cents"} <= arguments.keys(), claim
-    return str(arguments["key"])
+    return str(arguments["key"]) if {"principal", "key", "order", "cents"} <= arguments.keys() else ""
 
 
 def right(found: dict[str, Any]) -> bool:
     """Whether the numbers are the wanted ones."""
+    wrong = ("doubles", "missing", "wrongAmount", "unlisted", "withoutArguments", "unknownAfter")
     return (
-        not any(found[name] for name in ("doubles", "missing", "wrongAmount", "unlisted", "unknownAfter"))
+        not any(found[name] for name in wrong)
         and found["charges"] == found["acknowledged"] == found["keys"]
         and found["conflicts"] > 0
     )
@@ -267,7 +282,7 @@ def run(store: str, requests: int, seed: int, killed_every_s: float = 2.0) -> di
             url = f"sqlite:///{folder}/payments.db"
         else:
             url = stack.enter_context(Valkey() if store == "redis" else Postgres()).url
-        return asyncio.run(attack(url, folder, requests, seed, killed_every_s))
+        return asyncio.run(attack(url, folder, requests, seed, killed_every_s, progress=True))
 
 
 def main() -> int:

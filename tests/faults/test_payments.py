@@ -30,6 +30,7 @@ def test_the_campaign_sees_a_second_charge() -> None:
         "missing": 0,
         "wrongAmount": 0,
         "unlisted": 0,
+        "withoutArguments": 0,
         "unknownAfter": 0,
         "charges": 9,
         "acknowledged": 9,

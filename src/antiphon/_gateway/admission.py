@@ -63,7 +63,7 @@ def admit(call: GuardedCall) -> Step:
     stop = _stopped(call, plan, now)
     if stop is not None:
         return stop
-    return BEGIN if run is None and call.call_id is None and call.options is NO_OPTIONS else claim.pin(call)
+    return BEGIN if run is None and call.call_id is None and call.options is NO_OPTIONS else claim.begin_named(call)
 
 
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
@@ -80,7 +80,7 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
     if call.outer is not None and policy.mode != "disabled" and is_held(call.key):
         return answered(call, outcomes.reentrant(plan.name))
     for breaker in policy.path:
-        if breaker.pass_for_all is None and plan.open_mode and (refusal := breaker.peek(now)) is not None:
+        if breaker.pass_for_all is None and (refusal := breaker.peek(now)) is not None and plan.heeds(refusal):
             return _refused(call, outcomes.circuit_open(plan.name, refusal))
     return claim.start_unclaimed(call) if policy.unclaimed else None
 

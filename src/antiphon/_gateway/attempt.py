@@ -79,7 +79,7 @@ def _take_permits(call: GuardedCall) -> Refusal | None:
         if permit.transitions:
             _moved(call, breaker, permit.transitions)
         if isinstance(permit, Refusal):
-            if call.plan.open_mode:
+            if call.plan.heeds(permit):
                 _vote(call, None)
                 return permit
             if call.plan.watched_only:

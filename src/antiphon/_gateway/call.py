@@ -24,7 +24,7 @@ from antiphon._gateway.turns import Guard, Pair, TurnState, active_session, acti
 from antiphon.contract.result import Retried
 from antiphon.decide.claim import Reuse
 from antiphon.errors import StoreError
-from antiphon.ports import Attempt, ClaimTemplate, Row, Settlement
+from antiphon.ports import Attempt, ClaimTemplate, Pin, Row, Settlement
 
 NOTHING: Any = object()
 """Stands for the result of a tool that has not returned one."""
@@ -119,6 +119,7 @@ class GuardedCall:
         "params",
         "payload",
         "permits",
+        "pin",
         "place",
         "plan",
         "policy",
@@ -152,6 +153,7 @@ class GuardedCall:
     params: bytes | tuple[str, str]
     template: ClaimTemplate
     pair: Pair
+    pin: Pin | None
     guard: Guard | None
     # its attempts
     permits: Permits
@@ -257,6 +259,11 @@ class GuardedCall:
     def wait_replicas(self) -> int:
         return self.plan.replicas if self.policy.safety else 0
 
+    @property
+    def shown(self) -> str:
+        """The arguments as an operator may see them, of a call that only a person can settle if its worker is lost."""
+        return self.plan.results.shown(self.arguments) if self.plan.shows else ""
+
 
 def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     """A call of a decorated function, in the session, turn and run of this context."""
@@ -271,7 +278,7 @@ def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:
     if outer is not None:
         call.turn = None  # turn control is about what the model asks for, not its tools
     call.request_id = call.identity = call.token = uuid7()
-    call.run = call.call_id = call.guard = call.outcome = call.payload = call.settlement = None
+    call.run = call.call_id = call.pin = call.guard = call.outcome = call.payload = call.settlement = None
     if _active_runs or _cursor() is not None or _origin() is not None:
         call.run = entry_of(plan.form, plan.plans.store, plan.plans.settings.tenant)
         if call.run is not None:

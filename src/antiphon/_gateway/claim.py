@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
+from copy import copy
 from typing import Any, assert_never
 
 import msgspec
@@ -15,7 +16,8 @@ from antiphon._gateway.attempt import dispatch, renewed
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.outcome import Outcome, restored_failure
-from antiphon._gateway.owner import certainly_dead
+from antiphon._gateway.owner import certainly_dead, is_of_process
+from antiphon._gateway.plan import Place
 from antiphon._gateway.result_store import NO_PAYLOAD
 from antiphon._gateway.settlement import answered, not_dispatched, settled, unknown
 from antiphon._gateway.steps import (
@@ -24,7 +26,6 @@ from antiphon._gateway.steps import (
     Append,
     Get,
     Mark,
-    Pin,
     Put,
     Read,
     Reconcile,
@@ -33,13 +34,14 @@ from antiphon._gateway.steps import (
     TakeOver,
     Wait,
 )
+from antiphon._gateway.threads import is_waited_for
 from antiphon._late import traceback_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened
 from antiphon.decide import claim as rules
 from antiphon.errors import StoreError
-from antiphon.ports import Claimed, Existing, Settlement
+from antiphon.ports import Begun, Claimed, Existing, Pinned, Settlement
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -47,21 +49,49 @@ _LONGEST_LOOK_S = 5.0
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
-def pin(call: GuardedCall) -> Step:
+def begin_named(call: GuardedCall) -> Step:
+    """Ask for the claim of a call that has an id or a place in a run; a record of 0.1.0 may be somewhere else."""
+    before = call.options.before
+    if before is None:
+        return _begin_by_id(call)
+    past = copy(call)
+    _move(past, (*call.place[:2], before.workspace))
+    return Read(past.key, past.identity, lambda call, reply: _found_before(call, past, before.shared, reply))
+
+
+def _move(call: GuardedCall, place: Place) -> None:
+    """Give a call the keys that it has in another workspace."""
+    plan, given = call.plan, call.policy.given_key
+    maker, call.template = plan.known_keys.get(place) or plan.make_keys(place)
+    keys = maker.keys(call.arguments)
+    if given is not None:
+        keys = maker.keys_given(call.arguments, given, call.options.keyed)
+        call.identity = keys.store_key
+    call.place, call.key, call.idempotency_key = place, keys.store_key, keys.idempotency_key
+    call.pair = (plan.name, keys.store_key if given is None else keys.params_digest)
+    call.params = (keys.params_digest, keys.params_digest_exact)
+
+
+def _found_before(call: GuardedCall, past: GuardedCall, shared: bool, reply: Existing | None) -> Step:
+    """Go on where release 0.1.0 kept the record of this call, if it did."""
+    if reply is not None:
+        request = (reply.own or reply.current).request
+        same = request.request_id == call.request_id or (call.call_id or UNSET) == request.tool_call_id
+        if same or not shared:
+            _move(call, past.place)
+    return _begin_by_id(call)
+
+
+def _begin_by_id(call: GuardedCall) -> Step:
     """The id of a call is good for one set of arguments, unless a key says what the call is about."""
-    by_id = call.options.by_id
-    if not (call.call_id is not None if by_id is None else by_id) or call.policy.given_key is not None:
-        return begin(call)
-    maker, template = call.plan.known_keys.get(call.place) or call.plan.make_keys(call.place)
-    return Pin(maker.call_name(call.identity), int(call.key[:15], 16), template, _pinned)
-
-
-def _pinned(call: GuardedCall, mark: int) -> Step:
-    plan = call.plan
-    if mark == int(call.key[:15], 16) or plan.tool.spec.on_conflict == "independent":
-        return begin(call)
-    plan.reporter.conflict(call)
-    return answered(call, outcomes.id_conflict(plan.name, call.call_id or call.request_id))
+    plan, by_id = call.plan, call.options.by_id
+    named = call.call_id is not None if by_id is None else by_id
+    if named and call.policy.given_key is None and plan.tool.spec.on_conflict != "independent":
+        maker, _ = plan.known_keys.get(call.place) or plan.make_keys(call.place)
+        counted_in = call.options.counted_in
+        name = maker.call_name(f"{counted_in}:{call.identity}" if counted_in else call.identity)
+        call.pin = (name, int(call.key[:15], 16))
+    return begin(call)
 
 
 def begin(call: GuardedCall) -> Step:
@@ -86,10 +116,10 @@ def _started(call: GuardedCall, _: None) -> Step:
     return dispatch(call)
 
 
-def claimed(call: GuardedCall, reply: Claimed | Existing) -> Step:
+def claimed(call: GuardedCall, reply: Begun) -> Step:
     """The claim is ours, or somebody else's record decides."""
     if type(reply) is not Claimed:
-        return _decide(call, reply)  # type: ignore[arg-type]
+        return _pinned(call) if type(reply) is Pinned else _decide(call, reply)  # type: ignore[arg-type]
     call.version = reply[0]
     plan, run = call.plan, call.run
     if plan.watched_only:
@@ -101,6 +131,12 @@ def claimed(call: GuardedCall, reply: Claimed | Existing) -> Step:
     if plan.shared and plan.monotonic() - call.started > plan.renew_every:  # it may have been away: make sure
         return Renew(call.key, call.version, plan.lease_ms, renewed)
     return dispatch(call)
+
+
+def _pinned(call: GuardedCall) -> Step:
+    """Its id stands for another call."""
+    call.plan.reporter.conflict(call)
+    return answered(call, outcomes.id_conflict(call.plan.name, call.call_id or call.request_id))
 
 
 def looked(call: GuardedCall, reply: Existing | None) -> Step:
@@ -147,6 +183,8 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
         case rules.Reuse():
             return _reuse(call, decision, got)
         case rules.Wait(version, left_ms):
+            if is_of_process(got.current.owner, call.template.owner) and is_waited_for(call.key):
+                return answered(call, outcomes.reentrant(name))
             return _wait(call, version, left_ms / 1000)
         case rules.Busy():
             return answered(call, outcomes.in_flight(name, "the call does not wait"))

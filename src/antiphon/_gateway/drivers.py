@@ -31,7 +31,7 @@ from antiphon._gateway.source import Opened, Source, within
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Plain, Step
 from antiphon._gateway.store_breaker import GRACE_S
 from antiphon.errors import StoreError
-from antiphon.ports import Answer, Blobs, BreakerRow, ClaimTemplate, Invocation, Journal, Row, SyncJournal
+from antiphon.ports import Answer, Blobs, BreakerRow, Invocation, Journal, Row, SyncJournal
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -201,11 +201,6 @@ class SyncWorld:
             return self.journal.read(key, identity)
         return self._breaker.look(lambda: self.journal.read(key, identity), seconds)
 
-    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        if self._heeds and self._breaker.is_open:
-            self._breaker.make_sure()
-        return self.journal.pin(call, mark, template)
-
     def refresh(self, seconds: float) -> None:
         """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""
         plans = self._plans
@@ -298,11 +293,6 @@ class _SyncUntil(SyncWorld):
     def look(self, key: str, identity: str, seconds: float) -> Any:
         return self._world.look(key, identity, min(seconds, self._breaker.seconds_left(self._moment)))
 
-    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        if self._breaker.is_open:
-            self._breaker.make_sure(self._breaker.seconds_left(self._moment))
-        return int(self._make(lambda: self._world.pin(call, mark, template)))
-
     def refresh(self, seconds: float) -> None:
         self._world.refresh(min(seconds, self._breaker.seconds_left(self._moment)))
 
@@ -389,11 +379,6 @@ class AsyncWorld:
         journal = self.journal
         return await self._breaker.look_async(lambda: journal.read(key, identity), seconds)
 
-    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        if self._breaker.is_open:
-            await self._breaker.make_sure_async()
-        return await self.journal.pin(call, mark, template)
-
     async def refresh(self, seconds: float) -> None:
         """Changed settings; and what others say of breakers, if it comes soon: otherwise it counts when it comes."""
         plans = self._plans
@@ -436,7 +421,10 @@ class AsyncWorld:
         """In this task; a synchronous tool on a thread, so that it does not block the event loop."""
         tool, plan = call.plan.tool, call.plan
         if tool.kind == "sync":
-            return await plan.threads.run_async(_on_thread(call, context), limit, call.extras.late)
+            value = await plan.threads.run_async(_on_thread(call, context), limit, call.extras.late)
+            if not inspect.iscoroutine(value):
+                return value
+            return await (value if limit is None else self.within(value, limit))  # behind a plain decorator
         if tool.streams:
             source = Source(call, context, limit, plan.clock)
             call.entered = call.number
@@ -489,11 +477,6 @@ class _AsyncUntil(AsyncWorld):
 
     async def look(self, key: str, identity: str, seconds: float) -> Any:
         return await self._world.look(key, identity, min(seconds, self._breaker.seconds_left(self._moment)))
-
-    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        if self._breaker.is_open:
-            await self._breaker.make_sure_async(self._breaker.seconds_left(self._moment))
-        return int(await self._make(lambda: self._world.pin(call, mark, template)))
 
     async def refresh(self, seconds: float) -> None:
         await self._world.refresh(min(seconds, self._breaker.seconds_left(self._moment)))

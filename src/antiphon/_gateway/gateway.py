@@ -18,7 +18,7 @@ from antiphon._gateway.drivers import AsyncWorld, BreakerFeed, SyncWorld, run_as
 from antiphon._gateway.hooks import After, Before
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome
-from antiphon._gateway.plan import Dependencies, Options, Plan, Plans
+from antiphon._gateway.plan import Dependencies, OldPlace, Options, Plan, Plans
 from antiphon._gateway.report import About
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.source import Opened
@@ -28,7 +28,7 @@ from antiphon._gateway.tool import Tool, awaiting, kind_of, name_of
 from antiphon._gateway.turns import Answer, AsyncSession, Session, TurnState, active_turn
 from antiphon._scope import current_scope
 from antiphon.contract._base import UNSET
-from antiphon.contract.envelope import ToolCallEnvelope
+from antiphon.contract.envelope import Target, ToolCallEnvelope
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolOptions, ToolSpec
 from antiphon.errors import ContractError, InvalidInput
@@ -314,6 +314,8 @@ class BaseGateway:
             return results.invalid(envelope, str(error), reporter)
         except (TypeError, ValueError) as error:
             return results.invalid({}, f"The envelope cannot be read: {error}.", reporter)
+        if wrong := _not_writable(checked):
+            return results.invalid(envelope, wrong, reporter)
         tool = self.find(checked.tool_namespace, checked.tool_name)
         if tool is None:
             return self._unknown_tool(f"{checked.tool_namespace}/{checked.tool_name}", checked.to_wire())
@@ -695,6 +697,27 @@ def _not_text(what: str, value: Any, *, required: bool = True) -> str:
     return ""
 
 
+def _not_writable(envelope: ToolCallEnvelope) -> str:
+    """What is wrong with the ids and names of an envelope; nothing, if they can be written down."""
+    target = envelope.target
+    texts = {
+        "requestId": envelope.request_id,
+        "toolCallId": envelope.tool_call_id,
+        "toolName": envelope.tool_name,
+        "toolNamespace": envelope.tool_namespace,
+        "payload.idempotencyKey": envelope.payload.idempotency_key,
+        **{f"target.{name}": value for name, value in target.to_wire().items()},
+        **{f"trace.{name}": value for name, value in envelope.trace.to_wire().items()},
+    }
+    try:
+        "".join([text for text in texts.values() if type(text) is str]).encode()
+    except UnicodeEncodeError:
+        for name, text in texts.items():
+            if type(text) is str and (wrong := _not_text(name, text)):
+                return f"{wrong.removesuffix('.')} (at $.{name})."
+    return ""
+
+
 def _named(session: str, actor: str) -> tuple[str, str]:
     wrong = _not_text("The session", session) or _not_text("The actor", actor)
     if wrong:
@@ -725,9 +748,7 @@ def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None
     call.token = uuid7()  # an envelope may be delivered twice
     call.call_id = None if envelope.tool_call_id is UNSET else envelope.tool_call_id
     call.identity = call.call_id or envelope.request_id
-    workspace = None if target.workspace_id is UNSET else target.workspace_id
-    if target.tenant_id is not UNSET:  # an envelope can narrow its tenant, never choose it (D31)
-        workspace = f"{target.tenant_id}/{workspace or ''}"
+    workspace, before = _scope_of(target, plan.plans.settings)
     call.place = (target.session_key, target.actor_id, workspace)
     hints = payload.call_hints
     timeout_ms = UNSET if hints is UNSET else hints.timeout_ms
@@ -746,11 +767,35 @@ def from_envelope(envelope: ToolCallEnvelope, plan: Plan, turn: TurnState | None
         reuse="never" if plan.tool.spec.effect == "write" else "session",
         about=_about(envelope),
         by_id=True,
+        before=before,
     )
     if call.options.given_key is None and plan.tool.key_of is not None:
         named = _key_of(plan.tool, call.arguments)
         call.plan, call.options = plan.keyed(), call.options._replace(given_key=named.given_key, keyed=named.keyed)
     return call
+
+
+def _scope_of(target: Target, settings: Settings) -> tuple[str | None, OldPlace | None]:
+    """One text for tenant and workspace of an envelope, each scope its own; and what 0.1.0 made of it, if that differs.
+
+    An envelope can narrow its tenant, never choose it (D31): its own one says nothing.
+    """
+    tenant = None if target.tenant_id is UNSET else target.tenant_id
+    given = None if target.workspace_id is UNSET else target.workspace_id
+    old = given if tenant is None else f"{tenant}/{given or ''}"
+    if tenant in (None, settings.tenant):
+        new = None if given in (None, settings.workspace) else _escaped(given)
+    else:
+        new = f"{_escaped(tenant)}/{_escaped(given or '')}"
+    if new == settings.workspace:
+        new += "%"  # which no other scope ends with
+    if old in (None, new or settings.workspace):
+        return new, None
+    return new, OldPlace(old, shared=tenant != settings.tenant or "/" in (given or ""))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("/", "%2F")
 
 
 def _about(envelope: ToolCallEnvelope) -> About | None:

@@ -64,6 +64,11 @@ def is_owned_by(owner: str, token: str, process: str) -> bool:
     return owner.rpartition("@")[2] == f"{token}/{process}"
 
 
+def is_of_process(owner: str, process: str) -> bool:
+    """Whether the claim of *owner* was made by *process*."""
+    return owner.rpartition("/")[2] == process
+
+
 def certainly_dead(owner: str) -> bool:
     """Whether the process of *owner* ran on this boot, in this namespace, and is gone."""
     place, _, rest = owner.rpartition("/")[2].rpartition(".")

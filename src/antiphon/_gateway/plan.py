@@ -30,7 +30,7 @@ from antiphon._gateway.threads import ThreadRunner
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guards
 from antiphon._gateway.watcher import Watcher
-from antiphon.decide.breaker import Breaker, Permit
+from antiphon.decide.breaker import Breaker, Permit, Refusal
 from antiphon.decide.loop import LoopPolicy
 from antiphon.decide.retry import TokenBucket
 from antiphon.errors import ConfigError, InvalidInput
@@ -87,8 +87,20 @@ class Options(NamedTuple):
     about: About | None = None
     by_id: bool | None = None
     """Whether its id is good for one set of arguments only; ``None``: if the call has one."""
+    counted_in: str = ""
+    """What the id is good for: a response of a model, or, if this is empty, the whole session."""
     keyed: str = ""
     """The given key names what the call is about, as ``text`` or ``json``: session and actor are no part of it."""
+    before: OldPlace | None = None
+    """Where release 0.1.0 kept the record of the call, if that is another place."""
+
+
+class OldPlace(NamedTuple):
+    """The place that release 0.1.0 gave to a call."""
+
+    workspace: str
+    shared: bool
+    """Calls of other scopes had the same: only a record of this very request is its own."""
 
 
 Permits = Sequence[tuple[Breaker, Permit]]
@@ -221,6 +233,7 @@ class Plan:
         "reuses",
         "shadow",
         "shared",
+        "shows",
         "stale",
         "tallies",
         "tally",
@@ -277,6 +290,8 @@ class Plan:
         self.renew_every: float = tool.renew_every
         self.shared: bool = not plans.store.in_process
         """Whether another process may take over a claim while this one is paused."""
+        self.shows: bool = self.shared and not self.idempotent and not self.watched_only
+        """Whether claims keep the masked arguments: others see them, and a lost worker leaves an unknown outcome."""
         self.replicas: int = plans.settings.wait_replicas
         self.form: Form = Form(spec, tool.streams)
         # what its calls share
@@ -323,6 +338,10 @@ class Plan:
     def outdate(self) -> None:
         """Something has changed: the next call makes a new plan."""
         self.stale, self.usual = True, False
+
+    def heeds(self, refusal: Refusal) -> bool:
+        """Whether an open breaker stops a call: always, if somebody holds it open (D32)."""
+        return self.open_mode or (refusal.state == "FORCED_OPEN" and not self.watched_only)
 
     def now_ms(self) -> int:
         return self.time_ns() // 1_000_000

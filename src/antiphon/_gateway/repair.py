@@ -13,7 +13,6 @@ from antiphon._gateway import replay
 from antiphon._gateway.attempt import dispatch, not_renewed, raised, unquoted
 from antiphon._gateway.call import NOTHING, GuardedCall
 from antiphon._gateway.claim import looked_at_alias, not_readable, not_remembered, start_unclaimed, still_unknown
-from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.settlement import (
     RECORDING,
     after_hooks,
@@ -22,6 +21,7 @@ from antiphon._gateway.settlement import (
     append_missed,
     appended,
     interrupted,
+    is_in_flight_for,
     keep_failed,
     leave,
     not_dispatched,
@@ -60,7 +60,7 @@ from antiphon._gateway.steps import (
 )
 from antiphon._gateway.store_breaker import is_sick
 from antiphon.errors import StoreError
-from antiphon.ports import Claimed, Existing
+from antiphon.ports import Begun, Claimed, Existing
 
 log = logging.getLogger("antiphon.gateway")
 
@@ -136,13 +136,13 @@ def _settle(call: GuardedCall, error: BaseException) -> Step:
     return settle_failure(call, call.outcome)
 
 
-def _recovered(call: GuardedCall, reply: Claimed | Existing) -> Step:
+def _recovered(call: GuardedCall, reply: Begun) -> Step:
     """The claim may have been won before the interrupt came, or now: nothing was sent, so it is given back."""
     interrupt = call.extras.interrupt
     assert interrupt is not None
     if isinstance(reply, Claimed):
         call.version = reply.version
-    elif is_owned_by(reply.current.owner, call.token, call.template.owner) and reply.current.state == "inflight":
+    elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
         call.version = reply.current.version
     if call.version and call.run is not None and call.events:
         call.run.begun()

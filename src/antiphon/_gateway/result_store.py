@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from antiphon._gateway import codec
 from antiphon._gateway.settings import Settings
 from antiphon.contract._base import UNSET
@@ -21,6 +23,7 @@ log = logging.getLogger("antiphon.gateway")
 NO_PAYLOAD = "The call succeeded; its result could not be stored and is not available."
 _SEALED = "sealed+"
 
+_SHOWN = 2000
 _REMEMBERED = 1024
 _REMEMBERED_BYTES = 128
 
@@ -52,6 +55,15 @@ class ResultStore:
     def clean(self, text: str) -> str:
         """A message that may be stored."""
         return text if self.redactor is None else self.redactor.redact_text(text)
+
+    def shown(self, arguments: dict[str, Any]) -> str:
+        """Arguments as an operator may see them; nothing, if they cannot be written down."""
+        try:
+            data = orjson.dumps(arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
+            text = (data if self.redactor is None else self.redactor.redact_bytes(data)[0]).decode()
+        except Exception:  # whatever the classes of the arguments raise
+            return ""
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
     def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:
         """The secrets among the arguments of a call, which an exception may quote, and what stands for them."""

@@ -182,7 +182,7 @@ def invalid(envelope: Any, message: str, reporter: Reporter, *, code: str = "val
 
     def text(name: str) -> str:
         value = wire.get(name)
-        return value if isinstance(value, str) else ""
+        return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
     reporter.invalid(text("toolName"), code)
     return ToolResultEnvelope(

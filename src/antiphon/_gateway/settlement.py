@@ -7,8 +7,6 @@ import inspect
 import logging
 from copy import copy
 
-import orjson
-
 from antiphon._gateway import codec
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.call import NO_EXTRAS, NOTHING, Extras, GuardedCall
@@ -17,13 +15,13 @@ from antiphon._gateway.outcome import UNKNOWN_HINT, Outcome
 from antiphon._gateway.owner import is_owned_by
 from antiphon._gateway.steps import DONE, SETTLE, Append, Forgotten, Mark, Put, Read, Reclaim, ShareBreaker, Step
 from antiphon._late import traceback_of
+from antiphon.contract.record import DedupeRecord
 from antiphon.decide.claim import UNKNOWN_CODE, is_unknown
 from antiphon.errors import InvalidInput, StoreError
-from antiphon.ports import Attempt, Claimed, Existing, Row, Settlement, Success
+from antiphon.ports import Attempt, Begun, Claimed, Existing, Row, Settlement, Success
 
 log = logging.getLogger("antiphon.gateway")
 
-_SHOWN = 2000
 ARGUMENTS = " Arguments: "
 """What stands before the masked arguments in the message of an unknown outcome."""
 NEVER_MS = 100 * 365 * 86_400_000
@@ -208,13 +206,8 @@ def _long(call: GuardedCall) -> int:
 
 def _asked(call: GuardedCall) -> str:
     """The arguments as an operator may see them, for a record that only a person can settle."""
-    try:
-        data = orjson.dumps(call.arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
-        redactor = call.plan.results.redactor
-        text = (data if redactor is None else redactor.redact_bytes(data)[0]).decode()
-    except Exception:  # whatever the classes of the arguments raise
-        return ""
-    return f"{ARGUMENTS}{text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'}"
+    text = call.plan.results.shown(call.arguments)
+    return text and f"{ARGUMENTS}{text}"
 
 
 # -- when it cannot be written -------------------------------------------------------------------------------------
@@ -258,7 +251,7 @@ def stands(call: GuardedCall, reply: Existing | None) -> Step:
     if reply is None:
         return Forgotten(call, call.version, _lost)
     record = reply.own or reply.current
-    if record.state == "inflight" and is_owned_by(record.owner, call.token, call.template.owner):
+    if is_in_flight_for(call, record):
         first = record.version == call.version  # else it was lost, and begun anew
         return Mark(call.key, record.version, settlement, _stood, call.events if first else ())
     if record.fence != call.version:
@@ -274,16 +267,21 @@ def _lost(call: GuardedCall, forgotten: bool) -> Step:
     return _stood(call, None) if forgotten else Reclaim(call, 0, (), anew)
 
 
-def anew(call: GuardedCall, reply: Claimed | Existing) -> Step:
+def anew(call: GuardedCall, reply: Begun) -> Step:
     """A claim of its own to write the outcome to; a request that is still under way finds it, and claims nothing."""
     assert call.settlement is not None
     if isinstance(reply, Claimed):
         version = reply.version
-    elif is_owned_by(reply.current.owner, call.token, call.template.owner) and reply.current.state == "inflight":
+    elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
         version = reply.current.version
     else:
         return _stood(call, None)
     return Mark(call.key, version, call.settlement, _stood)
+
+
+def is_in_flight_for(call: GuardedCall, record: DedupeRecord) -> bool:
+    """Whether the record is the claim of this very call."""
+    return record.state == "inflight" and is_owned_by(record.owner, call.token, call.template.owner)
 
 
 def _stood(call: GuardedCall, version: int | None) -> Step:

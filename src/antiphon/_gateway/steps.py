@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.recording import RunEntry
-from antiphon.ports import Blobs, BreakerRow, ClaimTemplate, Invocation, Row, Settlement
+from antiphon.ports import Blobs, BreakerRow, Invocation, Row, Settlement
 
 
 class World(Protocol):
@@ -28,8 +28,6 @@ class World(Protocol):
     def refresh(self, seconds: float) -> Any: ...
 
     def look(self, key: str, identity: str, seconds: float) -> Any: ...
-
-    def pin(self, call: str, mark: int, template: ClaimTemplate) -> Any: ...
 
     def append(self, run: RunEntry, rows: Sequence[Row]) -> Any: ...
 
@@ -149,18 +147,6 @@ class Forgotten(NamedTuple):
 
     def ask(self, world: World) -> Any:
         return world.journal.forgotten(self.call, self.version)
-
-
-class Pin(NamedTuple):
-    """Tie the id of a call to its arguments, or learn what it is tied to (D42)."""
-
-    call: str
-    mark: int
-    template: ClaimTemplate
-    then: Then
-
-    def ask(self, world: World) -> Any:
-        return world.pin(self.call, self.mark, self.template)
 
 
 class Alias(NamedTuple):
@@ -314,7 +300,6 @@ Request = (
     | Read
     | Look
     | Forgotten
-    | Pin
     | Alias
     | Renew
     | Wait
@@ -331,5 +316,5 @@ Request = (
 )
 Step = Plain | Request
 Then = Callable[[GuardedCall, Any], Step]
-STORE_STEPS = (TakeOver, Reclaim, Mark, Read, Look, Forgotten, Pin, Alias, Renew, Wait, ShareBreaker, Append)
+STORE_STEPS = (TakeOver, Reclaim, Mark, Read, Look, Forgotten, Alias, Renew, Wait, ShareBreaker, Append)
 """Steps that a failing store can break off; BEGIN and SETTLE are the others."""

@@ -8,8 +8,10 @@ from typing import Any
 
 from antiphon._gateway.settings import Settings
 from antiphon._gateway.tool import Tool
+from antiphon.errors import ConfigError
 
-_OFF = frozenset({"0", "false", "off", "no"})
+_OFF = frozenset({"0", "false", "off", "no", "disable", "disabled"})
+_ON = frozenset({"1", "true", "on", "yes", "enable", "enabled"})
 
 VARIABLES = {
     "enabled": "TOOL_RELIABILITY_ENABLED",
@@ -22,8 +24,14 @@ VARIABLES = {
 
 def start_value(environment: Mapping[str, str], flag: str) -> bool | None:
     """What the environment says of a switch, if anything."""
-    value = environment.get(VARIABLES[flag])
-    return None if not value else value.strip().lower() not in _OFF
+    value = environment.get(VARIABLES[flag], "").strip().lower()
+    if value and value not in _OFF | _ON:
+        raise ConfigError(
+            f"{VARIABLES[flag]} is {value!r}, which says neither on nor off.",
+            path=VARIABLES[flag],
+            hint="Set it to true or false, or leave it out.",
+        )
+    return value in _ON if value else None
 
 
 def _flag(environment: Mapping[str, str], flag: str, default: bool) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 Late = Callable[[Any, BaseException | None], None]
@@ -36,6 +38,58 @@ class _Work:
         self.value: Any = None
         self.error: BaseException | None = None
         self.gave_up = False
+
+
+def is_waited_for(key: str) -> bool:
+    """Whether a call with *key* waits, in another thread, for this one to end: to wait for it would never end.
+
+    A plain thread does not know who started it, so one looks who waits: in ``Thread.join``, or for the ``Future`` of
+    what a pool runs here.
+    """
+    frames = sys._current_frames()
+    waited, seen = [threading.get_ident()], {threading.get_ident()}
+    while waited:
+        ident = waited.pop()
+        work = _futures(frames.get(ident))
+        for other, frame in frames.items():
+            if other in seen or not _waits(frame, ident, work):
+                continue
+            if any(_key_of(one) == key for one in _stack(frame)):
+                return True
+            seen.add(other)
+            waited.append(other)
+    return False
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _key_of(frame: FrameType) -> Any:
+    if frame.f_globals.get("__name__") != "antiphon._gateway.drivers":
+        return None  # only the drivers hold calls
+    return getattr(frame.f_locals.get("call"), "key", None)
+
+
+def _futures(frame: FrameType | None) -> list[Any]:
+    """What is waited for by whoever waits for a result of this stack."""
+    works = [one.f_locals.get("self") for one in _stack(frame) if _is(one, "concurrent.futures.thread", "run")]
+    return [getattr(work, "future", None) for work in works]
+
+
+def _waits(frame: FrameType, ident: int, futures: list[Any]) -> bool:
+    for one in _stack(frame):
+        if _is(one, "threading", "join"):
+            return bool(one.f_locals["self"].ident == ident)
+        if _is(one, "concurrent.futures._base", "result"):
+            return any(one.f_locals["self"] is future for future in futures)
+    return False
+
+
+def _is(frame: FrameType, module: str, function: str) -> bool:
+    return frame.f_code.co_name == function and frame.f_globals.get("__name__") == module
 
 
 class ThreadRunner:

@@ -6,6 +6,7 @@ registered, and the closure travels in a context variable.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ _BUDGET = RetryBudget(max_attempts=1000, max_elapsed_ms=86_400_000)
 _ENFORCED = Transport(dedupe_mode="enforced", retry_budget=_BUDGET)
 _CONTROL, _TRACE = Control(), Trace()
 _TURNS_KEPT = 512
+_NO_ID = re.compile(r"[^0-9A-Za-z]+")
+_SWITCH = re.compile(r"(?<=[0-9])[A-Za-z]|(?<=[A-Za-z])[0-9]")
+_DRAWN, _SWITCHES = 16, 3
 
 _body: ContextVar[Body] = ContextVar("antiphon_tool_body")
 
@@ -48,6 +52,9 @@ class Place(NamedTuple):
     """Id of the model's message; it tells two calls apart whose ids a provider counts from 0 in each message."""
     message: str | None = None
     """The same where the framework itself sees to what is called twice in a turn."""
+    counted_in: str | None = None
+    """Where the framework does not tell the message: what the id is good for, empty for the session, if that is known.
+    It is no part of what makes a redelivery."""
 
     @property
     def asked_in(self) -> str | None:
@@ -168,8 +175,11 @@ class GuardedTools:
                 call = gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
             else:
                 call = gateway.envelope_call(_envelope(spec, arguments, place))
-                if isinstance(call, GuardedCall) and place.asked_in is None:  # counted from 0 each time?
-                    call.options = call.options._replace(by_id=False)
+                if isinstance(call, GuardedCall) and place.asked_in is None:
+                    tied, counted_in = place.counted_in is not None, place.counted_in or ""
+                    if _is_random(place.call_id):
+                        tied, counted_in = True, ""
+                    call.options = call.options._replace(by_id=tied, counted_in=counted_in)
             if isinstance(call, ToolResultEnvelope):
                 return failure.given(call)
             outcome = gateway.run(call)
@@ -195,6 +205,14 @@ class GuardedTools:
             while len(self._turns) > _TURNS_KEPT:
                 self._turns.popitem(last=False)
         return state
+
+
+def _is_random(call_id: str) -> bool:
+    """Whether an id was drawn, as OpenAI's and Anthropic's are: others may be counted from 0 in each response."""
+    return any(
+        len(part) >= _DRAWN and len(_SWITCH.findall(part)) >= _SWITCHES
+        for part in _NO_ID.split(call_id.replace("-", ""))
+    )
 
 
 class _Failure:

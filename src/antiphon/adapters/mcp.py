@@ -120,7 +120,9 @@ class GuardedClient:
             return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
         try:
-            given = await self._guard.call_async(spec, arguments or {}, Place(self._session, call_id), body)
+            given = await self._guard.call_async(
+                spec, arguments or {}, Place(self._session, call_id, counted_in=""), body
+            )
         except CallFailed as failure:
             raise _of_the_protocol(failure) from None
         if given.ok:

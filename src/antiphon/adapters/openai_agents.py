@@ -35,6 +35,8 @@ from agents import (  # noqa: E402
 from agents.items import TResponseOutputItem, TResponseStreamEvent  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 
+from antiphon._gateway.ids import uuid7  # noqa: E402
+from antiphon._scope import current_scope  # noqa: E402
 from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
@@ -42,6 +44,7 @@ from antiphon.ops.app import Antiphon  # noqa: E402
 
 __all__ = ["RecordedModel", "RecordedProvider", "guard_tool", "protect"]
 
+_RUN = "_antiphon_run"
 Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 A = TypeVar("A", bound=Agent[Any])
 
@@ -231,10 +234,24 @@ def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = No
         async def body(given: dict[str, Any]) -> Any:
             return await invoke(context, arguments if given == params else json.dumps(given))
 
-        given = await guard.call_async(spec, params, Place(session, context.tool_call_id), body)
+        place = Place(session, context.tool_call_id, counted_in=_response(context))
+        given = await guard.call_async(spec, params, place, body)
         return given.value if given.ok else given.message
 
     return dataclasses.replace(tool, on_invoke_tool=guarded)
+
+
+def _response(context: Any) -> str | None:
+    """What tells the model's response from others of this run, if the model counts its requests."""
+    usage, agent = context.usage, getattr(context, "agent", None)
+    number = getattr(usage, "requests", 0)
+    if not number:
+        return None
+    scope = current_scope()
+    if scope is None and not hasattr(usage, _RUN):
+        setattr(usage, _RUN, uuid7())
+    where = getattr(usage, _RUN) if scope is None else scope.run_id
+    return f"{where}:{getattr(agent, 'name', '')}:{number}"
 
 
 def _arguments(text: str) -> dict[str, Any]:

@@ -194,7 +194,9 @@ def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
     head = ("CLAIM", "TOOL", "STATE", "SESSION", "CALL", "AGE", "EXPIRES", "ERROR", "ARGUMENTS")
     rows = [
         (
-            *(claim[name] for name in ("fingerprint", "tool", "state", "session")),
+            *(claim[name] for name in ("fingerprint", "tool")),
+            "worker lost" if claim["lost"] else claim["state"],
+            claim["session"],
             claim["callId"] or "",
             ui.duration(now - claim["updatedAtMs"]),
             "never" if claim["expiresAtMs"] is None else f"in {ui.duration(max(0, claim['expiresAtMs'] - now))}",
@@ -204,7 +206,7 @@ def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
         for claim in found
     ]
     yield ui.table(head, rows)
-    unknown = sum(claim["state"] == "unknown" for claim in found)
+    unknown = sum(claim["state"] == "unknown" or claim["lost"] for claim in found)
     if unknown:
         yield ui.yellow(
             f"{unknown} with an unknown outcome: verify what happened, then run: antiphon claims resolve CLAIM"

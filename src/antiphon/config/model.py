@@ -46,7 +46,7 @@ class GatewaySection(Section, frozen=True):
     enabled: bool = True
     """Off: tools are called directly, without any protection."""
     open_mode: bool = True
-    """Off: circuit breakers count failures but never block calls."""
+    """Off: circuit breakers count failures but block only while forced open."""
     derive_keys: bool = True
     """Off: calls without an explicit key are not deduplicated."""
     shadow: bool = False

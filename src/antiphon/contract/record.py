@@ -76,6 +76,8 @@ class DedupeRecord(Value, frozen=True):
     error: RecordedError | UnsetType = UNSET
     lock_until_ms: Millis | UnsetType = UNSET
     v: int = RECORD_VERSION
+    arguments: str | UnsetType = UNSET
+    """Masked, of a claim in flight whose outcome is unknown if its worker is lost."""
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form as plain Python data."""

@@ -18,7 +18,7 @@ from antiphon.contract.record import DedupeRecord
 from antiphon.errors import AntiphonError, StoreError
 from antiphon.host.wire import from_json, to_json
 from antiphon.host.worker_lease import claim_request, lease_is_over
-from antiphon.ports import Claimed, Existing, Journal, Settlement, StaticClaimRequest
+from antiphon.ports import Begun, Claimed, Existing, Journal, Settlement, StaticClaimRequest
 
 KEEP_MS = 26 * 3_600_000
 """A little more than the 24 hours the protocol asks for."""
@@ -74,9 +74,10 @@ async def once(
         )
 
     identifier, again = uuid7(), False
-    got: Claimed | Existing = await journal.begin(request(identifier))
+    got: Begun = await journal.begin(request(identifier))
     until = time.monotonic() + _WAIT_S
     while not isinstance(got, Claimed):
+        assert isinstance(got, Existing)  # the request has no pin
         record = got.current
         if record.request.params_digest != digest and record.state != "cancelled":
             raise KeyMismatch

@@ -18,7 +18,7 @@ from antiphon.contract._base import UNSET
 from antiphon.contract.record import DedupeRecord
 from antiphon.errors import StoreError
 from antiphon.host.api_keys import HOST_TENANT
-from antiphon.ports import Claimed, ClaimTemplate, Journal, Settlement, StaticClaimRequest
+from antiphon.ports import Claimed, ClaimTemplate, Existing, Journal, Settlement, StaticClaimRequest
 
 log: logging.Logger = logging.getLogger("antiphon.host")
 
@@ -84,7 +84,7 @@ class WorkerLease:
         asked = time.monotonic()
         request = claim_request("host/lease", self._key, self._key)
         got = await self._journal.begin(request)
-        if not isinstance(got, Claimed):  # ours from before, in this very process
+        if isinstance(got, Existing):  # ours from before, in this very process
             got = await self._journal.take_over(request, got.current.version)
         if isinstance(got, Claimed):
             self._version, self._until = got.version, asked + LEASE_MS / 1000

@@ -18,7 +18,7 @@ import orjson
 from antiphon._drive import drive
 from antiphon._gateway import codec
 from antiphon._gateway.context import CallContext
-from antiphon._gateway.owner import owner_token
+from antiphon._gateway.owner import certainly_dead, owner_token
 from antiphon._gateway.settlement import ARGUMENTS, NEVER_MS
 from antiphon._gateway.tool import takes_two
 from antiphon.config.wiring import fingerprints_of
@@ -104,15 +104,31 @@ class Admin:
     async def claims(
         self, *, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
     ) -> list[dict[str, Any]]:
-        """Claim records, newest first; never their results. ``unknown`` is a state, too."""
-        wanted = "" if state == "unknown" else state
-        many = _SCAN if state == "unknown" else limit
-        found = await self._journal.list(
-            tenant=self.tenant, tool=tool, session=session, state=wanted, prefix=prefix, limit=many
-        )
+        """Claim records, newest first; never their results.
+
+        ``unknown`` is a state, too: what somebody has to settle, also where the worker was lost and nobody asked since.
+        """
+        which = {"tool": tool, "session": session, "prefix": prefix}
         if state == "unknown":
-            found = [record for record in found if is_unknown(record)]
+            found = await self._unsettled(**which)
+        else:
+            found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, **which)
         return [self._described(record) for record in found[:limit]]
+
+    async def _unsettled(self, **which: str) -> list[DedupeRecord]:
+        """Unknown outcomes, and writes in flight whose worker is gone."""
+        found = [
+            record
+            for state in ("failed", "inflight")
+            for record in await self._journal.list(tenant=self.tenant, state=state, limit=_SCAN, **which)
+            if is_unknown(record) or self._lost(record)
+        ]
+        return sorted(found, key=lambda record: record.fence, reverse=True)
+
+    def _lost(self, record: DedupeRecord) -> bool:
+        """A write whose worker has not extended its lease: the next equal call would find it unknown."""
+        over = record.lock_until_ms is not UNSET and record.lock_until_ms <= self._clock.now_ms()
+        return record.arguments is not UNSET and (over or certainly_dead(record.owner))
 
     async def claim(self, key: str) -> dict[str, Any]:
         """One claim record, by its key, the fingerprint that logs show, or a unique beginning of either."""
@@ -120,7 +136,8 @@ class Admin:
 
     def _described(self, record: DedupeRecord) -> dict[str, Any]:
         prints = self._fingerprints
-        return describe(record, prints.of(record.key) if prints.last else record.key[:_FINGERPRINT])
+        fingerprint = prints.of(record.key) if prints.last else record.key[:_FINGERPRINT]
+        return {**describe(record, fingerprint), "lost": self._lost(record)}
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""
@@ -259,9 +276,8 @@ class Admin:
         self, specs: Mapping[str, ToolSpec], *, tool: str = "", session: str = "", prefix: str = ""
     ) -> list[dict[str, Any]]:
         """What the ``reconcile`` functions of the tools say about each unknown outcome; nothing is changed."""
-        found = await self._journal.list(tenant=self.tenant, tool=tool, session=session, prefix=prefix, limit=_SCAN)
         said = []
-        for record in filter(is_unknown, found):
+        for record in await self._unsettled(tool=tool, session=session, prefix=prefix):
             verdict, value, why = await _ask(specs.get(record.tool), record)
             shown = self._described(record)
             kept = ("key", "fingerprint", "tool", "arguments", "version")
@@ -336,9 +352,8 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 def _arguments(spec: ToolSpec, record: DedupeRecord) -> dict[str, Any] | None:
     """The arguments of an unknown call, if the record keeps them as they were: their digest says so."""
-    message = "" if record.error is UNSET else record.error.message
     try:
-        params: dict[str, Any] = orjson.loads(message.partition(ARGUMENTS)[2])
+        params: dict[str, Any] = orjson.loads(_said(record)[1])
         digest = params_digests(params, spec)[1]
     except (ValueError, TypeError, AttributeError, AntiphonError):
         return None
@@ -375,9 +390,15 @@ def note(app: Antiphon, act: str, detail: Mapping[str, Any]) -> None:
     drive(Admin(app)._note(act, detail))
 
 
+def _said(record: DedupeRecord) -> tuple[str, str]:
+    """The message of a record, and the masked arguments of its call."""
+    message, _, arguments = ("" if record.error is UNSET else record.error.message).partition(ARGUMENTS)
+    return message, arguments if record.arguments is UNSET else record.arguments
+
+
 def describe(record: DedupeRecord, fingerprint: str) -> dict[str, Any]:
     """A claim record as an operator sees it."""
-    message, _, arguments = ("" if record.error is UNSET else record.error.message).partition(ARGUMENTS)
+    message, arguments = _said(record)
     lasts = record.expires_at_ms - record.updated_at_ms < NEVER_MS
     return {
         "key": record.key,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from antiphon._diff import plural
+from antiphon._gateway.switches import start_value
 from antiphon.config.wiring import seal_key_file
 from antiphon.errors import AntiphonError
 from antiphon.ops.admin import usage
@@ -190,5 +191,5 @@ def _retry_owners() -> Iterator[dict[str, Any]]:
 def _limits() -> Iterator[dict[str, Any]]:
     text = "functions never wrapped are invisible; outside a run, a decorated call without an id is always new"
     yield _found("note", "limits", text)
-    if os.environ.get("TOOL_RELIABILITY_ENABLED", "").lower() in ("0", "false", "off", "no"):
+    if start_value(os.environ, "enabled") is False:
         yield _found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded")

@@ -45,6 +45,8 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     payload_sealed: str | UnsetType = UNSET
     output_redacted: bool | UnsetType = UNSET
     error: RecordedError | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    """What a claim in flight says of its call; the settlement takes its place."""
 
 
 class _StoredBody(msgspec.Struct, frozen=True, rename="camel"):
@@ -136,7 +138,13 @@ def record_of(
         outcome.error,
         lock_until_ms,
         v,
+        outcome.arguments,
     )
+
+
+def asked(shown: str) -> Outcome:
+    """What stands in place of the outcome while the claim is in flight."""
+    return Outcome(arguments=shown) if shown else NO_OUTCOME
 
 
 def must_be_kept(settlement: Settlement) -> bool:

@@ -21,6 +21,7 @@ from antiphon.contract.events import EVENT_VERSION, Event
 from antiphon.contract.record import DedupeRecord, RecordedAttempt
 from antiphon.ports import (
     Attempt,
+    Begun,
     Claimed,
     ClaimRequest,
     Existing,
@@ -128,20 +129,18 @@ class ComposedJournal:
         self.durable: bool = claims.durable and log.durable
         self.usage: Usage = getattr(claims, "usage", None)
 
-    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         answer = await self._claims.begin(_with_run(request, events))
         return await self._answered(request, answer, events)
 
-    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         answer = await self._claims.take_over(_with_run(request, events), version)
         return await self._answered(request, answer, events)
 
-    async def _answered(
-        self, request: ClaimRequest, answer: Claimed | Existing, events: Sequence[Row]
-    ) -> Claimed | Existing:
+    async def _answered(self, request: ClaimRequest, answer: Begun, events: Sequence[Row]) -> Begun:
         if isinstance(answer, Existing):
             return await self._repaired(answer, request.identity)
-        if events:
+        if events and isinstance(answer, Claimed):
             try:
                 await self._append(events)
             except BaseException:  # without a start event nothing may be dispatched: give the claim back
@@ -208,7 +207,6 @@ class ComposedJournal:
     alias = passed_to("_claims", Journal.alias)
     renew = passed_to("_claims", Journal.renew)
     forgotten = passed_to("_claims", Journal.forgotten)
-    pin = passed_to("_claims", Journal.pin)
     wait = passed_to("_claims", Journal.wait)
     clear = passed_to("_claims", Journal.clear)
     flush = passed_to("_claims", Journal.flush)
@@ -264,6 +262,8 @@ def _with_run(request: ClaimRequest, events: Sequence[Row]) -> ClaimRequest:
         token=f"{events[0].run}@{request.token}",
         call_id=request.call_id,
         wait_replicas=request.wait_replicas,
+        shown=request.shown,
+        pin=request.pin,
     )
 
 

@@ -11,6 +11,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.contract.record import DedupeRecord, RecordedExecution
 from antiphon.ports import (
     Attempt,
+    Begun,
     Claimed,
     ClaimTemplate,
     Existing,
@@ -37,14 +38,14 @@ def must(condition: object, what: str) -> None:
         raise AssertionError(what)
 
 
-def claimed(answer: Claimed | Existing) -> Claimed:
+def claimed(answer: Begun) -> Claimed:
     """The answer of a call that has to win."""
     if not isinstance(answer, Claimed):
         raise AssertionError(f"the claim should have been won, but the store answered {answer}")
     return answer
 
 
-def existing(answer: Claimed | Existing | None) -> Existing:
+def existing(answer: Begun | None) -> Existing:
     """The answer of a call that has to lose."""
     if not isinstance(answer, Existing):
         raise AssertionError(f"the store should have shown a record, but it answered {answer}")

@@ -10,11 +10,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from itertools import pairwise
 
+from msgspec import UNSET
+
 from antiphon._drive import drive
 from antiphon.contract.events import CodeVersion
 from antiphon.contract.record import DedupeRecord, RecordedError
 from antiphon.errors import StoreVersionError
-from antiphon.ports import BreakerRow, Claimed, Existing, Journal, Row, Settlement, StaticClaimRequest
+from antiphon.ports import BreakerRow, Claimed, Existing, Journal, Pinned, Row, Settlement, StaticClaimRequest
 from antiphon.stores._adapters import AsyncFromSync
 from antiphon.testing._harness import (
     SHORT_MS,
@@ -655,22 +657,50 @@ class AdminRules(Harness):
         must(await j.settle(request.key, held.version, done()) is None, "the holder is fenced")
         must(await j.forgotten(request, held.version), "and the store knows why")
 
+    async def rule_a_claim_in_flight_shows_its_arguments(self, j: Journal) -> None:
+        """Whoever has to settle a claim whose worker is lost sees what it was about; a settlement takes its place."""
+        text = '{"order":"1042","note":"\\n\u00e9\U0001f600"}'
+        for name, shown in (("shown", text), ("hidden", "")):
+            request = self.request(self.key(name), shown=shown)
+            held = claimed(await j.begin(request))
+            expected = shown or UNSET
+            must(existing(await j.read(request.key)).current.arguments == expected, "the record shows them")
+            (listed,) = [found for found in await j.list(tenant=self.tenant) if found.key == request.key]
+            must(listed.arguments == expected, "and so does the list")
+            must(await j.renew(request.key, held.version, TTL_MS), "the lease is extended")
+            must(existing(await j.read(request.key)).current.arguments == expected, "they stay with the lease")
+            await j.settle(request.key, held.version, done())
+            must(existing(await j.read(request.key)).current.arguments is UNSET, "a settled record has none")
+        request = self.request(self.key("taken"), shown="before", lease_ms=1)
+        held = claimed(await j.begin(request))
+        taken = request._replace(identity="call-2", shown="after")
+        claimed(await j.take_over(taken, held.version))
+        must(existing(await j.read(request.key)).current.arguments == "after", "whoever takes over shows his own")
+
     async def rule_a_call_keeps_its_first_mark(self, j: Journal) -> None:
         """Whoever marks a call first ties it for the time of a result; a mark is no claim and no record."""
-        call, other, tied = self.key("call"), self.key("other"), self.request(self.key()).template
-        must(await j.pin(call, 7, tied) == 7, "the first mark is kept")
-        must(await j.pin(call, 2**63 - 1, tied) == 7, "a later one is not")
-        must(await j.pin(call, 7, tied) == 7, "the same again changes nothing")
-        must(await j.pin(other, 2**63 - 1, tied) == 2**63 - 1, "each call has a mark of its own")
-        must(await j.read(call) is None and not await j.list(tenant=self.tenant), "a mark is no record")
-        racing = self.key("racing")
-        marks = await self.together(j, [lambda journal, n=n: journal.pin(racing, n + 1, tied) for n in range(RACERS)])  # type: ignore[misc]
-        must(len(set(marks)) == 1, "of many marks at once all learn the one that is kept")
-        short, brief = self.key("short"), self.request(self.key(), ttl_ms=SHORT_MS).template
-        await j.pin(short, 1, brief)
-        await self.pass_ms(SHORT_MS + 50)
-        must(await j.pin(short, 2, brief) == 2, "a mark expires")
-        await self.pass_ms(SHORT_MS + 50)
+        call, other, most = self.key("call"), self.key("other"), 2**63 - 1
+        first, second, third = (self.request(self.key(name), name, pin=(call, 7)) for name in ("one", "two", "three"))
+        held = claimed(await j.begin(first))
+        must(await j.begin(first._replace(pin=(call, most))) == Pinned(7), "a later mark is not kept")
+        must(await j.begin(second._replace(pin=(call, most))) == Pinned(7), "whatever is asked for")
+        must(await j.read(second.key, "two") is None, "and nothing is claimed")
+        must(existing(await j.begin(first)).current.version == held.version, "the same again changes nothing")
+        await j.settle(first.key, held.version, done())
+        must(existing(await j.begin(first)).current.state == "done", "nor when it is settled")
+        must(await j.begin(third._replace(pin=(call, 8))) == Pinned(7), "and the mark stays")
+        claimed(await j.begin(second._replace(pin=(other, most))))
+        must(await j.begin(third._replace(pin=(other, 7))) == Pinned(most), "each call has a mark of its own")
+        must(await j.read(call) is None and len(await j.list(tenant=self.tenant)) == 2, "a mark is no record")
+        racing = [self.request(self.key(f"r{n}"), f"r{n}", pin=(self.key("racing"), n + 1)) for n in range(RACERS)]
+        answers = await self.together(j, [lambda journal, asked=asked: journal.begin(asked) for asked in racing])  # type: ignore[misc]
+        lost = [answer for answer in answers if not isinstance(answer, Claimed)]
+        must(len(lost) == RACERS - 1 and len({*lost}) == 1, "of many marks at once one is kept, and all learn which")
+        short = self.key("short")
+        for mark in (1, 2):
+            brief = self.request(self.key(f"short {mark}"), ttl_ms=SHORT_MS, lease_ms=TTL_MS, pin=(short, mark))
+            claimed(await j.begin(brief))  # a mark expires
+            await self.pass_ms(SHORT_MS + 50)
         must(await j.sweep() == 0, "sweeping counts records only")
 
     async def rule_sweep_drops_only_what_expired(self, j: Journal) -> None:

@@ -16,7 +16,7 @@ import antiphon
 from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Claimed, ClaimRequest, Existing, Journal, Settlement, Store, SyncJournal
+from antiphon.ports import Begun, Claimed, ClaimRequest, Journal, Settlement, Store, SyncJournal
 from antiphon.stores import ComposedStore, SQLiteStore
 from tests.faults.fleet_kit import Tampered, of_another
 
@@ -121,7 +121,7 @@ def test_a_store_that_fails_before_the_call_fails_closed(store: Store) -> None:
     ran: list[int] = []
     asked: list[int] = []
 
-    def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Claimed | Existing:
+    def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Begun:
         if ran:
             asked.append(threading.get_ident())
             raise StoreUnavailable("gone")
@@ -146,7 +146,7 @@ def test_a_store_that_fails_before_the_call_fails_closed(store: Store) -> None:
 async def test_in_asyncio_a_store_that_fails_before_the_call_fails_closed(store: Store) -> None:
     ran: list[int] = []
 
-    async def begin(journal: Journal, request: ClaimRequest, *events: Any) -> Claimed | Existing:
+    async def begin(journal: Journal, request: ClaimRequest, *events: Any) -> Begun:
         if ran:
             raise StoreUnavailable("gone")
         return await journal.begin(request, *events)
@@ -217,7 +217,7 @@ def test_a_worker_that_was_away_since_it_asked_does_not_dispatch_on_an_old_claim
     ran: list[int] = []
     away = False
 
-    def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Claimed | Existing:
+    def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Begun:
         nonlocal away
         got = journal.begin(request, *events)
         if away:
@@ -261,7 +261,7 @@ async def test_cancelled_callers_settle_what_they_began(moment: str, store: Stor
             reached.set()
             await asyncio.sleep(30)
 
-    async def begin(journal: Journal, request: ClaimRequest, *events: Any) -> Claimed | Existing:
+    async def begin(journal: Journal, request: ClaimRequest, *events: Any) -> Begun:
         got = await journal.begin(request, *events)
         if ran == 1 and moment == "begin":
             await stop_here()

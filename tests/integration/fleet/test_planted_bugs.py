@@ -17,7 +17,7 @@ from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon
-from antiphon.ports import Claimed, ClaimRequest, Existing, Settlement, SyncJournal
+from antiphon.ports import Begun, Claimed, ClaimRequest, Settlement, SyncJournal
 from antiphon.stores import MemoryStore
 from antiphon.stores._adapters import AsyncFromSync
 from tests.faults.fleet_kit import Effects, Tampered, fleet, of_another, open_gateway, serve, until
@@ -64,7 +64,7 @@ def _away(url: str, spoil: Callable[[Gateway], None], order: str) -> list[str]:
     ran: list[str] = []
     away = False
 
-    def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Claimed | Existing:
+    def begin(journal: SyncJournal, request: ClaimRequest, *events: Any) -> Begun:
         nonlocal away
         got = journal.begin(request, *events)
         if away:

@@ -35,7 +35,7 @@ from antiphon.errors import (
     ToolDeniedError,
 )
 from antiphon.ops.admin import Admin
-from antiphon.ports import Store
+from antiphon.ports import Clock, Store
 from tests.unit.stores.test_memory_bounds import (
     test_unknown_outcomes_are_counted_apart_and_half_the_store_is_warned_of,
 )
@@ -347,6 +347,63 @@ def test_any_other_failure_is_unknown_until_somebody_settles_it(shop: Callable[.
     assert one.charges == []
 
 
+class Tomorrow(Clock):
+    def now_ms(self) -> int:
+        return super().now_ms() + 86_400_000
+
+
+class Watched(Shop):
+    """Somebody looks while it charges."""
+
+    look: Callable[[], None]
+
+    def _function(self) -> Callable[..., Any]:
+        charge = super()._function()
+
+        def watched(order: str, cents: int, password: str) -> Any:
+            self.look()
+            return charge(order, cents)
+
+        async def watched_async(order: str, cents: int, password: str) -> Any:
+            self.look()
+            return await charge(order, cents)
+
+        return watched_async if self.asynchronous else watched
+
+
+def test_a_write_whose_worker_is_lost_is_listed_with_its_arguments(shop: Callable[..., Shop], store: Store) -> None:
+    one = shop(Watched, key_ignore=(), reconcile=lambda params: Happened(f"found {params['order']}"))
+    seen: list[Any] = []
+
+    def look() -> None:
+        now, later = (Admin(antiphon.Antiphon(QUIET, store=store, clock=clock)) for clock in (Clock(), Tomorrow()))
+        seen.append(drive(now.claims(state="inflight")))
+        seen.append(drive(now.claims(state="unknown")))
+        seen.append(drive(later.claims(state="unknown")))
+        seen.append(drive(later.evidence(one.gateway.tools)))
+
+    one.look = look  # type: ignore[attr-defined]
+    one.call("o-1", 500, "hunter2-the-second")
+    [running], unknown, lost, evidence = seen
+    assert (running["lost"], unknown) == (False, [])
+    if store.in_process:  # a claim there ends with its process
+        assert (running["arguments"], lost, evidence) == (None, [], [])
+        return
+    for claim in (running, *lost):
+        assert '"order":"o-1","cents":500' in claim["arguments"]
+        assert "hunter2" not in claim["arguments"]
+    assert [(claim["key"], claim["lost"]) for claim in lost] == [(running["key"], True)]
+    assert [(claim["verdict"], claim["why"]) for claim in evidence] == [
+        (None, "the record keeps its arguments masked, shortened, or in another type")
+    ]
+    later = Admin(antiphon.Antiphon(QUIET, store=store, clock=Tomorrow()))
+    one.look = lambda: seen.append(drive(later.evidence(one.gateway.tools)))  # type: ignore[attr-defined]
+    one.call("o-2", 500, "")
+    assert [(claim["verdict"], claim["value"]) for claim in seen[-1]] == [("happened", "found o-2")]
+    [done, *_] = drive(Admin(antiphon.Antiphon(QUIET, store=store)).claims(state="done"))
+    assert done["arguments"] is None
+
+
 def test_a_resolution_that_has_let_a_call_run_is_over(shop: Callable[..., Shop], store: Store) -> None:
     one = shop()
     one.fails = [ValueError("what?")]
@@ -624,6 +681,7 @@ ROWS: dict[str, Callable[..., Any]] = {
         test_an_unknown_outcome_keeps_equal_calls_without_a_key_from_running
     ),
     "`antiphon claims list --state unknown`": test_any_other_failure_is_unknown_until_somebody_settles_it,
+    "a write whose worker was killed": test_a_write_whose_worker_is_lost_is_listed_with_its_arguments,
     "`antiphon claims resolve CLAIM --happened --value JSON`": (
         test_any_other_failure_is_unknown_until_somebody_settles_it
     ),

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar
 import redis
 
 from antiphon._drive import drive
-from antiphon.ports import Claimed, ClaimTemplate, Existing, Settlement, StaticClaimRequest
+from antiphon.ports import Begun, Claimed, ClaimTemplate, Existing, Settlement, StaticClaimRequest
 from antiphon.stores._adapters import AsyncFromSync
 from antiphon.stores.redis import RedisStore
 from antiphon.stores.redis.journal import AsyncRedisJournal, SyncRedisJournal
@@ -72,12 +72,12 @@ def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = HOUR_MS) -> Settl
     return Settlement("done", ttl_ms, payload=payload, attempt_count=1)
 
 
-def claimed(answer: Claimed | Existing) -> Claimed:
+def claimed(answer: Begun) -> Claimed:
     assert isinstance(answer, Claimed), answer
     return answer
 
 
-def existing(answer: Claimed | Existing | None) -> Existing:
+def existing(answer: Begun | None) -> Existing:
     assert isinstance(answer, Existing), answer
     return answer
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from antiphon.contract.events import RunManifest
 from antiphon.errors import ConfigError, InvalidInput
-from antiphon.ports import Claimed, Existing, Row, Settlement, SyncJournal
+from antiphon.ops.doctor import _server
+from antiphon.ports import Claimed, Existing, Pinned, Row, Settlement, SyncJournal
 from antiphon.stores import PostgresStore
 from antiphon.stores._common import recorded_request
 from antiphon.stores.postgres import log as log_module
@@ -57,6 +58,14 @@ def test_a_guarded_call_takes_two_round_trips_and_a_reused_one_takes_one(
     reused = journal.begin(request_for("k", "again"), [row("r")])
     assert isinstance(reused, Existing)
     assert trips == ["begin"]
+    trips.clear()
+    named = request_for("named")._replace(pin=("call", 7))
+    won = journal.begin(named, [row("r")])
+    assert isinstance(won, Claimed)
+    journal.settle("named", won.version, done())
+    assert isinstance(journal.begin(named), Existing)
+    assert journal.begin(request_for("other")._replace(pin=("call", 8))) == Pinned(7)
+    assert trips == ["begin_pinned", "settle_bare", "begin_pinned_bare", "begin_pinned_bare"]
     with psycopg.connect(postgres_database, autocommit=True) as other:
         here = "application_name = 'antiphon' AND datname = current_database()"
         plan = other.execute(f"SELECT count(*) FROM pg_stat_activity WHERE {here}").fetchone()
@@ -336,3 +345,15 @@ def test_a_journal_is_durable_and_pushes_breakers(postgres_database: str) -> Non
     assert stop is not None
     stop()
     journal.close()
+
+
+def test_a_server_that_does_not_write_through_is_told_as_not_durable(postgres_database: str) -> None:
+    """The tests' own server runs with fsync off; doctor prints these lines."""
+    journal = PostgresStore(postgres_database).open_sync()
+    facts = journal.ping()
+    journal.close()
+    assert (facts["durable"], facts["fsync"]) == (False, False)
+    assert any("fsync is off" in text for text in facts["warnings"])
+    said = list(_server("postgresql://x", facts))
+    assert "not durable" in said[0]["message"]
+    assert [line["level"] for line in said[1:]][:1] == ["warning"]

@@ -51,6 +51,7 @@ def race(number: int, dsn: str, folder: Path) -> None:
             identity = f"{number}-{who}"
             answer = journal.begin(request_for(key, identity), [row("run")])
             while not isinstance(answer, Claimed):
+                assert isinstance(answer, Existing)
                 if answer.current.state == "done":
                     break
                 journal.wait(key, answer.current.version, 20)
@@ -100,6 +101,7 @@ def take_over(number: int, dsn: str, folder: Path) -> None:
             if isinstance(answer, Claimed):
                 note(folder, "taken", f"key-{n}")
             else:
+                assert isinstance(answer, Existing)
                 assert answer.current.version != version
 
     with ThreadPoolExecutor(CALLERS) as pool:

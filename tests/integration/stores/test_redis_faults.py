@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from antiphon.errors import ConfigError, StoreUnavailable
-from antiphon.ports import Claimed, Existing
+from antiphon.ports import Begun
 from antiphon.stores import RedisStore
 from antiphon.stores.redis.schema import CLEARED, Names
 from tests.faultproxy import FaultProxy
@@ -66,7 +66,7 @@ def test_auth_refused(face: Face, login: str, words: str, valkey_server: Start) 
     assert words in str(error)
     assert "wrong" not in str(error)
 
-    async def begin(journal: RedisJournal) -> Claimed | Existing:
+    async def begin(journal: RedisJournal) -> Begun:
         return await journal.begin(request_for("k"))
 
     claimed(in_face(face, RedisStore(server.url), begin))

@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from multiprocessing.connection import Connection
 
 import pytest
 import redis
 
+import antiphon
 from antiphon._drive import drive
 from antiphon.ports import Claimed
 from antiphon.stores import RedisStore
@@ -47,7 +49,7 @@ def _fleet_worker(url: str, prefix: str, number: int, pipe: Connection) -> None:
     async def dispatch(journal: RedisJournal, client: redis.Redis, key: str, identity: str) -> str:
         answer = await journal.begin(request_for(key, identity))
         while not isinstance(answer, Claimed):
-            current = answer.current
+            current = existing(answer).current
             if current.state == "done":
                 return bytes(current.payload).decode()  # type: ignore[arg-type]
             await journal.wait(key, current.version, 30)
@@ -191,6 +193,29 @@ def test_round_trips_are_two_for_a_miss_and_one_for_a_reused_answer(
             assert {name for name in last if last[name] != before.get(name)} <= inside | {"info"}
 
     in_face(face, RedisStore(url), work)
+
+
+def test_so_they_are_for_calls_with_an_id(valkey_server: Callable[..., Valkey]) -> None:
+    """What ties an id to its arguments goes with the claim."""
+    url, ran = valkey_server().url, []
+    gateway = antiphon.Gateway(store=RedisStore(url), config={"telemetry": {"logs": False}})
+
+    @gateway.tool(idempotent=False)
+    def send(to: str) -> str:
+        ran.append(to)
+        return "sent"
+
+    turn = gateway.session("s").turn()
+    turn.call("send", {"to": "warm"}, "warm")
+    with redis.Redis.from_url(url) as client:
+        seen = [calls(client)["evalsha"]]
+        for to, answer in (("ada", ""), ("ada", ""), ("bob", "idempotency_conflict")):
+            for n in range(10):
+                assert turn.call("send", {"to": f"{to}-{n}"}, f"call-{n}").code == answer
+            seen.append(calls(client)["evalsha"])
+    gateway.close()
+    assert len(ran) == 11
+    assert [after - before for before, after in pairwise(seen)] == [20, 10, 10]
 
 
 @both_faces

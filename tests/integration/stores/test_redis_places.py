@@ -19,7 +19,7 @@ import redis
 from redis.crc import key_slot
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import BreakerRow
+from antiphon.ports import BreakerRow, Pinned
 from antiphon.stores import RedisStore
 from antiphon.stores.redis.schema import Names
 from tests.integration.stores.redis_kit import (
@@ -277,6 +277,24 @@ def _node_id(cluster: Cluster, number: int) -> str:
 @both_faces
 def test_cluster(face: Face, cluster: Cluster, unique: str) -> None:
     in_face(face, RedisStore(cluster.url, prefix=unique), everything)
+
+
+@both_faces
+def test_shards_behind_one_address(face: Face, valkey_server: Start) -> None:
+    """A server that looks like one but keeps the rules of a Cluster: what is in two slots takes two steps."""
+    server = valkey_server(port=free_port(spread=(0, 10_000)), options={"cluster-enabled": "yes"})
+    with redis.Redis.from_url(server.url) as client:
+        command(client, "CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        until_sync(lambda: "cluster_state:ok" in str(command(client, "CLUSTER", "INFO")), 30)
+
+    async def work(journal: RedisJournal) -> None:
+        for n in range(20):
+            request = request_for(f"k{n}", f"call-{n}")._replace(pin=(f"call-{n}", n))
+            held = claimed(await journal.begin(request))
+            assert await journal.begin(request._replace(key=f"other-{n}", pin=(f"call-{n}", 99))) == Pinned(n)
+            assert existing(await journal.begin(request)).current.version == held.version
+
+    in_face(face, RedisStore(server.url), work)
 
 
 @both_faces

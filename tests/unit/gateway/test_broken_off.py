@@ -59,7 +59,6 @@ COUNTED = {
     "save_breaker",
     "load_breakers",
     "forgotten",
-    "pin",
 }
 PARAMS = {"to": "ada"}
 LEASE_S = 60.0
@@ -579,9 +578,7 @@ async def test_every_step_was_broken_off() -> None:
         await every_break_off(name, (KeyboardInterrupt, KeyboardInterrupt), seen, loop=loop)
     early = {"before the claim"}
     assert seen == {
-        **dict.fromkeys(
-            ("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get", "Look", "Pin"), early
-        ),
+        **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get", "Look"), early),
         **{key: {"before the claim", "returned"} for key in ("Mark", "Reclaim")},
         "Reconcile": early,
         "Forgotten": {"returned"},

@@ -143,16 +143,17 @@ async def test_shadow(make: Make, shadow: dict[str, Any]) -> None:
 
 
 async def test_open_mode(make: Make) -> None:
-    face = make(tools={"send": ToolOverride(breaker=BreakerPolicy(forced_open=True))})
-    kept = face.gateway._plans.settings.tools
+    face = await make().warmed()
+    breaker, now = face.rig.breaker(), face.rig.clock.monotonic()
+    breaker._open(now, "it fails")
     with pytest.raises(CircuitOpen):
         await face.call()
-    face.configure(open_mode=False, tools=kept)
+    face.configure(open_mode=False)
     await face.call()
-    face.configure(open_mode=True, tools=kept)
+    face.configure(open_mode=True)
     with pytest.raises(CircuitOpen):
         await face.call()
-    assert len(face.script) == 1
+    assert len(face.script) == WARM + 1
 
 
 async def test_derive_keys(make: Make) -> None:

@@ -28,7 +28,6 @@ from antiphon._gateway.steps import (
     Get,
     Look,
     Mark,
-    Pin,
     Plain,
     Put,
     Read,
@@ -115,8 +114,6 @@ class Table:
     def admitted(self, **wire: Any) -> GuardedCall:
         call = self.call(**{"mode": "enforced", **wire})
         step = admit(call)
-        if isinstance(step, Pin):
-            step = step.then(call, step.mark)
         assert step is BEGIN
         return call
 

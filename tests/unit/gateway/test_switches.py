@@ -13,6 +13,7 @@ from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon.contract.spec import BreakerPolicy
 from antiphon.errors import ConfigError
+from antiphon.ports import BreakerRow
 from antiphon.stores import MemoryStore
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, ManualClock, Rig
 
@@ -198,6 +199,16 @@ def test_open_mode_off_counts_but_never_blocks(monkeypatch: pytest.MonkeyPatch) 
         assert rig.execute(attempts=1, params={"to": str(number)}).status == "retriable_error"
     assert len(script) == 8
     assert rig.breaker().state == "OPEN"
+
+
+@pytest.mark.parametrize("by", ["operator", "configuration"])
+def test_a_breaker_that_is_forced_open_blocks_also_with_open_mode_off(by: str) -> None:
+    rig = Rig(open_mode=False)
+    script = rig.tool(breaker={"forced_open": True} if by == "configuration" else {})
+    if by == "operator":
+        rig.gateway.adopt_breakers([BreakerRow("tool/tools/send", "FORCED_OPEN", 9**9, 0, "by hand", 1)])
+    assert rig.execute(call_id="c1").code == "circuit_open"
+    assert len(script) == 0
 
 
 def test_derive_off_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:

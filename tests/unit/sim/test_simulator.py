@@ -21,7 +21,7 @@ def test_the_invariants_hold(start: int) -> None:
     assert explored.seeds == 50
 
 
-@pytest.mark.parametrize("seed", [225, 301, 601, 897])
+@pytest.mark.parametrize("seed", [81, 121, 253, 813])
 def test_two_deliveries_of_one_call_while_an_equal_one_ends_get_one_answer(seed: int) -> None:
     """In these simulations one delivery shares the answer of the equal call while another is about to run."""
     assert simulate(seed, "two-answers").broken != ""
@@ -94,10 +94,10 @@ def test_schedules_differ_by_their_order_and_not_by_their_times() -> None:
 def test_the_command_says_what_was_explored(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "10", "--bug", "release-on-cancel"]) == 0
     assert "found by seed" in capsys.readouterr().out
-    assert main(["--seed", "225", "--bug", "two-answers"]) == 1
+    assert main(["--seed", "81", "--bug", "two-answers"]) == 1
     shrunk = capsys.readouterr().out
     command = shrunk.splitlines()[-1]
-    assert command.startswith("again with: python -m antiphon.testing.sim --seed 225 --bug two-answers --without ")
+    assert command.startswith("again with: python -m antiphon.testing.sim --seed 81 --bug two-answers --without ")
     assert main(command.split()[5:]) == 1, "the command shows the same"
     assert capsys.readouterr().out == shrunk
     assert main(["--seed", "3"]) == 0

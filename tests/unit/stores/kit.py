@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.ports import Claimed, Existing, Settlement
+from antiphon.ports import Begun, Settlement
 from antiphon.stores import MemoryStore
 from antiphon.testing._harness import Harness, claimed, done, existing, failed
 from tests.unit.stores.clock import ManualClock
@@ -21,7 +21,7 @@ class Kit:
         self.journal = self.store.open_sync()
         self.harness = Harness(lambda: self.store)
 
-    def begin(self, key: str, identity: str = "call-1", **changes: Any) -> Claimed | Existing:
+    def begin(self, key: str, identity: str = "call-1", **changes: Any) -> Begun:
         return self.journal.begin(self.harness.request(key, identity, **changes))
 
     def claim(self, key: str, identity: str = "call-1", **changes: Any) -> int:

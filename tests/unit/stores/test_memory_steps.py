@@ -8,7 +8,7 @@ from typing import Any, overload
 
 import pytest
 
-from antiphon.ports import ClaimTemplate, Row, StaticClaimRequest
+from antiphon.ports import ClaimTemplate, Pin, Row, StaticClaimRequest
 from antiphon.stores.memory.store import SyncMemoryJournal
 from tests.unit.stores.kit import Kit, claimed, done, existing, failed
 
@@ -26,6 +26,8 @@ class Call:
         self.call_id: str | None = request.call_id
         self.token: str = request.token
         self.wait_replicas: int = request.wait_replicas
+        self.shown: str = request.shown
+        self.pin: Pin | None = request.pin
 
 
 class Interrupted(Sequence[Row]):

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from antiphon.ports import (
+    Begun,
     BreakerRow,
     Claimed,
     ClaimRequest,
-    ClaimTemplate,
     Existing,
     Row,
     Settlement,
@@ -27,7 +27,7 @@ from tests.unit.stores.clock import ManualClock
 class CheckThenSet(MemoryJournal):
     """Begin in two steps: look, then insert."""
 
-    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         seen = await self.read(request.key, request.identity)
         await asyncio.sleep(0)
         if seen is not None:
@@ -37,7 +37,7 @@ class CheckThenSet(MemoryJournal):
 
 
 class TakeWithoutCompare(SyncMemoryJournal):
-    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         seen = self.read(request.key)
         return super().take_over(request, seen.current.version if seen else version, events)
 
@@ -51,7 +51,7 @@ class SettleWithoutFence(SyncMemoryJournal):
 class IdentityOverwritten(SyncMemoryJournal):
     """Taking a claim forgets who had it before."""
 
-    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         seen = self.read(request.key, request.identity)
         if seen is None or seen.current.version != version:
             return super().take_over(request, version, events)
@@ -62,8 +62,16 @@ class IdentityOverwritten(SyncMemoryJournal):
 class LastMarkWins(SyncMemoryJournal):
     """The id of a call can be tied to other arguments."""
 
-    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        return mark
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
+        self._pins.clear()
+        return super().begin(request, events, replaces)
+
+
+class ArgumentsForgotten(SyncMemoryJournal):
+    """A claim in flight does not say what it is about."""
+
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
+        return super().begin(_changed(request, shown=""), events, replaces)
 
 
 class AliasForgotten(SyncMemoryJournal):
@@ -81,7 +89,7 @@ class SharesWhatRuns(SyncMemoryJournal):
 class RunsWhatWasShared(SyncMemoryJournal):
     """Taking compares the current version alone."""
 
-    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         answer = super().take_over(request, version, events)
         if isinstance(answer, Existing) and answer.current.version == version:
             again = _changed(request, identity=f"{request.identity}, again")
@@ -92,7 +100,7 @@ class RunsWhatWasShared(SyncMemoryJournal):
 class LifeFreesTheClaim(SyncMemoryJournal):
     """A claim in flight expires like a settled one."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
         seen = self.read(request.key)
         if seen is not None and seen.current.expires_at_ms <= seen.now_ms:
             self.clear(request.key)
@@ -124,7 +132,7 @@ class NeverForgets(SyncMemoryJournal):
 class LeaseFreesTheClaim(SyncMemoryJournal):
     """A claim past its lease is treated as free."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
         seen = self.read(request.key)
         if seen and isinstance(seen.current.lock_until_ms, int) and seen.current.lock_until_ms <= seen.now_ms:
             self.clear(request.key)
@@ -138,7 +146,7 @@ class AnybodyRenews(SyncMemoryJournal):
 
 
 class LosersWriteEvents(SyncMemoryJournal):
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
         answer = super().begin(request)
         self._write(events)
         return answer
@@ -200,7 +208,7 @@ class ReopeningReplaces(SyncMemoryJournal):
 class Keeps(SyncMemoryJournal):
     """A request or a settlement is kept, but not all of it."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
         return super().begin(self.kept_request(request), events)
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
@@ -242,7 +250,7 @@ class KeepsTheLastAttempt(Keeps):
 class TakesAllForNew(SyncMemoryJournal):
     """After many claims in a row it does not look any more."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
         if self.ping()["claims"] >= 20:
             self.clear(request.key)
         return super().begin(request, events)
@@ -271,6 +279,7 @@ CAUGHT_BY: list[tuple[type[SyncMemoryJournal | MemoryJournal], str, Face]] = [
     (TakeWithoutCompare, "one_of_many_takes", "sync"),
     (SettleWithoutFence, "settle_is_fenced_after_takeover", "sync"),
     (IdentityOverwritten, "replaced_executions_are_kept", "sync"),
+    (ArgumentsForgotten, "a_claim_in_flight_shows_its_arguments", "sync"),
     (LastMarkWins, "a_call_keeps_its_first_mark", "sync"),
     (AliasForgotten, "alias", "sync"),
     (SharesWhatRuns, "an_identity_has_one_answer", "sync"),

@@ -18,18 +18,20 @@ from msgspec.structs import replace
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord
 from antiphon.errors import StoreUnavailable
 from antiphon.ports import (
+    Begun,
     Claimed,
     ClaimRequest,
     ClaimTemplate,
     Clock,
     Existing,
+    Pinned,
     Row,
     Settlement,
     StaticClaimRequest,
     Success,
 )
 from antiphon.stores._common import (
-    NO_OUTCOME,
+    asked,
     digests_of,
     must_be_kept,
     next_version,
@@ -63,6 +65,7 @@ class Node(Struct, gc=False, eq=False):
     request_id: str
     token: str
     call_id: str | None
+    shown: str
     found_by: str
     """The identity that finds it: the one that asked, except for an alias."""
     serial: int
@@ -122,7 +125,7 @@ class Node(Struct, gc=False, eq=False):
         held = (self.version, self.fence, template.tenant, template.workspace, owner_of(request))
         known = (self.key, template.tool, self.idempotency_key, self.state, *times, recorded_request(request), *held)
         if settlement is None:
-            return record_of((*known, False), NO_OUTCOME, None, self.lock_until, RECORD_VERSION)
+            return record_of((*known, False), asked(self.shown), None, self.lock_until, RECORD_VERSION)
         outcome = outcome_of(settlement)
         return record_of((*known, settlement.dispatched), outcome, settlement.payload, UNSET, RECORD_VERSION)
 
@@ -157,7 +160,7 @@ class MemoryClaims(MemoryLog):
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = (), replaces: int = 0) -> Begun:
         """Insert a claim, or answer with what is there; *replaces* is the version that may be replaced."""
         key, identity, params = request.key, request.identity, request.params
         if len(params) > _KEPT_BYTES:
@@ -165,6 +168,9 @@ class MemoryClaims(MemoryLog):
         with self.lock:
             time_ns, current, nodes, last = self._time_ns, self._current, self._nodes, self._last
             now = time_ns() // 1_000_000
+            pin = request.pin
+            if pin is not None and not replaces and (mark := self._mark(*pin, request.template, now)) != pin[1]:
+                return Pinned(mark)
             if key in current or key in self._history:
                 found = self._give_way(key, identity, replaces, now) if replaces else self._live(key, identity, now)
                 if found is not None:
@@ -188,6 +194,7 @@ class MemoryClaims(MemoryLog):
                 request.request_id,
                 request.token,
                 request.call_id,
+                request.shown,
                 identity,
                 version,
                 version,
@@ -237,7 +244,7 @@ class MemoryClaims(MemoryLog):
             node.version = version  # last: a caller who is interrupted before it can settle once more
             return version
 
-    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         return MemoryClaims.begin(self, request, events, version)
 
     def alias(self, key: str, identity: str, version: int) -> bool:
@@ -311,23 +318,23 @@ class MemoryClaims(MemoryLog):
         """Memory does not lose records by itself."""
         return True
 
-    def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        with self.lock:
-            now, pins = self._now(), self._pins
-            kept, expires = pins.get(call, (mark, 0))
-            if expires > now:
-                return kept
-            pins.pop(call, None)
-            pins[call] = (mark, now + template.ttl_ms)
-            if len(pins) > self._max:
-                pins.popitem(last=False)
-            return mark
-
     def sweep(self, limit: int = 1000) -> int:
         with self.lock:
             return self._sweep(limit, self._now())
 
     # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def _mark(self, call: str, mark: int, template: ClaimTemplate, now: int) -> int:
+        """The mark of a call, which is this one if it had none."""
+        pins = self._pins
+        kept, expires = pins.get(call, (mark, 0))
+        if expires > now:
+            return kept
+        pins.pop(call, None)
+        pins[call] = (mark, now + template.ttl_ms)
+        if len(pins) > self._max:
+            pins.popitem(last=False)
+        return mark
 
     def _now(self) -> int:
         return self._time_ns() // 1_000_000

@@ -50,11 +50,12 @@ raised AS (
 -- name: _claim
 INSERT INTO antiphon.claims AS c (
         key, tenant, workspace, tool, session, identity, idempotency_key, owner, state, version, fence, op, created_at_ms,
-        updated_at_ms, expires_at_ms, ttl_ms, lock_until_ms, v, request
+        updated_at_ms, expires_at_ms, ttl_ms, lock_until_ms, v, request, outcome
     )
     SELECT %(key)s, %(tenant)s, %(workspace)s, %(tool)s, %(session)s, %(identity)s, %(idempotency_key)s, %(owner)s,
         'inflight', next.version, next.version, %(op)s, ms,
-        ms, ms + greatest(%(ttl_ms)s, %(lease_ms)s), %(ttl_ms)s, ms + %(lease_ms)s, %(v)s, %(request)s
+        ms, ms + greatest(%(ttl_ms)s, %(lease_ms)s), %(ttl_ms)s, ms + %(lease_ms)s, %(v)s, %(request)s,
+        %(asked)s
     FROM clock, LATERAL (
         SELECT greatest(clock.us, (
             SELECT f.version + 1 FROM antiphon.floors AS f WHERE f.tenant = %(tenant)s AND f.workspace = %(workspace)s
@@ -69,7 +70,8 @@ INSERT INTO antiphon.claims AS c (
         fence = greatest(c.version + 1, excluded.version), op = excluded.op,
         created_at_ms = excluded.created_at_ms, updated_at_ms = excluded.updated_at_ms,
         expires_at_ms = excluded.expires_at_ms, ttl_ms = excluded.ttl_ms, lock_until_ms = excluded.lock_until_ms,
-        dispatched = false, waited = false, v = excluded.v, request = excluded.request, outcome = NULL, payload = NULL
+        dispatched = false, waited = false, v = excluded.v, request = excluded.request, outcome = excluded.outcome,
+        payload = NULL
 
 -- name: begin
 -- One atomic step: insert, or replace an expired record, or return what is there.
@@ -86,6 +88,38 @@ won AS (
 {_log_if_won}
 SELECT clock.ms, won.version, c.*
 FROM clock LEFT JOIN won ON true LEFT JOIN found AS c ON true
+
+-- name: _pin
+-- A mark lies among the identities, of a key that no claim has. None: somebody was faster by less than our snapshot shows.
+kept AS (
+    INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
+    SELECT %(call)s, '', %(tenant)s, %(workspace)s, %(mark)s, clock.ms + %(ttl_ms)s FROM clock
+    ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
+    WHERE i.expires_at_ms <= excluded.expires_at_ms - %(ttl_ms)s
+    RETURNING i.fence
+),
+pinned AS MATERIALIZED (
+    SELECT fence AS mark FROM kept
+    UNION ALL
+    SELECT i.fence FROM antiphon.identities AS i
+    WHERE i.key = %(call)s AND i.identity = '' AND NOT EXISTS (SELECT FROM kept)
+)
+
+-- name: begin_pinned
+-- The same for a call whose id is tied to its arguments, in one step with that.
+WITH {_clock},
+{_pin},
+{_found},
+won AS (
+    {_claim}
+    WHERE NOT EXISTS (SELECT FROM found) AND (SELECT mark FROM pinned) = %(mark)s
+    {_replace}
+    WHERE c.expires_at_ms <= excluded.updated_at_ms AND c.state <> 'inflight'
+    RETURNING c.version
+)
+{_log_if_won}
+SELECT clock.ms, won.version, c.*, pinned.mark
+FROM clock LEFT JOIN won ON true LEFT JOIN found AS c ON true LEFT JOIN pinned ON true
 
 -- name: read
 -- One read answers every caller in the process that asks for this key at the moment.
@@ -257,21 +291,6 @@ SELECT EXISTS (
     SELECT FROM antiphon.floors AS f
     WHERE f.tenant = %(tenant)s AND f.workspace = %(workspace)s AND f.version >= %(version)s
 )
-
--- name: pin
--- A mark lies among the identities, of a key that no claim has.
-WITH {_clock},
-kept AS (
-    INSERT INTO antiphon.identities AS i (key, identity, tenant, workspace, fence, expires_at_ms)
-    SELECT %(call)s, '', %(tenant)s, %(workspace)s, %(mark)s, clock.ms + %(ttl_ms)s FROM clock
-    ON CONFLICT (key, identity) DO UPDATE SET fence = excluded.fence, expires_at_ms = excluded.expires_at_ms
-    WHERE i.expires_at_ms <= excluded.expires_at_ms - %(ttl_ms)s
-    RETURNING i.fence
-)
-SELECT fence FROM kept
-UNION ALL
-SELECT i.fence FROM antiphon.identities AS i
-WHERE i.key = %(call)s AND i.identity = '' AND NOT EXISTS (SELECT FROM kept)
 
 -- name: clear
 WITH gone AS (DELETE FROM antiphon.claims WHERE key = %(key)s RETURNING key, waited, tenant, workspace, version),

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from antiphon.contract.record import DedupeRecord
-from antiphon.ports import Claimed, ClaimRequest, ClaimTemplate, Existing, Records, Row, Settlement, Told
+from antiphon.ports import Begun, Claimed, ClaimRequest, Existing, Pinned, Records, Row, Settlement, Told
 from antiphon.stores._reads import Answers, TaskReads, ThreadReads
 from antiphon.stores.postgres.connection import Rows
 from antiphon.stores.postgres.engine import AsyncEngine, Engine, Step
@@ -42,14 +42,18 @@ class PostgresJournal(PostgresLog):
         self._leave: weakref.finalize[..., PostgresJournal] | None = None
         self._reads = (TaskReads if isinstance(engine, AsyncEngine) else ThreadReads)(self._read_many)
 
-    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
-        op = new_op()
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
+        op, pin = new_op(), request.pin
         params = claim_params(request, op)
         while True:
-            rows = await self._step("begin", params, events, won_only=True)
+            rows = await self._step("begin" if pin is None else "begin_pinned", params, events, won_only=True)
             now, version = rows[0][:2]
             if version is not None:
                 return Claimed(version, now)
+            if pin is not None and (mark := rows[0][-1]) != pin[1]:
+                if mark is None:
+                    continue
+                return Pinned(mark)
             for row in rows:
                 if row[3 + OP] == op:  # ours: the answer to the first try was lost
                     return Claimed(row[3 + VERSION], now)
@@ -57,7 +61,7 @@ class PostgresJournal(PostgresLog):
                 return _existing(rows)
             # Neither won nor found: somebody was faster by less than our snapshot shows.
 
-    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         params = {**claim_params(request, new_op()), "version": version, "channel": self._channel}
         while True:
             now, won, _ = (await self._step("take_over", params, events, won_only=True))[0]
@@ -117,20 +121,6 @@ class PostgresJournal(PostgresLog):
         params = {"tenant": template.tenant, "workspace": template.workspace, "version": version}
         rows = await self._engine.run("forgotten", params, prepare=False)
         return bool(rows[0][0])
-
-    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        params = {
-            "call": call,
-            "mark": mark,
-            "tenant": template.tenant,
-            "workspace": template.workspace,
-            "ttl_ms": template.ttl_ms,
-        }
-        while True:
-            rows = await self._engine.run("pin", params)
-            if rows:
-                return int(rows[0][0])
-            # Neither kept nor found: somebody was faster by less than our snapshot shows.
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         rows = await self._engine.run("counts", {"tenant": tenant}, prepare=False)
@@ -238,6 +228,6 @@ class PostgresJournal(PostgresLog):
 def _existing(rows: Rows) -> Existing:
     """What ``begin`` found: the live record, if any, and the asking identity's earlier execution, if any."""
     now = rows[0][0]
-    found = {row[2]: record_of(row[3:]) for row in rows}
+    found = {row[2]: record_of(row[3 : 4 + OP]) for row in rows}
     current = found.get(True) or found.get(False) or found[None]
     return Existing(current, current if True in found else found.get(None), now)

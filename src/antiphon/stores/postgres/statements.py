@@ -23,6 +23,7 @@ from antiphon.ports import BreakerRow, ClaimRequest, Row, Settlement
 from antiphon.stores._common import (
     NO_OUTCOME,
     Outcome,
+    asked,
     check_version,
     named_queries,
     outcome_of,
@@ -189,7 +190,7 @@ def new_op() -> int:
 def claim_params(request: ClaimRequest, op: int) -> dict[str, Any]:
     """The parameters of ``begin`` and ``take_over``."""
     template = request.template
-    return {
+    params = {
         "key": request.key,
         "tenant": template.tenant,
         "workspace": template.workspace,
@@ -203,7 +204,11 @@ def claim_params(request: ClaimRequest, op: int) -> dict[str, Any]:
         "lease_ms": template.lease_ms,
         "v": RECORD_VERSION,
         "request": _request_json(request),
+        "asked": _encode(asked(shown)) if (shown := request.shown) else None,
     }
+    if request.pin is not None:
+        params["call"], params["mark"] = request.pin
+    return params
 
 
 def _request_json(request: ClaimRequest) -> bytes:
@@ -246,14 +251,14 @@ def record_of(row: Sequence[Any]) -> DedupeRecord:
     what = f"The claim record {key!r}"
     check_version(what, v, RECORD_VERSION)
     try:
-        asked = _request_decoder.decode(request)
+        made = _request_decoder.decode(request)
         ended = NO_OUTCOME if outcome is None else _outcome_decoder.decode(outcome)
     except msgspec.ValidationError as error:
         raise StoreVersionError(f"{what} cannot be read: {error}", hint="It was left as it is.") from None
     names = (*map(from_text, (key, tool, idempotency_key)), state)
     held = (version, fence, *map(from_text, (tenant, workspace, owner)), dispatched)
     return stored_record(
-        (*names, *row[4:8], asked, *held), ended, payload, UNSET if lock_until is None else lock_until, v
+        (*names, *row[4:8], made, *held), ended, payload, UNSET if lock_until is None else lock_until, v
     )
 
 

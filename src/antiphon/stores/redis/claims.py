@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import Claimed, ClaimRequest, ClaimTemplate, Existing, Row, Settlement
+from antiphon.ports import Begun, Claimed, ClaimRequest, ClaimTemplate, Existing, Pin, Pinned, Row, Settlement
 from antiphon.stores._common import Settling, append_each
 from antiphon.stores.redis import schema
 from antiphon.stores.redis.client import Client, Words
@@ -50,17 +50,13 @@ class RedisClaims(RedisLog):
         """Start what a cancelled caller leaves behind; a synchronous caller is never cancelled."""
         work.close()
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Claimed | Existing]:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Begun]:
         return self._claim_and_log(request, None, events) if events else self._claim(request, None)
 
-    def take_over(
-        self, request: ClaimRequest, version: int, events: Sequence[Row] = ()
-    ) -> Coroutine[Any, Any, Claimed | Existing]:
+    def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Coroutine[Any, Any, Begun]:
         return self._claim_and_log(request, version, events) if events else self._claim(request, version)
 
-    async def _claim_and_log(
-        self, request: ClaimRequest, version: int | None, events: Sequence[Row]
-    ) -> Claimed | Existing:
+    async def _claim_and_log(self, request: ClaimRequest, version: int | None, events: Sequence[Row]) -> Begun:
         answer = await self._claim(request, version)
         if answer.__class__ is Claimed:
             await self._write(events)
@@ -69,13 +65,19 @@ class RedisClaims(RedisLog):
     async def _write(self, events: Sequence[Row]) -> None:
         await append_each(events, self.append)
 
-    async def _claim(self, request: ClaimRequest, version: int | None) -> Claimed | Existing:
+    async def _claim(self, request: ClaimRequest, version: int | None) -> Begun:
         """Take the claim if there is none (*version* ``None``) or if it is still *version*."""
+        pin = request.pin if version is None else None
+        if pin is not None and self._client.slots:
+            kept = await self._client.execute(schema.PIN.call(1, *self._pin_words(pin, request.template)))
+            if int(kept) != pin[1]:
+                return Pinned(int(kept))
+            pin = None
         nonce = self._client.nonce()
         key, tenant = request.key, request.template.tenant
         if tenant not in self._tenants:
             await self._note_tenant(tenant)
-        words = self._claim_words(request, version, nonce)
+        words = self._claim_words(request, version, nonce, pin)
         wanted = max(request.wait_replicas, self._wait_replicas)
         try:
             if wanted:
@@ -86,7 +88,10 @@ class RedisClaims(RedisLog):
             self._abandoned.append((key, nonce, wanted > 0))
             self.spawn(self._give_back())
             raise
-        except (StoreUnavailable, KeyboardInterrupt, SystemExit):
+        except (StoreUnavailable, KeyboardInterrupt, SystemExit) as error:
+            if pin is not None and _crosses_slots(error):  # one address for the shards of a Cluster
+                self._client.slots = True
+                return await self._claim(request, version)
             self._abandoned.append(
                 (key, nonce, wanted > 0)
             )  # it may have been executed, or will be when a server wakes up
@@ -95,17 +100,18 @@ class RedisClaims(RedisLog):
             await self._give_back()
         return _answer(key, reply)
 
-    def _claim_words(self, request: ClaimRequest, version: int | None, nonce: str) -> Words:
+    def _pin_words(self, pin: Pin, template: ClaimTemplate) -> tuple[str, int, int]:
+        """Where the mark of a call is kept, the mark, and for how long."""
+        call, mark = pin
+        return self._names.shard(call).pin + call, mark, max(1, template.ttl_ms)
+
+    def _claim_words(self, request: ClaimRequest, version: int | None, nonce: str, pin: Pin | None) -> Words:
         key, template = request.key, request.template
         shard = self._names.shard(key)
         head = head_of(request)
         kept, needed, times = _durations(template.ttl_ms, template.lease_ms)
-        return schema.CLAIM.call(
-            4,
-            shard.record + key,
-            shard.history + key,
-            shard.expiries + key,
-            shard.entries + template.tenant,
+        keys = (shard.record + key, shard.history + key, shard.expiries + key, shard.entries + template.tenant)
+        values = (
             key,
             shard.channel,
             "" if version is None else version,
@@ -115,6 +121,10 @@ class RedisClaims(RedisLog):
             f" inflight {nonce}{times}",
             head,
         )
+        if pin is None:
+            return schema.CLAIM.call(4, *keys, *values)
+        place, *mark = self._pin_words(pin, template)
+        return schema.CLAIM.call(5, *keys, place, *values, *mark)
 
     async def _claim_and_wait(self, key: str, nonce: str, words: Words, wanted: int) -> Any:
         """A claim counts only when enough replicas have it: a fail-over then cannot forget it (fail closed)."""
@@ -188,10 +198,6 @@ class RedisClaims(RedisLog):
         left: bytes | None = await self._client.execute(("GET", self._names.shard(request.key).record + request.key))
         return left is not None and left.startswith(CLEARED) and int(left[len(CLEARED) :]) >= version
 
-    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        words = schema.PIN.call(1, self._names.shard(call).pin + call, mark, max(1, template.ttl_ms))
-        return int(await self._client.execute(words))
-
     async def clear(self, key: str) -> bool:
         shard = self._names.shard(key)
         keys = (shard.record + key, shard.history + key, shard.expiries + key)
@@ -238,12 +244,16 @@ def _durations(ttl_ms: int, lease_ms: int) -> tuple[int, int, str]:
     return kept, -min(kept + life + _HOUR_MS, _LONGEST_MS), f" {ttl_ms} 0 {life} {lease_ms} "
 
 
+def _crosses_slots(error: BaseException) -> bool:
+    return isinstance(error, StoreUnavailable) and "CROSSSLOT" in str(error.data.get("reply", ""))
+
+
 def _won(reply: Any) -> bool:
     """Whether the answer to a claim says that it is ours."""
-    return reply.__class__ is int or (isinstance(reply, list) and bool(reply[0]))
+    return reply.__class__ is int or (isinstance(reply, list) and reply[0] == 1)
 
 
-def _answer(key: str, reply: Any) -> Claimed | Existing:
+def _answer(key: str, reply: Any) -> Begun:
     """What the claim script's answer means."""
     if reply.__class__ is int:
         won: Claimed = _new(Claimed, (reply, reply // 1000))
@@ -252,8 +262,10 @@ def _answer(key: str, reply: Any) -> Claimed | Existing:
         seconds, micros, own, text = reply.split(b" ", 3)
         current = record_of(key, text)
         return Existing(current, current if own == b"1" else None, int(seconds) * 1000 + int(micros) // 1000)
-    if reply[0]:
+    if reply[0] == 1:
         return Claimed(int(reply[1]), reply[2])
+    if reply[0] == 2:
+        return Pinned(int(reply[1]))
     _, now, there, own = reply
     earlier = record_of(key, own)
     return Existing(earlier if there is None else record_of(key, there), earlier, now)

@@ -102,6 +102,8 @@ class Client:
         self.target = target
         self._retry_timeout_s = retry_timeout_s
         self._cluster = target.mode == "cluster"
+        self.slots: bool = self._cluster
+        """Whether one command can only touch keys of one slot."""
         self._opened: Any = None
         self._opening = threading.Lock()
         self._connections: dict[Any, Any] = {}

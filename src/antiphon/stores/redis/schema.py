@@ -32,7 +32,7 @@ from msgspec import UNSET
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
 from antiphon.errors import ConfigError
 from antiphon.ports import ClaimRequest, Settlement
-from antiphon.stores._common import NO_OUTCOME, Outcome, check_version, digests_of, outcome_of, owner_of
+from antiphon.stores._common import Outcome, asked, check_version, digests_of, outcome_of, owner_of
 from antiphon.stores._common import record_of as stored_record
 
 SHARDS = 256
@@ -144,6 +144,7 @@ class _Head(msgspec.Struct, frozen=True, array_like=True):
     params_digest: str
     params_digest_exact: str = ""
     tool_call_id: str | None = None
+    arguments: str | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -158,7 +159,7 @@ CLEARED = b"t "
 def head_of(request: ClaimRequest) -> bytes:
     """Identity, tool, session and the rest: what the claim says about the call, once for its whole life."""
     template = request.template
-    rest = (
+    rest: tuple[str | None, ...] = (
         request.idempotency_key,
         template.tenant,
         template.workspace,
@@ -168,6 +169,8 @@ def head_of(request: ClaimRequest) -> bytes:
         *digests_of(request.params),
         request.call_id,
     )
+    if shown := request.shown:
+        rest += (shown,)
     return b"%b\n%b\n%b\n%b" % (
         _encode(request.identity),
         _encode(template.tool),
@@ -204,7 +207,7 @@ def record_of(key: str, text: bytes) -> DedupeRecord:
     if len(lines) == 7:
         outcome, payload = _outcome_from(lines[5]), lines[6]
     else:
-        outcome, payload = NO_OUTCOME, b""
+        outcome, payload = asked(about_call.arguments or ""), b""
     updated_ms = int(updated) // 1000
     request = RecordedRequest(
         session_key=_text_of(lines[3]),

@@ -13,10 +13,11 @@ from msgspec import UNSET
 from orjson import dumps
 
 from antiphon.contract.record import RECORD_VERSION, DedupeRecord, RecordedRequest
-from antiphon.ports import Claimed, ClaimRequest, ClaimTemplate, Existing, Settlement, Success
+from antiphon.ports import Begun, Claimed, ClaimRequest, ClaimTemplate, Existing, Pinned, Settlement, Success
 from antiphon.stores._common import (
     NO_OUTCOME,
     Outcome,
+    asked,
     check_version,
     named_queries,
     next_version,
@@ -103,15 +104,28 @@ def look_up(connection: sqlite3.Connection, key: str, identity: str, now: int) -
     return None if own is None else Existing(own, own, now)
 
 
-def begin(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Claimed | Existing:
+def find(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Existing | Pinned | None:
+    """The answer to a request for a claim, if nothing has to be written for it."""
+    if request.pin is not None:
+        kept = _mark(connection, request.pin[0], now)
+        if kept != request.pin[1]:
+            return None if kept is None else Pinned(kept)
+    return look_up(connection, request.key, request.identity, now)
+
+
+def begin(connection: sqlite3.Connection, request: ClaimRequest, now: int) -> Begun:
     """Insert, or answer with what is there."""
+    if request.pin is not None:
+        kept = _pin(connection, *request.pin, request.template, now)
+        if kept != request.pin[1]:
+            return Pinned(kept)
     version = now * 1000
     if connection.execute(INSERT_CLAIM, claim_values(request, now, version)).rowcount > 0:
         return Claimed(version, now)
     return look_up(connection, request.key, request.identity, now) or _replace(connection, request, now)
 
 
-def take_over(connection: sqlite3.Connection, request: ClaimRequest, version: int, now: int) -> Claimed | Existing:
+def take_over(connection: sqlite3.Connection, request: ClaimRequest, version: int, now: int) -> Begun:
     """Replace *version*, or answer with what is there instead."""
     existing = look_up(connection, request.key, request.identity, now)
     if existing is not None:
@@ -121,18 +135,18 @@ def take_over(connection: sqlite3.Connection, request: ClaimRequest, version: in
     return _replace(connection, request, now)
 
 
-def pinned(connection: sqlite3.Connection, call: str, now: int) -> int | None:
+def _mark(connection: sqlite3.Connection, call: str, now: int) -> int | None:
     """The live mark of a call."""
     found = connection.execute(SQL["pinned"], (call, now)).fetchone()
     return None if found is None else int(found[0])
 
 
-def pin(connection: sqlite3.Connection, call: str, mark: int, template: ClaimTemplate, now: int) -> int:
+def _pin(connection: sqlite3.Connection, call: str, mark: int, template: ClaimTemplate, now: int) -> int:
     """Keep a mark for a call unless it has one; the mark it has."""
     values = (call, template.tenant, template.workspace, mark, now + template.ttl_ms, now)
     if connection.execute(SQL["pin"], values).rowcount > 0:
         return mark
-    return pinned(connection, call, now) or mark
+    return _mark(connection, call, now) or mark
 
 
 def settle(connection: sqlite3.Connection, key: str, version: int, settlement: Settlement, now: int) -> int | None:
@@ -178,6 +192,7 @@ def claim_values(
         sweep_at if sweep_at > expires else expires,
         history,
         _request_json(request),
+        _encode(asked(shown)) if (shown := request.shown) else None,
         RECORD_VERSION,
         version,
     )
@@ -216,8 +231,8 @@ def _request_json(request: ClaimRequest) -> bytes:
         digest, exact = map(dumps, params)
     request_id, identity = request.request_id, request.identity
     named = dumps(request_id)
-    asked = named if identity is request_id else dumps(identity)
-    values = (template.session_json, template.actor_json, named, digest, asked, exact)
+    caller = named if identity is request_id else dumps(identity)
+    values = (template.session_json, template.actor_json, named, digest, caller, exact)
     return _REQUEST % values if call_id is None else _REQUEST_OF_CALL % (*values, dumps(call_id))
 
 

@@ -11,8 +11,9 @@ SELECT record, v FROM executions WHERE key = ? AND version = ? AND expires_at_ms
 
 -- name: insert_claim
 INSERT INTO claims (key, tenant, workspace, tool, session, identity, idempotency_key, state, version, fence, owner,
-                    created_at_ms, updated_at_ms, expires_at_ms, lock_until_ms, ttl_ms, sweep_at_ms, history, request, v)
-SELECT ?, ?, ?, ?, ?, ?, ?, 'inflight', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
+                    created_at_ms, updated_at_ms, expires_at_ms, lock_until_ms, ttl_ms, sweep_at_ms, history, request,
+                    outcome, v)
+SELECT ?, ?, ?, ?, ?, ?, ?, 'inflight', ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 WHERE ? > (SELECT value FROM meta WHERE name = 'version_floor')
 ON CONFLICT (key) DO NOTHING;
 

@@ -18,11 +18,11 @@ from antiphon._drive import drive
 from antiphon.contract.events import RunManifest
 from antiphon.errors import InvalidInput
 from antiphon.ports import (
+    Begun,
     BreakerRow,
     BreakerRows,
     Claimed,
     ClaimRequest,
-    ClaimTemplate,
     Clock,
     Events,
     Existing,
@@ -40,6 +40,7 @@ from antiphon.stores.sqlite.claims import INSERT_CLAIM, SETTLE
 from antiphon.stores.sqlite.file import DatabaseFile, Operation, Run, shared_file
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Begun)
 
 ALL_NEW = 8
 """After so many claims were won in a row, looking before writing is a waste."""
@@ -125,22 +126,22 @@ class SQLiteJournal:
     def now(self) -> int:
         return self.time_ns() // 1_000_000
 
-    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         if self.won < ALL_NEW:
-            found = await self.read(request.key, request.identity)
+            found = await self._read(lambda connection: claims.find(connection, request, self.now()))
             if found is not None:
                 self.won = 0
                 return found
 
-        def step(connection: sqlite3.Connection) -> Claimed | Existing:
+        def step(connection: sqlite3.Connection) -> Begun:
             return _told(connection, claims.begin(connection, request, self.now()), events)
 
         answer = await self._write(step)
         self.won = self.won + 1 if answer.__class__ is Claimed else 0
         return answer
 
-    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
-        def step(connection: sqlite3.Connection) -> Claimed | Existing:
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
+        def step(connection: sqlite3.Connection) -> Begun:
             return _told(connection, claims.take_over(connection, request, version, self.now()), events)
 
         return await self._write(step, (request.key,))
@@ -174,13 +175,6 @@ class SQLiteJournal:
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """Versions up to that of each forgotten record are never given again: a file that was lost does not know."""
         return await self._read(lambda connection: claims.version_floor(connection)) >= version
-
-    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        if self.won < ALL_NEW:
-            found = await self._read(lambda connection: claims.pinned(connection, call, self.now()))
-            if found is not None:
-                return found
-        return await self._write(lambda connection: claims.pin(connection, call, mark, template, self.now()))
 
     async def clear(self, key: str) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))
@@ -288,9 +282,9 @@ class SyncSQLiteJournal(SyncFromAsync):
         self._ends: dict[str, int] = {}
         """Where the runs end that were written to last."""
 
-    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         journal = self._journal
-        if journal.won >= ALL_NEW:
+        if journal.won >= ALL_NEW and request.pin is None:
             now = self._time_ns() // 1_000_000
             version = now * 1000
             values = claims.claim_values(request, now, version)
@@ -343,7 +337,7 @@ class _Blocking:
         return self._file.write(operation)
 
 
-def _told(connection: sqlite3.Connection, answer: Claimed | Existing, events: Sequence[Row]) -> Claimed | Existing:
+def _told(connection: sqlite3.Connection, answer: B, events: Sequence[Row]) -> B:
     """*answer*, with its events written if it is a claim."""
     if answer.__class__ is Claimed:
         log.write(connection, events)

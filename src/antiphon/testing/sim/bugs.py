@@ -18,7 +18,7 @@ from antiphon.decide import claim as rules
 from antiphon.decide.breaker import Breaker, Permit, Transition
 from antiphon.decide.retry import Stop, after_failure
 from antiphon.keys import KeyMaker
-from antiphon.ports import Claimed, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
+from antiphon.ports import Begun, ClaimRequest, Existing, Row, Settlement, StaticClaimRequest
 from antiphon.testing.sim.store import Shared
 from antiphon.testing.sim.world import Nap
 
@@ -49,7 +49,7 @@ async def _settle_whoever_holds_it(
     return self.inner.settle(key, version if found is None else found.current.version, settlement, events)
 
 
-async def _look_then_insert(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Claimed | Existing:
+async def _look_then_insert(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Begun:
     found = self.inner.read(request.key, request.identity)
     await Nap(0.005, deaf=True)
     if found is not None:
@@ -63,9 +63,7 @@ async def _share_though_it_runs(self: Shared, key: str, identity: str, version: 
     return True
 
 
-async def _run_though_it_shares(
-    self: Shared, request: ClaimRequest, version: int, events: Sequence[Row]
-) -> Claimed | Existing:
+async def _run_though_it_shares(self: Shared, request: ClaimRequest, version: int, events: Sequence[Row]) -> Begun:
     answer = self.inner.take_over(request, version, events)
     if isinstance(answer, Existing) and answer.current.version == version:
         return self.inner.take_over(_as_another(request), version, events)
@@ -85,7 +83,7 @@ def _as_another(request: ClaimRequest) -> StaticClaimRequest:
     )
 
 
-Answer = TypeVar("Answer", Claimed | Existing, Existing | None)
+Answer = TypeVar("Answer", Begun, Existing | None)
 
 
 def _without_history(answer: Answer) -> Answer:
@@ -95,7 +93,7 @@ def _without_history(answer: Answer) -> Answer:
     return answer
 
 
-async def _begin_without_history(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Claimed | Existing:
+async def _begin_without_history(self: Shared, request: ClaimRequest, events: Sequence[Row]) -> Begun:
     return _without_history(self.inner.begin(request, events))
 
 
@@ -149,7 +147,7 @@ def _never_asks_again(call: GuardedCall, _: None) -> Step:
     return attempt.dispatch(call)
 
 
-def _forgets_the_claim(call: GuardedCall, reply: Claimed | Existing | None) -> Step:
+def _forgets_the_claim(call: GuardedCall, reply: Begun | None) -> Step:
     assert call.extras.interrupt is not None
     return repair._settle(call, call.extras.interrupt)
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from antiphon.errors import StoreUnavailable
-from antiphon.ports import BreakerRow, Claimed, ClaimRequest, ClaimTemplate, Existing, Row, Settlement, SyncJournal
+from antiphon.ports import Begun, BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
 from antiphon.stores import MemoryStore
 from antiphon.testing.sim.invariants import asking
 from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, either, in_thread
@@ -46,10 +46,10 @@ class Shared:
 
     # The steps as they are; a planted bug replaces one of them.
 
-    async def begin(self, request: ClaimRequest, events: Sequence[Row]) -> Claimed | Existing:
+    async def begin(self, request: ClaimRequest, events: Sequence[Row]) -> Begun:
         return self.inner.begin(request, events)
 
-    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row]) -> Claimed | Existing:
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row]) -> Begun:
         return self.inner.take_over(request, version, events)
 
     async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row]) -> int | None:
@@ -145,20 +145,18 @@ class SimJournal:
             asked.cut_off = True
         self._shared.world.say(text)
 
-    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         return await self._claim("begin", request, lambda: self._shared.begin(request, events))
 
-    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Claimed | Existing:
+    async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         return await self._claim("take over", request, lambda: self._shared.take_over(request, version, events))
 
-    async def _claim(
-        self, name: str, request: ClaimRequest, claim: Callable[[], Awaitable[Claimed | Existing]]
-    ) -> Claimed | Existing:
+    async def _claim(self, name: str, request: ClaimRequest, claim: Callable[[], Awaitable[Begun]]) -> Begun:
         asked = asking.get()
         if asked is not None:
             asked.request = request
 
-        async def run() -> Claimed | Existing:
+        async def run() -> Begun:
             answer = await claim()
             if isinstance(answer, Claimed):
                 self._shared.invariants.claimed(request.key, answer.version, self._worker, asked)
@@ -177,9 +175,6 @@ class SimJournal:
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         return await self._step("alias", lambda: self._shared.alias(key, identity, version))
-
-    async def pin(self, call: str, mark: int, template: ClaimTemplate) -> int:
-        return await self._step("pin", lambda: self._shared.inner.pin(call, mark, template))
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         def run() -> bool:

@@ -1,13 +1,22 @@
 -- Take the claim on one intent, or return what is there (begin and take_over of the port).
--- KEYS: record, history, history expiries, index of the tenant
+-- KEYS: record, history, history expiries, index of the tenant; mark of the call, if its id is tied to its arguments
 -- ARGV: 1 index member  2 channel  3 version to replace ('' = only if there is none)  4 identity  5 how long to keep it, ms
 --       6 minus the longest time an index entry of such a claim can be needed, ms
 --       7 the record's first line between version and time: ' inflight NONCE TTL 0 LIFE LEASE '
---       8 the record's second line from its identity on, and all after it
+--       8 the record's second line from its identity on, and all after it  9 mark  10 how long to keep that, ms
 -- Returns the version if the claim is new, 'SECONDS MICROSECONDS OWN RECORD' of what is there, or, where that does
--- not say it all, {1, version, now} and {0, now, record, own}; own is 1 if it is the current record.
+-- not say it all, {1, version, now} and {0, now, record, own}; own is 1 if it is the current record. {2, mark} if the id
+-- of the call stands for other arguments.
 -- One string or number is answered much faster than a table.
 local call = redis.call
+if KEYS[5] then
+  local kept = call('GET', KEYS[5])
+  if not kept then
+    call('SET', KEYS[5], ARGV[9], 'PX', ARGV[10])
+  elseif kept ~= ARGV[9] then
+    return {2, kept}
+  end
+end
 local time = call('TIME')
 local flat = call('GET', KEYS[1])
 local version, state, nonce, identity

@@ -1,4 +1,4 @@
--- Keep a mark for a call unless it has one. A full server still says which one it has.
+-- Keep a mark for a call unless it has one; in a Cluster, where the claim is in another slot (see claim.lua).
 -- KEYS: mark
 -- ARGV: 1 mark  2 TTL ms
 -- Returns the mark that is kept.
