@@ -556,6 +556,24 @@ def test_the_same_key_while_the_first_call_runs_waits(shop: Callable[..., Shop])
     assert one.charges == [("o-1", 500)]
 
 
+def test_flush_and_clear_leave_calls_in_flight_alone_unless_told(store: Store) -> None:
+    """An equal call would be dispatched beside the one that runs."""
+    one = Slow(store, False)
+    admin = Admin(antiphon.Antiphon(QUIET, store=store))
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(one.charge, "o-1", 500)
+        assert one.begun.wait(60)
+        assert drive(admin.flush(tool="tools/charge")) == {"flushed": 0, "kept": {"inFlight": 1, "unknown": 0}}
+        [claim] = drive(admin.claims())
+        with pytest.raises(InvalidInput, match="--in-flight"):
+            drive(admin.clear(claim["key"]))
+        second = pool.submit(one.charge, "o-1", 500)
+        one.go.set()
+        assert [first.result(60), second.result(60)] == ["receipt 1", "receipt 1"]
+    assert one.charges == [("o-1", 500)]
+    one.close()
+
+
 def test_a_call_that_runs_out_of_time_before_its_effect_frees_the_key(shop: Callable[..., Shop]) -> None:
     one: Any = shop(kind=Slow, before=True, timeout=0.5, retry=RetryPolicy(max_attempts=1))
     with pytest.raises(CallTimeout):

@@ -342,3 +342,11 @@ def test_the_page_names_both() -> None:
     page = PAGE.read_text()
     assert "deploy/antiphon.service" in page
     assert "deploy/Containerfile" in page
+
+
+def test_the_page_says_what_workers_share() -> None:
+    section = PAGE.read_text().partition("## Several workers")[2].partition("\n## ")[0]
+    for shared in ("runs", "claims", "keys", "webhooks", "breakers"):
+        assert shared in section.partition("Each has")[0], shared
+    for own in ("counters", "limits", "deliveries", "mock model"):
+        assert own in section.partition("Each has")[2], own
