@@ -357,3 +357,17 @@ def test_a_server_that_does_not_write_through_is_told_as_not_durable(postgres_da
     said = list(_server("postgresql://x", facts))
     assert "not durable" in said[0]["message"]
     assert [line["level"] for line in said[1:]][:1] == ["warning"]
+
+
+def test_a_record_that_has_expired_is_forgotten_also_before_it_is_swept(postgres_database: str) -> None:
+    """Else the zombie of a call that was taken over would write its result anew, as if the server had lost it."""
+    journal = PostgresStore(postgres_database).open_sync()
+    zombie = request_for("expired")
+    won = journal.begin(zombie)
+    assert isinstance(won, Claimed)
+    journal.settle("expired", won.version, done()._replace(ttl_ms=1))
+    while journal.read("expired") is not None:
+        pass
+    assert journal.forgotten(zombie, won.version)
+    assert not journal.forgotten(request_for("never"), won.version)
+    journal.close()

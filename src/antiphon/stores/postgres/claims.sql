@@ -290,6 +290,9 @@ FROM (SELECT * FROM known UNION ALL SELECT * FROM locked) AS h, clock
 SELECT EXISTS (
     SELECT FROM antiphon.floors AS f
     WHERE f.tenant = %(tenant)s AND f.workspace = %(workspace)s AND f.version >= %(version)s
+) OR EXISTS (
+    -- expired, and not swept yet
+    SELECT FROM antiphon.claims AS c WHERE c.key = %(key)s AND c.version >= %(version)s
 )
 
 -- name: clear

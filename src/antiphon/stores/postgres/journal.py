@@ -118,7 +118,8 @@ class PostgresJournal(PostgresLog):
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         template = request.template
-        params = {"tenant": template.tenant, "workspace": template.workspace, "version": version}
+        place = {"tenant": template.tenant, "workspace": template.workspace}
+        params = {**place, "key": request.key, "version": version}
         rows = await self._engine.run("forgotten", params, prepare=False)
         return bool(rows[0][0])
 

@@ -295,9 +295,11 @@ class Gone(NamedTuple):
     session: str
 
 
-def version_floor(connection: sqlite3.Connection) -> int:
-    """The highest version that is known to have been forgotten."""
-    return int(connection.execute(SQL["version_floor"]).fetchone()[0])
+def known_up_to(connection: sqlite3.Connection, key: str) -> int:
+    """The highest version that is known to have been forgotten, or to have expired without being swept yet."""
+    floor = int(connection.execute(SQL["version_floor"]).fetchone()[0])
+    left = _find(connection, key)
+    return floor if left is None else max(floor, left.version)
 
 
 def forget(connection: sqlite3.Connection, claims: Sequence[Gone]) -> None:

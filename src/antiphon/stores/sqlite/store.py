@@ -174,7 +174,7 @@ class SQLiteJournal:
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """Versions up to that of each forgotten record are never given again: a file that was lost does not know."""
-        return await self._read(lambda connection: claims.version_floor(connection)) >= version
+        return await self._read(lambda connection: claims.known_up_to(connection, request.key)) >= version
 
     async def clear(self, key: str) -> bool:
         return await self._write(lambda connection: claims.clear(connection, key), (key,))
