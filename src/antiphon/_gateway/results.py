@@ -176,7 +176,7 @@ def invalid(envelope: Any, message: str, reporter: Reporter, *, code: str = "val
     if isinstance(envelope, (str, bytes, bytearray)):
         try:
             envelope = msgspec.json.decode(envelope)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             envelope = {}
     wire = envelope if isinstance(envelope, Mapping) else {}
 

@@ -122,16 +122,21 @@ def _build(table: dict[str, Any], name: str, path: Path | None, env: Mapping[str
         config = msgspec.convert(table, Config)
     except msgspec.ValidationError as error:
         raise _explain(str(error), name, text, table) from None
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name}: a text is not valid Unicode ({error.reason}).", path=name) from None
     for key, variable, value in _from_environment(env, table):
         section, _, leaf = key.partition(".")
         merged = {**table.get(section, {}), leaf: value}
         table = {**table, section: merged}
         try:
+            str(value).encode()  # a byte that is not UTF-8 comes as half a character
             config = msgspec.convert(table, Config, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(
                 f"{variable}={value!r} is not valid for {key}: {_AT.sub('', str(error))}.", path=variable
             ) from None
+        except UnicodeError:
+            raise ConfigError(f"{variable} is not valid UTF-8.", path=variable) from None
         sources[key] = f"environment {variable}"
     return Loaded(config, sources, path, None if path is None else _stamp(path))
 

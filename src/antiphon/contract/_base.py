@@ -68,6 +68,8 @@ def decode(document: Any, kind: type[T]) -> T:
         if not isinstance(error, msgspec.ValidationError):
             said = f"The document is not valid JSON: {said[0].lower()}{said[1:]}"
         raise ContractError(f"{said} (at {path}).", path=path, hint=_possible(kind, path, text)) from None
+    except UnicodeError as error:
+        raise ContractError(f"The document is not UTF-8: {error}.", path="$") from None
     except RecursionError:
         raise ContractError("The document is nested too deeply.", path="$") from None
 

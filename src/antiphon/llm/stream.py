@@ -173,7 +173,7 @@ class _OpenAIResponses(_Assembler):
 
 
 def _grow(parts: list[dict[str, Any]], index: int, kind: str, field: str, delta: str) -> None:
-    index = min(index, 10_000)
+    index = max(0, min(index, 10_000))
     while len(parts) <= index:
         parts.append({"type": kind, field: ""})
     parts[index][field] = text_of(parts[index].get(field)) + delta

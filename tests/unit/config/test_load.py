@@ -69,3 +69,11 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     assert not changed(loaded)
     path.write_text("[gateway]\nshadow = true\n")
     assert changed(loaded)
+
+
+def test_text_that_is_no_unicode_is_an_error_of_the_configuration() -> None:
+    """Bytes of the environment that are not UTF-8 come as surrogates."""
+    with pytest.raises(ConfigError, match="ANTIPHON_GATEWAY_TENANT is not valid UTF-8"):
+        load({}, {"ANTIPHON_GATEWAY_TENANT": "a\udcff"})
+    with pytest.raises(ConfigError, match="not valid Unicode"):
+        load({"gateway": "\ud800"}, {})

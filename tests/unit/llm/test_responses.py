@@ -159,3 +159,12 @@ def test_no_damaged_stream_is_an_exception(data: st.DataObject) -> None:
         event[data.draw(st.sampled_from(sorted(event)))] = data.draw(junk)
     events[index] = event
     assert "complete" in assemble_stream(events, vector["provider"])
+
+
+def test_an_index_below_zero_is_the_first() -> None:
+    head = {"type": "response.output_item.added", "output_index": 0, "item": {"type": "message", "content": []}}
+    deltas = [
+        {"type": "response.output_text.delta", "output_index": 0, "content_index": index, "delta": text}
+        for index, text in ((0, "Hel"), (-2, "lo"))
+    ]
+    assert assemble_stream([head, *deltas], "openai-responses")["text"] == "Hello"

@@ -105,7 +105,7 @@ def parse(document: Any) -> Workflow:
             workflow = msgspec.json.decode(document, type=Workflow)
         else:
             workflow = msgspec.convert(document, Workflow)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidInput(f"This is not a workflow: {error}.") from None
     known = _unique("nodes", (node.id for node in workflow.nodes))
     _unique("edges", (edge.id for edge in workflow.edges))
