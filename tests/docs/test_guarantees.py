@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from antiphon.testing.sim import BUGS
 from scripts.make_guarantees import PAGE, RESULT, page
 
 
@@ -17,3 +18,9 @@ def test_the_result_proves_what_the_page_says() -> None:
     assert result["failures"] == []
     assert result["schedules"]["broken"] == 0
     assert all(verdict["violations"] == [] for verdict in result["faults"].values())
+
+
+def test_every_law_is_on_its_page() -> None:
+    page = (PAGE.parent / "laws.md").read_text(encoding="utf-8")
+    laws = {law for bug in BUGS.values() for law in bug.invariants}
+    assert sorted(law for law in laws if f"| {law} |" not in page) == []

@@ -591,7 +591,7 @@ class AsyncGateway(BaseGateway):
         opened = outcome.stream
         if opened.__class__ is Opened:
             state, world = StreamState(call, self._elsewhere(call)), self._world()
-            outcome.stream = AsyncStream(state, opened, lambda step: run_async(call, world, step))
+            outcome.stream = AsyncStream(state, opened, lambda step: run_async(call, world, step), world.shielded)
             call.outcome = None
         return outcome
 

@@ -181,11 +181,18 @@ class SyncStream(Iterator[Any]):
 class AsyncStream(AsyncIterator[Any]):
     """An asynchronous generator's chunks."""
 
-    def __init__(self, state: StreamState, opened: Opened, resume: Callable[[Step], Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        state: StreamState,
+        opened: Opened,
+        resume: Callable[[Step], Awaitable[Any]],
+        shielded: Callable[[Awaitable[Any]], Awaitable[None]],
+    ) -> None:
         self.state = state
         self._source, self._first = opened
         self._started = False
         self._resume = resume
+        self._shielded = shielded
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -224,11 +231,9 @@ class AsyncStream(AsyncIterator[Any]):
 
     async def _end(self, error: BaseException | None) -> None:
         """End the stream even if the reader is being cancelled."""
-        import asyncio
-
         step = self.state.end(error)
         if step is not None:
-            await asyncio.shield(asyncio.ensure_future(self._finish(step)))
+            await self._shielded(self._finish(step))
 
     async def _finish(self, step: Step) -> None:
         await self._write(self.state.rest())

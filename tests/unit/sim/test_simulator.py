@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from antiphon.errors import StoreUnavailable
+from antiphon.stores import SQLiteStore
+from antiphon.testing._harness import Harness, claimed
 from antiphon.testing.sim import BUGS, explore, simulate
 from antiphon.testing.sim.__main__ import main
+from antiphon.testing.sim.disk import FAULTS, DiskFault, virtual_disk
+from antiphon.testing.sim.plan import Plan
 from antiphon.testing.sim.world import TIME_WIDTH
 
-SEEDS = range(2_000)
-RARE = {"nothing-is-abandoned": range(1500, 1560)}
-"""Where a bug shows that takes two interrupts of one call."""
+SEEDS = 2_000
 """Each planted bug is found by one of them."""
+RARE = {
+    "two-answers": 170,
+    "zombie-retries": 205,
+    "stale-epoch": 380,
+    "nothing-is-abandoned": 665,
+    "perhaps-means-no": 215,
+    "shadow-binds": 85,
+    "cancelled-probe-is-good": 100,
+    "not-recorded-unsaid": 45,
+    "stale-plan": 50,
+}
+"""Near to where those show that take more than a few seeds; ``make prove`` looks at all of them."""
 
 
 @pytest.mark.parametrize("start", range(0, 200, 50))
@@ -21,7 +38,7 @@ def test_the_invariants_hold(start: int) -> None:
     assert explored.seeds == 50
 
 
-@pytest.mark.parametrize("seed", [81, 121, 253, 813])
+@pytest.mark.parametrize("seed", [173, 177, 465])
 def test_two_deliveries_of_one_call_while_an_equal_one_ends_get_one_answer(seed: int) -> None:
     """In these simulations one delivery shares the answer of the equal call while another is about to run."""
     assert simulate(seed, "two-answers").broken != ""
@@ -46,6 +63,14 @@ def test_the_seeds_reach_what_matters() -> None:
         "by execute",
         "by turn",
         "by function",
+        "by once",
+        "by adapter",
+        "by stream",
+        "calls by tools",
+        "left",
+        "fail-overs",
+        "slow store steps",
+        "answers that expired",
         "late results",
         "cancelled store steps",
         "steps while the store is away",
@@ -69,11 +94,46 @@ def test_the_seeds_reach_what_matters() -> None:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    explored = explore(RARE.get(bug, SEEDS), bug, stop_at=1)
+    explored = explore(range(RARE.get(bug, 0), SEEDS), bug, stop_at=1)
     assert explored.broken, f"{bug} was not found in {explored.seeds} seeds"
     invariant = explored.broken[0].broken.partition(":")[0]
     assert invariant in BUGS[bug].invariants
     assert simulate(explored.broken[0].seed).broken == "", "the seed that finds a bug is fine without it"
+
+
+def test_a_disk_that_fails_is_reached() -> None:
+    seen: Counter[str] = Counter()
+    for seed in (seed for seed in range(400) if Plan(seed).bad_disks):
+        simulation = simulate(seed)
+        assert simulation.broken == ""
+        seen.update(simulation.seen)
+    assert [fault for fault in FAULTS if not seen[f"disk: {fault}"]] == []
+    assert seen["store_unavailable"] > 0
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_disk_reaches_the_store(fault: DiskFault) -> None:
+    """A step that was not stored is an error, and the next one works."""
+    with virtual_disk() as disk:
+        store = SQLiteStore(disk.folder / "one.db")
+        journal, request = store.open_sync(), Harness(lambda: store).request("k", "call-1")
+        journal.read("k")  # opens the file
+        fails = disk.failing(lambda step: fault if (step == "fsync") == (fault == "fsync fails") else None)
+        with fails, pytest.raises(StoreUnavailable):
+            journal.begin(request)
+        if fault != "fsync fails":  # then it is uncertain, and the error says so
+            assert journal.read("k", "call-1") is None
+        claimed(journal.begin(Harness(lambda: store).request("k2", "call-2")))
+        journal.close()
+        for left in disk.folder.glob("one.db*"):
+            left.unlink()
+
+
+def test_a_fail_over_excuses_only_what_it_lost() -> None:
+    """Twice the same effect is counted where the claim was lost, and broken where it was not."""
+    seen = explore(seed for seed in range(150) if Plan(seed).failovers).seen
+    assert seen["fail-overs"] > 0
+    assert seen["after a lost write, not promised: one dispatch"] > 0
 
 
 def test_a_seed_is_the_whole_simulation() -> None:
@@ -94,10 +154,10 @@ def test_schedules_differ_by_their_order_and_not_by_their_times() -> None:
 def test_the_command_says_what_was_explored(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "10", "--bug", "release-on-cancel"]) == 0
     assert "found by seed" in capsys.readouterr().out
-    assert main(["--seed", "81", "--bug", "two-answers"]) == 1
+    assert main(["--seed", "173", "--bug", "two-answers"]) == 1
     shrunk = capsys.readouterr().out
     command = shrunk.splitlines()[-1]
-    assert command.startswith("again with: python -m antiphon.testing.sim --seed 81 --bug two-answers --without ")
+    assert command.startswith("again with: python -m antiphon.testing.sim --seed 173 --bug two-answers --without ")
     assert main(command.split()[5:]) == 1, "the command shows the same"
     assert capsys.readouterr().out == shrunk
     assert main(["--seed", "3"]) == 0

@@ -12,6 +12,7 @@ from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.leases import Leases
 from antiphon._gateway.plan import Plan, Plans
 from antiphon._gateway.steps import Reclaim, Step
+from antiphon._gateway.streams import StreamState
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen
 from antiphon.decide import claim as rules
@@ -188,6 +189,14 @@ def _key_without_arguments(self: KeyMaker, params: Any, *more: Any) -> Any:
     return _real_quick(self, {}, *more)
 
 
+def _left_is_left(self: StreamState, error: BaseException | None, why: str = "") -> Step | None:
+    if isinstance(error, GeneratorExit):
+        self.ended = True
+        return None
+    return _real_end(self, error, why)
+
+
+_real_end = StreamState.end
 _real_decide, _real_reconciled, _real_shadow = claim._decide, claim._reconciled, admission._shadow
 _real_quick = KeyMaker.quick
 _real_success = Breaker.success
@@ -324,6 +333,11 @@ BUGS: dict[str, Bug] = {
         "a call in shadow takes the claim of calls that count",
         ("switches",),
         ((admission, "_shadow", _shadow_like_any_other),),
+    ),
+    "stream-left-unsettled": Bug(
+        "a stream whose reader leaves is settled by nobody",
+        ("an end", "leases"),
+        ((StreamState, "end", _left_is_left),),
     ),
     "cancelled-probe-is-good": Bug(
         "a probe that was cancelled counts as a success",

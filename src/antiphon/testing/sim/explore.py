@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from antiphon._gateway import breakers, claim
+from antiphon._gateway import breakers, claim, source
 from antiphon._gateway import plan as plans
 from antiphon.testing.sim.bugs import BUGS
 from antiphon.testing.sim.invariants import Asked, Invariants, asking
-from antiphon.testing.sim.plan import CALM_S, QUIET_S, Change, Delivery, Plan
+from antiphon.testing.sim.plan import CALM_S, INSIDE, QUIET_S, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared
-from antiphon.testing.sim.worker import Worker
-from antiphon.testing.sim.world import TIME_WIDTH, Nap, Task, World, blocking, here
+from antiphon.testing.sim.worker import Worker, within
+from antiphon.testing.sim.world import TIME_WIDTH, Dead, Nap, Task, World, blocking, here
 
 
 class Simulation(NamedTuple):
@@ -55,14 +56,21 @@ class _Simulator:
         self.invariants = Invariants(self.world, self.plan)
         self.shared = Shared(self.world, self.invariants, self.plan)
         self.invariants.shared = self.shared
-        self.workers = [self._worker(f"w{n}", threads) for n, threads in enumerate(self.plan.threads)]
+        self.shared.call_inside = self._call_inside
+        self.workers: list[Worker] = []
         self.calls: list[tuple[Delivery, Task]] = []
+        self._inside = 0
 
     def _worker(self, name: str, threads: bool) -> Worker:
         return Worker(name, self.shared, threads=threads)
 
     def simulate(self) -> Simulation:
+        with self.shared.open():
+            return self._simulate()
+
+    def _simulate(self) -> Simulation:
         plan, world = self.plan, self.world
+        self.workers = [self._worker(f"w{n}", threads) for n, threads in enumerate(plan.threads)]
         for number, delivery in enumerate(plan.deliveries):
             self._plan(f"call{number}", delivery.at, partial(self._deliver, delivery, number))
         for number, (at, worker, seconds) in enumerate(plan.pauses):
@@ -71,6 +79,9 @@ class _Simulator:
             self._plan(f"kill{number}", at, partial(self._kill, worker))
         for number, change in enumerate(plan.changes):
             self._plan(f"change{number}", change.at, partial(self._change, change))
+        for number, failover in enumerate(plan.failovers):
+            before = failover.at - failover.lag
+            self._plan(f"failover{number}", before, partial(self.shared.fail_over, failover.lag))
         world.start("calm", self._calm(), after=CALM_S)
         world.start("the end", self._once_more(), after=QUIET_S)
         try:
@@ -132,8 +143,10 @@ class _Simulator:
 
     async def _call(self, worker: Worker, delivery: Delivery, number: int) -> Any:
         identity = self.plan.identity(delivery, number)
-        claims, untold = delivery.mode != "disabled", delivery.way == "function"
-        asked = Asked(number, identity, delivery.intent, worker, self.world.now, claims=claims, untold=untold)
+        now, claims = self.world.now, delivery.mode != "disabled"
+        asked = Asked(number, identity, delivery.intent, worker, now, claims=claims, untold=delivery.untold)
+        if delivery.deadline_s is not None:
+            asked.until = now + delivery.deadline_s
         asking.set(asked)
         self.invariants.asked(asked)
         answer = await worker.ask(delivery, number)
@@ -141,12 +154,24 @@ class _Simulator:
         self.invariants.answered(asked, answer)
         return answer
 
+    async def _call_inside(self, worker: Worker, intent: str) -> None:
+        """A tool calls another one; whatever comes of that, it goes on."""
+        self._inside += 1
+        self.invariants.seen["calls by tools"] += 1
+        outer = asking.get()
+        in_turn = self._inside % 2 == 0 or intent.removesuffix(INSIDE) in self.plan.adapted
+        delivery = Delivery(self.world.now, 0, intent, intent, "turn" if in_turn else "function", named=False)
+        try:
+            await self._call(worker, delivery, 20_000 + self._inside)
+        finally:
+            asking.set(outer)
+
     async def _once_more(self) -> None:
         """When all is quiet, every call identity is delivered once again."""
         kept = [call for n, call in enumerate(self.plan.deliveries) if f"call{n}" not in self.plan.without]
         last = {call.identity: call for call in kept if call.named}
         for number, delivery in enumerate(last.values()):
-            quiet = delivery._replace(mode="enforced", cancel_after=(), deadline_s=None)
+            quiet = delivery._replace(mode="enforced", cancel_after=(), deadline_s=None, leaves=False)
             self.world.start(f"again {delivery.identity}", self._deliver(quiet, 10_001 + number), after=number * 0.5)
 
     def _everybody_was_answered(self) -> None:
@@ -174,12 +199,27 @@ def _certainly_dead(owner: str) -> bool:
     return worker.sees_dead(owner.rpartition("sim.")[2])
 
 
+@contextmanager
+def _generators_just_go() -> Iterator[None]:
+    """An asynchronous generator of a killed worker is not closed: nobody is left to await it."""
+    before, told = sys.get_asyncgen_hooks(), sys.unraisablehook
+    sys.set_asyncgen_hooks(finalizer=lambda generator: None)
+    sys.unraisablehook = lambda one: None if one.exc_type is Dead else told(one)
+    try:
+        yield
+    finally:
+        sys.set_asyncgen_hooks(*before)
+        sys.unraisablehook = told
+
+
 def simulate(seed: int, bug: str = "", without: frozenset[str] = frozenset()) -> Simulation:
     """The simulation of one seed, with a planted bug if one is named. *without*: parts of it that are left out."""
     with (
         patch.object(plans, "owner_token", _owner_token),
         patch.object(breakers, "owner_token", _owner_token),
         patch.object(claim, "certainly_dead", _certainly_dead),
+        patch.object(source, "within", within),
+        _generators_just_go(),
         BUGS[bug].plant() if bug else nullcontext(),
     ):
         return _Simulator(seed, without).simulate()

@@ -41,11 +41,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
+from antiphon.adapters._calls import Given
 from antiphon.contract._base import UNSET
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.decide.breaker import RESET_REASON, Transition
 from antiphon.decide.claim import UNKNOWN_CODE
 from antiphon.ports import Settlement
+from antiphon.testing.sim.plan import SHORT_LIFE_S
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.plan import Plan
@@ -71,6 +73,8 @@ class Asked:
     """Whether the caller wants a claim at all (``dedupeMode`` is not ``disabled``)."""
     untold: bool
     """Whether the answer comes without metadata (a decorated function)."""
+    until: float = inf
+    """Its deadline."""
     request: Any = None
     """What the store was asked for a claim with: the guarded call itself."""
     cut_off: bool = False
@@ -105,15 +109,22 @@ class Answered(NamedTuple):
 
 
 def answer_of(result: Any) -> Answered:
-    """An envelope, a denial, or what a decorated function returned."""
+    """An envelope, a denial, what an adapter was given, or what a decorated function returned."""
     if isinstance(result, ToolDenied):
         return Answered(result.code)
+    if isinstance(result, Given):
+        return Answered(result.code, first_of(result.value), result.reused)
     if not isinstance(result, ToolResultEnvelope):
-        return Answered("", result)
+        return Answered("", first_of(result))
     if result.output is None:
         return Answered(result.code, from_cache=result.from_cache)
     metadata = result.output.metadata or {}
-    return Answered("", result.output.content, result.from_cache, metadata)
+    return Answered("", first_of(result.output.content), result.from_cache, metadata)
+
+
+def first_of(value: Any) -> Any:
+    """Every chunk of a stream says the same."""
+    return value[0] if isinstance(value, list) else value
 
 
 def failure_of(error: Exception) -> Answered:
@@ -121,9 +132,11 @@ def failure_of(error: Exception) -> Answered:
     return Answered(getattr(error, "code", type(error).__name__))
 
 
+LEFT = "left"
+"""What a reader has who left a stream."""
 _OPEN_ENDS = ("ETIMEDOUT", "http_503")
 _SHADOW = "shadow."
-_NOT_ANSWERS = ("store_unavailable", "deadline_exceeded", "denied")
+_NOT_ANSWERS = ("store_unavailable", "deadline_exceeded", "denied", LEFT)
 """Codes that say nothing of the call itself."""
 
 
@@ -133,6 +146,7 @@ class Dispatch:
 
     number: int
     intent: str
+    identity: str
     fence: int
     worker: Worker
     began: float
@@ -144,6 +158,8 @@ class Dispatch:
     closed: bool = False
     """A record says what became of it."""
     closed_at: float = inf
+    unknown_at: float = inf
+    """Since then a record says that nobody knows."""
     denied: bool = False
     """A record says that it was not made."""
 
@@ -153,6 +169,8 @@ class Claim(NamedTuple):
 
     worker: Worker
     since: float
+    until: float
+    """The deadline of its call, at which renewal ends."""
 
 
 class Invariants:
@@ -179,6 +197,18 @@ class Invariants:
         """By identity: when it was first answered for good, and with what."""
         self._first_asked: dict[str, float] = {}
         self._half_open: dict[str, float] = {}
+        self._intents: dict[str, str] = {}
+        """By key."""
+        self._forgotten: set[str] = set()
+        """Intents of which the store lost a write that it had confirmed."""
+
+    def lost_writes(self, keys: set[str]) -> None:
+        """The store forgot the last writes on these keys: of their intents little can be promised."""
+        self._forgotten |= {self._intents[key] for key in keys if key in self._intents}
+        for held in [held for held in self._claims if held[0] in keys]:
+            self._claims.pop(held)
+        for key in keys:
+            self._current.pop(key, None)
 
     def breaks(self, invariant: str, text: str) -> None:
         if not self.broken:
@@ -194,10 +224,12 @@ class Invariants:
         held = None if before is None else self._claims.get((key, before))
         if held is not None:
             self.seen["takeovers"] += 1
-            if held.worker.healthy_since(held.since):
+            if self._is_well(held):
                 self.breaks("leases", f"{worker.name} took the claim of {held.worker.name}, which was well")
         self._current[key] = version
-        self._claims[key, version] = Claim(worker, self.world.now)
+        if asked is not None:
+            self._intents[key] = asked.intent
+        self._claims[key, version] = Claim(worker, self.world.now, inf if asked is None else asked.until)
         self._verified[version] = self.world.now
         shadow = key.startswith(_SHADOW)
         if shadow:
@@ -206,6 +238,10 @@ class Invariants:
         self.world.say(f"{worker.name}: claims {who} as {version}{' in shadow' if shadow else ''}")
         if asked is not None:
             self._check_switches(asked, "shadow" if shadow else "on", "was claimed")
+
+    def _is_well(self, held: Claim) -> bool:
+        """Whether nothing kept the holder of a claim from renewing its lease."""
+        return held.worker.healthy_since(held.since) and self.world.now < held.until
 
     def renewed(self, version: int) -> None:
         """The store said that a claim is still held."""
@@ -217,21 +253,22 @@ class Invariants:
         fence = self._fences[became] = self._fences.get(version, version)
         self.world.say(f"{worker.name}: settles fence {fence} as {settlement.state} {code}")
         held = self._claims.pop((key, version), None)
-        if held is not None and held.worker is not worker and held.worker.healthy_since(held.since):
+        if held is not None and held.worker is not worker and self._is_well(held):
             self.breaks("leases", f"{worker.name} gave up on {held.worker.name}, which was well")
         if fence in self._shadows:
             return
         for dispatch in self._of_fence(fence):
             self._judge_record(dispatch, settlement, code, read_back=fence != version)
         assert self.shared is not None
-        found = self.shared.inner.read(key, "")
+        found = None if self._intents.get(key) in self._forgotten else self.shared.inner.read(key, "")
         if found is not None and found.current.state == "done" and found.current.payload is not UNSET:
-            kept = msgspec.json.decode(found.current.payload)
+            kept = first_of(msgspec.json.decode(found.current.payload))
             if kept["fence"] != found.current.fence:
                 self.breaks("fencing", f"the record of fence {found.current.fence} holds a result of {kept['fence']}")
 
     def _judge_record(self, dispatch: Dispatch, settlement: Settlement, code: str, read_back: bool) -> None:
-        surely = not dispatch.effect if read_back else dispatch.no_effect
+        answered_no = code == "http_400" and not dispatch.effect  # it ran, and says that nothing happened
+        surely = not dispatch.effect if read_back else dispatch.no_effect or answered_no
         failed = settlement.state == "failed" and code != UNKNOWN_CODE
         if settlement.state == "cancelled" and not settlement.dispatched and not surely:
             self.breaks("honest records", f"act({dispatch.intent}) is recorded as not dispatched, but it was")
@@ -241,6 +278,8 @@ class Invariants:
         if settlement.state == "done" or failed or not settlement.dispatched:
             dispatch.closed = True
             dispatch.closed_at = min(dispatch.closed_at, self.world.now)
+        else:
+            dispatch.unknown_at = min(dispatch.unknown_at, self.world.now)
 
     def took_effect(self, dispatch: Dispatch) -> None:
         """Something changed in the world."""
@@ -265,7 +304,7 @@ class Invariants:
     def dispatched(self, intent: str, fence: int, worker: Worker, asked: Asked) -> Dispatch:
         """The tool is entered."""
         self.seen["dispatches"] += 1
-        dispatch = Dispatch(self.seen["dispatches"], intent, fence, worker, self.world.now)
+        dispatch = Dispatch(self.seen["dispatches"], intent, asked.identity, fence, worker, self.world.now)
         self.world.say(f"{worker.name}: act({intent}) fence {fence} for {asked.identity}")
         own = self._by_call.setdefault(asked.number, [])
         asked.dispatches.append(dispatch.number)
@@ -292,7 +331,7 @@ class Invariants:
         """Whether a mode that the call may have found explains what is done with it."""
         allowed = {"on": "on", "off": "off", "shadow": "shadow", "no keys": "off"}
         explained = {allowed[mode] for mode in asked.modes}
-        if "no keys" in asked.modes and asked.identity in self.plan.given_keys.values():
+        if "no keys" in asked.modes and self.plan.is_keyed(asked.identity):
             explained.add("on")
         if "on" in asked.modes and (not asked.claims or (asked.cut_off and self.plan.spec.effect == "read")):
             explained.add("off")
@@ -309,18 +348,27 @@ class Invariants:
         knew = tried_blindly or worker.healthy_since(self._verified[fence])
         for other in earlier:
             if other.fence > fence:
-                self._late(knew, "fencing", f"fence {fence} was dispatched after {other.fence}")
+                self._late(knew, intent, "fencing", f"fence {fence} was dispatched after {other.fence}")
             if self.plan.idempotent:
                 continue
             if other.fence == fence and not other.no_effect:
                 self.breaks("one dispatch", f"act({intent}) was tried again although it may have happened")
-            if other.fence != fence and not other.closed:
-                self._late(knew, "one dispatch", f"act({intent}) by {worker.name} while fence {other.fence} is open")
+            if other.fence != fence and not other.closed and not self._gate_is_over(other, dispatch):
+                text = f"act({intent}) by {worker.name} while fence {other.fence} is open"
+                self._late(knew, intent, "one dispatch", text)
         earlier.append(dispatch)
 
-    def _late(self, knew: bool, invariant: str, text: str) -> None:
+    def _gate_is_over(self, other: Dispatch, dispatch: Dispatch) -> bool:
+        """Whether an unknown outcome is so old that it no longer stops a new call of its intent."""
+        over = self.world.now >= other.unknown_at + self.plan.life_s and other.identity != dispatch.identity
+        self.seen["calls after the gate of an unknown one"] += over
+        return over
+
+    def _late(self, knew: bool, intent: str, invariant: str, text: str) -> None:
         """A worker that went away right after the store confirmed its claim cannot know; a sink can, by the fence."""
-        if knew:
+        if intent in self._forgotten:
+            self.seen[f"after a lost write, not promised: {invariant}"] += 1
+        elif knew:
             self.breaks(invariant, text)
         else:
             self.seen["dispatches only a fence can stop"] += 1
@@ -358,6 +406,11 @@ class Invariants:
     def _answered_for_good(self, asked: Asked, answer: Answered) -> None:
         identity, metadata = asked.identity, answer.metadata
         first = self._answers.get(identity)
+        if asked.intent in self._forgotten:
+            return
+        if first is not None and self._has_expired(asked, first[1]):
+            first = None
+            del self._answers[identity]
         if answer.code:
             if first is not None and first[0] <= asked.at and answer.code not in _NOT_ANSWERS:
                 self.breaks("identity", f"{identity} was answered {first[1]}, and later with {answer.code}")
@@ -368,10 +421,20 @@ class Invariants:
             uncertain = True  # a decorated function returns no metadata
         if first is not None and first[1] != value and (first[0] <= asked.at or not uncertain):
             self.breaks("identity", f"{identity} was answered {first[1]}, and another delivery of it {value}")
-        if self.plan.loss and (metadata.get("reused") or metadata.get("reconciled")):
+        if asked.cut_off and (asked.untold or metadata.get("reused") or metadata.get("reconciled")):
             uncertain = True  # the store may not have learned that this caller shared an answer
         if first is None and not uncertain:
             self._answers[identity] = (self.world.now, value)
+
+    def _has_expired(self, asked: Asked, value: Any) -> bool:
+        """Whether the store may have forgotten an answer: from then on the same identity is a new call."""
+        if self.plan.life_s > SHORT_LIFE_S or asked.identity in self.plan.named_keys.values():
+            return False
+        settled = (d.ended for d in self._dispatches.get(asked.intent, ()) if d.number == value["number"])
+        ended = next(settled, None)
+        over = ended is None or self.world.now >= ended + self.plan.life_s
+        self.seen["answers that expired"] += over
+        return over
 
     # -- breakers ------------------------------------------------------------------------------------------------
 
@@ -397,7 +460,7 @@ class Invariants:
     def nothing_is_left(self, workers: list[Worker]) -> None:
         """All calls are over."""
         for (key, version), claim in self._claims.items():
-            if self._current[key] == version and claim.worker.healthy_since(claim.since):
+            if self._current.get(key) == version and claim.worker.healthy_since(claim.since):
                 self.breaks("an end", f"{claim.worker.name} left its claim {version} in flight")
         for worker in workers:
             if not worker.dead and (worker.leases._held or worker.leases._unfinished):

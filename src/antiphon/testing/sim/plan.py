@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from random import Random
 from typing import Any, Literal, NamedTuple
 
 from antiphon.contract.spec import BreakerPolicy, ToolSpec, Ttls
 from antiphon.decide.claim import ReuseRule
+from antiphon.testing.sim.disk import FAULTS, DiskFault
 
 Kind = Literal["claims", "crowd", "interrupts", "retries", "breaker"]
 """Calls of all sorts; many at once; most of them cancelled; failures and long pauses; a failing dependency."""
 Ends = Literal["fine", "refused", "answer 400", "answer 503", "lost"]
-Way = Literal["execute", "turn", "function"]
+Way = Literal["execute", "turn", "function", "once", "adapter", "stream"]
+Store = Literal["any", "sqlite", "redis", "postgres"]
+"""The memory store behind a network that does what any network may do; the real SQLite store on a virtual disk; a Redis
+that fails over; a PostgreSQL whose connections are cut while it goes on with what it was sent."""
 LEASE_MS = 3_000
 LEASE_S = LEASE_MS / 1000
 QUIET_S = 50.0
@@ -19,6 +24,11 @@ QUIET_S = 50.0
 CALM_S = 40.0
 """After this every worker has its first configuration again."""
 TOOL = "act"
+ADAPTED, STREAMED = "adapted", "streamed"
+"""A tool that a framework's adapter guards, and one that answers in chunks."""
+INSIDE = ".inside"
+"""Of the intent of a call that a tool makes."""
+SHORT_LIFE_S = 8.0
 
 
 class AttemptPlan(NamedTuple):
@@ -44,14 +54,40 @@ class Delivery(NamedTuple):
     cancel_after: tuple[float, ...] = ()
     """When it is cancelled, and when once more."""
     deadline_s: float | None = None
+    tool: str = TOOL
+    leaves: bool = False
+    """Whether the reader of a stream goes away after its first chunk."""
+
+    @property
+    def untold(self) -> bool:
+        """Whether the answer comes without metadata."""
+        return self.way not in ("execute", "turn")
 
 
 class Outage(NamedTuple):
-    """The store is away: it refuses, or it is frozen and takes what it was sent when it goes on."""
+    """The store is away: it refuses, or it is frozen and takes what it was sent when it goes on, or it is slow."""
 
     at: float
     seconds: float
     frozen: bool
+    slow_s: float = 0.0
+    """So long every step takes."""
+
+
+class Failover(NamedTuple):
+    """A replica takes over that lacks the writes of the last *lag* seconds."""
+
+    at: float
+    lag: float
+
+
+class BadDisk(NamedTuple):
+    """For some time each write or fsync may fail."""
+
+    at: float
+    seconds: float
+    fault: DiskFault
+    rate: float
 
 
 class Change(NamedTuple):
@@ -81,6 +117,7 @@ class Plan:
 
     def __init__(self, seed: int, without: frozenset[str] = frozenset()) -> None:
         random = self._random = Random(seed * 2 + 1)
+        more = self._more = Random(seed * 2 + 1_000_000_007)
         self.seed = seed
         self.without = without
         """What a smaller schedule leaves out (:meth:`parts`)."""
@@ -107,6 +144,14 @@ class Plan:
         """Whether a worker can see that another one is dead."""
         self.policies: tuple[BreakerPolicy, ...] = _policies(self.kind)
         self.close_after: int = self.policies[0].close_after
+        self.store: Store = more.choices(("any", "sqlite", "redis", "postgres"), weights=(12, 1, 4, 2))[0]
+        self.failovers: list[Failover] = []
+        self.bad_disks: list[BadDisk] = []
+        self._store_faults()
+        self.reenters: bool = more.random() < 0.2
+        """Whether tools call another tool now and then."""
+        self.life_s: float = SHORT_LIFE_S if self.kind != "breaker" and more.random() < 0.15 else 3_600.0
+        """How long the outcome of a call without a key of its own is kept."""
         reads = self.idempotent and random.random() < 0.3
         reuse: ReuseRule = random.choice(("never", "turn", "session", 5.0))
         self.spec: ToolSpec = ToolSpec(
@@ -114,10 +159,12 @@ class Plan:
             idempotent=self.idempotent,
             effect="read" if reads else None,
             reuse=reuse if self.idempotent or reuse == "turn" else "never",
-            ttl=Ttls(done_ms=3_600_000, failed_ms=3_600_000, lease_ms=LEASE_MS),
+            ttl=Ttls(done_ms=int(self.life_s * 1000), failed_ms=int(self.life_s * 1000), lease_ms=LEASE_MS),
         )
         self.given_keys: dict[str, str] = {}
         """Intents whose calls all have one key, from the envelope or from a hook."""
+        self.named_keys: dict[str, str] = {}
+        """… from ``once`` or ``turn.call``."""
         self.deliveries: list[Delivery] = self._breaker_calls() if self.kind == "breaker" else self._claim_calls()
         pauses = random.choice((2, 4, 8)) if self.kind == "retries" else random.choice((0, 0, 1, 2, 3))
         self.pauses: list[tuple[float, int, float]] = [
@@ -135,12 +182,65 @@ class Plan:
         if "loss" in without:
             self.loss = 0.0
         self.outages = [outage for n, outage in enumerate(self.outages) if f"outage{n}" not in without]
+        self.bad_disks = [bad for n, bad in enumerate(self.bad_disks) if f"disk{n}" not in without]
+        if "inside" in without:
+            self.reenters = False
+
+    def _store_faults(self) -> None:
+        """What befalls this kind of store, besides what befalls any."""
+        more = self._more
+        if self.store == "sqlite":  # no network
+            self.cancels, self.loss, self.outages, self.same_host = "waits", 0.0, [], True
+            self.bad_disks = [
+                BadDisk(
+                    more.uniform(0, 18), more.choice((0.5, 3.0, 8.0)), more.choice(FAULTS), more.choice((0.1, 0.5, 1))
+                )
+                for _ in range(more.choice((0, 1, 1, 2)))
+            ]
+        elif self.store == "redis":
+            self.cancels = "drops"
+            self.failovers = [
+                Failover(more.uniform(2, 20), more.choice((0.05, 0.5, 2.0))) for _ in range(more.choice((0, 1, 1, 2)))
+            ]
+            self.outages += [Outage(found.at, 0.2, frozen=False) for found in self.failovers]
+        elif self.store == "postgres":
+            self.cancels = "goes on"
+        if self.store in ("redis", "postgres") and more.random() < 0.4:
+            slow = more.choice((0.2, 0.8, 1.5))
+            self.outages.append(Outage(more.uniform(0, 20), more.choice((2.0, 6.0)), frozen=False, slow_s=slow))
+
+    @cached_property
+    def tools(self) -> set[str]:
+        """Those that are called."""
+        return {TOOL, *(delivery.tool for delivery in self.deliveries)}
+
+    @cached_property
+    def streamed(self) -> set[str]:
+        """The intents of calls that answer in chunks."""
+        return {delivery.intent for delivery in self.deliveries if delivery.tool == STREAMED}
+
+    @cached_property
+    def adapted(self) -> set[str]:
+        """The intents of calls that come from an adapter, which names another actor."""
+        return {delivery.intent for delivery in self.deliveries if delivery.tool == ADAPTED}
+
+    def is_keyed(self, identity: str) -> bool:
+        """Whether a call has a key of its own."""
+        return identity in self.given_keys.values() or identity in self.named_keys.values()
 
     def parts(self) -> list[str]:
         """Everything that can be left out, by name; calls last."""
-        lists = (("kill", self.kills), ("pause", self.pauses), ("change", self.changes), ("outage", self.outages))
+        lists: tuple[tuple[str, list[Any]], ...] = (
+            ("kill", self.kills),
+            ("pause", self.pauses),
+            ("change", self.changes),
+            ("outage", self.outages),
+            ("failover", self.failovers),
+            ("disk", self.bad_disks),
+        )
         named = [f"{name}{n}" for name, found in lists for n in range(len(found))]
-        return ["loss"] * bool(self.loss) + named + [f"call{n}" for n in range(len(self.deliveries))]
+        whole = ["loss"] * bool(self.loss) + ["inside"] * self.reenters
+        return whole + named + [f"call{n}" for n in range(len(self.deliveries))]
 
     # -- calls ---------------------------------------------------------------------------------------------------
 
@@ -149,15 +249,38 @@ class Plan:
         calls: list[Delivery] = []
         for number in range(random.randint(2, 4) if self.kind == "interrupts" else random.randint(1, 2)):
             intent = f"i{number}"
-            if random.random() < 0.2:
+            tool, named = self._way_of(intent)
+            if random.random() < 0.2 and tool == TOOL and not named:
                 self.given_keys[intent] = f"key-{intent}"
             base = random.uniform(0, 12)
             for identity in range(random.randint(2, 4) if self.kind == "crowd" else random.randint(1, 4)):
                 base = base if self.kind == "crowd" else random.uniform(0, 12)
                 calls += [
-                    self._claim_call(intent, f"{intent}c{identity}", base) for _ in range(random.randint(1, most))
+                    self._another_way(self._claim_call(intent, f"{intent}c{identity}", base), tool)
+                    for _ in range(random.randint(1, most))
                 ]
         return calls
+
+    def _way_of(self, intent: str) -> tuple[str, bool]:
+        """The tool of an intent, and whether its calls name what they are about."""
+        tool = self._more.choices((TOOL, ADAPTED, STREAMED), weights=(7, 1, 2))[0]
+        if tool == TOOL and self._more.random() < 0.12:
+            self.named_keys[intent] = f"about-{intent}"
+        return tool, intent in self.named_keys
+
+    def _another_way(self, call: Delivery, tool: str) -> Delivery:
+        """The call as it is made of that tool, or for a key."""
+        if tool == ADAPTED:
+            return call._replace(tool=tool, way="adapter", mode="enforced", deadline_s=None)
+        if tool == STREAMED:
+            leaves = self._more.random() < 0.15
+            if call.way == "function":
+                return call._replace(tool=tool, way="stream", leaves=leaves)
+            return call._replace(tool=tool)
+        if call.intent in self.named_keys:
+            way: Way = "turn" if call.way == "turn" else "once"
+            return call._replace(way=way, key=self.named_keys[call.intent], mode="enforced", deadline_s=None)
+        return call
 
     def _claim_call(self, intent: str, identity: str, base: float) -> Delivery:
         random = self._random
@@ -238,6 +361,14 @@ class Plan:
         ends = random.choices(("fine", "refused", "answer 400", "answer 503", "lost"), weights)[0]
         return AttemptPlan(length * random.random(), length * random.random(), ends)
 
+    def calls_inside(self, what: str) -> bool:
+        """Whether the tool calls another one now."""
+        return self.reenters and not what.endswith(INSIDE) and self._more.random() < 0.4
+
+    def fails_late(self) -> bool:
+        """Whether a stream that fails has sent a chunk before."""
+        return self._more.random() < 0.5
+
     def identity(self, delivery: Delivery, number: int) -> str:
         """What redeliveries of this call have in common; a call without an id is one of its own."""
         if delivery.key is not None:
@@ -257,7 +388,7 @@ class Plan:
             "contractVersion": "1.1",
             "requestId": f"r{number}",
             **named,
-            "toolName": TOOL,
+            "toolName": delivery.tool,
             "toolNamespace": "tools",
             "target": {"sessionKey": "s", "actorId": "a"},
             "payload": payload,

@@ -1,14 +1,24 @@
-"""The real memory store behind a network that delays and loses, seen by one worker."""
+"""The store as one worker sees it: a real one behind a network that delays and loses, or on a disk that fails.
+
+Redis and PostgreSQL are modelled by the memory store, which keeps the same rules (``antiphon.testing``'s conformance
+rules hold for all of them), and by what their networks, clients and replicas do. SQLite is SQLite.
+"""
 
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from antiphon.errors import StoreUnavailable
+from antiphon.errors import StoreError, StoreUnavailable
 from antiphon.ports import Begun, BreakerRow, Claimed, ClaimRequest, Existing, Row, Settlement, SyncJournal
-from antiphon.stores import MemoryStore
+from antiphon.stores import MemoryStore, SQLiteStore
+from antiphon.stores._common import owner_of
+from antiphon.stores.memory.claims import Node
+from antiphon.testing.sim.disk import Disk, DiskFault, virtual_disk
 from antiphon.testing.sim.invariants import asking
 from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, either, in_thread
 
@@ -25,16 +35,114 @@ _PATIENCE_S = 1.0
 """So long a client waits for a store that does not answer."""
 
 
+class _Ticking(VirtualClock):
+    """A millisecond for every look: SQLite numbers claims by the clock, and laws tell them apart by their numbers."""
+
+    _last = 0
+
+    def now_ms(self) -> int:
+        self._last = max(super().now_ms(), self._last + 1)
+        return self._last
+
+
+class _Replica:
+    """What a replica of the memory store has got so far."""
+
+    def __init__(self, inner: Any) -> None:
+        copies = {id(node): copy(node) for node in inner._nodes.values()}
+
+        def known(node: Node) -> Node:
+            found: Node = copies.setdefault(id(node), copy(node))
+            return found
+
+        self.nodes = OrderedDict((serial, known(node)) for serial, node in inner._nodes.items())
+        self.current = {key: known(node) for key, node in inner._current.items()}
+        self.history = {
+            key: {identity: known(node) for identity, node in found.items()} for key, found in inner._history.items()
+        }
+        self.unknown = set(inner._unknown)
+        self.pins = OrderedDict(inner._pins)
+        self.breakers = {tenant: dict(rows) for tenant, rows in inner._breakers.items()}
+
+    def seen(self) -> dict[str, Any]:
+        """By key: what can be told apart."""
+        found: dict[str, Any] = {}
+        for node in self.nodes.values():
+            found.setdefault(node.key, set()).add((node.serial, node.found_by, node.version, node.state))
+        return found
+
+    def promote(self, inner: Any) -> set[str]:
+        """Become the store; the keys whose last writes are lost."""
+        before, mine = _Replica(inner).seen(), self.seen()
+        inner._nodes, inner._current, inner._history = self.nodes, self.current, self.history
+        inner._unknown, inner._pins, inner._breakers = self.unknown, self.pins, self.breakers
+        inner._soonest = 0.0  # look at every node again
+        return {key for key in before.keys() | mine.keys() if before.get(key) != mine.get(key)}
+
+
 class Shared:
-    """What all workers see: one memory store on the world's clock, and the invariants that watch it."""
+    """What all workers see: one store on the world's clock, and the invariants that watch it."""
 
     def __init__(self, world: World, invariants: Invariants, plan: Plan) -> None:
         self.world = world
         self.invariants = invariants
         self.plan = plan
-        self.inner: SyncJournal = MemoryStore(clock=VirtualClock(world)).open_sync()
+        self.inner: SyncJournal
         self.workers: dict[str, Worker] = {}
         self.lost_requests = self.lost_answers = 0
+        self.lost_keys: set[str] = set()
+        self.call_inside: Callable[[Worker, str], Awaitable[None]]
+        """How a tool calls another one."""
+        self._disk: Disk | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """The store, for one simulation."""
+        if self.plan.store != "sqlite":
+            self.inner = MemoryStore(clock=VirtualClock(self.world)).open_sync()
+            yield
+            return
+        with virtual_disk() as disk:
+            path = disk.folder / "sim.db"
+            self.inner = SQLiteStore(path, clock=_Ticking(self.world)).open_sync()
+            self._disk = disk
+            try:
+                self.inner.read("", "")
+                yield
+            finally:
+                self.inner.close()
+                self._disk = None
+                for left in disk.folder.glob("sim.db*"):
+                    left.unlink(missing_ok=True)
+
+    # -- what befalls it -----------------------------------------------------------------------------------------
+
+    async def fail_over(self, lag: float) -> None:
+        """A replica that is *lag* seconds behind takes over."""
+        replica = _Replica(self.inner)
+        await Nap(lag)
+        lost = replica.promote(self.inner)
+        self.world.say(f"a replica takes over; writes on {len(lost)} keys are lost")
+        self.invariants.seen["fail-overs"] += 1
+        self.lost_keys |= lost
+        self.invariants.lost_writes(lost)
+        for worker in self.workers.values():
+            worker.disturbed()
+
+    def on_disk(self) -> AbstractContextManager[None]:
+        """While a worker writes: the disk may fail."""
+        if self._disk is None or not self.plan.bad_disks:
+            return nullcontext()
+        return self._disk.failing(self._fault)
+
+    def _fault(self, step: str) -> DiskFault | None:
+        now = self.world.now
+        for bad in self.plan.bad_disks:
+            right = (bad.fault == "fsync fails") == (step == "fsync")
+            if right and bad.at <= now < bad.at + bad.seconds and self.world.random.random() < bad.rate:
+                self.invariants.seen[f"disk: {bad.fault}"] += 1
+                return bad.fault
+        return None
 
     def loses(self) -> bool:
         return self.world.now < _LOSS_UNTIL_S and self.world.random.random() < self.plan.loss
@@ -89,19 +197,42 @@ class SimJournal:
                 shared.world.start(f"{worker.name}: {name} goes on", self._go_on(run), worker)
             raise
         outage = shared.outage() if shared.plan.outages else None
-        if outage is not None:
+        if outage is not None and outage.slow_s:
+            await self._slowly(name, run, outage.slow_s)
+        elif outage is not None:
             await self._without_store(name, run, outage)
         if shared.loses():
             shared.lost_requests += 1
             self._lost(f"{worker.name}: {name} never reached the store")
             raise StoreUnavailable(f"{name} was lost")
-        answer = await either(run())
+        try:
+            with shared.on_disk():
+                answer = await either(run())
+        except StoreError as error:
+            self._lost(f"{worker.name}: {name} failed: {error.data.get('reason')}")
+            raise
         await self._travel()
         if shared.loses():
             shared.lost_answers += 1
             self._lost(f"{worker.name}: the answer to {name} got lost")
             raise StoreUnavailable(f"the answer to {name} was lost")
         return answer
+
+    async def _slowly(self, name: str, run: Callable[[], Any], seconds: float) -> None:
+        """A slow store takes the request; the client gives up before, or gets its answer late."""
+        shared, worker = self._shared, self._worker
+        shared.invariants.seen["slow store steps"] += 1
+        worker.disturbed()
+        deaf = shared.plan.cancels == "waits"
+        if self._at_once:
+            return
+        if seconds < _PATIENCE_S:
+            await Nap(seconds, deaf=deaf)
+            return
+        shared.world.start(f"{worker.name}: {name} takes its time", self._go_on(run, seconds), worker)
+        await Nap(_PATIENCE_S, deaf=deaf)
+        self._lost(f"{worker.name}: no answer to {name}")
+        raise StoreUnavailable(f"{name} took too long")
 
     async def _without_store(self, name: str, run: Callable[[], Any], outage: Outage) -> None:
         """A frozen store may be back in time; otherwise the client gives up, and its request arrives without it."""
@@ -157,16 +288,41 @@ class SimJournal:
             asked.request = request
 
         async def run() -> Begun:
-            answer = await claim()
+            try:
+                answer = await claim()
+            except StoreError:
+                self._perhaps_claimed(request, asked)
+                raise
             if isinstance(answer, Claimed):
                 self._shared.invariants.claimed(request.key, answer.version, self._worker, asked)
             return answer
 
         return await self._step(name, run)
 
+    def _perhaps_claimed(self, request: ClaimRequest, asked: Any) -> None:
+        """A disk that failed may have kept the claim."""
+        found = self._look(request.key, request.identity)
+        if found is not None and found.current.owner == owner_of(request) and found.current.state == "inflight":
+            self._shared.invariants.claimed(request.key, found.current.version, self._worker, asked)
+
+    def _perhaps_settled(self, key: str, version: int, settlement: Settlement) -> None:
+        found = self._look(key, "")
+        if found is not None and found.current.state == settlement.state and found.current.version > version:
+            self._shared.invariants.settled(key, version, settlement, self._worker, found.current.version)
+
+    def _look(self, key: str, identity: str) -> Existing | None:
+        """What the store has by now."""
+        disk = self._shared._disk
+        with nullcontext() if disk is None else disk.failing(lambda step: None):
+            return self._shared.inner.read(key, identity)
+
     async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         async def run() -> int | None:
-            answer = await self._shared.settle(key, version, settlement, events)
+            try:
+                answer = await self._shared.settle(key, version, settlement, events)
+            except StoreError:
+                self._perhaps_settled(key, version, settlement)
+                raise
             if answer is not None:
                 self._shared.invariants.settled(key, version, settlement, self._worker, answer)
             return answer
@@ -175,6 +331,13 @@ class SimJournal:
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         return await self._step("alias", lambda: self._shared.alias(key, identity, version))
+
+    async def forgotten(self, request: ClaimRequest, version: int) -> bool:
+        def run() -> bool:
+            lost = request.key in self._shared.lost_keys
+            return not lost and self._shared.inner.forgotten(request, version)
+
+        return await self._step("forgotten", run)
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         def run() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -21,41 +21,43 @@ from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._gateway.threads import Abandoned, Late, ThreadRunner, TimedOut
+from antiphon.adapters._calls import GuardedTools, Place
 from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
-from antiphon.testing.sim.invariants import Answered, Dispatch, Invariants, Mode, answer_of, asking, failure_of
-from antiphon.testing.sim.plan import LEASE_S, TOOL, Change, Delivery, Plan
+from antiphon.testing.sim.invariants import LEFT, Answered, Dispatch, Invariants, Mode, answer_of, asking, failure_of
+from antiphon.testing.sim.plan import ADAPTED, INSIDE, LEASE_S, STREAMED, TOOL, AttemptPlan, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared, SimStore
 from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, block, blocking, either
 
 _LOOK_S = 0.3
+_HOOK_LIMIT_MS = 9_000
 
 
 async def within(awaitable: Any, seconds: float) -> Any:
-    """Await with a time limit: what takes longer is cancelled."""
+    """Await with a time limit, as asyncio does: what takes longer is cancelled, and may tidy up first."""
     steps = awaitable.__await__()
-    left = seconds
+    left, late, cancelled = seconds, False, False
     go_on: Any = partial(next, steps)
     while True:
         try:
             nap = go_on()
         except StopIteration as stop:
             return stop.value
-        if nap.seconds >= left:
-            break
-        left -= nap.seconds
+        except CancelledError:
+            if late and not cancelled:
+                raise TimedOut(seconds) from None
+            raise
+        runs_out = not late and nap.seconds >= left
         try:
-            await nap
+            await (Nap(left) if runs_out and not nap.deaf else nap)
         except CancelledError as error:
+            cancelled = True
             go_on = partial(steps.throw, error)
-        else:
-            go_on = partial(steps.send, None)
-    try:
-        await Nap(left)
-    finally:
-        steps.close()
-    raise TimedOut(seconds)
+            continue
+        left -= nap.seconds
+        late = late or runs_out
+        go_on = partial(steps.throw, CancelledError()) if runs_out else partial(steps.send, None)
 
 
 class _Job:
@@ -212,6 +214,12 @@ class Worker:
         self._wakes(self.leases)
         spec = msgspec.structs.replace(plan.spec, reconcile=self.read_back) if plan.reconciles else plan.spec
         self.function: Any = self.gateway.register(self._tool(), spec)
+        self._specs = {name: msgspec.structs.replace(spec, name=name) for name in plan.tools}
+        self._stream: Any = None
+        if STREAMED in plan.tools:
+            self._stream = self.gateway.register(self._streaming(), self._specs[STREAMED])
+        self._guarded = GuardedTools(self._specs, self.gateway)
+        self._shared = shared
         if plan.given_keys:
             self.gateway.before(self._give_key)
         self._turn = self.gateway.session("s", actor="a").turn()
@@ -235,6 +243,23 @@ class Worker:
         if self.threads or plan.on_threads:
             return with_context_on_thread if plan.wants_context else plain_on_thread
         return with_context if plan.wants_context else plain
+
+    def _streaming(self) -> Any:
+        """A tool that answers in chunks, of which each says the same."""
+
+        async def chunks(what: str, ctx: CallContext) -> AsyncIterator[Any]:
+            async for chunk in self.act_in_chunks(what, ctx.fence):
+                yield chunk
+
+        def chunks_in_thread(what: str, ctx: CallContext) -> Iterator[Any]:
+            steps = self.act_in_chunks(what, ctx.fence)
+            try:
+                while (chunk := blocking(_next(steps))) is not None:
+                    yield chunk
+            finally:
+                blocking(_closed(steps))
+
+        return chunks_in_thread if self.threads else chunks
 
     # -- what befalls it -----------------------------------------------------------------------------------------
 
@@ -294,7 +319,7 @@ class Worker:
             case "listener":
                 self.gateway.listen(Silent())
             case "before-hook":
-                self.gateway.before(lambda call: None)
+                self.gateway.before(lambda call: HookReply(timeout_ms=_HOOK_LIMIT_MS))
             case "after-hook":
                 self.gateway.after(_fails)
             case _:
@@ -326,7 +351,7 @@ class Worker:
             derive_keys=chosen.get("derive_keys", True),
             loop=LoopPolicy(enabled=False),
             retry=RetryPolicy(base_ms=base, max_delay_ms=4 * base, max_attempts=chosen.get("attempts", 4)),
-            tools={TOOL: tool},
+            tools=dict.fromkeys((TOOL, ADAPTED, STREAMED), tool),
         )
 
     def _mode(self) -> Mode:
@@ -354,32 +379,96 @@ class Worker:
         if delivery.way == "execute":
             wire = self.plan.envelope(delivery, number, self.clock.now_ms())
             return answer_of(await either(gateway.execute(wire)))
+        name = delivery.identity if delivery.named else None
+        if delivery.way == "adapter":
+            return await self._ask_adapter(arguments, name, number)
         session: AbstractContextManager[Any] = gateway.session("s", actor="a")
         with session as opened:
             if delivery.way == "turn":
                 turn = self._turn if number % 4 == 0 else opened.turn()
-                name = delivery.identity if delivery.named else None
-                return answer_of(await either(turn.call(TOOL, arguments, name)))
+                about = self.plan.named_keys.get(delivery.intent)
+                return answer_of(await either(turn.call(delivery.tool, arguments, name, key=about)))
             try:
-                return answer_of(await either(self.function(**arguments)))
+                if delivery.way == "stream":
+                    return await self._read(self._stream(**arguments), leaves=delivery.leaves)
+                function = self.function if delivery.way == "function" else self.function.once(delivery.key)
+                return answer_of(await either(function(**arguments)))
             except Exception as error:
                 return failure_of(error)
 
+    async def _ask_adapter(self, arguments: dict[str, Any], call_id: str | None, number: int) -> Answered:
+        """As the adapter of a framework does: it has a closure, and says where the call belongs."""
+        spec, message = self._specs[ADAPTED], "m"
+        place = Place("s", call_id, turn=message) if number % 2 else Place("s", call_id, message=message)
+
+        async def body(params: dict[str, Any]) -> Any:
+            return await self.act(params["what"], None)
+
+        try:
+            if self.threads:
+                return answer_of(self._guarded.call(spec, arguments, place, lambda params: blocking(body(params))))
+            return answer_of(await self._guarded.call_async(spec, arguments, place, body))
+        except Exception as error:
+            return failure_of(error)
+
+    async def _read(self, stream: Any, *, leaves: bool) -> Answered:
+        """Read a stream to its end, or leave after its first chunk."""
+        chunks: list[Any] = []
+        try:
+            if hasattr(stream, "__aiter__"):
+                async for chunk in stream:
+                    chunks.append(chunk)
+                    if leaves:
+                        return Answered(LEFT)
+            else:
+                for chunk in stream:
+                    chunks.append(chunk)
+                    if leaves:
+                        return Answered(LEFT)
+        finally:
+            if hasattr(stream, "aclose"):
+                await stream.aclose()
+            elif hasattr(stream, "close"):
+                stream.close()
+        return answer_of(chunks)
+
     async def act(self, what: str, fence: int | None) -> dict[str, Any]:
         """The tool: it takes its time, has its effect somewhere on the way, and ends as the plan says."""
+        dispatch, attempt = self._dispatched(what, fence)
+        try:
+            await self._live(dispatch, attempt)
+        finally:
+            self._ended(dispatch, attempt)
+        return _said(dispatch)
+
+    async def act_in_chunks(self, what: str, fence: int) -> AsyncIterator[dict[str, Any]]:
+        """The same with a chunk at the end, or with one in the middle as well."""
+        dispatch, attempt = self._dispatched(what, fence)
+        try:
+            if attempt.ends == "fine" or self.plan.fails_late():
+                await Nap(attempt.before)
+                yield _said(dispatch)
+                attempt = attempt._replace(before=0.0)
+            await self._live(dispatch, attempt)
+            yield _said(dispatch)
+        finally:
+            self._ended(dispatch, attempt)
+
+    def _dispatched(self, what: str, fence: int | None) -> tuple[Dispatch, AttemptPlan]:
         asked = asking.get()
         assert asked is not None
         dispatch = self.invariants.dispatched(what, asked.fence if fence is None else fence, self, asked)
-        attempt = self.plan.attempt(self.world.now)
-        try:
-            await self._live(dispatch, attempt.before, attempt.after, attempt.ends)
-        finally:
-            dispatch.ended = self.world.now
-            self.world.say(f"{self.name}: act({what}) fence {dispatch.fence} ends: {attempt.ends}")
-        return {"what": what, "fence": dispatch.fence, "number": dispatch.number}
+        return dispatch, self.plan.attempt(self.world.now)
 
-    async def _live(self, dispatch: Dispatch, before: float, after: float, ends: str) -> None:
-        await Nap(before)
+    def _ended(self, dispatch: Dispatch, attempt: AttemptPlan) -> None:
+        dispatch.ended = self.world.now
+        self.world.say(f"{self.name}: act({dispatch.intent}) fence {dispatch.fence} ends: {attempt.ends}")
+
+    async def _live(self, dispatch: Dispatch, attempt: AttemptPlan) -> None:
+        after, ends = attempt.after, attempt.ends
+        await Nap(attempt.before)
+        if self.plan.calls_inside(dispatch.intent):
+            await self._shared.call_inside(self, f"{dispatch.intent}{INSIDE}")
         if ends == "refused":
             dispatch.no_effect = True
             raise ConnectionRefusedError(111, "refused")
@@ -401,7 +490,20 @@ class Worker:
         self.invariants.seen["reconciled"] += 1
         if not found:
             return None if found is None else DidNotHappen()
-        return Happened({"what": params["what"], "fence": lost.fence, "number": 0})
+        said = {"what": params["what"], "fence": lost.fence, "number": 0}
+        return Happened([said] if params["what"] in self.plan.streamed else said)
+
+
+def _said(dispatch: Dispatch) -> dict[str, Any]:
+    return {"what": dispatch.intent, "fence": dispatch.fence, "number": dispatch.number}
+
+
+async def _next(steps: Any) -> Any:
+    return await anext(steps, None)
+
+
+async def _closed(steps: Any) -> None:
+    await steps.aclose()
 
 
 def _fails(call: HookCall, outcome: Any) -> None:
