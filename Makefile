@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compiled demo unit test escapes prove prove-long prove-short soak coverage lint types format bench bench-pins schemas reference docs pythons screenshots site lock clean distclean
+.PHONY: help setup compiled demo unit test escapes prove prove-long prove-short mutants fuzz soak coverage lint types format bench bench-pins schemas reference docs pythons wheel-test screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -56,9 +56,16 @@ prove: compiled ## check every promise: 200,000 schedules, planted bugs, 156 kil
 prove-long: compiled ## … 1,000,000 schedules, 612 kills, 102 pauses; two hours
 	$(PY) -m scripts.prove --long --out docs/explanation/proof.json
 	$(PY) -m scripts.make_guarantees
+	$(PY) -m tests.mutation
+
+mutants: setup ## mutation testing of the code that decides about a call: score and survivors per file (ONLY=keys.py)
+	$(PY) -m tests.mutation $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
 prove-short: compiled ## … the same in small, for CI; 3 minutes
 	$(PY) -m scripts.prove --short
+
+fuzz: setup ## change envelopes, artifacts, model answers, streams, settings … at random for two minutes; prints counts
+	$(PY) -m tests.fuzz $(ARGS)
 
 coverage: compiled ## branch coverage of all tests: of the parts that decide about a call, and of everything
 	@rm -f .coverage .coverage.*
@@ -66,6 +73,7 @@ coverage: compiled ## branch coverage of all tests: of the parts that decide abo
 	@$(PY) -m coverage combine --quiet
 	@$(PY) -m coverage report --skip-covered --include='*/decide/*,*/keys.py,*/_gateway/*,*/_replay/*'
 	@$(PY) -m coverage report | tail -1
+
 escapes: setup ## replayed code that tries to get out, and 200 random mixes of replays and live tests; prints the counts
 	$(PY) -m pytest -q tests/integration/replay/test_escapes.py
 	$(PY) -m tests.integration.replay.mixed --rounds 200
@@ -106,6 +114,9 @@ reference: setup ## write docs/reference/cli.md and settings.md from the code
 
 pythons: setup ## bare install and unit tests on every Python of this machine
 	$(PY) scripts/pythons.py
+
+wheel-test: setup ## the built wheel alone, then the unit tests against it instead of the sources (ARGS=tests/unit/keys)
+	$(PY) scripts/wheel_test.py $(ARGS)
 
 screenshots: setup ## make the pictures of README and documentation again
 	$(PY) scripts/screenshots.py

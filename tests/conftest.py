@@ -38,7 +38,7 @@ gc.disable()  # … while a million objects are made that stay
 
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "local"))
 
 
 def _refuse_other_hosts(event: str, arguments: tuple[Any, ...]) -> None:

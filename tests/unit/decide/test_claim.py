@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from antiphon.contract._base import UNSET
@@ -269,6 +270,39 @@ def test_reuse_for_a_number_of_seconds_ends_with_them(age_ms: int, runs: bool) -
     existing = Existing(record("done", "somebody", 7), None, SETTLED + age_ms)
     found = decide(existing, Claimant("me", "digest", True, False, False, 10.0))
     assert isinstance(found, Run) is runs
+
+
+@pytest.mark.parametrize(("left_ms", "waits"), [(1, True), (0, False)])
+def test_a_lease_is_over_at_its_last_millisecond(left_ms: int, waits: bool) -> None:
+    current = record("inflight", "somebody", 7, lease="alive")
+    assert current.lock_until_ms is not UNSET
+    found = decide(
+        Existing(current, None, current.lock_until_ms - left_ms), Claimant("me", "digest", True, False, False, "never")
+    )
+    assert found == (Wait(7, 1) if waits else Run(7, "takeover"))
+
+
+def test_a_record_of_the_asking_identity_is_its_own_also_if_the_store_does_not_say_so() -> None:
+    asks = Claimant("me", "digest", False, False, False, "never")
+    current = record("done", "me", 7)
+    assert decide(Existing(current, None, NOW), asks) == Reuse(current, "completed", shared=False)
+    assert decide(Existing(record("cancelled", "me", 7), None, NOW), asks) == Run(7, "cancelled")
+
+
+def test_an_earlier_failure_of_the_same_call_is_not_shared() -> None:
+    own = record("failed", "me", 5)
+    found = decide(
+        Existing(record("done", "somebody", 7), own, NOW), Claimant("me", "digest", False, False, False, "never")
+    )
+    assert found == Reuse(own, "completed", shared=False)
+
+
+def test_what_an_operator_settled_is_told_from_other_failures() -> None:
+    code, message, terminal, retriable = claim.RESOLVED
+    settled = RecordedError(code=code, message=message, terminal=terminal, should_retriable=retriable)
+    assert claim.is_resolution(msgspec.structs.replace(record("failed", "me", 7), error=settled))
+    assert not claim.is_resolution(record("failed", "me", 7))
+    assert not claim.is_resolution(record("done", "me", 7))
 
 
 # -- planted bugs ------------------------------------------------------------------------------------------------
