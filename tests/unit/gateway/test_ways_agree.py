@@ -1,4 +1,5 @@
-"""However a call is made, it leaves the same behind: decorated function, ``turn.call``, ``execute``, in both faces.
+"""However a call is made, it leaves the same behind: decorated function, ``turn.call``, ``execute``, calls for a key
+(``once``, ``turn.call(key=)``), the guard of adapters; in both faces.
 
 The faces are compared exactly: results, claim records, run events, breakers, retry budget, metrics, log lines, what
 listeners and hooks are told; only generated ids are numbered instead. The ways are compared where their semantics are
@@ -41,6 +42,7 @@ from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings
 from antiphon._recording.recorder import Recorder
 from antiphon._recording.seals import RunKey
+from antiphon.adapters._calls import Given, GuardedTools, Place
 from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, ToolSpec
 from antiphon.decide.classify import classify
@@ -51,8 +53,11 @@ from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.telemetry.logs import JsonLogListener
 from tests.unit.gateway.kit import Ears, HttpError, ManualClock, Script, Tally, envelope
 
-Way = Literal["function", "turn", "execute"]
+Way = Literal["function", "turn", "execute", "once", "turn with key", "adapter", "execute for adapter"]
 WAYS: tuple[Way, ...] = ("function", "turn", "execute")
+KEYED: tuple[Way, ...] = ("once", "turn with key")
+GUARDED: tuple[Way, ...] = ("adapter", "execute for adapter")
+"""An adapter puts the model's message before the call id, and names no actor."""
 REDACTOR = Redactor(Rules(), salt="00" * 16)
 LOGGER = logging.getLogger("antiphon.test.ways")
 LOGGER.propagate = False
@@ -240,7 +245,9 @@ class Scene:
         async def send_async(to: str) -> Any:
             return self.script(to=to)
 
-        self.function = self.gateway.register(send_async if loop else send, self.spec)
+        self.function: Any = self.gateway.register(send_async if loop else send, self.spec)
+        self.guarded = GuardedTools({"send": self.spec}, self.gateway)
+        self.loop = loop
         if setup.hook:
             self.gateway.before(self._before)
             self.gateway.after(self._after)
@@ -272,22 +279,33 @@ class Scene:
         try:
             if way == "function":
                 found = self.function(asked.to)
+            elif way == "once":
+                found = self.function.once(asked.to)(asked.to)
+            elif way == "adapter":
+                found = self._adapted(asked)
             elif way == "turn":
                 found = turn.call("send", {"to": asked.to}, asked.call_id)
+            elif way == "turn with key":
+                found = turn.call("send", {"to": asked.to}, key=asked.to)
+            elif way == "execute for adapter":
+                found = self.gateway.execute(self._envelope(asked, call_id=f"m1:{asked.call_id}", actor="default"))
             else:
                 found = self.gateway.execute(self._envelope(asked))
             return await found if isawaitable(found) else found
         except Exception as error:
             return error
 
-    def _envelope(self, asked: Asked) -> dict[str, Any]:
+    def _adapted(self, asked: Asked) -> Any:
+        place = Place("s1", asked.call_id, message="m1")
+        if self.loop:
+            return self.guarded.call_async(self.spec, {"to": asked.to}, place, _never)
+        return self.guarded.call(self.spec, {"to": asked.to}, place, _never)
+
+    def _envelope(self, asked: Asked, **named: str) -> dict[str, Any]:
         retry = self.setup.spec["retry"]
-        return envelope(
-            params={"to": asked.to},
-            call_id=asked.call_id,
-            attempts=retry.max_attempts,
-            elapsed_ms=retry.max_elapsed_ms,
-        )
+        given: dict[str, Any] = {"call_id": asked.call_id, **named}
+        limits = {"attempts": retry.max_attempts, "elapsed_ms": retry.max_elapsed_ms}
+        return envelope(params={"to": asked.to}, **given, **limits)
 
     @contextmanager
     def _run(self) -> Iterator[None]:
@@ -334,6 +352,10 @@ class Scene:
         seen.slept = self.clock.slept
         assert not plans.leases._held
         return seen
+
+
+def _never(params: dict[str, Any]) -> Any:
+    raise AssertionError("the tool is registered already")
 
 
 def _without_sum(event: dict[str, Any]) -> dict[str, Any]:
@@ -425,6 +447,8 @@ def _raised_anew(step: Any) -> Any:
 def said(result: Any, spec: ToolSpec) -> tuple[str, Any]:
     """A result, or the code of a failure, whichever way it came."""
     match result:
+        case Given():
+            return ("ok", result.value) if result.ok else ("failed", result.code)
         case ToolDenied():
             return "failed", "denied"
         case ToolResultEnvelope() if not result.ok:
@@ -501,3 +525,29 @@ def test_calls_of_a_model_agree(setup: Setup, loop: bool) -> None:
 @given(SETUPS, st.booleans())
 def test_the_ways_agree_on_sqlite(setup: Setup, loop: bool) -> None:
     check_ways(nameless(setup), WAYS, loop=loop, sqlite=True)
+
+
+def keyed(setup: Setup, key: str | None) -> Setup:
+    return replace(nameless(setup), spec={**setup.spec, "key": key})
+
+
+@settings(max_examples=40, deadline=None)
+@given(SETUPS, st.booleans())
+def test_calls_for_a_key_agree(setup: Setup, loop: bool) -> None:
+    check_ways(keyed(setup, None), KEYED, loop=loop, sqlite=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SETUPS, st.booleans())
+def test_calls_of_a_tool_with_a_key_agree(setup: Setup, loop: bool) -> None:
+    """The tool says what a call is about: then it does not matter who says so."""
+    check_ways(keyed(setup, "to"), (*WAYS, *KEYED), loop=loop, sqlite=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SETUPS, st.booleans())
+def test_calls_of_adapters_agree(setup: Setup, loop: bool) -> None:
+    """What a framework calls leaves behind what the same envelope does."""
+    calls = tuple(asked._replace(call_id=asked.call_id or "c3") for asked in setup.calls)
+    results = tuple(result for result in setup.results if not isinstance(result, Opaque)) or ("sent",)
+    check_ways(replace(setup, calls=calls, results=results), GUARDED, loop=loop, sqlite=False)
