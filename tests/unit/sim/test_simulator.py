@@ -18,12 +18,12 @@ from antiphon.testing.sim.world import TIME_WIDTH
 SEEDS = 2_000
 """Each planted bug is found by one of them."""
 RARE = {
-    "two-answers": 170,
-    "zombie-retries": 205,
-    "stale-epoch": 380,
-    "nothing-is-abandoned": 665,
-    "perhaps-means-no": 215,
-    "shadow-binds": 85,
+    "two-answers": 80,
+    "zombie-retries": 155,
+    "stale-epoch": 170,
+    "nothing-is-abandoned": 430,
+    "perhaps-means-no": 565,
+    "shadow-binds": 165,
     "cancelled-probe-is-good": 100,
     "not-recorded-unsaid": 45,
     "stale-plan": 50,
@@ -38,7 +38,7 @@ def test_the_invariants_hold(start: int) -> None:
     assert explored.seeds == 50
 
 
-@pytest.mark.parametrize("seed", [173, 177, 465])
+@pytest.mark.parametrize("seed", [81, 121, 813])
 def test_two_deliveries_of_one_call_while_an_equal_one_ends_get_one_answer(seed: int) -> None:
     """In these simulations one delivery shares the answer of the equal call while another is about to run."""
     assert simulate(seed, "two-answers").broken != ""
@@ -154,10 +154,10 @@ def test_schedules_differ_by_their_order_and_not_by_their_times() -> None:
 def test_the_command_says_what_was_explored(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "10", "--bug", "release-on-cancel"]) == 0
     assert "found by seed" in capsys.readouterr().out
-    assert main(["--seed", "173", "--bug", "two-answers"]) == 1
+    assert main(["--seed", "81", "--bug", "two-answers"]) == 1
     shrunk = capsys.readouterr().out
     command = shrunk.splitlines()[-1]
-    assert command.startswith("again with: python -m antiphon.testing.sim --seed 173 --bug two-answers --without ")
+    assert command.startswith("again with: python -m antiphon.testing.sim --seed 81 --bug two-answers --without ")
     assert main(command.split()[5:]) == 1, "the command shows the same"
     assert capsys.readouterr().out == shrunk
     assert main(["--seed", "3"]) == 0
