@@ -1,11 +1,12 @@
 """Replays and live tests in random order in one pytest process, or under pytest-xdist: nothing escapes, nobody is hurt.
 
-    python -m tests.integration.replay.mixed --rounds 200          # prints the counts
-    python -m tests.integration.replay.mixed --rounds 200 --jobs 2
+    python -m tests.integration.replay.mixed --rounds 200            # one process; prints progress and the counts
+    python -m tests.integration.replay.mixed --rounds 200 --jobs 2   # two workers of pytest-xdist
 
 Each round has three live tests (files, a database, a socket, threads, an executor that everybody shares) and three
 replayed ones (a clean one, one that leaves a thread behind, one that leaves an exit handler, a finalizer and a
-generator behind), in an order of its own. What was left behind is set off by the live test that comes next.
+generator behind), in an order of its own. What was left behind is set off by the live test that comes next. What is
+left behind never ends by itself, so the second that a replay waits for its threads is cut to some milliseconds.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 from tests.another_pytest import PYTEST
 
@@ -138,7 +142,10 @@ import os
 import random
 import threading
 
+import antiphon.ops.entry
+
 threading.excepthook = lambda _: None
+antiphon.ops.entry.GRACE_S = 0.02
 
 
 def pytest_collection_modifyitems(items):
@@ -151,54 +158,95 @@ def pytest_collection_modifyitems(items):
 class Counts(NamedTuple):
     """What came of it."""
 
+    rounds: int
     live: int
     replayed: int
+    hurt: int
+    """Live tests that failed."""
+
     failed: int
+    """Replays that failed."""
+
     escaped: int
+    """Effects of replays."""
+
     named: int
+    """Attempts after the end of a replay that were refused and named."""
+
     code: int
+    seconds: float
 
     def __str__(self) -> str:
         return (
-            f"{self.live} live tests and {self.replayed} replays in random order: {self.failed} failed, "
-            f"{self.escaped} effects of replays, {self.named} late attempts named, exit code {self.code}"
+            f"{self.rounds} rounds in random order in {self.seconds:.0f} s: {self.live} live tests, {self.hurt} hurt; "
+            f"{self.replayed} replays, {self.failed} failed, {self.escaped} escapes; "
+            f"{self.named} late attempts refused and named; exit code {self.code}"
         )
 
 
-def run(folder: Path, rounds: int, *, jobs: int = 0, seed: int = 1) -> Counts:
-    """Record once, then run *rounds* rounds with escapes."""
+def record(folder: Path) -> None:
+    """The tests, and the recording that every replay uses."""
     world = folder / "world"
     world.mkdir(parents=True)
     (folder / "test_mixed.py").write_text(TESTS)
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    environment = {**os.environ, "WORLD": str(world), "SEED": str(seed)}
-    for name in ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_CURRENT_TEST"):
-        environment.pop(name, None)
-
-    def pytest(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [*PYTEST, "-W", "ignore", *words]
-        return subprocess.run(
-            command, cwd=folder, env={**environment, **more}, capture_output=True, text=True, check=False
-        )
-
-    recorded = pytest("--antiphon-record", "-k", "test_replayed and clean", ROUNDS="1")
-    assert recorded.returncode == 0, recorded.stdout
+    code, output = _pytest(folder, "--antiphon-record", "-k", "test_replayed and clean", ROUNDS="1", SEED="0")
+    assert code == 0, output
     for path in world.iterdir():
         path.unlink()
+
+
+def run(
+    folder: Path, rounds: int, *, jobs: int = 0, seed: int = 1, progress: Callable[[str], None] | None = None
+) -> Counts:
+    """*rounds* rounds of what `record` left in *folder*, with escapes."""
     spread = ["-n", str(jobs)] if jobs else []
-    done = pytest(*spread, ROUNDS=str(rounds), ESCAPES="1")
-    kinds = [path.name.partition("-")[0] for path in world.iterdir()]
-    found = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|error)", done.stdout)}
-    failed = found.get("failed", 0) + found.get("error", 0)
-    if failed:
-        sys.stderr.write(done.stdout[-5000:])
-    named = set(re.findall(r"tried after its end, and was refused: (\w+)", done.stdout))
-    late = len(re.findall(r"tried after its end", done.stdout))
-    escaped = kinds.count("escaped") + max(0, kinds.count("paid") - rounds)
-    assert named or not rounds, done.stdout[-3000:]
-    total = found.get("passed", 0) + failed
-    return Counts(total // 2, total - total // 2, failed, escaped, late, done.returncode)
+    result = folder / f"result-{seed}.xml"
+    started = time.monotonic()
+    more = {"ROUNDS": str(rounds), "SEED": str(seed), "ESCAPES": "1"}
+    code, output = _pytest(folder, *spread, f"--junitxml={result}", progress=progress, **more)
+    seconds = time.monotonic() - started
+    cases = {"test_live": [0, 0], "test_replayed": [0, 0]}
+    for case in ElementTree.parse(result).getroot().iter("testcase"):
+        found = cases[case.attrib["name"].partition("[")[0]]
+        found[0] += 1
+        found[1] += any(case.find(kind) is not None for kind in ("failure", "error", "skipped"))
+    (live, hurt), (replayed, failed) = cases.values()
+    if hurt or failed:
+        sys.stderr.write(output[-5000:])
+    effects = [path.name.partition("-")[0] for path in (folder / "world").iterdir()]
+    for path in (folder / "world").iterdir():
+        path.unlink()
+    escaped = effects.count("escaped") + max(0, effects.count("paid") - rounds)
+    named = len(re.findall(r"tried after its end, and was refused: \w+", output))
+    return Counts(rounds, live, replayed, hurt, failed, escaped, named, code, seconds)
+
+
+def _pytest(
+    folder: Path, *words: str, progress: Callable[[str], None] | None = None, **environment: str
+) -> tuple[int, str]:
+    """One pytest in a process of its own; its exit code and what it printed."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    own = {**outer, **environment, "WORLD": str(folder / "world")}
+    started = time.monotonic()
+    lines, done = [], 0
+    with subprocess.Popen(
+        [*PYTEST, "-W", "ignore", *words],
+        cwd=folder,
+        env=own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            dots = re.match(r"([.FEsx]+) +\[ *(\d+)%\]", line)
+            if dots is not None and progress is not None:
+                done += len(dots[1])
+                progress(f"{done} tests ({dots[2]} %), {time.monotonic() - started:.0f} s")
+    return process.returncode, "".join(lines)
 
 
 def main() -> int:
@@ -208,10 +256,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=0, help="processes of pytest-xdist")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        counts = run(Path(folder) / "mixed", given.rounds, jobs=given.jobs, seed=given.seed)
+    with tempfile.TemporaryDirectory() as home:
+        folder = Path(home) / "mixed"
+        record(folder)
+        counts = run(
+            folder, given.rounds, jobs=given.jobs, seed=given.seed, progress=lambda line: print(line, flush=True)
+        )
     print(counts)
-    return 0 if not counts.failed and not counts.escaped else 1
+    return 0 if not counts.hurt and not counts.failed and not counts.escaped and counts.named else 1
 
 
 if __name__ == "__main__":
