@@ -24,6 +24,8 @@ def _per_call(ctx: Context) -> list[Row]:
         {
             "antiphon": Case("replay", "tools", {"calls": CALLS}),
             "antiphon, model call": Case("replay", "models", {"calls": CALLS}),
+            "antiphon, redacted": Case("replay", "masked", {"calls": CALLS}),
+            "antiphon, redacted model call": Case("replay", "masked_models", {"calls": CALLS}),
             "agenttape 0.1.8": Case("agenttape_playback", "tools", {"calls": CALLS}, peer="agenttape"),
             "agenttape 0.1.8, model call": Case("agenttape_playback", "models", {"calls": CALLS}, peer="agenttape"),
             "reeltime 1.0": Case("reeltime_playback", "tools", {"calls": CALLS}, peer="reeltime"),
@@ -32,7 +34,12 @@ def _per_call(ctx: Context) -> list[Row]:
         },
         n=CALLS,
     )
-    kinds = (("tool call", "antiphon", "agenttape 0.1.8"), ("model call", "antiphon, model call", _TAPE_MODEL))
+    kinds = (
+        ("tool call", "antiphon", "agenttape 0.1.8"),
+        ("model call", "antiphon, model call", _TAPE_MODEL),
+        ("tool call with an address in it", "antiphon, redacted", "agenttape 0.1.8"),
+        ("model call with an address in it", "antiphon, redacted model call", _TAPE_MODEL),
+    )
     rows = []
     for what, ours, tape in kinds:
         for peer, note in ((tape, ""), ("reeltime 1.0", "its cheapest call, a function")):

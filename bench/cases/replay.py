@@ -14,30 +14,36 @@ QUIET = {"telemetry": {"logs": False}, "loop": {"enabled": False}}
 ANSWER = {"hits": [{"title": "x" * 40, "url": "y" * 60, "text": "z" * 200} for _ in range(3)]}
 
 
-def _agent(app):
+def _agent(app, ask="what a person asks "):
     @app.gateway.tool(idempotent=True, effect="read")
     def search(query: str, number: int) -> dict:
         return ANSWER
 
     def main(calls: int) -> int:
         for number in range(calls):
-            search(query="what a person asks " * 30, number=number)
+            search(query=ask * 30, number=number)
         return calls
 
     return main
 
 
-def _recorded(calls):
+def _recorded(calls, *ask):
     app = antiphon.Antiphon(QUIET, store=MemoryStore())
-    main = _agent(app)
+    main = _agent(app, *ask)
     run = app.record(main, calls)
     return app, main, run.manifest
 
 
-def tools(calls):
+def masked(calls):
+    """The same with an e-mail address in each argument: the recording holds pseudonyms, the replay has the key."""
+    return tools(calls, "mail ada@corp.com ")
+
+
+def tools(calls, *ask):
     """The code on a recording that has been opened: what a peer's resume or playback does."""
-    app, main, manifest = _recorded(calls)
+    app, main, manifest = _recorded(calls, *ask)
     recording = load_recording(app, manifest)
+    assert bool(recording.masks.pseudonyms) == bool(ask)
 
     def replay(n):
         for _ in range(n // calls):
@@ -60,14 +66,19 @@ def whole(calls):
     return replay
 
 
-def models(calls):
+def masked_models(calls):
+    """The same with an e-mail address in each prompt."""
+    return models(calls, "mail ada@corp.com ")
+
+
+def models(calls, ask="what a person asks "):
     """Model calls at the run's own boundary."""
     app = antiphon.Antiphon(QUIET, store=MemoryStore())
 
     def main(calls):
         run = antiphon.current_run()
         for number in range(calls):
-            messages = [{"role": "user", "content": f"{number} " + "what a person asks " * 30}]
+            messages = [{"role": "user", "content": f"{number} " + ask * 30}]
             run.llm({"model": "m", "temperature": 0, "messages": messages}, lambda body: ANSWER)
 
     run = app.record(main, calls)

@@ -597,10 +597,14 @@ class Invocation(NamedTuple):
     """How the code itself would ask its model, where it said so."""
     dialect: str = ""
     """Whose shape the body has: ``openai-chat``, ``anthropic`` …"""
+    written: bytes | None = None
+    """The arguments of a tool as JSON, where the recording has them written in the same way."""
 
 
 AS_RECORDED = "asRecorded"
 """In the metadata of an answer: a recorded result and nothing else."""
+BEGUN = "begun"
+"""In the metadata of an answer: the start of the call is as recorded and has been counted."""
 
 
 class Answer(NamedTuple):

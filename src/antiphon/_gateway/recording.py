@@ -71,11 +71,15 @@ class RunEntry:
 
     def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> None:
         """Take the next place in the run."""
-        self.entered = True
-        scope, name = self.scope, self._form.name
         text = params if params.__class__ is bytes else None
         digest = hashlib.sha256(params).hexdigest() if text is not None else params[1]  # type: ignore[arg-type]
-        self._shown = shown = scope.shown(arguments, str(digest), text)
+        self.enter_as(self.scope.shown(arguments, str(digest), text))
+
+    def enter_as(self, shown: tuple[bytes, str, Any]) -> None:
+        """The same for arguments of which is known how they are written."""
+        self.entered = True
+        self._shown = shown
+        scope, name = self.scope, self._form.name
         cursor = _cursor.get()
         orphan = cursor is None or cursor[0] is not scope
         self.site = scope.enter(name, shown[1])

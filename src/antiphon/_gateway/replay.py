@@ -16,7 +16,7 @@ from antiphon._gateway.settlement import refused
 from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
 from antiphon.errors import InvalidInput, ReplayMiss, raised_again
 from antiphon.keys import exact_params
-from antiphon.ports import AS_RECORDED, Answer, Invocation, Row
+from antiphon.ports import AS_RECORDED, BEGUN, Answer, Invocation, Row
 
 READER_STOPPED = "its reader stopped"
 
@@ -25,18 +25,25 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
     """Let the run's invoker answer; it may say that the call is made live."""
     run, tool = call.run, call.plan.tool
     assert run is not None
-    known = getattr(run.scope.invoker, "known_arguments", None)
-    digest = None if known is None else known(call.arguments)
-    try:
-        params = exact_params(call.arguments, tool.spec) if digest is None else (digest, digest)
-        run.enter(tool.written(call.arguments), params)
-    except InvalidInput as error:
-        call.policy = call.plan.policy
-        return refused(call, failed("error", "validation_error", str(error)))
     call.key = ""  # keys are for claims, and a replay makes none
-    typed = digest is None and not isinstance(params, bytes)
-    given = json_arguments(tool.written(call.arguments)) if typed else call.arguments
-    invocation = Invocation("tool", tool.full_name, given, run.digest, run.site, tool.spec, tool.streams)
+    given, written, known = call.arguments, None, None
+    if not tool.spec.serialisers:
+        look = getattr(run.scope.invoker, "known_arguments", None)
+        known = None if look is None else look(given)
+    if known is not None:
+        written, digest = known
+        run.enter_as((written, digest, None))
+    else:
+        try:
+            params = exact_params(given, tool.spec)
+            run.enter(tool.written(given), params)
+        except InvalidInput as error:
+            call.policy = call.plan.policy
+            return refused(call, failed("error", "validation_error", str(error)))
+        if not isinstance(params, bytes):
+            given = json_arguments(tool.written(given))
+    name, spec, streams = tool.full_name, tool.spec, tool.streams
+    invocation = Invocation("tool", name, given, run.digest, run.site, spec, streams, written=written)
 
     def answered(call: GuardedCall, answer: Answer | None) -> Step:
         return go_live(call) if answer is None else _replayed(call, answer)
@@ -55,7 +62,7 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
     outcome = call.outcome = _outcome(answer, call.plan.name)
     plan, run = call.plan, call.run
     assert run is not None
-    start = run.started(call.request_id, call.key, call.call_id)
+    start = () if BEGUN in answer.meta else run.started(call.request_id, call.key, call.call_id)
     asynchronous = plan.plans.inline_kind == "async"
     if asynchronous and not answer.chunks and was_given_up(answer.error):
 
@@ -66,9 +73,11 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
         return Append(run, start, wait)
     if not plan.tool.streams or (answer.chunks is None and answer.outcome != "ok"):
         run.finished = True
-        ended = getattr(run.scope.invoker, "ended", None)
-        if ended is None or AS_RECORDED not in answer.meta:
+        ended = getattr(run.scope.invoker, "ended", None) if AS_RECORDED in answer.meta else None
+        if ended is None:
             return Append(run, (*start, *_end(call)), _given)
+        if BEGUN in answer.meta:
+            return _given(call, None)
 
         def given(call: GuardedCall, _: None) -> Step:
             ended(run.site)

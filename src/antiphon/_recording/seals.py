@@ -105,6 +105,7 @@ class KeyRing:
         self.in_process = in_process
         """The store lives and dies with the process: keys are kept beside it, and nothing has to wrap them."""
         self.kept: dict[str, RunKey] = {}
+        """Of the runs in such a store; from their beginning, because their events are sealed when they are read."""
 
     def key_of(self, manifest: RunManifest) -> RunKey | None:
         """The key of a run, if it is at hand."""
@@ -114,7 +115,6 @@ class KeyRing:
     def ready(self, key: RunKey, run: str) -> RunKey:
         """The key as it has to be before something is sealed with it; its originals are lost if nothing can wrap it."""
         if self.in_process:
-            self.kept[run] = key
             return key
         sealer = None if key.wrapped else self.wrapping()
         if sealer is None:

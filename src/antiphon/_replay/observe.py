@@ -206,6 +206,17 @@ class Observer:
         """A call ended as it is recorded."""
         self._answered.pop(site.call, None)
 
+    def begun(self, site: Site, found: RecordedCall) -> bool:
+        """Count a call that begins as *found* does, if its lane has come to that; else its events are looked at."""
+        lane = site.lane
+        place = self._at.get(lane, 0)
+        if lane != ORPHAN_LANE:
+            expected = self.recording.lanes.get(lane, ())
+            if place >= len(expected) or expected[place] != found.started:
+                return False
+        self._at[lane] = place + 1
+        return True
+
     def see(self, rows: Sequence[Seen | Composed]) -> None:
         """The next events of the replay."""
         for row in rows:

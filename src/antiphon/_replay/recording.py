@@ -28,7 +28,7 @@ from antiphon.contract.events import (
     type_not_kept,
 )
 from antiphon.errors import ArtifactError, Divergence, InvalidInput
-from antiphon.ports import AS_RECORDED, Answer
+from antiphon.ports import AS_RECORDED, BEGUN, Answer
 from antiphon.redact import Mask
 from antiphon.redact._pointers import masks_in, pseudonyms_of
 from antiphon.redact._standins import is_credential
@@ -40,6 +40,8 @@ KEEP_EVENT_BYTES = 4_096
 KEEP_TOTAL_BYTES = 32 * 1024 * 1024
 READ_AHEAD = 32
 
+_START = {"kind", "name", "namespace", "arguments", "digest", "nth"}
+"""What the start event of a tool call says: all of it follows from its place, its name and its arguments."""
 _OUTCOMES = frozenset({"ok", "error", "denied", "refusal"})
 ORDERED = frozenset({"run.started", "interaction.started", "interaction.finished", "call.started", "draw", "prompt"})
 """Events whose order within a lane is compared. A call's end is compared with the end of that very call: when it comes
@@ -76,6 +78,8 @@ class RecordedCall:
     finished: int | None = None
     chunks: list[int] = field(default_factory=list)
     used: int = 0
+    written: int | None = None
+    """A number made of how the arguments of a tool call are written, if its start event says no more than usual."""
     after_end: bool = False
     """Made after the end of the run, by work that it had started: answered, never compared."""
 
@@ -120,7 +124,7 @@ class Recording:
         """Made by release 0.1.0: it holds placeholders, and what stood there is lost."""
         self.view: Any = None
         """Masks what a report says of live and recorded values."""
-        self.calls: dict[Key, RecordedCall] = {}
+        self.calls: dict[tuple[str, str, str, int], RecordedCall] = {}
         self.by_name: dict[str, list[RecordedCall]] = {}
         self.draws: dict[tuple[str, str, int], Any] = {}
         self.lanes: dict[str, list[int]] = {}
@@ -237,13 +241,16 @@ class Recording:
             self.by_name.setdefault(call.name, []).append(call)
         self._open[call.call] = call
         self._by_id[call.call] = call
-        if "keyOf" not in event.payload and (self._opened is None or MASKS not in event.meta):
+        payload = event.payload
+        if "keyOf" in payload:
+            return
+        if sealed and call.kind == "tool" and payload.keys() == _START and type(payload["arguments"]) is dict:
+            call.written = hash(orjson.dumps(payload["arguments"]))
+            self._arguments[call.written] = call.digest
+        if sealed and "variant" in payload:
+            self._requests[(payload.get("provider"), _bytes(payload.get("providerRequest")))] = event.seq
+        if self._opened is None or MASKS not in event.meta:
             self.plain.add(call.digest)
-            if sealed and "variant" in event.payload:
-                body = _bytes(event.payload.get("providerRequest"))
-                self._requests[(event.payload.get("provider"), body)] = event.seq
-            elif sealed and type(event.payload.get("arguments")) is dict:
-                self._arguments[hash(orjson.dumps(event.payload["arguments"]))] = call.digest
 
     def _add_to_call(self, event: Event) -> None:
         found = self._open.get(event.call or "")
@@ -341,45 +348,53 @@ class Recording:
         seq = None if data is None else self._requests.get((provider, data))
         return None if seq is None else self.event(seq).payload
 
-    def known_arguments(self, arguments: dict[str, Any]) -> str | None:
-        """The digest of plain arguments that the recording has written in the same way: it need not be made again."""
+    def known_arguments(self, arguments: dict[str, Any]) -> tuple[bytes, str] | None:
+        """Plain arguments as JSON, and their digest, if the recording has them written in the same way."""
         if not self._arguments or not is_plain(arguments):
             return None
-        return self._arguments.get(hash(orjson.dumps(arguments)))
+        data = orjson.dumps(arguments)
+        digest = self._arguments.get(hash(data))
+        return None if digest is None else (data, digest)
+
+    def begins(self, call: RecordedCall, written: bytes | None) -> bool:
+        """Whether a call of the same place, name and digest whose arguments are *written* so begins as recorded."""
+        return written is not None and call.written == hash(written) and not self._edited
 
     def find(self, lane: str, name: str, digest: str, nth: int) -> RecordedCall | None:
         """The recorded call of exactly this place and content."""
-        found = self.calls.get(Key(lane, name, digest, nth))
+        found = self.calls.get((lane, name, digest, nth))
         if found is not None and found.started in self.credentials:
             event = self.event(found.started)
             if not self.masks.same_credentials(event.payload, self.masks_of(event)):
                 return None
         return found
 
-    def answer(self, call: RecordedCall, *, source: str = "recording", realtime: bool = False) -> Answer:
+    def answer(
+        self, call: RecordedCall, *, source: str = "recording", realtime: bool = False, begun: bool = False
+    ) -> Answer:
         """What the recording says came of *call*; errors stay errors, *realtime* brings the pauses of a stream."""
         call.used += 1
+        meta: dict[str, Any] = {BEGUN: True} if begun else {}
         if call.finished is None:
             error = {"code": "outcome_unknown", "message": "The recording ends before this call was answered."}
-            return Answer("error", error=error, source=source)
+            return Answer("error", None, error, None, source, meta)
         finished = self.event(call.finished)
-        payload = finished.payload
+        payload, told = finished.payload, finished.meta
+        outcome = payload.get("outcome", "ok")
+        if outcome not in _OUTCOMES:
+            raise ArtifactError(f"Event {finished.seq} of run {self.manifest.id} has the unknown outcome {outcome!r}.")
         chunks: list[Any] | None = None
-        meta: dict[str, Any] = {}
-        if call.chunks or finished.meta.get("stream"):
+        if call.chunks or told.get("stream"):
             events = [self.event(seq) for seq in call.chunks]
             chunks = [event.payload.get("data") for event in events]
             if realtime:
                 meta["gapsMs"] = [event.meta.get("gapMs", 0) for event in events]
-        if was_given_up(payload.get("error")):
-            meta[AFTER] = finished.meta.get("durationMs")
-        if "headers" in finished.meta:
-            meta["headers"] = finished.meta["headers"]
-        outcome = str(payload.get("outcome", "ok"))
-        if outcome == "ok" and chunks is None and len(payload) == 2 and "value" in payload:
+        elif outcome == "ok" and len(payload) == 2 and "value" in payload:
             meta[AS_RECORDED] = True
-        if outcome not in _OUTCOMES:
-            raise ArtifactError(f"Event {finished.seq} of run {self.manifest.id} has the unknown outcome {outcome!r}.")
+        if "error" in payload and was_given_up(payload["error"]):
+            meta[AFTER] = told.get("durationMs")
+        if "headers" in told:
+            meta["headers"] = told["headers"]
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
 
     def arguments(self, call: RecordedCall) -> Any:

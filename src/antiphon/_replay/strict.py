@@ -18,7 +18,7 @@ from antiphon._scope import Site
 from antiphon.errors import InvalidInput, ReplayMiss
 from antiphon.llm.response import envelope_kind
 from antiphon.llm.stream import assemble_response
-from antiphon.ports import Answer, Invocation
+from antiphon.ports import AS_RECORDED, Answer, Invocation
 
 Ask = Callable[[dict[str, Any]], Any]
 
@@ -48,8 +48,8 @@ class StrictInvoker:
         """A call was given its recorded result: its end need not be compared with itself."""
         self._observer.ended(site)
 
-    def known_arguments(self, arguments: dict[str, Any]) -> str | None:
-        """The recorded digest of these arguments, if the recording has them as they are."""
+    def known_arguments(self, arguments: dict[str, Any]) -> tuple[bytes, str] | None:
+        """These arguments as JSON, and the recorded digest, if the recording has them as they are."""
         return self._recording.known_arguments(arguments)
 
     def answer_tool(self, call: Invocation) -> Answer:
@@ -79,12 +79,15 @@ class StrictInvoker:
             self.model_hits += 1
         else:
             self.tool_hits += 1
-        self._observer.answered(call.site, found)
-        answer = self._recording.answer(found, realtime=self._realtime)
+        recording, observer = self._recording, self._observer
+        begun = recording.begins(found, call.written) and observer.begun(call.site, found)
+        answer = recording.answer(found, realtime=self._realtime, begun=begun)
+        if not begun or AS_RECORDED not in answer.meta:
+            observer.answered(call.site, found)
         why = None if call.kind == "llm" else not_kept(answer)
         if why is not None:
             lost = DivergenceFound("miss", call.site.lane, call.site.index, found.finished, call.name, note=why)
-            self._observer.add(lost)
+            observer.add(lost)
             raise self._miss(lost)
         return answer
 

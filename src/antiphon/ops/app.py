@@ -128,15 +128,18 @@ class Antiphon:
         from antiphon._recording.seals import RunKey
 
         keeps = self.config.redact.keep_sealed
-        key = self.keys.key_of(manifest)
         run = run_id or manifest.id
+        known = self.keys.key_of(manifest)
+        key = RunKey.new(run, keeps=keeps) if known is None else known._replace(keeps=keeps)
+        if self.keys.in_process and keeps and write is None and not manifest.seal:
+            self.keys.kept[run] = key
         return Recorder(
             run,
             store=self.store,
             journal=self.journal,
             clock=self.clock,
             redactor=self._redactor,
-            key=RunKey.new(run, keeps=keeps) if key is None else key._replace(keeps=keeps),
+            key=key,
             ring=self.keys,
             blobs=lambda: self.blobs,
             tenant=self.tenant,

@@ -20,7 +20,7 @@ from antiphon._recording import artifact, kurral
 from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import OPEN_TAG, Run
-from antiphon.contract.events import OF_THE_STORE, Event, RunManifest, sum_holds, summed
+from antiphon.contract.events import OF_THE_STORE, SEALED, Event, RunManifest, sum_holds, summed
 from antiphon.errors import ArtifactError, InvalidInput, NotFound
 from antiphon.ops import bucket
 from antiphon.ops.app import Antiphon
@@ -73,11 +73,10 @@ def export_run(
     if session:  # as it was given it lives in the store only
         session = app._redactor.redact(session, "session_id")
     manifest = msgspec.structs.replace(manifest, status=real_status(manifest), tags=tags, session=session)
-    for _ in events_of(app, manifest.id) if app.keys.in_process else ():
-        pass  # events in memory are sealed when they are first read
-    kept = app.keys.kept.get(manifest.id)
-    sealer = app.keys.wrapping() if kept is not None and not manifest.seal else None
-    if kept is not None and sealer is not None:  # the store ends with this process: its key goes with the artifact
+    kept = None if manifest.seal else app.keys.kept.get(manifest.id)
+    sealer = None if kept is None else app.keys.wrapping()
+    if kept is not None and sealer is not None and any(SEALED in event.meta for event in events_of(app, manifest.id)):
+        # the store ends with this process: its key goes with the artifact
         manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())
 
     def events() -> Iterable[Event]:

@@ -164,6 +164,35 @@ def test_a_model_call_with_personal_data_is_found_again() -> None:
         assert report.passed, report.text()
 
 
+def test_a_run_in_memory_has_its_key_before_anybody_has_read_it() -> None:
+    """Events in memory are sealed when they are first read; the replay asks for the key before."""
+    app = memory_app()
+
+    def code(mail: str) -> None:
+        message = {"role": "user", "content": f"write to {mail}"}
+        antiphon.current_run().llm({"model": "m", "messages": [message]}, lambda body: says("done"))
+
+    run = app.record(code, "ada@example.com")
+    report = antiphon.replay(run, app=app, mode="strict", function=code, keep=False)
+    assert report.passed, report.text()
+    assert report["masked"]["originals"] is True
+    assert report["masked"]["notCompared"] == []
+
+
+def test_a_call_in_another_order_is_named_though_its_arguments_are_known() -> None:
+    bank = Bank()
+
+    def code(text: str, order: str = "ab") -> None:
+        for letter in order:
+            bank.find(who=letter, token="" if letter == "a" else TOKEN)
+
+    run = bank.record(code)
+    assert bank.replay(run, code).passed
+    report = bank.replay(run, lambda text: code(text, "ba"))
+    assert not report.passed
+    assert "who" in report.text()
+
+
 def test_streams_come_back_as_they_were() -> None:
     app = memory_app()
     parts = ["write to ada.love", "lace@exam", "ple.com now", ", it is late"]
