@@ -79,6 +79,7 @@ for domain in ("retail", "airline"):
 json.dump(found, sys.stdout)
 """
 CUT = 400
+ROUNDS = 25
 Task = dict[str, Any]
 
 
@@ -355,40 +356,43 @@ def guesses() -> bool:
 
 def cost(calls: int) -> bool:
     """CPU of a recorded call without and with something to mask, on a SQLite store."""
-    from antiphon.stores import SQLiteStore
-
     text = "please send the order to the customer as soon as it is ready, with the usual note. " * 4
     kinds = {
         "nothing": text,
         "an address": text + "ada.lovelace@example.org",
         "three values": text + "ada.lovelace@example.org DE89370400440532013000 +49 170 1234567",
     }
-    spent: dict[str, float] = {}
+    spent = dict.fromkeys(kinds, 1e9)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["ANTIPHON_HOME"] = folder
-        for name, value in kinds.items():
-            best = 1e9
-            for attempt in range(3):
-                store = SQLiteStore(Path(folder, f"{len(spent)}-{attempt}.db"), synchronous="NORMAL")
-                app = antiphon.Antiphon({"telemetry": {"logs": False}}, store=store)
-
-                @app.gateway.tool(idempotent=False)
-                def send(n: int, text: str) -> str:
-                    return "sent"
-
+        made = {name: _sender(Path(folder, f"{at}.db")) for at, name in enumerate(kinds)}
+        for _ in range(ROUNDS):  # in turns: whatever else the machine does is spent on all of them
+            for name, (app, send) in made.items():
                 with app.run("cost"):
-                    send(n=-1, text=value)
+                    send(n=-1, text=kinds[name])
                     begin = time.process_time()
-                    for n in range(calls):
-                        send(n=n, text=f"{n}: {value}")
-                    best = min(best, (time.process_time() - begin) / calls)
-            spent[name] = best * 1e6
+                    for n in range(max(1, calls // ROUNDS)):
+                        send(n=n, text=f"{n}: {kinds[name]}")
+                    took = (time.process_time() - begin) / max(1, calls // ROUNDS)
+                spent[name] = min(spent[name], took * 1e6)
     base = spent["nothing"]
     print(
         "cost of a recorded call (SQLite, CPU): "
         + ", ".join(f"{name} {value:.0f} µs ({value / base:.2f}×)" for name, value in spent.items())
     )
     return all(value <= 2 * base for value in spent.values())
+
+
+def _sender(path: Path) -> tuple[antiphon.Antiphon, Callable[..., str]]:
+    from antiphon.stores import SQLiteStore
+
+    app = antiphon.Antiphon({"telemetry": {"logs": False}}, store=SQLiteStore(path, synchronous="NORMAL"))
+
+    @app.gateway.tool(idempotent=False)
+    def send(n: int, text: str) -> str:
+        return "sent"
+
+    return app, send
 
 
 def main() -> int:

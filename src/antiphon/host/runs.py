@@ -294,6 +294,18 @@ async def events_after(host: Host, principal: Principal, run_id: str, last: int)
     return {"events": [document(run_id, event) for event in events if event.sequence > last], "isComplete": over}
 
 
+async def revealed(host: Host, principal: Principal, run_id: str, last: int) -> dict[str, Any]:
+    """The same with the originals of masked values; the audit log says who looked."""
+    manifest = await host.visible(principal, run_id)
+    if host.tenant(principal.tenant).keys.key_of(manifest) is None:
+        text = "The originals of this run are not kept, or were sealed with the key of another store."
+        raise Rejected(409, "originals_unavailable", text)
+    await host.admin(principal).looked_at_originals(run_id)
+    events = await HostRun.reader(host, run_id, principal.tenant, manifest).more()
+    over = bool(events) and events[-1].told.type in TERMINAL
+    return {"events": [document(run_id, event) for event in events if event.sequence > last], "isComplete": over}
+
+
 async def poll(host: Host, principal: Principal, run_id: str, last: int, timeout_s: float) -> dict[str, Any]:
     """New events as soon as there are some, or none after *timeout_s*."""
     manifest = await host.visible(principal, run_id)

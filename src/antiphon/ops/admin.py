@@ -144,6 +144,10 @@ class Admin:
         found = await self._audit().read()
         return [{"atMs": event.at_ms, **event.payload} for event in reversed(found[-limit:])]
 
+    async def looked_at_originals(self, run: str) -> None:
+        """Note that the originals of the masked values of a run are shown."""
+        await self._note("reveal", {"run": run})
+
     # -- breakers ----------------------------------------------------------------------------------------------------
 
     async def force_open(self, key: str, reason: str = "", for_ms: int | None = None) -> dict[str, Any]:

@@ -151,11 +151,10 @@ class Redactor:
         return self._look(document) != 0
 
     def _look(self, document: bytes) -> int:
-        causes = self._prefilter.causes(document)
         known = self._known
         if known and known.occurs(document.decode("utf-8", "replace")):
-            causes |= KNOWN
-        return causes
+            return ALL  # each text is looked at without the known values, which look like secrets
+        return self._prefilter.causes(document)
 
     def pieces(self, text: str) -> list[Piece]:
         """What stands in *text* in place of secrets, in order."""
@@ -589,12 +588,18 @@ def _named_pair(value: dict[Any, Any]) -> str | None:
 
 def _loads(document: bytes) -> Any:
     """Parse without loss: numbers that do not fit 64 bits are kept by the slower parser."""
-    if _BIG_NUMBER.search(document):
-        return json.loads(document)
+    folded = document.translate(_DIGITS)
+    if _MANY in folded:
+        for match in _BIG_NUMBER.finditer(folded):
+            start = match.start()
+            if start == 0 or document[start - 1] in b":,[- \t\r\n":  # else it is in a text, as account numbers are
+                return json.loads(document)
     return orjson.loads(document)
 
 
-_BIG_NUMBER = re.compile(rb"[0-9]{17}")
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_MANY = b"0" * 17
+_BIG_NUMBER = re.compile(rb"0{17,}")
 
 
 def _dumps(value: Any) -> bytes:

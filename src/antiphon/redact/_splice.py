@@ -38,7 +38,8 @@ class Masked(str):
         position = size = 0
         for piece in pieces:
             size += piece.start - position
-            placed.append(piece._replace(at=size))
+            start, end, new, kind, secret, _ = piece
+            placed.append(Piece(start, end, new, kind, secret, size))
             parts += text[position : piece.start], piece.new
             size += len(piece.new)
             position = piece.end

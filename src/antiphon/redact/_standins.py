@@ -395,11 +395,16 @@ def _extended(text: str, start: int, length: int, known: Known, is_end: bool) ->
         return None if any(map(str.isalnum, around)) else Hit(start, end, other, known.kind, True)
     if is_end:
         room = min(len(value) - length, start)
-        more = next((n for n in range(room) if text[start - 1 - n] != value[-length - 1 - n]), room)
+        whole = text.endswith(value[:-length], 0, start)
+        more = room if whole else next((n for n in range(room) if text[start - 1 - n] != value[-length - 1 - n]), room)
         start, length = start - more, length + more
         return Hit(start, end, other[len(value) - length :], known.kind, length == len(value))
     room = min(len(value) - length, len(text) - end)
-    more = next((n for n in range(room) if text[end + n] != value[length + n]), room)
+    more = (
+        room
+        if text.startswith(value[length:], end)
+        else next((n for n in range(room) if text[end + n] != value[length + n]), room)
+    )
     return Hit(start, end + more, other[: length + more], known.kind, length + more == len(value))
 
 

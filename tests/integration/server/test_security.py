@@ -11,7 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from antiphon.host.api_keys import HOST_TENANT, KeyRing
-from antiphon.host.http.app import routes
+from antiphon.host.http.app import create, routes
 from tests.integration.server.harness import Client, application, in_process
 
 
@@ -243,3 +243,36 @@ async def test_errors_do_not_tell_secrets(client: Client, monkeypatch: pytest.Mo
     answer = await client.post("/v1/runs", json={"workflowId": "conformance-noop"})
     assert (answer.status_code, answer.json()["error"]) == (500, "internal_error")
     assert "hunter2" not in answer.text
+
+
+async def test_originals_are_shown_to_admins_only_and_the_audit_log_says_so(hooked: Client) -> None:
+    ring: KeyRing = hooked.host.keys
+    run = (await hooked.run("conformance-identity", {"payload": {"mail": "ada.lovelace@example.org"}}))["runId"]
+    path = f"/v1/runs/{run}/events"
+    headers = {"Accept": "application/json"}
+    assert "ada.lovelace" not in (await hooked.get(path, headers=headers)).text
+    for role in ("read", "run"):
+        token, _ = await ring.create(role=role, tenant="default")
+        refused = await hooked.get(f"{path}?reveal=true", headers={**headers, "Authorization": f"Bearer {token}"})
+        assert (refused.status_code, refused.json()["error"]) == (403, "forbidden")
+        assert "ada.lovelace" not in refused.text
+    assert "reveal" not in (await hooked.get("/v1/admin/audit")).text
+    token, key = await ring.create(role="admin", tenant="default")
+    shown = await hooked.get(f"{path}?reveal=true", headers={**headers, "Authorization": f"Bearer {token}"})
+    assert "ada.lovelace@example.org" in shown.text
+    act = (await hooked.get("/v1/admin/audit")).json()["acts"][0]
+    assert (act["act"], act["run"], act["by"]) == ("reveal", run, key.id)
+    assert (await hooked.get(f"{path}?reveal=true", headers={"Accept": "text/event-stream"})).status_code == 400
+    assert (await hooked.get(f"{path}?reveal=yes", headers=headers)).status_code == 400
+    stranger, _ = await ring.create(role="admin", tenant="stranger")
+    other = await hooked.get(f"{path}?reveal=true", headers={**headers, "Authorization": f"Bearer {stranger}"})
+    assert other.status_code == 404
+
+
+async def test_originals_that_are_not_kept_cannot_be_shown(tmp_path: Path, folder: Path) -> None:
+    settings = {"workflows": str(folder), "test_seams": True}
+    store = {"url": f"sqlite:///{tmp_path}/host.db"}
+    async with in_process(create({"store": store, "host": settings, "redact": {"keep_sealed": False}})) as client:
+        run = (await client.run("conformance-identity", {"payload": {"mail": "ada.lovelace@example.org"}}))["runId"]
+        answer = await client.get(f"/v1/runs/{run}/events?reveal=true", headers={"Accept": "application/json"})
+        assert (answer.status_code, answer.json()["error"]) == (409, "originals_unavailable")

@@ -168,7 +168,15 @@ async def events(request: Request, host: Host, principal: Principal) -> Response
     seen = request.headers.get("last-event-id")
     last = whole_number(seen, "Last-Event-ID", -1, _LAST) if seen else -1
     kinds = accepted(request)
-    if "application/json" in kinds and "text/event-stream" not in kinds:
+    as_json = "application/json" in kinds and "text/event-stream" not in kinds
+    if choice(request, "reveal", ("false", "true")) == "true":
+        if not principal.may("admin"):
+            text = f"Originals are shown to keys with the role admin; yours has {principal.role}."
+            raise Rejected(403, "forbidden", text)
+        if not as_json:
+            raise Rejected(400, "validation_error", "Originals come as JSON only: send Accept: application/json.")
+        return Json(await runs.revealed(host, principal, run_id, last))
+    if as_json:
         return Json(await runs.events_after(host, principal, run_id, last))
     manifest = await host.visible(principal, run_id)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
