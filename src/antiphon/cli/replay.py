@@ -222,7 +222,8 @@ def _more(data: dict[str, Any]) -> Iterator[str]:
         money = f", {saved['cost']:.4f} in money" if saved.get("cost") else ""
         paid = plural(saved.get("tokens", 0), "token")
         yield f"Answered from the recording: {plural(saved['calls'], 'call')}, {paid}{money}"
-    yield from masked_lines(data.get("masked") or {})
+    if data.get("executed", True):
+        yield from masked_lines(data.get("masked") or {})
     if data.get("ambiguousLanes"):
         yield f"Ambiguous lanes: {len(data['ambiguousLanes'])} (name parallel work with antiphon.branch)"
     shown = next((found["show"] for found in data["divergences"] if "show" in found), None)

@@ -320,6 +320,7 @@ _NOT_RUN: dict[str, Any] = {
     "ars": {},
     "answers": {},
     "embedder": "none",
+    "saved": {},
     "reason": "no code ran",
 }
 """Nothing was measured."""
@@ -457,7 +458,7 @@ def explore_report(
     if invoker.refusals:
         reasons.append(invoker.refusals[0].error.message)
     elif error is not None:
-        reasons.append(f"the agent failed: {error}")
+        reasons.append(f"the agent failed: {type(error).__name__}: {error}")
     reasons += [escape_of(what).message() for what in explored.escapes]
     for rule in invoker.unmet_faults():
         reasons.append(

@@ -51,7 +51,7 @@ def test_what_did_not_run_is_not_scored() -> None:
     for claim in ("No changes detected", "1.00", "ARS"):
         assert claim not in report.text()
     assert report["determinismScore"] is None
-    assert (report.ars, report.verdict) == ({}, "pass")
+    assert (report.ars, report.verdict, report["saved"]) == ({}, "pass", {})
 
 
 def test_another_temperature_says_why_a_strict_replay_fails() -> None:
