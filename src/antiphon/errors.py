@@ -242,6 +242,11 @@ def missing_extra(package: str, extra: str, needed_for: str, supported: str = ""
 _SCRIPT = "antiphon_script_"
 
 
+def is_of_script(module: str) -> bool:
+    """Whether a module is a script, which has one name when it is started and others when it is loaded."""
+    return module == "__main__" or module.startswith(_SCRIPT)
+
+
 def class_name(kind: type) -> str:
     """How the class of an exception is recorded; one of a script by the name that scripts have everywhere."""
     module = kind.__module__
@@ -250,7 +255,7 @@ def class_name(kind: type) -> str:
 
 def _modules(name: str) -> list[Any]:
     """Where a recorded class is looked for; the script may be loaded under another name than it had."""
-    if name != "__main__" and not name.startswith(_SCRIPT):
+    if not is_of_script(name):
         return [sys.modules.get(name)]
     loaded = [module for known, module in list(sys.modules.items()) if known.startswith(_SCRIPT)]
     return [*loaded, sys.modules.get("__main__")]

@@ -78,6 +78,7 @@ class ExploreInvoker:
         self._llm = llm
         self._fork_at = fork_at
         self._realtime = realtime
+        self.script_vendor: str | None = recording.script_vendor
         self._index: SemanticIndex[RecordedCall] = SemanticIndex(embedder, threshold)
         self._indexed: set[str] = set()
         self._queues: dict[tuple[str, str], list[RecordedCall]] = {}

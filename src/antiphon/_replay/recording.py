@@ -27,7 +27,7 @@ from antiphon.contract.events import (
     sum_holds,
     type_not_kept,
 )
-from antiphon.errors import ArtifactError, Divergence, InvalidInput
+from antiphon.errors import ArtifactError, Divergence, InvalidInput, is_of_script
 from antiphon.ports import AS_RECORDED, BEGUN, Answer
 from antiphon.redact import Mask
 from antiphon.redact._pointers import masks_in, pseudonyms_of
@@ -135,6 +135,8 @@ class Recording:
         """Digests of arguments in which nothing had to be redacted: equal ones need not be looked at again."""
         self.ambiguous: set[str] = set()
         """Lanes that only their order of arrival tells apart, and that did different things."""
+        self.script_vendor: str | None = None
+        """Who is said to serve a model whose class was in a script: its name at the time, in earlier recordings."""
         self.length: int = 0
         self.prompts: list[dict[str, Any]] = []
         self.interactions: list[dict[str, Any]] = []
@@ -247,6 +249,9 @@ class Recording:
         if sealed and call.kind == "tool" and payload.keys() == _START and type(payload["arguments"]) is dict:
             call.written = hash(orjson.dumps(payload["arguments"]))
             self._arguments[call.written] = call.digest
+        if "variant" in payload and self.script_vendor is None:
+            vendor = payload["request"].get("provider") if type(payload.get("request")) is dict else None
+            self.script_vendor = vendor if type(vendor) is str and is_of_script(vendor) else None
         if sealed and "variant" in payload:
             self._requests[(payload.get("provider"), _bytes(payload.get("providerRequest")))] = event.seq
         if self._opened is None or MASKS not in event.meta:

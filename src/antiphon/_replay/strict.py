@@ -30,6 +30,7 @@ class StrictInvoker:
         self._recording = recording
         self._observer = observer
         self._realtime = realtime
+        self.script_vendor: str | None = recording.script_vendor
         self.tool_hits: int = 0
         self.model_hits: int = 0
         self.missed: list[Invocation] = []

@@ -23,12 +23,13 @@ from langgraph.errors import GraphInterrupt
 from langgraph.types import Command, Interrupt
 
 from antiphon._gateway import codec
+from antiphon._scope import current_scope
 from antiphon.adapters._model import (
     NATIVE,
     Asking,
     chat_response,
 )
-from antiphon.errors import Paused
+from antiphon.errors import Paused, is_of_script
 
 _SETTINGS = ("temperature", "seed", "top_p", "max_tokens", "max_completion_tokens", "stop", "tool_choice")
 
@@ -37,8 +38,18 @@ _SETTINGS = ("temperature", "seed", "top_p", "max_tokens", "max_completion_token
 
 
 def vendor_of(model: Any) -> str:
-    """Who serves a chat model, by the package it comes from: ``langchain_openai`` gives ``openai``."""
-    kind = type(model)
+    """Who serves a chat model, by the package it comes from: ``langchain_openai`` gives ``openai``.
+
+    A class of a script counts as the one that it is made from: a script has another name each time it is loaded. What
+    a recording called it is used for its replay.
+    """
+    kinds = type(model).__mro__
+    kind = next(kind for kind in kinds if not is_of_script(kind.__module__))
+    if kind is not kinds[0]:
+        scope = current_scope()
+        recorded: str | None = getattr(None if scope is None else scope.invoker, "script_vendor", None)
+        if recorded is not None:
+            return recorded
     return kind.__module__.partition(".")[0].removeprefix("langchain_") or kind.__name__
 
 

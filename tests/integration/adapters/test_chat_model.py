@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+
 from antiphon import Antiphon
 from antiphon.adapters.langchain import chat_model
 from antiphon.ops.replay import replay
@@ -32,3 +35,25 @@ def test_nor_does_it_asynchronously(world: World, app: Antiphon) -> None:
     world.provider.switch_off()
     assert "".join(run.output) == "hello there, friend"
     assert replay(run, app=app, function=lambda: asyncio.run(main()), mode="strict").divergences == []
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["recorded now", "recorded under the name of the script"])
+def test_a_model_of_a_script_is_the_same_wherever_the_script_lies(
+    app: Antiphon, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """A script is loaded under a name that is made from its path, and is ``__main__`` when it is started."""
+    names = iter(["antiphon_script_1", "antiphon_script_2", "__main__"])
+
+    def main() -> str:
+        kind = type("Mine", (FakeListChatModel,), {"__module__": next(names)})
+        return str(chat_model(kind(responses=["hello"])).invoke("hi").text)
+
+    if before:
+        monkeypatch.setattr("antiphon.adapters._langchain_data.is_of_script", lambda module: False)
+    run = app.record(main)
+    monkeypatch.undo()
+    requests = [event.payload["request"]["provider"] for event in run.events() if event.type == "call.started"]
+    assert requests == ["antiphon_script_1" if before else "core"]
+    for _ in range(2):
+        report = replay(run, app=app, mode="strict", function=main)
+        assert report.passed, report.text()
