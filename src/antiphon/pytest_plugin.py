@@ -36,7 +36,6 @@ from antiphon.errors import Divergence
 
 if TYPE_CHECKING:
     from antiphon._recording.run import Run
-    from antiphon.contract.events import RunManifest
     from antiphon.ops.app import Antiphon
 
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
@@ -211,29 +210,17 @@ def _around(item: pytest.Item, marker: pytest.Mark) -> Iterator[Run]:
 def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     """A live run, exported when the test has passed; a failed test leaves the old recording as it was."""
     from antiphon.ops.app import using
-    from antiphon.ops.artifacts import export_run
+    from antiphon.ops.artifacts import export_run, manifest_at
     from antiphon.ops.captured import missing
     from antiphon.ops.entry import GRACE_S
 
-    before = _recorded_before(path)
-    with using(app), app.run(item.name, like=before) as run:
+    with using(app), app.run(item.name, like=manifest_at(path)) as run:  # with its key: a diff shows changes only
         yield run
     run.scope.origin.wait(GRACE_S)
     for text in missing(run):
         warnings.warn(pytest.PytestWarning(f"antiphon: {item.name}: {text}"), stacklevel=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     export_run(app, run.manifest, path)
-
-
-def _recorded_before(path: Path) -> RunManifest | None:
-    """The head of the recording that is written anew: its key is kept, so that a diff shows changes only."""
-    from antiphon._recording.artifact import read_artifact
-    from antiphon.errors import ArtifactError
-
-    try:
-        return read_artifact(path).manifest if path.exists() else None
-    except ArtifactError:
-        return None
 
 
 @contextmanager

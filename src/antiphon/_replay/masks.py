@@ -77,7 +77,7 @@ class MaskRules:
             own = sorted((mask for mask in masks if mask.pointer == pointer and not mask.key), key=lambda m: m.start)
             left = self._text(str(old), str(new), own, seq, what)
             if left is not None:
-                live = _with(live, names_of(pointer), old)
+                live = with_leaf(live, names_of(pointer), old)
                 found += left
         return live, found
 
@@ -115,12 +115,12 @@ class MaskRules:
         return self._live.setdefault(recorded, live) == live and self._recorded.setdefault(live, recorded) == recorded
 
 
-def _with(document: Any, names: list[str], value: Any) -> Any:
+def with_leaf(document: Any, names: list[str], value: Any) -> Any:
     """A copy of *document* with *value* at the place that *names* lead to."""
     if not names:
         return value
     name, *rest = names
     if isinstance(document, dict):
-        return {**document, name: _with(document[name], rest, value)}
+        return {**document, name: with_leaf(document[name], rest, value)}
     at = int(name)
-    return [*document[:at], _with(document[at], rest, value), *document[at + 1 :]]
+    return [*document[:at], with_leaf(document[at], rest, value), *document[at + 1 :]]

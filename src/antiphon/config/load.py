@@ -209,7 +209,7 @@ _SHORT = {
 }
 
 
-_OTHER = ("ANTIPHON_HOME", "ANTIPHON_CONFIG", "ANTIPHON_API_KEY", "ANTIPHON_SHADOW")
+_OTHER = ("ANTIPHON_HOME", "ANTIPHON_CONFIG", "ANTIPHON_API_KEY", "ANTIPHON_SHADOW", "ANTIPHON_REPLAY_KEY")
 _OWN = re.compile(r"ANTIPHON_(?:TEST|BENCH|EXEC)")
 """Variables of our tests, benchmarks and of programs that ``antiphon exec`` starts."""
 

@@ -20,11 +20,13 @@ from antiphon._recording import artifact, kurral
 from antiphon._recording.artifact import BadJson, strict_loads
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import OPEN_TAG, Run
+from antiphon._recording.seals import RunKey
 from antiphon.contract.events import OF_THE_STORE, SEALED, Event, RunManifest, sum_holds, summed
 from antiphon.errors import ArtifactError, InvalidInput, NotFound
 from antiphon.ops import bucket
 from antiphon.ops.app import Antiphon
 from antiphon.ops.progress import Progress, silent
+from antiphon.ops.rekey import CannotRekey, rekeyed
 from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording, real_status
 from antiphon.ports import Row
 
@@ -61,7 +63,10 @@ def _outside(event: Event) -> Event:
 def export_run(
     app: Antiphon, manifest: RunManifest, path: Path, kind: Format | None = None, *, progress: Progress = silent
 ) -> int:
-    """Write the run to *path*, all of it or nothing; returns the number of bytes."""
+    """Write the run to *path*, all of it or nothing; returns the number of bytes.
+
+    An artifact that is already there passes its key on, so that a diff of both shows changes only.
+    """
     tags = {name: value for name, value in manifest.tags.items() if name != "owner"}  # a process of this machine
     if tags.pop(OPEN_TAG, None) is not None:
         if certainly_dead(manifest.tags.get("owner", "")):
@@ -79,10 +84,45 @@ def export_run(
         # the store ends with this process: its key goes with the artifact
         manifest = msgspec.structs.replace(manifest, seal=kept.wrap(sealer).to_wire())
 
-    def events() -> Iterable[Event]:
-        return progress(whole_events(app, manifest.id), manifest.events or None, "exporting, events")
-
     form = kind or ("kurral" if path.suffix == ".kurral" else "antiphon")
+    own, wanted = app.keys.key_of(manifest), _key_there(app, path) if form == "antiphon" and manifest.seal else None
+    if own is not None and wanted is not None and own.key != wanted.key:
+        try:
+            return _export(
+                app, msgspec.structs.replace(manifest, seal=wanted.to_wire()), path, form, progress, (own, wanted)
+            )
+        except CannotRekey:
+            log.info("run %s is exported under its own key: not every masked value is known", manifest.id)
+    return _export(app, manifest, path, form, progress)
+
+
+def _key_there(app: Antiphon, path: Path) -> RunKey | None:
+    """The key of the artifact at *path*, if there is one and its key can be opened here."""
+    found = manifest_at(path)
+    return None if found is None or not found.seal else RunKey.of(found, app.keys.opening())
+
+
+def manifest_at(path: Path) -> RunManifest | None:
+    """The head of the artifact at *path*, if there is one."""
+    try:
+        return artifact.read_artifact(path).manifest if path.is_file() else None
+    except (ArtifactError, OSError):
+        return None
+
+
+def _export(
+    app: Antiphon,
+    manifest: RunManifest,
+    path: Path,
+    form: Format,
+    progress: Progress,
+    keys: tuple[RunKey, RunKey] | None = None,
+) -> int:
+    def events() -> Iterable[Event]:
+        found = whole_events(app, manifest.id)
+        there = found if keys is None else rekeyed(app, *keys, found)
+        return progress(there, manifest.events or None, "exporting, events")
+
     special = path.exists() and not path.is_file() and not path.is_dir()  # a pipe or a device keeps its place
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     if special:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import orjson
 import pytest
 
 import antiphon
+from antiphon.config.load import unknown_variables
 from antiphon.contract.events import Event
 from antiphon.errors import MaskedArgument
 from antiphon.ops.artifacts import export_run, import_artifact
@@ -322,7 +324,49 @@ def test_a_golden_that_is_recorded_anew_keeps_its_pseudonyms(tmp_path: Path, mon
     first = recorded(None)
     again = recorded(read_artifact(tmp_path / "golden.antiphon").manifest)
     assert again == first
-    assert recorded(None)[1] != first[1]
+    assert recorded(None) == first, "the artifact that is there passes its key on"
+    (tmp_path / "golden.antiphon").unlink()
+    assert recorded(None) != first
+
+
+def test_an_export_over_a_golden_keeps_its_key(tmp_path: Path) -> None:
+    """A diff of both shows changes only, and the new one replays with the key and without."""
+    bank = Bank(antiphon.Antiphon(QUIET, store=SQLiteStore(tmp_path / "a.db")))
+    file, other = tmp_path / "golden.antiphon", tmp_path / "other.antiphon"
+
+    def code(text: str) -> str:
+        mail = text.split()[-1]
+        with antiphon.branch("first"):
+            found = bank.find(who=mail, token=TOKEN)
+        ask = {"model": "m", "messages": [{"role": "user", "content": f"{mail} {mail[:9]} {found['iban']}"}]}
+        answer = antiphon.current_run().llm(ask, lambda body: says(f"pay {found['iban']} or 12{found['iban']}"))
+        thread = threading.Thread(target=lambda: bank.pay(recipient=found["iban"], note=[mail.upper(), TOKEN[:12]]))
+        thread.start()
+        thread.join()
+        return str(answer["choices"][0]["message"]["content"]) + mail
+
+    def exported(path: Path) -> dict[str, Any]:
+        manifest = bank.app.journal.manifest(bank.record(code).id)
+        assert manifest is not None
+        export_run(bank.app, manifest, path)
+        document: dict[str, Any] = orjson.loads(path.read_bytes())
+        for raw in ("ada@", IBAN[4:], "bob@", TOKEN[4:], "ADA@"):
+            assert raw not in path.read_text()
+        return document
+
+    def told(document: dict[str, Any]) -> list[Any]:
+        places = ("type", "lane", "index", "call", "parent", "payload")
+        return [[*(event.get(name) for name in places), event["meta"].get("masks")] for event in document["events"]]
+
+    first, again, apart = exported(file), exported(file), exported(other)
+    assert told(again) == told(first)
+    assert told(apart) != told(first)
+    assert again["manifest"]["seal"] == first["manifest"]["seal"]
+    for masked in (False, True):
+        report = bank.replay(file, code, masked=masked)
+        assert report.passed, report.text()
+        assert report["masked"]["originals"] is not masked
+    assert not bank.replay(file, lambda text: code(text.replace("ada", "eve"))).passed
 
 
 def test_planted_bug_a_replay_that_compares_masks_lets_a_changed_payee_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,3 +374,7 @@ def test_planted_bug_a_replay_that_compares_masks_lets_a_changed_payee_pass(monk
     monkeypatch.setattr("antiphon._replay.masks.is_credential", lambda kind: True)
     with pytest.raises(AssertionError):
         test_a_changed_payee_is_named(masked=False)
+
+
+def test_the_key_in_the_environment_is_no_misspelt_setting() -> None:
+    assert unknown_variables({"ANTIPHON_REPLAY_KEY": "ab" * 32}) == {}
