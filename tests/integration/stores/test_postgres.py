@@ -371,3 +371,17 @@ def test_a_record_that_has_expired_is_forgotten_also_before_it_is_swept(postgres
     assert journal.forgotten(zombie, won.version)
     assert not journal.forgotten(request_for("never"), won.version)
     journal.close()
+
+
+def test_a_connection_more_is_no_class_more(postgres_database: str) -> None:
+    """psycopg keeps every class that adapts values, so one made for each connection would stay for good."""
+    import psycopg
+    from psycopg.types.string import BytesBinaryDumper
+
+    from antiphon.stores.postgres.statements import register
+
+    with psycopg.connect(postgres_database) as connection:
+        register(connection)
+        before = len(BytesBinaryDumper.__subclasses__())
+        register(connection)
+        assert len(BytesBinaryDumper.__subclasses__()) == before

@@ -10,7 +10,7 @@ import re
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -174,12 +174,19 @@ def from_text(value: str) -> str:
 
 def register(connection: Any) -> None:
     """Teach a connection the arrays, and one width for every number: a statement is prepared once, not per size."""
+    for kind, dumper in _dumpers().items():
+        connection.adapters.register_dumper(kind, dumper)
+
+
+@cache
+def _dumpers() -> dict[type, Any]:
+    """Made once: psycopg keeps every class that it was ever given."""
     from psycopg.types.numeric import Int8BinaryDumper
     from psycopg.types.string import BytesBinaryDumper
 
-    for kind, oid in ((TextArray, _TEXT_ARRAY), (ByteaArray, _BYTEA_ARRAY), (Int8Array, _INT8_ARRAY)):
-        connection.adapters.register_dumper(kind, type(f"{kind.__name__}Dumper", (BytesBinaryDumper,), {"oid": oid}))
-    connection.adapters.register_dumper(int, Int8BinaryDumper)
+    arrays: dict[type, int] = {TextArray: _TEXT_ARRAY, ByteaArray: _BYTEA_ARRAY, Int8Array: _INT8_ARRAY}
+    made = {kind: type(f"{kind.__name__}Dumper", (BytesBinaryDumper,), {"oid": oid}) for kind, oid in arrays.items()}
+    return {**made, int: Int8BinaryDumper}
 
 
 def new_op() -> int:
