@@ -464,7 +464,8 @@ def said(result: Any, spec: ToolSpec) -> tuple[str, Any]:
         case HookError():
             return "failed", "hook_failed"
         case Exception():
-            unknown = any("not known whether" in note for note in getattr(result, "__notes__", ()))
+            notes = getattr(result, "__notes__", ())  # an adapter notes the code alone
+            unknown = any("not known whether" in note or note.endswith(": outcome_unknown") for note in notes)
             return "failed", "outcome_unknown" if unknown else classify(result, spec).code
     return "ok", result
 
