@@ -27,7 +27,7 @@ PROBE = "antiphon-probe"
 GRACE_S = 0.1
 """After the deadline of a call, to write down what came of it."""
 _LEAST_S = 0.01
-_LOOK_S, _LONGEST_LOOK_S = 0.005, 0.1
+_LOOK_S, _LONGEST_LOOK_S = 0.05, 0.1
 PAUSE_S = 0.1
 """Between two looks at a store that does not work."""
 _TRIAL_S = 2.0
@@ -76,7 +76,7 @@ class StoreBreaker:
         """Of the call that waits for the next look at the store."""
         self.threads: ThreadRunner = ThreadRunner(_MOST_WAITING)
         """Where steps with a time limit run."""
-        self._look_s = _LOOK_S
+        self._look_s = _LONGEST_LOOK_S
         """How long a look at the store may take that a call can do without."""
         self._late: _Look | None = None
         """The last look that was given up: while it is under way, there is no other."""

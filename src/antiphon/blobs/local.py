@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import uuid
@@ -103,8 +104,9 @@ class LocalObjects:
         unfinished.mkdir(parents=True, exist_ok=True, mode=0o700)
         oldest = time.time() - _STALE_S
         for left in unfinished.iterdir():
-            if left.stat().st_mtime < oldest:
-                left.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another writer has finished it
+                if left.stat().st_mtime < oldest:
+                    left.unlink()
         self._ready = True
 
     def _trouble(self, error: OSError) -> StoreUnavailable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import hmac
@@ -24,6 +25,8 @@ HOST_TENANT = "antiphon-host"
 KEYS_RUN = "host-apikeys"
 ENVIRONMENT_KEY = "ANTIPHON_API_KEY"
 _REFRESH_S = 1.0
+_UNKNOWN_S = 0.1
+"""How long an unknown key waits for the next look: it may be new, and whoever guesses is slowed down."""
 
 
 class Principal(NamedTuple):
@@ -79,9 +82,9 @@ class KeyRing:
         self._environment = digest_of(given) if given else None
         self._environment_principal = Principal("environment", default_tenant, "admin")
 
-    async def refresh(self, *, at_once: bool = False) -> None:
-        """Read what was appended since the last time; every second at most."""
-        for event in await self._log.read(at_most_every_s=0.0 if at_once else _REFRESH_S):
+    async def refresh(self, at_most_every_s: float = _REFRESH_S) -> None:
+        """Read what was appended since the last time."""
+        for event in await self._log.read(at_most_every_s=at_most_every_s):
             payload = event.payload
             if event.type == "key.created":
                 try:
@@ -101,10 +104,11 @@ class KeyRing:
         if self._environment is not None and hmac.compare_digest(digest, self._environment):
             return self._environment_principal
         await self.refresh()
+        if digest not in self._by_digest:
+            await asyncio.sleep(_UNKNOWN_S)
+            await self.refresh(_UNKNOWN_S)
         key = self._by_digest.get(digest)
-        if key is None:
-            return None
-        return None if key.revoked else Principal(key.id, key.tenant, key.role)
+        return None if key is None or key.revoked else Principal(key.id, key.tenant, key.role)
 
     async def is_valid(self, principal: Principal) -> bool:
         """Whether the key of a principal that was let in has not been revoked since."""
@@ -115,11 +119,11 @@ class KeyRing:
 
     async def any(self) -> bool:
         """Whether there is a key at all."""
-        await self.refresh(at_once=True)
+        await self.refresh(0.0)
         return self._environment is not None or any(not key.revoked for key in self._keys.values())
 
     async def keys(self) -> list[ApiKey]:
-        await self.refresh(at_once=True)
+        await self.refresh(0.0)
         return list(self._keys.values())
 
     def tenants(self) -> set[str]:
@@ -140,7 +144,7 @@ class KeyRing:
 
     async def revoke(self, key_id: str) -> ApiKey:
         """Refuse a key from now on; other workers follow within two seconds."""
-        await self.refresh(at_once=True)
+        await self.refresh(0.0)
         key = self._keys.get(key_id)
         if key is None:
             raise NotFound(f"There is no API key {key_id!r}.", hint="List them: antiphon apikeys list")
@@ -150,4 +154,4 @@ class KeyRing:
 
     async def _append(self, kind: str, payload: dict[str, Any]) -> None:
         await self._log.append(kind, payload)
-        await self.refresh(at_once=True)
+        await self.refresh(0.0)

@@ -182,7 +182,7 @@ class Host:
         path = (await self.journal.ping()).get("path")
         self._folder = Path(str(path)).parent if path else None
         self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant)
-        await self.keys.refresh(at_once=True)
+        await self.keys.refresh(0.0)
         self._load()
         self.webhooks = self._webhooks()
         if self.webhooks is not None:

@@ -154,10 +154,17 @@ def _check_settable(recording: Recording, asked: list[str]) -> None:
 
 _OURS = frozenset({"sourceRun", "replayRun", "sampleRuns", "masked", "ars", "saved", "determinismParts", "spread"})
 
+_LONG = frozenset({"timelineA", "timelineB"})
+"""As long as the run: looked at call by call, to need no second copy of it."""
+
 
 def shown(recording: Recording, data: dict[str, Any]) -> dict[str, Any]:
     """The report with masks in place of secrets: both sides were compared as they are."""
-    return {name: value if name in _OURS else recording.view(value) for name, value in data.items()}
+    view = recording.view
+    return {
+        name: value if name in _OURS else [*map(view, value)] if name in _LONG else view(value)
+        for name, value in data.items()
+    }
 
 
 def conclude(app: Antiphon, data: dict[str, Any], given: Any, late: Sequence[str]) -> None:

@@ -105,6 +105,15 @@ def test_many_writers_of_the_same_and_of_other_content(tmp_path: Path) -> None:
     assert sorted(set(found)) == sorted(refs(blobs, "default"))
 
 
+def test_a_file_that_another_writer_has_just_finished_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".unfinished").mkdir()
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter([folder / "gone by now"]))
+    LocalObjects(tmp_path).put("name", b"x")
+    assert LocalObjects(tmp_path).get("name") == b"x"
+
+
 def test_killed_while_writing_leaves_no_half_blob(tmp_path: Path) -> None:
     code = """
 import sys

@@ -127,7 +127,6 @@ def test_what_is_deleted_while_waiting_is_not_sent(outbox: Outbox, remote: Away)
 def test_what_is_replaced_while_being_sent_is_sent_again(outbox: Outbox, remote: Away) -> None:
     remote.away = True
     outbox.put("a", b"old")
-    remote.away = False
     send = remote.put_file
 
     def slowly(name: str, path: Path) -> None:
@@ -136,6 +135,7 @@ def test_what_is_replaced_while_being_sent_is_sent_again(outbox: Outbox, remote:
         outbox.local.put(name, b"new")
 
     remote.put_file = slowly  # type: ignore[method-assign]
+    remote.away = False
     outbox.flush()
     until(lambda: outbox.flush().pending == 0)
     assert remote.get("a") == b"new"

@@ -53,11 +53,11 @@ async def test_runs_forks_keys_and_resumption(application: Callable[[], Starlett
         effect = await client.run("conformance-replay-side-effect", {"delayMs": 1})
         assert effect["status"] == "completed"
         token, key = await client.host.keys.create(role="read", tenant=f"{unique}-other")
-        await other.host.keys.refresh(at_once=True)
+        await other.host.keys.refresh(0.0)
         headers = {"Authorization": f"Bearer {token}"}
         assert (await other.get("/v1/runs", headers=headers)).json() == {"runs": []}
         await client.host.keys.revoke(key.id)
-        await other.host.keys.refresh(at_once=True)
+        await other.host.keys.refresh(0.0)
         assert (await other.get("/v1/runs", headers=headers)).status_code == 401
         await _resumed_by_the_other(client, other)
 

@@ -343,8 +343,11 @@ def test_a_network_that_keeps_breaking_neither_loses_nor_doubles_a_claim(
     stop = threading.Event()
 
     def shake() -> None:
+        seen = 0
         while not stop.wait(0.005):
-            proxy.reset()
+            if proxy.carried["down"] - seen > 5_000:  # on a slow machine, too, something gets through in between
+                proxy.reset()
+                seen = proxy.carried["down"]
 
     async def call(journal: RedisJournal, number: int) -> None:
         for n in range(keys):

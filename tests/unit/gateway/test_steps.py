@@ -402,7 +402,7 @@ def test_a_call_that_comes_too_late_is_answered() -> None:
 def test_while_a_breaker_is_open_only_a_record_can_answer() -> None:
     table = Table(breaker=BreakerPolicy(forced_open=True))
     call = table.call(mode="enforced")
-    assert admit(call) == Look(call.key, "mine", 0.005, claim.looked)
+    assert admit(call) == Look(call.key, "mine", 0.1, claim.looked)
     assert claim.looked(call, None) is DONE
     assert told(call) == ("circuit_open", False)
     call = table.call(mode="enforced")
