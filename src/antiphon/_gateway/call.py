@@ -261,8 +261,8 @@ class GuardedCall:
 
     @property
     def shown(self) -> str:
-        """The arguments as an operator may see them, of a call that only a person can settle if its worker is lost."""
-        return self.plan.results.shown(self.arguments) if self.plan.shows else ""
+        """The arguments, sealed or masked, of a call that only a person can settle if its worker is lost."""
+        return self.plan.results.noted(self.key, self.arguments) if self.plan.shows else ""
 
 
 def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:

@@ -16,6 +16,7 @@ from antiphon.errors import StoreError
 from antiphon.ports import Blobs, Settlement
 
 if TYPE_CHECKING:
+    from antiphon._late import LateRedactor
     from antiphon.redact import Redactor
 
 log = logging.getLogger("antiphon.gateway")
@@ -24,6 +25,7 @@ NO_PAYLOAD = "The call succeeded; its result could not be stored and is not avai
 _SEALED = "sealed+"
 
 _SHOWN = 2000
+_NOTED = 16_384
 _REMEMBERED = 1024
 _REMEMBERED_BYTES = 128
 
@@ -59,11 +61,24 @@ class ResultStore:
     def shown(self, arguments: dict[str, Any]) -> str:
         """Arguments as an operator may see them; nothing, if they cannot be written down."""
         try:
-            data = orjson.dumps(arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
-            text = (data if self.redactor is None else self.redactor.redact_bytes(data)[0]).decode()
+            return masked(_written(arguments), self.redactor)
         except Exception:  # whatever the classes of the arguments raise
             return ""
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+    def noted(self, key: str, arguments: dict[str, Any]) -> str:
+        """Arguments for the claim *key* while it is in flight: sealed, which costs less than masking, if they can be.
+
+        They are masked when an operator looks at them. Without a seal key, or if they are large, they are masked here.
+        """
+        try:
+            sealer = self._sealer()
+            data = _written(arguments)
+            if sealer is not None and len(data) <= _NOTED:
+                sealed: str = sealer.seal(data, context=key.encode())
+                return sealed
+        except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
+            return self.shown(arguments)
+        return self.shown(arguments)
 
     def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:
         """The secrets among the arguments of a call, which an exception may quote, and what stands for them."""
@@ -147,6 +162,16 @@ class ResultStore:
             raise StoreError("The result is sealed, and the seal key is missing.")
         data: bytes = sealer.unseal(sealed, context=record.key.encode())
         return data
+
+
+def _written(arguments: dict[str, Any]) -> bytes:
+    return orjson.dumps(arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
+
+
+def masked(arguments: bytes, redactor: Redactor | LateRedactor | None) -> str:
+    """Written arguments as an operator may see them."""
+    text = (arguments if redactor is None else redactor.redact_bytes(arguments)[0]).decode()
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _clean_chunks(redactor: Redactor, data: bytes) -> tuple[bytes, bool]:

@@ -77,7 +77,7 @@ class DedupeRecord(Value, frozen=True):
     lock_until_ms: Millis | UnsetType = UNSET
     v: int = RECORD_VERSION
     arguments: str | UnsetType = UNSET
-    """Masked, of a claim in flight whose outcome is unknown if its worker is lost."""
+    """Sealed or masked, of a claim in flight whose outcome is unknown if its worker is lost."""
 
     def to_wire(self) -> dict[str, Any]:
         """The JSON form as plain Python data."""

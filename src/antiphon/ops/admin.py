@@ -7,28 +7,31 @@ act that changes something leaves a line in the audit run of its tenant.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import inspect
 from collections.abc import Awaitable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import orjson
 
 from antiphon._drive import drive
 from antiphon._gateway import codec
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._gateway.result_store import masked
 from antiphon._gateway.settlement import ARGUMENTS, NEVER_MS
 from antiphon._gateway.tool import takes_two
-from antiphon.config.wiring import fingerprints_of
+from antiphon.config.wiring import fingerprints_of, sealer_of
 from antiphon.contract._base import UNSET
 from antiphon.contract.events import RunManifest
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
 from antiphon.decide.breaker import RESET_REASON
 from antiphon.decide.claim import RESOLVED, SERVED, is_resolution, is_unknown
-from antiphon.errors import AntiphonError, InvalidInput, NotFound
+from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.keys import params_digests
 from antiphon.ops.app import Antiphon
 from antiphon.ops.gateways import declared
@@ -68,6 +71,7 @@ class Admin:
         self._workspace = app.workspace
         self._place = app.store.url
         self._fingerprints = fingerprints_of(app.config, app.store)
+        self._sealer = sealer_of(app.config, app.store)
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
@@ -125,6 +129,18 @@ class Admin:
         ]
         return sorted(found, key=lambda record: record.fence, reverse=True)
 
+    def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
+        """The record, with sealed arguments as they were, or as an operator may see them."""
+        sealed = record.arguments
+        if sealed is UNSET or not sealed.startswith("s2."):
+            return record
+        sealer, arguments = self._sealer(), ""
+        if sealer is not None:
+            with contextlib.suppress(StoreError):  # of another key, or damaged
+                data = sealer.unseal(sealed, context=record.key.encode())
+                arguments = masked(data, self._redactor) if masks else data.decode()
+        return msgspec.structs.replace(record, arguments=arguments)
+
     def _lost(self, record: DedupeRecord) -> bool:
         """A write whose worker has not extended its lease: the next equal call would find it unknown."""
         over = record.lock_until_ms is not UNSET and record.lock_until_ms <= self._clock.now_ms()
@@ -137,7 +153,7 @@ class Admin:
     def _described(self, record: DedupeRecord) -> dict[str, Any]:
         prints = self._fingerprints
         fingerprint = prints.of(record.key) if prints.last else record.key[:_FINGERPRINT]
-        return {**describe(record, fingerprint), "lost": self._lost(record)}
+        return {**describe(self._opened(record), fingerprint), "lost": self._lost(record)}
 
     async def audit(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """What operators did, newest first."""
@@ -282,7 +298,7 @@ class Admin:
         """What the ``reconcile`` functions of the tools say about each unknown outcome; nothing is changed."""
         said = []
         for record in await self._unsettled(tool=tool, session=session, prefix=prefix):
-            verdict, value, why = await _ask(specs.get(record.tool), record)
+            verdict, value, why = await _ask(specs.get(record.tool), self._opened(record, masks=False))
             shown = self._described(record)
             kept = ("key", "fingerprint", "tool", "arguments", "version")
             said.append({**{name: shown[name] for name in kept}, "verdict": verdict, "value": value, "why": why})

@@ -36,6 +36,7 @@ from antiphon.errors import (
 )
 from antiphon.ops.admin import Admin
 from antiphon.ports import Clock, Store
+from antiphon.stores import SQLiteStore
 from tests.unit.stores.test_memory_bounds import (
     test_unknown_outcomes_are_counted_apart_and_half_the_store_is_warned_of,
 )
@@ -393,15 +394,33 @@ def test_a_write_whose_worker_is_lost_is_listed_with_its_arguments(shop: Callabl
         assert '"order":"o-1","cents":500' in claim["arguments"]
         assert "hunter2" not in claim["arguments"]
     assert [(claim["key"], claim["lost"]) for claim in lost] == [(running["key"], True)]
-    assert [(claim["verdict"], claim["why"]) for claim in evidence] == [
-        (None, "the record keeps its arguments masked, shortened, or in another type")
-    ]
+    sealed = ("happened", "")  # an SQLite store has a seal key, so the arguments can be given back
+    masked = (None, "the record keeps its arguments masked, shortened, or in another type")
+    expected = [sealed if store.url.startswith("sqlite") else masked]
+    assert [(claim["verdict"], claim["why"]) for claim in evidence] == expected
     later = Admin(antiphon.Antiphon(QUIET, store=store, clock=Tomorrow()))
     one.look = lambda: seen.append(drive(later.evidence(one.gateway.tools)))  # type: ignore[attr-defined]
     one.call("o-2", 500, "")
     assert [(claim["verdict"], claim["value"]) for claim in seen[-1]] == [("happened", "found o-2")]
     [done, *_] = drive(Admin(antiphon.Antiphon(QUIET, store=store)).claims(state="done"))
     assert done["arguments"] is None
+
+
+def test_arguments_that_cannot_be_unsealed_are_not_shown(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "shop.db")
+    app = antiphon.Antiphon(QUIET, store=store)
+    seen: list[Any] = []
+
+    @app.gateway.tool(idempotent=False)
+    def charge(order: str) -> None:
+        seen.extend(drive(Admin(antiphon.Antiphon(QUIET, store=store)).claims(state="inflight")))
+        for key in tmp_path.glob("*.seal-key"):
+            key.unlink()
+        seen.extend(drive(Admin(antiphon.Antiphon(QUIET, store=store)).claims(state="inflight")))
+
+    charge("o-1")
+    assert [claim["arguments"] for claim in seen] == ['{"order":"o-1"}', None]
+    assert b"o-1" not in b"".join(file.read_bytes() for file in tmp_path.glob("shop.db*"))
 
 
 def test_a_resolution_that_has_let_a_call_run_is_over(shop: Callable[..., Shop], store: Store) -> None:
