@@ -224,6 +224,8 @@ async def attack(
             worker.kill()
         listed = [claim for claim in claims(store, "unknown") if claim["tool"] == "tools/charge"]
         known = {key for key in map(_listed_key, listed) if key}
+        done = sum(claim["tool"] == "tools/charge" for claim in claims(store, "done"))
+        answer_lost = done - len(attacked.acknowledged)  # recorded, and killed before anybody was told: nothing unknown
         for worker in workers:
             worker.start()
             await worker.ready()
@@ -251,7 +253,8 @@ async def attack(
         "workerLost": sum(claim["lost"] for claim in listed),
         "withoutArguments": sum(not _listed_key(claim) for claim in listed),
         "chargedWithoutAnswer": len(unsure),
-        "unlisted": len(unsure - known),
+        "answerLost": answer_lost,
+        "unlisted": abs(len(unsure - known) - answer_lost),
         "unknownAfter": len(left),
         "seconds": round(took, 1),
         "answers": dict(attacked.answers),
