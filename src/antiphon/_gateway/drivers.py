@@ -76,10 +76,8 @@ def run_sync(call: GuardedCall, world: SyncWorld, step: Step | None = None) -> O
 async def run_async(call: GuardedCall, world: AsyncWorld, step: Step | None = None) -> Outcome | None:
     """Make a call in this task; what an interrupt leaves to be done is done in a task of its own."""
     error: BaseException | None = None
-    extras = call.extras
-    before = (
-        None if extras is NO_EXTRAS else extras.interrupt
-    )  # of a call that is being repaired: its own task lets it pass
+    extras = call.extras  # of a call that is being repaired: its own task lets the interrupt pass
+    before = None if extras is NO_EXTRAS else extras.interrupt
     try:
         while True:
             try:

@@ -291,7 +291,7 @@ class Plan:
         self.shared: bool = not plans.store.in_process
         """Whether another process may take over a claim while this one is paused."""
         self.shows: bool = self.shared and not self.idempotent and not self.watched_only
-        """Whether claims keep the masked arguments: others see them, and a lost worker leaves an unknown outcome."""
+        """Whether claims keep the arguments: others see them, and a lost worker leaves an unknown outcome."""
         self.replicas: int = plans.settings.wait_replicas
         self.form: Form = Form(spec, tool.streams)
         # what its calls share

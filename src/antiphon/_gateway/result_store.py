@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -70,14 +71,10 @@ class ResultStore:
 
         They are masked when an operator looks at them. Without a seal key, or if they are large, they are masked here.
         """
-        try:
-            sealer = self._sealer()
-            data = _written(arguments)
+        with suppress(Exception):  # whatever the classes of the arguments raise, or a key file that cannot be read
+            sealer, data = self._sealer(), _written(arguments)
             if sealer is not None and len(data) <= _NOTED:
-                sealed: str = sealer.seal(data, context=key.encode())
-                return sealed
-        except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
-            return self.shown(arguments)
+                return str(sealer.seal(data, context=key.encode()))
         return self.shown(arguments)
 
     def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:

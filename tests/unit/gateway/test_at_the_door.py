@@ -17,16 +17,6 @@ from tests.unit.gateway.kit import AsyncRig, Rig, envelope
 LONE = "x\ud800y"
 
 
-@pytest.mark.parametrize("value", ["disabled", "Disable", " off "])
-def test_every_usual_word_switches_the_layer_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOOL_RELIABILITY_ENABLED", value)
-    rig = Rig()
-    script = rig.tool()
-    rig.execute(call_id="c1")
-    rig.execute(call_id="c1")
-    assert len(script) == 2
-
-
 @pytest.mark.parametrize("name", ["TOOL_RELIABILITY_ENABLED", "TOOL_RELIABILITY_OPEN_MODE", "ANTIPHON_SHADOW"])
 def test_a_word_that_says_neither_on_nor_off_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "flase")

@@ -108,7 +108,7 @@ async def test_off_in_the_asynchronous_face() -> None:
     assert rig.records() == []
 
 
-@pytest.mark.parametrize("value", ["false", "0", "off", "no", "False"])
+@pytest.mark.parametrize("value", ["false", "0", "off", "no", "False", "disabled", "Disable", " off "])
 def test_the_environment_gives_the_start_value(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOOL_RELIABILITY_ENABLED", value)
     rig = Rig()
