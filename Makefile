@@ -8,7 +8,7 @@ UV      = $$(uv --version >/dev/null 2>&1 && echo uv || echo $(VENV)/bin/uv)
 PIP     = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
 
 .DEFAULT_GOAL := help
-.PHONY: help setup compiled demo unit test escapes prove prove-long prove-short mutants fuzz soak coverage lint types format bench bench-pins schemas reference docs pythons wheel-test screenshots site lock clean distclean
+.PHONY: help setup compiled demo unit test escapes prove prove-long prove-short mutants fuzz soak kills approval-attacks coverage lint types format bench bench-pins schemas reference docs pythons wheel-test console console-check screenshots site lock clean distclean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null || sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
@@ -49,11 +49,11 @@ unit: compiled ## tests without servers: seconds
 test: compiled ## all tests, against real servers that it starts and stops itself
 	$(PY) -m pytest -q -n $(JOBS) --dist worksteal
 
-prove: compiled ## check every promise: 200,000 schedules, planted bugs, 156 kills, 42 pauses; 20 minutes
+prove: compiled ## check every promise: 200,000 schedules, planted bugs, 156 kills, 42 pauses, faults of stores; 20 minutes
 	$(PY) -m scripts.prove --out docs/explanation/proof.json
 	$(PY) -m scripts.make_guarantees
 
-prove-long: compiled ## … 1,000,000 schedules, 612 kills, 102 pauses; two hours
+prove-long: compiled ## … 1,000,000 schedules, 612 kills, 102 pauses, mutation testing; two hours
 	$(PY) -m scripts.prove --long --out docs/explanation/proof.json
 	$(PY) -m scripts.make_guarantees
 	$(PY) -m tests.mutation
@@ -61,11 +61,12 @@ prove-long: compiled ## … 1,000,000 schedules, 612 kills, 102 pauses; two hour
 mutants: setup ## mutation testing of the code that decides about a call: score and survivors per file (ONLY=keys.py)
 	$(PY) -m tests.mutation $(if $(ONLY),--only $(ONLY)) $(ARGS)
 
-prove-short: compiled ## … the same in small, for CI; 3 minutes
-	$(PY) -m scripts.prove --short
+prove-short: compiled ## … the same in small, for CI; 3 minutes (ONLY=faults,schedules)
+	$(PY) -m scripts.prove --short $(if $(ONLY),--only $(ONLY))
 
-fuzz: setup ## change envelopes, artifacts, model answers, streams, settings … at random for two minutes; prints counts
+fuzz: setup ## change envelopes, artifacts, model answers, streams, what the proxy gets … at random for two minutes, requests for two more; prints counts
 	$(PY) -m tests.fuzz $(ARGS)
+	ANTIPHON_TEST_CASES=60 $(PY) -m pytest -q -s tests/integration/server/test_openapi_fuzz.py
 
 coverage: compiled ## branch coverage of all tests: of the parts that decide about a call, and of everything
 	@rm -f .coverage .coverage.*
@@ -81,6 +82,12 @@ escapes: setup ## replayed code that tries to get out, and 200 random mixes of r
 
 soak: setup ## hours of work in 15 minutes: memory, descriptors and threads stay flat (ARGS="--minutes 3 --json")
 	$(PY) -m tests.campaigns.soak $(ARGS)
+
+kills: setup ## 1,000 kills of each of SQLite and PostgreSQL during approvals, sagas and undos; the total (ARGS="--kills 100")
+	$(PY) -m tests.campaigns.kills $(ARGS)
+
+approval-attacks: setup ## every attack on an approval and 500 legitimate flows, on four stores and both faces; round trips
+	$(PY) -m tests.campaigns.approval_attacks
 
 lint: setup ## ruff, mypy --strict, layers, pages and schemas made from the code
 	$(VENV)/bin/ruff check .
@@ -118,6 +125,12 @@ pythons: setup ## bare install and unit tests on every Python of this machine
 wheel-test: setup ## the built wheel alone, then the unit tests against it instead of the sources (ARGS=tests/unit/keys)
 	$(PY) scripts/wheel_test.py $(ARGS)
 
+console: ## build the script of the console from its sources (needs npm)
+	cd src/antiphon/console/source && npm ci --silent && npm run -s build
+
+console-check: ## is the committed script of the console what its sources give? (needs npm)
+	cd src/antiphon/console/source && npm ci --silent && npm run -s check
+
 screenshots: setup ## make the pictures of README and documentation again
 	$(PY) scripts/screenshots.py
 
@@ -138,4 +151,4 @@ clean: ## remove what tools left behind
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## … and the environments
-	rm -rf $(VENV) bench/.envs
+	rm -rf $(VENV) bench/.envs tests/node/node_modules

@@ -27,6 +27,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="fewer and shorter rounds: a smoke test, not a measurement"
     )
+    parser.add_argument(
+        "--parts", default="", help="only these parts of a benchmark that has parts, with commas between"
+    )
     parser.add_argument("--check", action="store_true", help="exit with 1 when a goal was missed")
     options = parser.parse_args(arguments)
     known = modules()
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such benchmark: {', '.join(unknown)}; there are: {', '.join(known)}")
     groups: dict[str, Sequence[Row]] = {}
     failures: dict[str, str] = {}
-    with Context(quick=options.quick) as ctx:
+    with Context(quick=options.quick, parts=options.parts.replace(",", " ").split()) as ctx:
         for name in chosen:
             start = time.monotonic()
             try:

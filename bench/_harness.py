@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from bench._envs import HERE, PeerUnavailable, python_of
-from bench._report import Row
+from bench._report import Row, table
 from bench._servers import Servers
 
 Metric = Literal["cpu", "wall"]
@@ -195,15 +195,33 @@ class Worker:
 class Context:
     """Handed to ``run(ctx)`` of each benchmark module."""
 
-    def __init__(self, *, quick: bool = False) -> None:
+    def __init__(self, *, quick: bool = False, parts: Sequence[str] = ()) -> None:
         self.quick = quick
         self.servers = Servers()
+        self._parts = parts
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.servers.stop()
+
+    def parts(self, known: Mapping[str, Callable[[Context], Sequence[Row]]]) -> list[Row]:
+        """Run the parts of a long benchmark, or those that were asked for; each prints its rows when it ends."""
+        if unknown := sorted(set(self._parts) - set(known)):
+            raise ValueError(f"no such part: {', '.join(unknown)}; there are: {', '.join(known)}")
+        rows: list[Row] = []
+        for name in self._parts or known:
+            self.say(f"{name} …")
+            began = time.monotonic()
+            found = list(known[name](self))
+            print(f"\n### {name} ({time.monotonic() - began:.0f} s)\n\n{table(found)}\n", flush=True)
+            rows += found
+        return rows
+
+    def say(self, text: str) -> None:
+        """How far a long benchmark is."""
+        print(f"[bench] {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
     def payload(self, name: str) -> str:
         """The path of a fixed input: ``params-100``, ``params-900`` (bytes, about) or ``chat-100k``."""

@@ -14,8 +14,10 @@ from bench._calls import (
     Setup,
     both,
     large_rows,
+    open_row,
     peer_rows,
     release_rows,
+    with_open,
     with_release,
 )
 
@@ -77,6 +79,7 @@ def _heard(ctx: Context, setup: Setup) -> Mapping[str, Case]:
         "lines": lines.case(ctx),
         LINES: lines.release(ctx),
         "listener": setup.but(listener=True).case(ctx),
+        "logging": Case("gateway", "log_line", {"line": "x" * 320}),
     }
 
 
@@ -91,6 +94,7 @@ def _heard_rows(race: Race, setup: Setup) -> list[Row]:
             release=LINES,
             release_peer=FAST,
             setup=lines,
+            note=f"logging alone takes {race['logging'].us():.1f} µs for a line that is there already",
         ),
         race.row(
             "decorated call, told to a listener",
@@ -207,8 +211,9 @@ def _sqlite(ctx: Context) -> list[Row]:
     rows = []
     for store, faster in zip(DURABLE, (12, 25), strict=True):
         setup = Setup(store)
-        race = ctx.race({**with_release(ctx, setup), DBOS: setup.dbos(ctx), RAW: setup.raw(ctx)}, **TIGHT)
-        rows += release_rows("guarded call", race, setup)
+        cases = {**with_release(ctx, setup), **with_open(ctx, setup), DBOS: setup.dbos(ctx), RAW: setup.raw(ctx)}
+        race = ctx.race(cases, **TIGHT)
+        rows += [*release_rows("guarded call", race, setup), open_row("guarded call", race, setup)]
         rows += peer_rows("guarded call", race, setup, {DBOS: faster})
         setup = Setup(store, asyncio=True)
         rows += release_rows("guarded call", ctx.race(with_release(ctx, setup), **TIGHT), setup)

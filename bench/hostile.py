@@ -34,13 +34,13 @@ TOOLS = """
 import sys
 sys.path.insert(0, {root!r})
 import antiphon
-from bench.hostile import document
+from bench.hostile import value_of
 
 gateway = antiphon.AsyncGateway(store="memory:")
 
 @gateway.tool(idempotent=True, namespace="hostile", effect="read")
 async def give(number: int) -> object:
-    return document(number).value
+    return value_of(number)
 
 @gateway.tool(idempotent=True, namespace="good", effect="read")
 async def double(number: int) -> int:
@@ -166,11 +166,18 @@ KINDS: dict[str, Callable[[random.Random], Any]] = {
 }
 
 
+def value_of(number: int) -> Any:
+    """The hostile document of this number as a value: the same every time."""
+    return KINDS[_kind_of(number)](random.Random(SEED + number))
+
+
+def _kind_of(number: int) -> str:
+    return sorted(KINDS)[number % len(KINDS)]
+
+
 def document(number: int) -> Document:
     """The hostile document of this number: the same every time."""
-    chance = random.Random(SEED + number)
-    kind = sorted(KINDS)[number % len(KINDS)]
-    value = KINDS[kind](chance)
+    kind, value = _kind_of(number), value_of(number)
     if isinstance(value, bytes):
         return Document(kind, value, value)
     try:
@@ -301,7 +308,8 @@ class Campaign:
         self.problems: list[str] = []
         self.attacked: list[str] = []
         """Problems that the attacker had."""
-        words = [sys.executable, "-m", "bench.hostile"]
+        words = ["nice", "-n", "19", sys.executable, "-m", "bench.hostile"]
+        """An attacker has a machine of its own: here it takes what the host and the other tenant leave."""
         root = Path(__file__).parent.parent
         self._attacker = subprocess.Popen(words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._attacker.stdout is not None

@@ -17,8 +17,10 @@ from bench._calls import (
     Setup,
     both,
     large_rows,
+    open_row,
     peer_rows,
     release_rows,
+    with_open,
     with_release,
 )
 from bench._envs import HERE, RELEASE, PeerUnavailable, python_of
@@ -40,8 +42,8 @@ def _calls(ctx: Context) -> list[Row]:
     for store, faster in zip(DURABLE, (8, 12), strict=True):
         setup = Setup(store, recorded=True)
         peers = {DBOS: setup.dbos(ctx), LANGGRAPH: setup.langgraph(ctx), RAW: setup.raw(ctx)}
-        race = ctx.race({**with_release(ctx, setup), **peers}, **TIGHT)
-        rows += release_rows(CALL, race, setup)
+        race = ctx.race({**with_release(ctx, setup), **with_open(ctx, setup), **peers}, **TIGHT)
+        rows += [*release_rows(CALL, race, setup), open_row(CALL, race, setup)]
         rows += peer_rows(CALL, race, setup, {DBOS: faster, LANGGRAPH: 5})
         setup = Setup(store, asyncio=True, recorded=True)
         rows += release_rows(CALL, ctx.race(with_release(ctx, setup), **TIGHT), setup)

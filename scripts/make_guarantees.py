@@ -20,14 +20,29 @@ NAMES = {
     "sqlite": "SQLite",
     "redis": "Redis, every write on disk",
     "postgres": "PostgreSQL",
+    "redis-cluster": "Redis Cluster",
+    "bucket": "SQLite and a bucket",
     "redis-no-persistence": "Redis that forgets",
+    "redis-failover": "Redis that fails over",
 }
 COMMANDS = {"short": "python -m scripts.prove --short", "prove": "make prove", "long": "make prove-long"}
 _FAULTS = (
     ("kill", "worker killed (`kill -9`)"),
     ("pause", "worker paused beyond its lease"),
     ("server killed", "server killed and started again"),
+    ("server restarted", "server stopped and started again"),
     ("server frozen", "server frozen"),
+    ("connections terminated", "connections terminated (`pg_terminate_backend`)"),
+    ("network cut", "network cut"),
+    ("network slow", "network slow (150 ms each way)"),
+    ("answers lost", "requests arrive, answers do not"),
+    ("network half-closed", "connections half closed"),
+    ("disk full", "disk full"),
+    ("memory full", "memory full (`maxmemory`)"),
+    ("clock stepped", "workers' wall clock set forward or back beyond a lease, and back"),
+    ("slot moved", "slot moved to another node while it is used"),
+    ("bucket away", "bucket's server killed and started again"),
+    ("server failed over", "fail-over to a replica that lags half a second"),
     ("writes lost", "confirmed writes lost"),
 )
 
@@ -40,8 +55,8 @@ def made(result: dict[str, Any]) -> str:
     parts = [
         BEGIN,
         "",
-        f"Last run: `{COMMANDS[result['size']]}`, version {result['version']}, Python {result['python']}, "
-        f"{result['seconds']} s.",
+        f"Last run: `{result.get('command') or COMMANDS[result['size']]}`, version {result['version']}, "
+        f"Python {result['python']}, processes for the simulator: {result['processes']}, {result['seconds']} s.",
         "",
         f"**Simulated:** {schedules['distinct']:,} distinct schedules (seeds {seeds}, {schedules['steps']:,} steps).",
         f"Two schedules are distinct if they differ in the order of what happened; times do not count. {broken}.",
@@ -76,15 +91,22 @@ def _faults(faults: dict[str, Any]) -> list[str]:
         rows.append(f"| {title} | " + " | ".join(cells) + " |")
 
     for what, title in _FAULTS:
-        row(title, [str(counts[s].get(what, "–")) for s in stores])
+        row(title, _cells(counts, stores, what))
     row("effects of calls that may not be repeated, doubled", [_doubled(counts[store]) for store in stores])
     row("answered calls whose effect is missing, lost calls", [str(_lost(faults[store])) for store in stores])
     row(
         "`outcome_unknown`, each explained by a fault",
         [str(counts[s].get("outcome_unknown, justified", 0)) for s in stores],
     )
+    row("recordings answered for, all in the bucket in the end", _cells(counts, stores, "recordings in the bucket"))
+    row("calls of workers on uvloop", _cells(counts, stores, "calls, uvloop"))
+    row("calls over TLS", _cells(counts, stores, "calls, TLS"))
     row("repeatable calls taken over after a fault", [str(counts[s].get("repeated after a fault", 0)) for s in stores])
     return rows
+
+
+def _cells(counts: dict[str, dict[str, int]], stores: list[str], what: str) -> list[str]:
+    return [str(counts[store].get(what, "–")) for store in stores]
 
 
 def _doubled(counts: dict[str, int]) -> str:

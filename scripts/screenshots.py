@@ -1,6 +1,7 @@
-"""Make the pictures of README and documentation: terminals as SVG, the report as PNG (``make screenshots``).
+"""Make the pictures of README and documentation: terminals as SVG, pages as PNG (``make screenshots``).
 
-The commands are really run, in an empty folder, on a terminal of 100 columns; Chromium takes the picture of the report.
+The commands are really run, in an empty folder, on a terminal of 100 columns; Chromium takes the pictures of every page
+of the console. ``--pages`` makes only those.
 """
 
 from __future__ import annotations
@@ -33,14 +34,9 @@ def on_terminal(folder: Path, command: str) -> str:
     """What a command prints on a terminal, colours included."""
     leader, follower = pty.openpty()
     ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "ANTIPHON_HOME": str(folder / ".antiphon"),
-        "TERM": "xterm-256color",
-    }
+    settings = {**environment(folder), "TERM": "xterm-256color"}
     shell = shutil.which("bash") or "bash"
-    process = subprocess.Popen([shell, "-c", command], cwd=folder, env=environment, stdout=follower, stderr=follower)
+    process = subprocess.Popen([shell, "-c", command], cwd=folder, env=settings, stdout=follower, stderr=follower)
     os.close(follower)
     out = b""
     while True:
@@ -70,17 +66,77 @@ def picture(folder: Path, name: str, title: str, *commands: str) -> None:
     (ASSETS / name).write_text(svg, encoding="utf-8")
 
 
-def report(folder: Path, chromium: str) -> None:
-    """The page of a replay that found a changed argument."""
-    from playwright.sync_api import sync_playwright
+def environment(folder: Path) -> dict[str, str]:
+    """This one without settings of ours, for a program in *folder*."""
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("ANTIPHON_")},
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "ANTIPHON_HOME": str(folder / ".antiphon"),
+    }
 
-    on_terminal(folder, "antiphon replay golden/tea.antiphon --strict --html report.html")
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1000, "height": 760})
-        page.goto(f"file://{folder / 'report.html'}")
-        page.screenshot(path=str(ASSETS / "report.png"))
-        browser.close()
+
+def pages(folder: Path, chromium: str) -> list[str]:
+    """Every page of the console over what the examples recorded; the names of the pictures."""
+    import json
+
+    from playwright.sync_api import expect, sync_playwright
+
+    listed = subprocess.run(
+        [str(Path(sys.executable).parent / "antiphon"), "runs", "--replays", "--json"],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        check=True,
+    )
+    runs = json.loads(listed.stdout)["runs"]
+    run = next(one["id"] for one in runs if not one["sourceRun"] and one["name"] != "tea")
+    replay = next(one for one in runs if one["sourceRun"])
+    where = {
+        "runs": "runs",
+        "run": f"runs/{run}",
+        "compare": f"compare/{replay['sourceRun']}/{replay['id']}",
+        **{name: name for name in ("inbox", "matrices", "golden", "effects", "health")},
+    }
+    console = subprocess.Popen(
+        [str(Path(sys.executable).parent / "antiphon"), "console", "--no-open", "--port", "0"],
+        cwd=folder,
+        env=environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert console.stdout is not None
+    try:
+        address = next(found[0] for line in console.stdout if (found := re.search(r"http://\S+", line)))
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+            page = browser.new_page(viewport={"width": 1000, "height": 640})
+            page.goto(address)
+            expect(page.locator("main h1")).to_be_visible(timeout=60_000)
+            for name, place in where.items():
+                page.evaluate("where => { location.hash = where }", f"#/{place}")
+                expect(page.locator("main h1")).to_be_visible(timeout=60_000)
+                expect(page.get_by_text("Loading…")).to_have_count(0, timeout=60_000)
+                if name == "run":
+                    page.locator(".line", has_text="tool").first.click()
+                    expect(page.locator("aside h2")).to_be_visible(timeout=60_000)
+                page.screenshot(path=str(ASSETS / f"console-{name}.png"))
+            browser.close()
+    finally:
+        console.terminate()
+        console.wait()
+    return [f"console-{name}.png" for name in where]
+
+
+def recorded(folder: Path, chromium: str) -> list[str]:
+    """Record a few runs, replay a golden one with changed code, and take the pictures."""
+    for order in ("My order 1042 never arrived", "Order 1042: where is it?", "Please refund order 1042"):
+        on_terminal(folder, f"antiphon run support_agent.py:main --input '\"{order}\"'")
+    agent = folder / "agent.py"
+    agent.write_text(agent.read_text().replace("count=2", "count=3"))
+    on_terminal(folder, "antiphon replay golden/tea.antiphon --strict")
+    on_terminal(folder, "antiphon test golden")
+    return pages(folder, chromium)
 
 
 def main() -> int:
@@ -94,14 +150,18 @@ def main() -> int:
         shutil.copytree(ROOT / "examples" / "golden_ci", folder)
         shutil.copy(ROOT / "examples" / "support_agent.py", folder)
         on_terminal(folder, "antiphon runs")  # the first use says where the store is
+        if "--pages" in sys.argv:
+            made_pages = recorded(folder, chromium)
+            sys.stdout.write(f"written: {', '.join(made_pages)}\n")
+            return 0
         asked = "antiphon run support_agent.py:main --input '\"My order 1042 never arrived\"'"
         picture(folder, "show.svg", "a recorded run", asked, "antiphon show --latest")
         agent = folder / "agent.py"
         agent.write_text(agent.read_text().replace("count=2", "count=3"))
         picture(folder, "test.svg", "a golden run fails", "antiphon test golden/tea.antiphon")
         picture(folder, "pytest.svg", "in pytest", "pytest -q -p no:cacheprovider -W ignore -k tea 2>/dev/null")
-        report(folder, chromium)
-    sys.stdout.write("written: docs/assets/show.svg, test.svg, pytest.svg, report.png\n")
+        made_pages = recorded(folder, chromium)
+    sys.stdout.write(f"written: docs/assets/show.svg, test.svg, pytest.svg, {', '.join(made_pages)}\n")
     return 0
 
 

@@ -15,17 +15,22 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+import certifi
 import pytest
 from hypothesis import settings
 
-from tests import browser, sharing
+from bench._envs import PeerUnavailable, python_of
+from tests import browser, nodejs, sharing
 from tests import promtool as prometheus
 from tests.faultproxy import FaultProxy
 from tests.servers import S3_KEY, S3_SECRET, VARIABLES, Postgres, Server, ServerFailed, Valkey, Weed
+from tests.ticks import Ticks
 
 S = TypeVar("S", bound=Server)
 MEETING = "ANTIPHON_TEST_MEETING"
 """Names the folder where the worker processes of one session find their servers."""
+PEERS = Path(__file__).resolve().parent / "peers"
+AUTHORITIES = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
 
 # A run started in the background ignores Ctrl-C, and so would every process it starts; some tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -64,14 +69,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Stop the servers that this session started."""
+    """Stop the servers that this session started; the next one in this process finds the environment as it was."""
+    for name, value in AUTHORITIES.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     if not _is_worker(config) and (folder := os.environ.pop(MEETING, None)):
         sharing.stop_all(Path(folder))
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Install the browser and promtool before the clock of a test runs, and only if a test wants them."""
+    """Install the browser, promtool, npm packages and LiteLLM before the clock of a test runs, if a test wants them."""
     gc.enable()
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -82,6 +91,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if "promtool" in wanted:
         with contextlib.suppress(prometheus.NoPromtool):
             prometheus.ensure(Path(os.environ[MEETING]))
+    if "node" in wanted:
+        with contextlib.suppress(nodejs.NoNode):
+            nodejs.ensure(Path(os.environ[MEETING]))
+    if "litellm_python" in wanted:
+        with contextlib.suppress(PeerUnavailable):
+            python_of("litellm", PEERS)
+    _trust_one_authority(Path(os.environ[MEETING]))
+
+
+def _trust_one_authority(folder: Path) -> None:
+    """Whoever makes an HTTP client reads all certificates of authorities, which takes 50 ms; one is read at once.
+
+    Tests stay on loopback: nothing in this process and those it starts needs them from here on.
+    """
+    authority = folder / f"authority-{os.getpid()}.pem"
+    authority.write_text(
+        Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n"
+    )
+    os.environ["SSL_CERT_FILE"] = str(authority)
+    os.environ.pop("SSL_CERT_DIR", None)
 
 
 def _address(kind: str) -> str:
@@ -91,6 +120,13 @@ def _address(kind: str) -> str:
 
 def _worker_number() -> int:
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+
+
+@pytest.fixture
+def ticks() -> Iterator[Ticks]:
+    """A clock that stands still while the machine does: ``assert ticks.since(began) < 1``."""
+    with Ticks() as clock:
+        yield clock
 
 
 @pytest.fixture
@@ -193,6 +229,18 @@ def fault_proxy() -> Iterator[Callable[[int], FaultProxy]]:
     """Put a misbehaving network before a port: ``proxy = fault_proxy(server.port)``."""
     with contextlib.ExitStack() as running:
         yield lambda port: running.enter_context(FaultProxy(port))
+
+
+@pytest.fixture(scope="session")
+def node() -> nodejs.Node:
+    """Node with the packages of ``tests/node``; installed by the test run when they are missing."""
+    return nodejs.ensure(Path(os.environ[MEETING]))
+
+
+@pytest.fixture(scope="session")
+def litellm_python() -> str:
+    """The interpreter of LiteLLM's environment, which has other versions of what it needs than ours."""
+    return str(python_of("litellm", PEERS))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import contextlib
 import socket
 import struct
 import threading
+import weakref
 from collections.abc import Coroutine
 from typing import Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -43,12 +44,15 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault-proxy", daemon=True)
         self._links: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
+        self._half_closed: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.connections = 0
         """Connections accepted so far."""
         self.carried: dict[Direction, int] = {"up": 0, "down": 0}
         """Bytes forwarded so far."""
+        self.asked = 0
+        """Round trips so far: how often a client spoke after its server had."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -67,6 +71,10 @@ class FaultProxy:
         parts = urlsplit(address)
         login = parts.netloc.rpartition("@")[0]
         return urlunsplit(parts._replace(netloc=f"{login + '@' if login else ''}127.0.0.1:{self.port}"))
+
+    def retarget(self, port: int) -> None:
+        """Send new connections to another server; reset the open ones with :meth:`reset`."""
+        self._target = (self._target[0], port)
 
     def delay(self, seconds: float, direction: Direction | None = None) -> None:
         """Hold every piece of data back for *seconds*."""
@@ -117,6 +125,7 @@ class FaultProxy:
             writer = up if direction == "up" else down
             if writer.can_write_eof():
                 writer.write_eof()
+                self._half_closed.add(writer)
 
     async def _accept(self, client: asyncio.StreamReader, answer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -131,7 +140,10 @@ class FaultProxy:
             link = (request, answer)
             self._links.add(link)
             try:
-                await asyncio.gather(self._pump("up", client, request), self._pump("down", server, answer))
+                spoke: list[Direction] = ["down"]
+                await asyncio.gather(
+                    self._pump("up", client, request, spoke), self._pump("down", server, answer, spoke)
+                )
             finally:
                 self._links.discard(link)
                 request.close()
@@ -141,8 +153,12 @@ class FaultProxy:
             answer.close()
             self._tasks.discard(task)
 
-    async def _pump(self, way: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, way: Direction, source: asyncio.StreamReader, sink: asyncio.StreamWriter, spoke: list[Direction]
+    ) -> None:
         while data := await source.read(65_536):
+            self.asked += (way, *spoke) == ("up", "down")
+            spoke[0] = way
             if pause := self._faults.delay[way]:
                 await asyncio.sleep(pause)
             if way in self._faults.drop:
@@ -151,6 +167,8 @@ class FaultProxy:
             if left is not None:
                 data = data[:left]
                 self._faults.truncate[way] = left - len(data)
+            if sink in self._half_closed:
+                raise ConnectionAbortedError("half-closed on request")
             sink.write(data)
             self.carried[way] += len(data)
             await sink.drain()

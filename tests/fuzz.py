@@ -28,8 +28,9 @@ from hypothesis import seed as with_seed
 from hypothesis import strategies as st
 
 from antiphon import AsyncGateway, Gateway
-from antiphon._recording import kurral
+from antiphon._recording import atif, kurral, otel
 from antiphon._recording.artifact import BadJson, read_artifact, strict_loads
+from antiphon._recording.foreign import conversation
 from antiphon.adapters import _wire
 from antiphon.adapters.web import IdempotencyKey
 from antiphon.canonical import canonical_json
@@ -51,6 +52,8 @@ class Target(NamedTuple):
 
     strategy: st.SearchStrategy[Any]
     check: Callable[[Any], None]
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    """What the examples of one seed share; its end may find something, too."""
 
 
 # -- what comes in -----------------------------------------------------------------------------------------------------
@@ -287,6 +290,23 @@ def kurral_document(document: Any) -> None:
         kurral.to_kurral(manifest, events)
 
 
+def foreign_document(document: Any) -> None:
+    """A trajectory or a trace: read as a whole, or refused."""
+    with contextlib.suppress(AntiphonError, BadJson):
+        document = strict_loads(json.dumps(document).encode())
+        if atif.is_atif(document):
+            told = list(atif.runs_of(document, tenant="t", workspace="w"))
+        elif otel.is_otlp(document):
+            told = list(otel.runs_of([document], tenant="t", workspace="w"))
+        else:
+            return
+        for one in told:
+            assert one.events[0].type == "run.started"
+            assert one.events[-1].type == "run.finished"
+            json.dumps([event.to_wire() for event in one.events])
+            conversation(one.events)
+
+
 def toml(data: bytes) -> None:
     """Settings, or a configuration error."""
     with contextlib.suppress(ConfigError):
@@ -355,6 +375,7 @@ _HEADERS = st.lists(
 )
 _GOLDEN = (TESTS / "data" / "golden" / "triage-1.0.antiphon").read_bytes()
 _KURRAL = [json.loads(path.read_text()) for path in sorted((TESTS / "data" / "kurral").glob("*.kurral"))]
+_FOREIGN = [json.loads(path.read_text()) for path in sorted((TESTS / "data" / "foreign").glob("*.json"))]
 _SETTINGS = {
     "gateway": {"tenant": "a", "enabled": True},
     "store": {"url": "memory:"},
@@ -379,6 +400,7 @@ TARGETS: dict[str, Target] = {
     ),
     "artifact": Target(damaged([_GOLDEN]), artifact),
     "kurral": Target(changed(st.sampled_from(_KURRAL)) | values, kurral_document),
+    "foreign": Target(changed(st.sampled_from(_FOREIGN)), foreign_document),
     "toml": Target(damaged(TOML), toml),
     "settings": Target(changed(st.just(_SETTINGS)), setting),
     "yaml": Target(damaged(YAML), yaml_file),
@@ -386,9 +408,16 @@ TARGETS: dict[str, Target] = {
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example, HealthCheck.filter_too_much]
 
 
-def run(name: str, examples: int, seed: int | None = None) -> int:
+def targets() -> dict[str, Target]:
+    """All of them: those above, and the proxy, which needs servers."""
+    from tests import fuzz_proxy
+
+    return {**TARGETS, **fuzz_proxy.TARGETS}
+
+
+def run(target: Target, examples: int, seed: int | None = None) -> int:
     """Check so many examples of a target; how many were made. Without a seed always the same."""
-    target, made = TARGETS[name], 0
+    made = 0
 
     @settings(
         max_examples=examples,
@@ -404,25 +433,27 @@ def run(name: str, examples: int, seed: int | None = None) -> int:
         made += 1
         target.check(example)
 
-    (check if seed is None else with_seed(seed)(check))()
+    with target.around():
+        (check if seed is None else with_seed(seed)(check))()
     return made
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Fuzz for some time and print the counts; 1 if something was found."""
+    known = targets()
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--seconds", type=float, default=120, help="for all targets together (default: 120)")
-    parser.add_argument("--only", default="", help=f"some targets, with commas between: {', '.join(TARGETS)}")
+    parser.add_argument("--only", default="", help=f"some targets, with commas between: {', '.join(known)}")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--examples", type=int, default=300, help="per target and seed (default: 300)")
     options = parser.parse_args(arguments)
-    names = options.only.split(",") if options.only else list(TARGETS)
+    names = options.only.split(",") if options.only else list(known)
     counts, until, seed = dict.fromkeys(names, 0), time.monotonic() + options.seconds, options.seed
     found: list[str] = []
     while time.monotonic() < until and not found:
         for name in names:
             try:
-                counts[name] += run(name, options.examples, seed)
+                counts[name] += run(known[name], options.examples, seed)
             except Exception as error:
                 for one in error.exceptions if isinstance(error, ExceptionGroup) else (error,):
                     notes = "\n".join(getattr(one, "__notes__", []))

@@ -77,6 +77,16 @@ class Mutant(NamedTuple):
     """Of those that read alike."""
     line: int
     code: CodeType
+    defaults: tuple[list[CodeType], dict[str, CodeType]] | None = None
+    """Of the parameters, if one of them is what changed: they are not part of the code."""
+
+    def plant(self, function: FunctionType) -> None:
+        """Make the change."""
+        function.__code__ = self.code
+        if self.defaults is not None:
+            given, named = self.defaults
+            function.__defaults__ = tuple(eval(code, function.__globals__) for code in given)
+            function.__kwdefaults__ = {name: eval(code, function.__globals__) for name, code in named.items()}
 
     @property
     def name(self) -> str:
@@ -196,7 +206,7 @@ def mutants_of(file: str) -> list[Mutant]:
     for name, function in _functions(tree):
         for parent, field, index, node in list(_places(function)):
             for other in _changes(node):
-                mutant = _made(path, file, tree, name, (parent, field, index, node, other))
+                mutant = _made(path, file, tree, (name, function), (parent, field, index, node, other))
                 if mutant is not None:
                     number = seen.get(mutant.name, 0)
                     seen[mutant.name] = number + 1
@@ -204,8 +214,9 @@ def mutants_of(file: str) -> list[Mutant]:
     return found
 
 
-def _made(path: Path, file: str, tree: ast.Module, name: str, change: tuple[Any, ...]) -> Mutant | None:
+def _made(path: Path, file: str, tree: ast.Module, of: tuple[str, Any], change: tuple[Any, ...]) -> Mutant | None:
     parent, field, index, node, other = change
+    name, function = of
     before = _short(node)
     ast.copy_location(other, node)
     held = getattr(parent, field)
@@ -214,11 +225,25 @@ def _made(path: Path, file: str, tree: ast.Module, name: str, change: tuple[Any,
         whole = ast.fix_missing_locations(tree)
         code = _find(compile(whole, str(path), "exec"), name)
         after = _short(other)
+        in_front = any(parent is part for part in ast.walk(function.args))
+        defaults = _defaults(function.args) if in_front else None
     except SyntaxError:
         return None
     finally:
         setattr(parent, field, held) if index is None else _put(parent, field, index, node)
-    return None if code is None else Mutant(file, name, before, after, 0, getattr(node, "lineno", 0), code)
+    return None if code is None else Mutant(file, name, before, after, 0, getattr(node, "lineno", 0), code, defaults)
+
+
+def _defaults(arguments: ast.arguments) -> tuple[list[CodeType], dict[str, CodeType]]:
+    """What the parameters are if nothing is given, as code."""
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    return [_evaluated(value) for value in arguments.defaults], {
+        argument.arg: _evaluated(value) for argument, value in named if value is not None
+    }
+
+
+def _evaluated(value: ast.expr) -> CodeType:
+    return compile(ast.Expression(value), "<default>", "eval")
 
 
 def _put(parent: Any, field: str, index: int | None, node: ast.AST) -> None:
@@ -281,7 +306,7 @@ class _Runner:
             if function is None or not tests:
                 self._verdict(mutant, "not reached")
                 continue
-            self._verdict(mutant, self._try(tests, partial(setattr, function, "__code__", mutant.code)))
+            self._verdict(mutant, self._try(tests, partial(mutant.plant, function)))
         return True
 
     def _try(self, tests: list[Any], plant: Callable[[], None]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib.util
 import json
 import os
@@ -41,20 +42,52 @@ class ServerFailed(RuntimeError):
     """A server could not be started; the message has its last words."""
 
 
-def free_port(*, spread: Sequence[int] = (0,)) -> int:
-    """A port P such that every P + offset is free; below the range the kernel hands to clients."""
-    for _ in range(200):
-        base = random.randrange(12_000, 22_000)
-        with contextlib.ExitStack() as held:
+class _Ports:
+    """Ports of this machine that test processes share: one that is given out belongs to its process until that ends.
+
+    What is free now would not be when a server that starts slowly listens: others look for ports, too. So each is a
+    locked byte of one file; the kernel lets go of the locks when the process is gone.
+    """
+
+    _FILE = Path(tempfile.gettempdir()) / f"antiphon-test-ports-{os.getuid()}"
+    _LOW, _HIGH = 12_000, 22_000  # also + 10,000, where some servers have a second one, below those of clients
+
+    def __init__(self) -> None:
+        self._process = 0
+        self._given: set[int] = set()
+
+    def take(self, spread: Sequence[int]) -> int:
+        if self._process != os.getpid():  # a forked child has no locks of its parent
+            self._process, self._given = os.getpid(), set()
+            self._file = os.open(self._FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        for base in random.Random().sample(range(self._LOW, self._HIGH), 500):
+            if all(self._takes(base + offset) for offset in spread):
+                return base
+        raise ServerFailed("no free port found on loopback")
+
+    def _takes(self, port: int) -> bool:
+        if port in self._given:  # a process does not lock itself out
+            return False
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+        except OSError:
+            return False
+        self._given.add(port)
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                for offset in spread:
-                    probe = held.enter_context(socket.socket())
-                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                    probe.bind((HOST, base + offset))
+                probe.bind((HOST, port))
             except OSError:
-                continue
-            return base
-    raise ServerFailed("no free port found on loopback")
+                return False
+        return True
+
+
+_PORTS = _Ports()
+
+
+def free_port(*, spread: Sequence[int] = (0,)) -> int:
+    """A port P such that every P + offset is free, and stays so for this process and those it starts."""
+    return _PORTS.take(spread)
 
 
 def _die_with_parent() -> None:
@@ -156,29 +189,47 @@ class Server:
 
     def pause(self) -> None:
         """Freeze the server: connections stay open and nothing answers."""
-        for pid in self._pids():
-            os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused server go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, what: signal.Signals) -> None:
         for pid in self._pids():
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # a backend that ended meanwhile
+                os.kill(pid, what)
 
     def _pids(self) -> list[int]:
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
         return [self.pid, *map(int, children)]
 
     def _end(self, how: signal.Signals) -> None:
-        process, self._process = self._process, None
+        process = self._process
         if process is None or process.poll() is not None:
+            self._process = None
             return
+        _, *children = self._pids()
         process.send_signal(how)
-        process.send_signal(signal.SIGCONT)
+        for pid in (process.pid, *children):  # what is paused does not end
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._process = None
         try:
             process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        deadline = time.monotonic() + 20
+        while any(map(_lives, children)) and time.monotonic() < deadline:  # they hold what the next start needs
+            time.sleep(0.01)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 class Valkey(Server):
@@ -226,6 +277,15 @@ class Valkey(Server):
         """``redis://`` address of database 0."""
         login = f":{self.password}@" if self.password else ""
         return f"redis://{login}{HOST}:{self.port}/0"
+
+    def follow(self, port: int) -> None:
+        """Be a replica of the server at *port*, from the next start."""
+        self._settings["replicaof"] = f"{HOST} {port}"
+
+    def lead(self) -> None:
+        """Be a primary from now on."""
+        self._settings.pop("replicaof", None)
+        self.command("REPLICAOF", "NO", "ONE")
 
     def _command(self) -> list[str]:
         command = [str(self._binary())]

@@ -144,12 +144,12 @@ async def async_memory_call(file: str, **options: Any) -> Callable[[int], Awaita
     return run
 
 
-def sqlite_call(file: str, **options: Any) -> Iterator[Callable[[int], None]]:
+def sqlite_call(file: str, idempotent: bool = False, **options: Any) -> Iterator[Callable[[int], None]]:
     """With a durable claim."""
     setup, params = _Setup("sqlite", **options), _params(file)
     gateway = setup.listen(antiphon.Gateway(store=setup.open(), config=setup.config))
 
-    @gateway.tool(idempotent=False)
+    @gateway.tool(idempotent=idempotent)
     def send(params: dict[str, Any], n: int) -> dict[str, Any]:
         return _ANSWER
 
@@ -185,7 +185,7 @@ async def async_sqlite_call(file: str, **options: Any) -> AsyncIterator[Callable
 # -- the same inside a run: start and outcome of each call are in its log ----------------------------------------
 
 
-def recorded_call(file: str, store: str, batch: int, **options: Any) -> Callable[[int], None]:
+def recorded_call(file: str, store: str, batch: int, idempotent: bool = False, **options: Any) -> Callable[[int], None]:
     """Runs of *batch* calls; a memory store is new with each sample."""
     setup, params = _Setup(store, **options), _params(file)
     made: list[Any] = []
@@ -193,7 +193,7 @@ def recorded_call(file: str, store: str, batch: int, **options: Any) -> Callable
     def prepare() -> None:
         app = antiphon.Antiphon(setup.config, store=setup.open())
 
-        @setup.listen(app.gateway).tool(idempotent=False)
+        @setup.listen(app.gateway).tool(idempotent=idempotent)
         def send(params: dict[str, Any], n: int) -> dict[str, Any]:
             return _ANSWER
 
@@ -242,6 +242,13 @@ async def async_recorded_call(file: str, store: str, batch: int, **options: Any)
     if store == "memory":
         run.prepare = prepare  # type: ignore[attr-defined]
     return run
+
+
+def log_line(line: str) -> Callable[[], None]:
+    """What ``logging`` alone costs: a line that is there already, through the same handler."""
+    _Setup("memory", logs=True)
+    logger = logging.getLogger("antiphon")
+    return lambda: logger.handle(logger.makeRecord("antiphon", logging.INFO, __file__, 0, line, (), None, "emit"))
 
 
 # -- calls that are not dispatched, or not guarded ---------------------------------------------------------------

@@ -28,35 +28,28 @@ if TYPE_CHECKING:
     from antiphon.llm.request import canonical_request
     from antiphon.ops.app import Antiphon, agent, configure, current_run, record, run
     from antiphon.ops.gateways import AsyncGateway, Gateway
+    from antiphon.ops.matrix import matrix
     from antiphon.ops.replay import replay
 
-_HOMES = {
-    "Antiphon": "antiphon.ops.app",
-    "AntiphonError": "antiphon.errors",
-    "AsyncGateway": "antiphon.ops.gateways",
-    "CallContext": "antiphon._gateway.context",
-    "DidNotHappen": "antiphon.contract.spec",
-    "Gateway": "antiphon.ops.gateways",
-    "Happened": "antiphon.contract.spec",
-    "ReplayControl": "antiphon.decide.turn",
-    "ToolDenied": "antiphon.contract.result",
-    "ToolSpec": "antiphon.contract.spec",
-    "agent": "antiphon.ops.app",
-    "branch": "antiphon._scope",
-    "canonical_json": "antiphon.canonical",
-    "canonical_request": "antiphon.llm.request",
-    "configure": "antiphon.ops.app",
-    "current_run": "antiphon.ops.app",
-    "effect": "antiphon._gateway.point",
-    "idempotency_key": "antiphon.keys",
-    "llm_cache_key": "antiphon.llm.key",
-    "record": "antiphon.ops.app",
-    "replay": "antiphon.ops.replay",
-    "run": "antiphon.ops.app",
-    "submit": "antiphon._scope",
-    "wrap": "antiphon.adapters.sdk",
-    "wrap_context": "antiphon._scope",
+_NAMES = {
+    "_gateway.context": "CallContext",
+    "_gateway.point": "effect",
+    "_scope": "branch submit wrap_context",
+    "adapters.sdk": "wrap",
+    "canonical": "canonical_json",
+    "contract.result": "ToolDenied",
+    "contract.spec": "DidNotHappen Happened ToolSpec",
+    "decide.turn": "ReplayControl",
+    "errors": "AntiphonError",
+    "keys": "idempotency_key",
+    "llm.key": "llm_cache_key",
+    "llm.request": "canonical_request",
+    "ops.app": "Antiphon agent configure current_run record run",
+    "ops.gateways": "AsyncGateway Gateway",
+    "ops.matrix": "matrix",
+    "ops.replay": "replay",
 }
+_HOMES = {name: f"antiphon.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Antiphon",
@@ -79,6 +72,7 @@ __all__ = [
     "effect",
     "idempotency_key",
     "llm_cache_key",
+    "matrix",
     "record",
     "replay",
     "run",

@@ -56,6 +56,11 @@ class FieldDiff(NamedTuple):
     def __str__(self) -> str:
         return f"{self.path}: {shorten(self.left)} -> {shorten(self.right)}"
 
+    @classmethod
+    def of(cls, wire: Mapping[str, Any]) -> FieldDiff:
+        """One read from its JSON form."""
+        return cls(str(wire.get("path", "?")), wire.get("recorded", ABSENT), wire.get("current", ABSENT))
+
     def to_wire(self) -> dict[str, Any]:
         """The JSON form; an absent side has no entry."""
         wire = {"path": self.path, "recorded": self.left, "current": self.right}

@@ -60,6 +60,9 @@ class Replay:
             listen(self, what)
 
 
+engine_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads of an engine that hands out replays, such as the event loop of a Dask worker: no replay started them."""
+
 on_late: list[Callable[[Replay, str], None]] = []
 """Asked to tell about what a replay tries after its end."""
 

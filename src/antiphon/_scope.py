@@ -140,6 +140,7 @@ class RunScope:
         "quoted",
         "root",
         "run_id",
+        "sagas",
         "shown",
         "store",
         "streams",
@@ -209,6 +210,8 @@ class RunScope:
         """Secrets among the arguments of calls that failed, which the exception may quote, and what stands for them."""
         self.twins: dict[str, int] = {}
         """Lanes that only their order of arrival tells apart: common part of their paths -> how many."""
+        self.sagas: list[Any] = []
+        """Sagas of this run that are open, or that failed (:class:`~antiphon._saga.Core`)."""
         self.streams: dict[int, Callable[[], None]] = {}
         """Streams of models that nobody has read to their end or closed yet: how each is ended with the run."""
 
@@ -390,6 +393,16 @@ def wrap_context(function: Callable[P, T]) -> Callable[P, T]:
 def submit(executor: Any, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Any:
     """``executor.submit`` that carries the current run into the worker thread."""
     return executor.submit(copy_context().run, function, *args, **kwargs)
+
+
+def running_site() -> Site | None:
+    """The place of the call whose body runs here; none for a call whose thread nobody ordered."""
+    cursor = _cursor.get()
+    call = None if cursor is None else cursor.lane.parent
+    if call is None or call.startswith(ORPHAN_LANE):
+        return None
+    lane, _, index = call.rpartition("@")
+    return Site(lane, int(index), 0, call, lane.rpartition(">")[0] or None)
 
 
 def _inside_call() -> bool:

@@ -5,7 +5,8 @@ data, so a value that was moved from another record is refused. A sealed text is
 ciphertext and tag. Values of release 0.1.0 (``s1.``) can still be read. See decision 0020.
 
 A key file has one key per line. The first one seals; the others only unseal what was sealed before a rotation. A
-process that runs looks at its file again before it seals, and when it meets a key that it does not know.
+process that runs looks at its file again before it seals (once in two milliseconds), and when it meets a key that it
+does not know.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import hmac
 import os
 import stat
 import tempfile
+from binascii import b2a_base64
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TypeVar
 
 from antiphon.errors import ConfigError, StoreError
@@ -27,7 +30,10 @@ from antiphon.errors import ConfigError, StoreError
 KEY_BYTES = 32
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
+_random = os.urandom
 _FILE_HEAD = "antiphon-seal-key-1 "
+_LOOK_EVERY_S = 0.002
+"""How often a process that seals looks at its key file: a look costs as much as sealing."""
 
 
 class Sealer:
@@ -38,10 +44,11 @@ class Sealer:
     b'the result'
     """
 
-    __slots__ = ("_current", "_file", "_keys", "_seen")
+    __slots__ = ("_current", "_file", "_keys", "_look_at", "_seen")
 
     def __init__(self, key: bytes, older: Sequence[bytes] = ()) -> None:
         self._file: Path | None = None
+        self._look_at = 0.0
         self._seen: object = None
         self._use((key, *older))
 
@@ -81,6 +88,7 @@ class Sealer:
 
     def _look_again(self) -> None:
         """Take the keys of the file if it was changed; a file that cannot be read leaves the known ones."""
+        self._look_at = monotonic() + _LOOK_EVERY_S
         if self._file is None or _stamp(self._file) == self._seen:
             return
         stamp = _stamp(self._file)
@@ -90,7 +98,8 @@ class Sealer:
 
     def seal(self, data: bytes, context: bytes = b"") -> str:
         """Encrypt *data*; what is sealed with a *context* (the key of its record) is unsealed only with the same."""
-        self._look_again()
+        if monotonic() >= self._look_at:
+            self._look_again()
         return self._current.seal(data, context)
 
     def unseal(self, text: str, context: bytes = b"") -> bytes:
@@ -128,7 +137,7 @@ class Sealer:
 class _Key:
     """One key, ready for use."""
 
-    __slots__ = ("_cipher", "_old", "_prefix", "key_id", "replay_key")
+    __slots__ = ("_decrypt", "_encrypt", "_head", "_old", "_prefix", "key_id", "replay_key")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
@@ -143,17 +152,19 @@ class _Key:
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
         derived = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=b"antiphon seal 2 encrypt").derive(key)
-        self._cipher = AESGCM(derived)
+        cipher = AESGCM(derived)
+        self._encrypt, self._decrypt = cipher.encrypt, cipher.decrypt
         self._old = _FirstForm(key)
         self.key_id = key_id_of(key)
         self._prefix = f"s2.{self.key_id}."
+        self._head = self._prefix.encode()
         self.replay_key = hmac.digest(key, b"antiphon replay key", "sha256")
         """Opens the originals of recordings, and nothing else that this key seals."""
 
     def seal(self, data: bytes, context: bytes) -> str:
-        nonce = os.urandom(_NONCE_BYTES)
-        sealed = self._cipher.encrypt(nonce, data, self._prefix.encode() + context)
-        return self._prefix + base64.b64encode(nonce + sealed).decode("ascii")
+        nonce, encrypt = _random(_NONCE_BYTES), self._encrypt
+        sealed = nonce + encrypt(nonce, data, self._head + context)
+        return self._prefix + b2a_base64(sealed, newline=False).decode("ascii")
 
     def open(self, version: str, raw: bytes, context: bytes) -> bytes | None:
         """The data; ``None`` if it is not what was written."""
@@ -164,7 +175,7 @@ class _Key:
         if len(raw) < _NONCE_BYTES + _TAG_BYTES:
             return None
         try:
-            return self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._prefix.encode() + context)
+            return self._decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], self._head + context)
         except InvalidTag:
             return None
 
@@ -260,7 +271,7 @@ def fingerprint_keys(given: bytes | str | None, file: Path | None) -> tuple[byte
 def _stamp(file: Path) -> object:
     """Changes with the content of the file: it is only ever replaced."""
     try:
-        found = os.stat(file)  # noqa: PTH116 - a third of the price of Path.stat, before each value that is sealed
+        found = os.stat(file)  # noqa: PTH116 - a third of the price of Path.stat, often before a value is sealed
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size

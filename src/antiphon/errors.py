@@ -12,6 +12,8 @@
     │   ├── CircuitOpen         the circuit breaker of the dependency is open
     │   ├── LoopBlocked         the loop guard or a cap stopped the call
     │   ├── ReplayBlocked       a replay may not run this side effect
+    │   ├── ApprovalRequired    a person must approve the call first
+    │   ├── ApprovalDenied      a person denied the call, or withdrew the approval
     │   └── ToolDeniedError     turn control or a hook answered instead of the tool
     ├── CallFailed              the call was dispatched and did not succeed
     │   ├── OutcomeUnknown      it may have taken effect: verify before you repeat it
@@ -107,6 +109,18 @@ class IdempotencyConflict(Refused):
     code = "idempotency_conflict"
 
 
+class Undone(Refused):
+    """The call with this key was made and undone; its result no longer holds, and nothing ran."""
+
+    code = "undone"
+
+
+class SagaUndoing(Refused):
+    """The saga that the call belongs to is being undone, or was: it takes no further writes."""
+
+    code = "saga_undoing"
+
+
 class CircuitOpen(Refused):
     """The circuit breaker of the dependency is open."""
 
@@ -123,6 +137,23 @@ class ReplayBlocked(Refused):
     """A replay may not run this side effect."""
 
     code = "replay_blocked"
+
+
+class ApprovalRequired(Refused):
+    """A person must approve the call first; ``approval_id`` names the question."""
+
+    code = "approval_required"
+
+    @property
+    def approval_id(self) -> str:
+        """The id that ``antiphon approvals approve`` takes."""
+        return str(self.data.get("approval_id", ""))
+
+
+class ApprovalDenied(Refused):
+    """A person denied the call, or withdrew the approval."""
+
+    code = "approval_denied"
 
 
 class ToolDeniedError(Refused):

@@ -63,7 +63,6 @@ KEY_VERSION: Final = "k1"
 """First element of a store key: a release that changes canonicalisation counts on, and reads both for one TTL."""
 
 _sha256 = hashlib.sha256
-_new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
 class CallKeys(NamedTuple):

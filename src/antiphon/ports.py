@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import orjson
 
 from antiphon.contract.events import Event, RunManifest
@@ -29,49 +30,28 @@ class Row(NamedTuple):
     """JSON of :class:`antiphon.contract.events.EventBody`, already redacted."""
 
 
-class ClaimTemplate:
+class ClaimTemplate(msgspec.Struct, kw_only=True, eq=False):
     """What the claims of one tool, session and actor have in common."""
 
-    __slots__ = (
-        "actor",
-        "actor_json",
-        "lease_ms",
-        "lives_ms",
-        "owner",
-        "session",
-        "session_json",
-        "tenant",
-        "tool",
-        "ttl_ms",
-        "workspace",
-    )
+    tool: str
+    """``namespace/name``."""
+    session: str
+    actor: str
+    ttl_ms: int
+    lease_ms: int
+    owner: str
+    """The process that asks."""
+    tenant: str = "default"
+    workspace: str = "default"
+    session_json: bytes = b""
+    actor_json: bytes = b""
+    lives_ms: int = 0
+    """How long a claim is kept if it is never settled."""
 
-    def __init__(
-        self,
-        *,
-        tool: str,
-        session: str,
-        actor: str,
-        ttl_ms: int,
-        lease_ms: int,
-        owner: str,
-        tenant: str = "default",
-        workspace: str = "default",
-    ) -> None:
-        self.tool: str = tool
-        """``namespace/name``."""
-        self.session: str = session
-        self.actor: str = actor
-        self.session_json: bytes = bytes(memoryview(orjson.dumps(session)))  # orjson's own take 4 KiB each
-        self.actor_json: bytes = bytes(memoryview(orjson.dumps(actor)))
-        self.ttl_ms: int = ttl_ms
-        self.lease_ms: int = lease_ms
-        self.lives_ms: int = max(ttl_ms, lease_ms)
-        """How long a claim is kept if it is never settled."""
-        self.owner: str = owner
-        """The process that asks."""
-        self.tenant: str = tenant
-        self.workspace: str = workspace
+    def __post_init__(self) -> None:
+        self.session_json = bytes(memoryview(orjson.dumps(self.session)))  # orjson's own take 4 KiB each
+        self.actor_json = bytes(memoryview(orjson.dumps(self.actor)))
+        self.lives_ms = max(self.ttl_ms, self.lease_ms)
 
 
 class ClaimRequest(Protocol):
@@ -83,58 +63,47 @@ class ClaimRequest(Protocol):
     @property
     def key(self) -> str:
         """The store key of the intent."""
-        ...
 
     @property
     def identity(self) -> str:
         """What makes two requests deliveries of the same call."""
-        ...
 
     @property
     def template(self) -> ClaimTemplate:
         """What all requests of a tool, session and actor have in common."""
-        ...
 
     @property
     def idempotency_key(self) -> str:
         """The key of the intent, as given or derived."""
-        ...
 
     @property
     def params(self) -> bytes | tuple[str, str]:
         """The canonical parameters, or their digests: normalised, and as they were given."""
-        ...
 
     @property
     def request_id(self) -> str:
         """The id of this request, for the record."""
-        ...
 
     @property
     def call_id(self) -> str | None:
         """The model's id of the call, if it has one."""
-        ...
 
     @property
     def token(self) -> str:
         """Unique for this request. The record's ``owner`` is ``token/process``, so a caller that was interrupted can
         tell its own claim from another's."""
-        ...
 
     @property
     def wait_replicas(self) -> int:
         """Replicas that must have the claim before it counts (Redis ``WAIT``; 0 = do not ask)."""
-        ...
 
     @property
     def shown(self) -> str:
         """The masked arguments, for whoever has to settle the claim if its worker is lost; empty: none are kept."""
-        ...
 
     @property
     def pin(self) -> Pin | None:
         """What ties the id of the call to its arguments, if it has one."""
-        ...
 
 
 Pin = tuple[str, int]
@@ -245,7 +214,6 @@ class SyncJournal(Protocol):
         A request with a pin is first of all tied to its mark, for the TTL of its template, in the same step. If the
         name has another live mark, whoever gave it, that is the answer. A mark is neither a record nor the key of one.
         """
-        ...
 
     def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         """Replace the current record if its version is still *version* (takeover, or a new execution).
@@ -254,7 +222,6 @@ class SyncJournal(Protocol):
         there any more (cleared, expired), this is a plain claim. If the asking identity has a live ``done`` record of
         its own, that is the answer: the record was completed after the caller read it.
         """
-        ...
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         """End the claim if its version is still *version*: the new version, or ``None`` if it is fenced.
@@ -262,7 +229,6 @@ class SyncJournal(Protocol):
         A settled record that has expired is fenced, too. *events* are written in either case: history does
         not depend on who won.
         """
-        ...
 
     def alias(self, key: str, identity: str, version: int) -> bool:
         """Let *identity* find the settled record *version* as its own (a waiter that shared a result).
@@ -270,15 +236,12 @@ class SyncJournal(Protocol):
         Whether it does now. It does not if it already has the current record, or a live ``done`` one, for its own;
         nor if *version* is in flight or gone.
         """
-        ...
 
     def renew(self, key: str, version: int, lease_ms: int) -> bool:
         """Extend the lease if *version* still holds it in flight."""
-        ...
 
     def read(self, key: str, identity: str = "") -> Existing | None:
         """The record without touching it."""
-        ...
 
     def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """Whether this store knows that the claim *version* of an intent without a record was cleared or swept.
@@ -286,25 +249,28 @@ class SyncJournal(Protocol):
         If it does not, it has lost the record (its file was deleted, its server restarted empty): then whoever has the
         outcome may write it anew.
         """
-        ...
 
     def wait(self, key: str, version: int, timeout_s: float) -> None:
         """Return when the record's version is no longer *version* or is settled, or after *timeout_s*."""
-        ...
 
     def clear(self, key: str) -> bool:
         """Forget the record and its history."""
-        ...
 
     def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         """Forget all records that match; in-flight ones included. Returns how many."""
-        ...
 
     def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tenant: str,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> Records:
-        """Current records, newest first."""
-        ...
+        """Current records, newest first; with *before* those that follow the record of that key, none if it is gone."""
 
     def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         """Number of live records by (tool, state).
@@ -312,7 +278,6 @@ class SyncJournal(Protocol):
         One in flight past its lease counts as ``stale``. A failed one of unknown outcome counts as ``unknown``, as
         ``unknown_1h`` when it is an hour old, and as ``unknown_1d`` when it is a day old.
         """
-        ...
 
     def sweep(self, limit: int = 1000) -> int:
         """Drop expired records. One in flight is first given its TTL once more, and dropped if that ends as well.
@@ -320,49 +285,39 @@ class SyncJournal(Protocol):
         So a clock that is set forward does not end a call that goes on, and a claim whose holder is gone does not stay
         for ever. A store whose records expire by themselves keeps one in flight for a TTL longer than it says.
         """
-        ...
 
     # -- run log -------------------------------------------------------------------------------------------------
 
     def open_run(self, manifest: RunManifest) -> None:
         """Insert the manifest (an existing run of that id is kept)."""
-        ...
 
     def update_run(self, manifest: RunManifest) -> None:
         """Replace the manifest."""
-        ...
 
     def append(self, run: str, rows: Sequence[Row]) -> int:
         """Write rows with the next gap-free sequence numbers; returns the first of them."""
-        ...
 
     def manifest(self, run: str) -> RunManifest | None:
         """The manifest of a run, or ``None`` if there is no such run."""
-        ...
 
     def runs(
         self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
     ) -> Manifests:
         """Manifests, newest first."""
-        ...
 
     def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         """Events ``start <= seq < stop`` in order, at most *limit*."""
-        ...
 
     def delete_run(self, run: str) -> bool:
         """Forget a run and its events; whether there was one."""
-        ...
 
     # -- breakers ------------------------------------------------------------------------------------------------
 
     def load_breakers(self, tenant: str) -> BreakerRows:
         """Trips, forced states and resets; never counters."""
-        ...
 
     def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         """Keep *row* unless a newer epoch is there; tell the other processes where the store can push."""
-        ...
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
         """Call *callback* with each saved row of *tenant*; returns how to stop, or ``None`` if the store cannot push.
@@ -370,17 +325,14 @@ class SyncJournal(Protocol):
         It may be called from the store's own thread and must not block. After a gap in the connection it is called
         with every row: a repeated one changes nothing.
         """
-        ...
 
     # -- the connection ------------------------------------------------------------------------------------------
 
     def ping(self) -> Mapping[str, Any]:
         """Reach the store: version, latency, durability; raises :class:`~antiphon.errors.StoreUnavailable`."""
-        ...
 
     def close(self) -> None:
         """Give back connections and threads; further calls fail."""
-        ...
 
 
 Records = list[DedupeRecord]
@@ -396,107 +348,90 @@ class Journal(Protocol):
 
     async def begin(self, request: ClaimRequest, events: Sequence[Row] = ()) -> Begun:
         """As :meth:`SyncJournal.begin`."""
-        ...
 
     async def take_over(self, request: ClaimRequest, version: int, events: Sequence[Row] = ()) -> Begun:
         """As :meth:`SyncJournal.take_over`."""
-        ...
 
     async def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
         """As :meth:`SyncJournal.settle`."""
-        ...
 
     async def alias(self, key: str, identity: str, version: int) -> bool:
         """As :meth:`SyncJournal.alias`."""
-        ...
 
     async def renew(self, key: str, version: int, lease_ms: int) -> bool:
         """As :meth:`SyncJournal.renew`."""
-        ...
 
     async def read(self, key: str, identity: str = "") -> Existing | None:
         """As :meth:`SyncJournal.read`."""
-        ...
 
     async def forgotten(self, request: ClaimRequest, version: int) -> bool:
         """See :meth:`SyncJournal.forgotten`."""
-        ...
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
         """As :meth:`SyncJournal.wait`."""
-        ...
 
     async def clear(self, key: str) -> bool:
         """As :meth:`SyncJournal.clear`."""
-        ...
 
     async def flush(self, *, tenant: str, tool: str = "", session: str = "", prefix: str = "") -> int:
         """As :meth:`SyncJournal.flush`."""
-        ...
 
     async def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tenant: str,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> Records:
         """As :meth:`SyncJournal.list`."""
-        ...
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         """As :meth:`SyncJournal.counts`."""
-        ...
 
     async def sweep(self, limit: int = 1000) -> int:
         """As :meth:`SyncJournal.sweep`."""
-        ...
 
     async def open_run(self, manifest: RunManifest) -> None:
         """As :meth:`SyncJournal.open_run`."""
-        ...
 
     async def update_run(self, manifest: RunManifest) -> None:
         """As :meth:`SyncJournal.update_run`."""
-        ...
 
     async def append(self, run: str, rows: Sequence[Row]) -> int:
         """As :meth:`SyncJournal.append`."""
-        ...
 
     async def manifest(self, run: str) -> RunManifest | None:
         """As :meth:`SyncJournal.manifest`."""
-        ...
 
     async def runs(
         self, *, tenant: str, prefix: str = "", name: str = "", status: str = "", limit: int = 50, before: str = ""
     ) -> Manifests:
         """As :meth:`SyncJournal.runs`."""
-        ...
 
     async def events(self, run: str, *, start: int = 0, stop: int | None = None, limit: int = 1000) -> Events:
         """As :meth:`SyncJournal.events`."""
-        ...
 
     async def delete_run(self, run: str) -> bool:
         """As :meth:`SyncJournal.delete_run`."""
-        ...
 
     async def load_breakers(self, tenant: str) -> BreakerRows:
         """As :meth:`SyncJournal.load_breakers`."""
-        ...
 
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
         """As :meth:`SyncJournal.save_breaker`."""
-        ...
 
     def subscribe_breakers(self, tenant: str, callback: Told) -> Callable[[], None] | None:
         """As :meth:`SyncJournal.subscribe_breakers`."""
-        ...
 
     async def ping(self) -> Mapping[str, Any]:
         """As :meth:`SyncJournal.ping`."""
-        ...
 
     async def close(self) -> None:
         """As :meth:`SyncJournal.close`."""
-        ...
 
 
 class Store(Protocol):
@@ -504,21 +439,17 @@ class Store(Protocol):
 
     def open_sync(self) -> SyncJournal:
         """A journal for threads; each gateway opens one of its own."""
-        ...
 
     def open_async(self) -> Journal:
         """Called inside a running event loop; one journal per loop."""
-        ...
 
     @property
     def url(self) -> str:
         """Where it is, without secrets; two stores of one URL hold the same records."""
-        ...
 
     @property
     def in_process(self) -> bool:
         """Whether its records live in this process only."""
-        ...
 
 
 class Blobs(Protocol):
@@ -526,19 +457,15 @@ class Blobs(Protocol):
 
     def put(self, tenant: str, data: bytes) -> str:
         """Keep *data* once; returns its reference (``sha256:…``)."""
-        ...
 
     def get(self, tenant: str, ref: str) -> bytes:
         """Raises :class:`~antiphon.errors.NotFound`, or ``ArtifactError`` if the content is not what it says."""
-        ...
 
     def delete(self, tenant: str, ref: str) -> None:
         """Forget a payload; one that is not there is no error."""
-        ...
 
     def refs(self, tenant: str) -> Iterable[str]:
         """The references of every payload of the tenant."""
-        ...
 
 
 class Listener(Protocol):
@@ -546,7 +473,6 @@ class Listener(Protocol):
 
     def emit(self, event: str, fields: Mapping[str, Any]) -> None:
         """Take note of *event*, one of the names under Telemetry, and its fields."""
-        ...
 
 
 class Clock:
@@ -599,6 +525,8 @@ class Invocation(NamedTuple):
     """Whose shape the body has: ``openai-chat``, ``anthropic`` …"""
     written: bytes | None = None
     """The arguments of a tool as JSON, where the recording has them written in the same way."""
+    heard: Callable[[], Answer | None] | None = None
+    """What a model had answered before the run was interrupted, if it was."""
 
 
 AS_RECORDED = "asRecorded"
@@ -626,12 +554,9 @@ class Invoker(Protocol):
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         """The answer to a tool call, or ``None`` to let it run live. Raises ``Divergence`` to refuse."""
-        ...
 
     async def answer(self, call: Invocation) -> Answer | None:
         """The same for any call; a model may have to be asked for it."""
-        ...
 
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         """A value of clock or chance."""
-        ...

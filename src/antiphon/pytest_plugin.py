@@ -36,6 +36,7 @@ from antiphon.errors import Divergence
 
 if TYPE_CHECKING:
     from antiphon._recording.run import Run
+    from antiphon._replay.recording import Recording
     from antiphon.ops.app import Antiphon
 
 _counts: pytest.StashKey[dict[str, int]] = pytest.StashKey()
@@ -211,7 +212,7 @@ def _recorded(app: Antiphon, item: pytest.Item, path: Path) -> Iterator[Run]:
     """A live run, exported when the test has passed; a failed test leaves the old recording as it was."""
     from antiphon.ops.app import using
     from antiphon.ops.artifacts import export_run, manifest_at
-    from antiphon.ops.captured import missing
+    from antiphon.ops.doctor import missing
     from antiphon.ops.entry import GRACE_S
 
     with using(app), app.run(item.name, like=manifest_at(path)) as run:  # with its key: a diff shows changes only
@@ -232,7 +233,8 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
     from antiphon.ops.execution import close, watched
     from antiphon.ops.sandbox import sandboxed
 
-    result, run = watched(app, open_recording(app, path))
+    recording = open_recording(app, path)
+    result, run = watched(app, recording)
     origin = run.scope.origin
     given = getattr(item, "funcargs", {})
     own = [given["tmp_path"]] if "tmp_path" in given else []
@@ -244,6 +246,7 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
                 origin.returned = True
                 origin.wait(GRACE_S)
     except (Exception, pytest.fail.Exception) as error:
+        _keep_verdict(app, item, path, recording, result.divergences, error)
         if not result.divergences:
             raise
         if item.config.option.fulltrace or item.config.option.verbose > 1:
@@ -254,8 +257,40 @@ def _replayed(app: Antiphon, item: pytest.Item, path: Path, sandbox: bool) -> It
     result.observer.loose_tasks(origin.loose())
     result.observer.finish()
     close(result, run)
+    _keep_verdict(app, item, path, recording, result.divergences, None)
     if result.divergences:
         raise _diverged(item, path, result.divergences, None)
+
+
+def _keep_verdict(
+    app: Antiphon,
+    item: pytest.Item,
+    path: Path,
+    recording: Recording,
+    found: Sequence[Any],
+    error: BaseException | None,
+) -> None:
+    """Keep the verdict for the console, with masks; of an assertion of the test itself only its class."""
+    from antiphon.ops.verdicts import keep
+
+    if item.get_closest_marker("xfail") is not None:  # who marked it waits for nobody
+        return
+    head = recording.manifest
+    divergences = recording.view([difference.to_wire(head.id) for difference in found])
+    reasons = [one["message"] for one in divergences[:5]]
+    if error is not None and not reasons:
+        reasons = [f"the replay did what was recorded, then the test failed with {type(error).__name__}"]
+    status = "fail" if reasons else "pass"
+    report = {
+        "sourceRun": head.id,
+        "title": head.name,
+        "entry": head.entry,
+        "replayType": "A",
+        "verdict": status,
+        "verdictReasons": reasons,
+        "divergences": divergences,
+    }
+    keep(path, status, reasons, report, tenant=app.tenant, node=item.nodeid)
 
 
 def _diverged(item: pytest.Item, path: Path, found: Sequence[Any], error: BaseException | None) -> BaseException:

@@ -124,12 +124,14 @@ def test_TR_8_five_failures_open_the_breaker(bench: Bench, effect: Any) -> None:
     assert bench.breaker_state() == "OPEN"
     bench.execute(params={"to": "warm"})
     best = 1e9
-    for number in range(20):
+    for number in range(200):  # the best: others have work for the machine, too
         began = time.perf_counter()
         refused = bench.execute(params={"to": f"x{number}"})
         best = min(best, time.perf_counter() - began)
         assert (refused["status"], refused["error"]["code"]) == ("circuit_open", "circuit_open")
         assert (refused["attempts"], refused["error"]["breakerState"]) == (0, "OPEN")
+        if number >= 20 and best <= 0.010:
+            break
     assert best <= 0.010, f"an open breaker answers within 10 ms, this took {best * 1000:.1f}"
     assert len(script) == 5
 

@@ -129,7 +129,7 @@ class Attack:
         if charge["cents"] != cents or self.acknowledged.setdefault(key, charge) != charge:
             self.disagree.append(key)
 
-    async def run(self, killed_every_s: float, progress: bool = False) -> None:
+    async def run(self, killed_every: int, progress: bool = False) -> None:
         queue = list(reversed(self.plan))
 
         async def client() -> None:
@@ -137,7 +137,7 @@ class Attack:
                 while queue:
                     await self.send(http, *queue.pop())
 
-        beside = [asyncio.create_task(self._kill(killed_every_s))]
+        beside = [asyncio.create_task(self._kill(queue, killed_every))]
         if progress:
             beside.append(asyncio.create_task(self._tell(queue)))
         try:
@@ -155,9 +155,13 @@ class Attack:
             done = len(self.plan) - len(queue)
             print(f"{done} of {len(self.plan)} requests, {self.kills} kills, {dict(self.answers)}", file=sys.stderr)
 
-    async def _kill(self, every_s: float) -> None:
+    async def _kill(self, queue: list[Any], every: int) -> None:
+        """Kill a worker now and then, counted in requests: how fast they are answered differs."""
         while True:
-            await asyncio.sleep(every_s * (0.3 + self.random.random()))
+            left = len(queue) - int(every * (0.3 + self.random.random()))
+            while len(queue) > left:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)  # in the midst of what has just been sent
             worker = self.random.choice(self.workers)
             worker.kill()
             self.kills += 1
@@ -195,7 +199,7 @@ def _charged(file: Path) -> Counter[tuple[str, int]]:
 
 
 async def attack(
-    store: str, folder: Path, requests: int, seed: int, killed_every_s: float, progress: bool = False
+    store: str, folder: Path, requests: int, seed: int, killed_every: int, progress: bool = False
 ) -> dict[str, Any]:
     """The numbers of one attack on the service over *store*, an address."""
     file, ports = folder / "ledger.txt", [free_port() for _ in range(3)]
@@ -217,7 +221,7 @@ async def attack(
         for process in (ledger, *workers):
             await process.ready()
         began = time.monotonic()
-        await attacked.run(killed_every_s, progress)
+        await attacked.run(killed_every, progress)
         took = time.monotonic() - began
         conflicts = attacked.answers["422"]
         for worker in workers:  # calls under way become what an operator has to settle
@@ -277,7 +281,7 @@ def right(found: dict[str, Any]) -> bool:
     )
 
 
-def run(store: str, requests: int, seed: int, killed_every_s: float = 2.0) -> dict[str, Any]:
+def run(store: str, requests: int, seed: int, killed_every: int = 100) -> dict[str, Any]:
     """One attack on a new store of that kind."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphon-payments-")))
@@ -285,7 +289,7 @@ def run(store: str, requests: int, seed: int, killed_every_s: float = 2.0) -> di
             url = f"sqlite:///{folder}/payments.db"
         else:
             url = stack.enter_context(Valkey() if store == "redis" else Postgres()).url
-        return asyncio.run(attack(url, folder, requests, seed, killed_every_s, progress=True))
+        return asyncio.run(attack(url, folder, requests, seed, killed_every, progress=True))
 
 
 def main() -> int:

@@ -20,8 +20,9 @@ from antiphon.cli._base import find
 from antiphon.config.model import Config
 from antiphon.stores import PostgresStore
 from tests.docs.pages import ROOT, lines, name, pages
+from tests.nodejs import node
 
-CHECKED = {"python", "console", "toml", "json", "yaml", "sql"}
+CHECKED = {"python", "console", "toml", "json", "yaml", "sql", "js"}
 OUTPUT = "text"
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
@@ -139,3 +140,13 @@ def test_the_checks_can_fail() -> None:
     assert refused("make nothing") is not None
     assert refused("echo 'open") is not None
     assert refused("antiphon runs --limit 5 && make demo") is None
+
+
+def test_scripts_parse(tmp_path: Path) -> None:
+    places = [f"{name(page)}:{block.line}" for page in pages() for block in blocks(page) if block.language == "js"]
+    scripts = [block.text for page in pages() for block in blocks(page) if block.language == "js"]
+    assert scripts
+    for place, text in zip(places, scripts, strict=True):
+        (tmp_path / "block.mjs").write_text(text, encoding="utf-8")
+        done = subprocess.run([node(), "--check", tmp_path / "block.mjs"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{place}: {done.stderr}"

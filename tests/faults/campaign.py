@@ -1,9 +1,13 @@
-"""Kills and pauses real workers around a real store, by the hundred, and has the logs checked afterwards.
+"""Kills and pauses real workers around a real store, breaks the store too, and has the logs checked afterwards.
 
-    python -m tests.faults.campaign --store redis --kills 50 --pauses 14
+    python -m tests.faults.campaign --store redis --kills 50 --pauses 14 --faults 3
+    python -m tests.faults.campaign --store redis-failover --kills 2 --faults 4
+    python -m tests.faults.campaign --store redis-cluster --planted slot-without-its-keys   (must end with code 1)
 
 A recorder, a process of its own, counts the effects. The driver writes down what it asked for, what was answered and
-what it broke. ``history.check`` reads the two logs; it decides.
+what it broke. ``history.check`` reads the two logs; it decides. Each fault of the store (``stages.py``) is made
+``--faults`` times. Workers are synchronous, on asyncio or on uvloop; where the store is a server, every second one uses
+TLS.
 """
 
 from __future__ import annotations
@@ -11,59 +15,61 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
-import multiprocessing
+import os
 import random
 import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from antiphon import Antiphon, AsyncGateway, Gateway
+from antiphon.blobs.s3 import S3Objects, bucket_from
+from antiphon.config.wiring import open_store
+from antiphon.ops import storage
+from antiphon.ops.runs import find_run
+from antiphon.ports import Clock, Store
+from antiphon.stores.sqlite import SQLiteStore
 from tests.faults import history
-from tests.faults.fleet_kit import (
-    PATIENCE_S,
-    Worker,
-    envelope,
-    open_async_gateway,
-    open_gateway,
-    short,
-    summary,
-)
-from tests.servers import HOST, Postgres, Server, Valkey
+from tests.faults.fleet_kit import PATIENCE_S, Worker, envelope, short, summary
+from tests.faults.stages import BUCKET, LEASE_MS, STAGES, Address, SteppedClock, holds_lock, stage
+from tests.processes import forked, process
+from tests.servers import HOST, S3_KEY, S3_SECRET
 
-LEASE_MS = 2_000
 PAUSE_S = (LEASE_MS / 1000 * 1.5, LEASE_MS / 1000 * 2.2)
-WORKERS = 5
-FORGETFUL = "redis-no-persistence"
-"""Loses what it had confirmed when its server is killed."""
-STORES = ("sqlite", "redis", "postgres", FORGETFUL)
+FACES = ("sync", "asyncio", "uvloop")
+STORES = tuple(STAGES)
 
-_forked = multiprocessing.get_context("forkserver")
-_forked.set_forkserver_preload(
-    [
-        "tests.faults.fleet_kit",
-        "antiphon.redact",
-        "antiphon.telemetry.builtin",
-        "antiphon.stores.sqlite",
-        "antiphon.stores.redis.journal",
-        "antiphon.stores.postgres.journal",
-        "redis.asyncio",
-        "psycopg_pool",
-    ]
-)
+
+class Planted(NamedTuple):
+    """A bug that the checker has to notice."""
+
+    what: str
+    store: str
+    """Where its fault is made."""
+
+
+PLANTED = {
+    "effect-counted-twice": Planted("an effect happens twice", "sqlite"),
+    "store-failure-ignored": Planted("a write is made although the store could not take its claim", "sqlite"),
+    "slot-without-its-keys": Planted("a slot moves to another node and its claims do not", "redis-cluster"),
+    "loss-unreported": Planted("a fail-over loses claims, and nothing says which", "redis-failover"),
+    "upload-forgotten": Planted("a recording that waits for the bucket is thrown away", "bucket"),
+}
 
 
 # -- the recorder ----------------------------------------------------------------------------------------------------
 
 
-def _record(file: str, pipe: Connection) -> None:
+def _record(file: str, planted: str, pipe: Connection) -> None:
     """The process that stands for the outside world: it takes an effect, numbers it, writes it down, and says so."""
+    times = 2 if planted == "effect-counted-twice" else 1
     server = socket.create_server((HOST, 0), backlog=128)
     pipe.send(server.getsockname()[1])
     lock, count = threading.Lock(), 0
@@ -75,9 +81,10 @@ def _record(file: str, pipe: Connection) -> None:
             if not line:
                 return
             with lock, Path(file).open("a") as log:
-                count += 1
+                for _ in range(times):
+                    count += 1
+                    log.write(json.dumps({"number": count, "at": time.monotonic(), **json.loads(line)}) + "\n")
                 number = count
-                log.write(json.dumps({"number": number, "at": time.monotonic(), **json.loads(line)}) + "\n")
             connection.sendall(b"%d\n" % number)
 
     while True:
@@ -89,7 +96,11 @@ class _Place(NamedTuple):
 
     url: str
     recorder: int
-    asynchronous: bool
+    face: str
+    clock: Path
+    planted: str
+    bucket: str
+    home: Path
 
 
 # -- a worker --------------------------------------------------------------------------------------------------------
@@ -98,7 +109,11 @@ class _Place(NamedTuple):
 def _work(place: _Place, name: str, pipe: Connection) -> None:
     """One delivery after the other, in one of the two faces of a gateway."""
     logging.disable(logging.CRITICAL)  # a server that is away is noticed by everybody
-    if place.asynchronous:
+    if place.face == "uvloop":
+        uvloop: Any = importlib.import_module("uvloop")
+        uvloop.run(_work_async(place, name, pipe))
+        return
+    if place.face == "asyncio":
         asyncio.run(_work_async(place, name, pipe))
         return
     current = [0]
@@ -111,8 +126,12 @@ def _work(place: _Place, name: str, pipe: Connection) -> None:
         time.sleep(after)
         return number
 
-    with open_gateway(place.url, loop={"enabled": False}) as gateway:
-        _tools(gateway, effect)
+    if place.bucket:
+        _work_recorded(place, effect, current, pipe)
+        return
+    clock = SteppedClock(place.clock)
+    with Gateway(store=_store(place, clock), clock=clock, config=_CONFIG) as gateway:
+        _tools(gateway, effect, place.planted)
         pipe.send("ready")
         while True:
             current[0], order, call_id, params = pipe.recv()
@@ -131,16 +150,67 @@ async def _work_async(place: _Place, name: str, pipe: Connection) -> None:
         await asyncio.sleep(after)
         return number
 
-    async with open_async_gateway(place.url, loop={"enabled": False}) as gateway:
-        _tools(gateway, effect)
+    clock = SteppedClock(place.clock)
+    async with AsyncGateway(store=_store(place, clock), clock=clock, config=_CONFIG) as gateway:
+        _tools(gateway, effect, place.planted)
         pipe.send("ready")
         while True:
             current[0], order, call_id, params = await asyncio.to_thread(pipe.recv)
             pipe.send(summary(await gateway.execute(_envelope(order, call_id, params))))
 
 
-def _tools(gateway: Any, effect: Any) -> None:
-    gateway.tool("charge", idempotent=False, ttl=short(LEASE_MS))(effect)
+def _work_recorded(place: _Place, effect: Any, current: list[int], pipe: Connection) -> None:
+    """Each delivery is a run of its own, whose recording goes to the bucket before the answer."""
+    app = _recording(place)
+    _tools(app.gateway, effect)
+    pipe.send("ready")
+    while True:
+        current[0], order, call_id, params = pipe.recv()
+        with app.run("order", input={"order": order}) as run:
+            answer = summary(app.gateway.execute(_envelope(order, call_id, params)))
+            run.finish(answer["value"])
+        storage.keep(app, find_run(app, run.id))
+        if place.planted == "upload-forgotten":
+            for left in (place.home / "outbox").rglob(f"{run.id}.*"):
+                left.unlink(missing_ok=True)
+        pipe.send({**answer, "run": run.id})
+
+
+def _recording(place: _Place) -> Antiphon:
+    """An application with its state in the campaign's folder and its recordings in the bucket."""
+    os.environ.update(ANTIPHON_HOME=str(place.home), AWS_ACCESS_KEY_ID=S3_KEY, AWS_SECRET_ACCESS_KEY=S3_SECRET)
+    artifacts = {"backend": "s3", "bucket": BUCKET, "endpoint_url": place.bucket, "region": "us-east-1"}
+    config = {"artifacts": {**artifacts, "timeout_s": 2.0}, "telemetry": {"logs": False}, **_CONFIG}
+    return Antiphon(config, store=open_store(place.url))
+
+
+def _collect(place: _Place, pipe: Connection) -> None:
+    """After the faults, a process of its own sends what is left and reads what the bucket has."""
+    logging.disable(logging.CRITICAL)
+    app = _recording(place)
+    deadline = time.monotonic() + PATIENCE_S
+    while storage.send_waiting(app).waiting and time.monotonic() < deadline:
+        time.sleep(0.2)
+    given = {"bucket": BUCKET, "endpoint": place.bucket, "region": "us-east-1"}
+    bucket = S3Objects(bucket_from({}, **given, access_key=S3_KEY, secret_key=S3_SECRET), timeout=10.0)
+    for name in bucket.names():
+        document = json.loads(bucket.get(name))
+        (interaction,) = document["outputs"]["interactions"]
+        pipe.send({"run": document["run_id"], "output": interaction["output"]})
+    pipe.send(None)
+
+
+_CONFIG: dict[str, Any] = {"loop": {"enabled": False}}
+
+
+def _store(place: _Place, clock: Clock) -> Store:
+    file = place.url.partition("sqlite:///")[2]
+    return SQLiteStore(Path(file), clock=clock) if file else open_store(place.url)
+
+
+def _tools(gateway: Any, effect: Any, planted: str = "") -> None:
+    declared = {"idempotent": True, "effect": "read"} if planted == "store-failure-ignored" else {"idempotent": False}
+    gateway.tool("charge", **declared, ttl=short(LEASE_MS))(effect)
     gateway.tool("look_up", idempotent=True, reuse="session", ttl=short(LEASE_MS))(effect)
 
 
@@ -158,9 +228,10 @@ def _envelope(order: str, call_id: str, params: dict[str, Any]) -> dict[str, Any
 class _Member:
     """A worker, and the call it is busy with."""
 
-    def __init__(self, name: str, place: _Place) -> None:
+    def __init__(self, name: str, place: _Place, via: list[str]) -> None:
         self.name = name
-        self.worker = Worker(_work, place, name, context=_forked)
+        self.via = via
+        self.worker = Worker(_work, place, name)
         self.call = 0
         self.ready = False
         self.wakes = 0.0
@@ -172,41 +243,39 @@ class Goals(NamedTuple):
 
     kills: int
     pauses: int
-    server_faults: int = 0
+    faults: int = 0
+    """Each fault of the store so often."""
+    workers: int = 5
 
 
 class Campaign:
     """One store, a fleet around it, and faults until there have been enough."""
 
-    def __init__(self, url: str, folder: Path, goals: Goals, seed: int, server: Server | None, *, loses: bool) -> None:
+    def __init__(self, kind: str, folder: Path, goals: Goals, seed: int = 0, planted: str = "") -> None:
+        self._kind, self._folder, self._planted = kind, folder, planted
         self._random = random.Random(seed)
         self._goals = goals
-        self._server = server
-        self._loses = loses
         self._log = (folder / "driver.jsonl").open("a")
         self._effects = folder / "recorder.jsonl"
-        self._url = url
         self._members: list[_Member] = []
-        self._started = self._calls = self._kills = self._pauses = self._server_faults = 0
+        self._started = self._calls = self._kills = self._pauses = 0
         self._orders: dict[str, tuple[str, dict[str, Any]]] = {}
-        self._server_back = 0.0
-        self._next_server_fault = 0
+        self._broken = ""
+        """The fault of the store that is under way."""
+        self._ends = 0.0
+        self._ending = False
 
     def run(self) -> history.Verdict:
         """Until every goal is met; then each order is delivered once more, in peace."""
-        here, there = _forked.Pipe()
-        recorder = _forked.Process(target=_record, args=(str(self._effects), there), daemon=True)
+        here, there = forked.Pipe()
+        recorder = process(_record, str(self._effects), self._planted, there)
         recorder.start()
         try:
             self._port = here.recv()
-            for _ in range(WORKERS):
-                self._hire()
-            while not self._enough():
-                self._step()
-            self._quieten()
-            if self._server_faults:
-                self._listen(history.AFTERMATH_S)
-            self._once_more()
+            with stage(self._kind, self._folder, self._say, self._random, self._planted) as self._stage:
+                self._stage.pids = lambda: [member.worker.pid for member in self._members]
+                self._left = [name for _ in range(self._goals.faults) for name in self._stage.faults]
+                self._play()
         finally:
             for member in self._members:
                 member.worker.kill()
@@ -215,20 +284,40 @@ class Campaign:
             self._log.close()
         return history.check(history.read(Path(self._log.name)), history.read(self._effects))
 
+    def _play(self) -> None:
+        for _ in range(self._goals.workers):
+            self._hire()
+        while not self._enough():
+            self._step()
+        self._quieten()
+        if self._goals.faults:
+            self._listen(history.AFTERMATH_S)
+        self._once_more()
+        if self._stage.bucket:
+            collector = Worker(_collect, self._place("sync", self._stage.addresses[0]))
+            while (kept := collector.hear()) is not None:
+                self._say("stored", **kept)
+            collector.kill()
+
     def _enough(self) -> bool:
         goals = self._goals
-        return (
-            self._kills >= goals.kills and self._pauses >= goals.pauses and self._server_faults >= goals.server_faults
-        )
+        return self._kills >= goals.kills and self._pauses >= goals.pauses and not self._left
 
     def _say(self, event: str, **fields: Any) -> None:
-        self._log.write(json.dumps({"event": event, "at": time.monotonic(), **fields}) + "\n")
+        self._log.write(json.dumps({"event": event, "at": time.monotonic()} | fields) + "\n")
         self._log.flush()
 
     def _hire(self) -> None:
         self._started += 1
-        place = _Place(self._url, self._port, asynchronous=self._started % 2 == 0)
-        self._members.append(_Member(f"w{self._started}", place))
+        addresses, faces = self._stage.addresses, ("sync",) if self._stage.bucket else FACES
+        address = addresses[self._started % len(addresses)]
+        face = faces[self._started // len(addresses) % len(faces)]
+        via = [*(["TLS"] if address.tls else []), *(["uvloop"] if face == "uvloop" else [])]
+        self._members.append(_Member(f"w{self._started}", self._place(face, address), via))
+
+    def _place(self, face: str, address: Address) -> _Place:
+        on = self._stage
+        return _Place(address.url, self._port, face, on.clock, self._planted, on.bucket, self._folder / "home")
 
     def _listen(self, seconds: float) -> None:
         """Take answers and wake sleepers for a while."""
@@ -240,16 +329,22 @@ class Campaign:
                     member.worker.resume()
                     member.wakes = 0.0
                     self._say("resume", worker=member.name)
-            if self._server_back and now >= self._server_back:
+            if self._broken and now >= self._ends:
                 self._heal()
-            pipes = {member.worker.pipe: member for member in self._members}
+            pipes: dict[Any, _Member] = {member.worker.pipe: member for member in self._members}
             for pipe in wait(list(pipes), timeout=max(0.0, min(0.02, until - now))):
                 member = pipes[pipe]
-                said = member.worker.pipe.recv()
+                try:
+                    said = member.worker.pipe.recv()
+                except EOFError:  # nobody killed it
+                    self._say("crash", worker=member.name)
+                    self._members.remove(member)
+                    self._hire()
+                    continue
                 if said == "ready":
                     member.ready = True
                     continue
-                self._say("answer", call=member.call, worker=member.name, **{k: said[k] for k in _KEPT})
+                self._say("answer", call=member.call, worker=member.name, **{k: said[k] for k in _KEPT if k in said})
                 member.call = 0
             if now >= until:
                 return
@@ -260,7 +355,7 @@ class Campaign:
     def _step(self) -> None:
         """A new order for a few workers, and perhaps a fault while it is under way."""
         chance = self._random
-        self._listen(0.0)
+        self._listen(0.05 if self._broken else 0.0)  # who finds no store is soon back for the next order
         idle = self._idle()
         if len(idle) < 2:
             self._listen(0.02)
@@ -278,7 +373,8 @@ class Campaign:
     def _deliver(self, member: _Member, order: str, call_id: str, params: dict[str, Any], *, final: bool) -> None:
         self._calls += 1
         member.call = self._calls
-        self._say("call", call=self._calls, worker=member.name, order=order, id=call_id, final=final)
+        delivery = {"order": order, "id": call_id, "final": final, "via": member.via}
+        self._say("call", call=self._calls, worker=member.name, **delivery)
         member.worker.say((self._calls, order, call_id, params))
 
     def _harm(self, member: _Member) -> None:
@@ -293,40 +389,30 @@ class Campaign:
             self._hire()
         elif dice < 0.65 and self._pauses < self._goals.pauses and asleep < 2:
             self._pauses += 1
-            self._say("pause", worker=member.name)
+            began = time.monotonic()
             member.worker.pause()
+            self._say("pause", worker=member.name, at=began, locks=holds_lock(member.worker.pid))
             member.wakes = time.monotonic() + chance.uniform(*PAUSE_S)
-        elif dice < 0.75 and self._server_faults < self._goals.server_faults and not self._server_back:
-            self._break_server()
-
-    def _break_server(self) -> None:
-        assert self._server is not None
-        self._server_faults += 1
-        if self._loses or self._server_faults % 2:
-            self._say("server killed")
-            self._server.kill()
-            if self._loses:
-                self._say("writes lost")
-            self._frozen = False
-        else:
-            self._say("server frozen")
-            self._server.pause()
-            self._frozen = True
-        self._server_back = time.monotonic() + self._random.uniform(0.2, 1.0)
+        elif self._left and not self._broken:
+            self._broken, self._ending = self._left.pop(0), False
+            fault = self._stage.faults[self._broken]
+            self._say(self._broken, excuses=fault.excuses)
+            fault.begin()
+            self._ends = time.monotonic() + chance.uniform(0.2, 1.0)
 
     def _heal(self) -> None:
-        assert self._server is not None
-        self._server_back = 0.0
-        if self._frozen:
-            self._server.resume()
-        else:
-            self._server.start()
-        self._say("server back")
+        fault = self._stage.faults[self._broken]
+        if not self._ending:
+            self._ending = True
+            fault.end()
+        if fault.ready():
+            self._say("over", what=self._broken)
+            self._broken = ""
 
     def _quieten(self) -> None:
         """Until everybody has answered."""
         deadline = time.monotonic() + PATIENCE_S
-        while any(member.call or member.wakes or not member.ready for member in self._members) or self._server_back:
+        while any(member.call or member.wakes or not member.ready for member in self._members) or self._broken:
             self._listen(0.05)
             if time.monotonic() > deadline:
                 return  # the checker names the calls that were never answered
@@ -343,50 +429,40 @@ class Campaign:
         self._quieten()
 
 
-_KEPT = ("status", "code", "attempts", "fromCache", "value", "metadata")
+_KEPT = ("status", "code", "message", "attempts", "fromCache", "value", "metadata", "run")
 
 
-@contextlib.contextmanager
-def _store(kind: str, folder: Path) -> Iterator[tuple[str, Server | None]]:
-    if kind == "sqlite":
-        yield f"sqlite:///{folder / 'claims.db'}", None
-        return
-    server: Server
-    if kind == "postgres":
-        server = Postgres(settings={"fsync": "on", "synchronous_commit": "on"})
-    elif kind == "redis":
-        server = Valkey(appendonly=True, appendfsync="always")
-    else:
-        server = Valkey()
-    with server:
-        yield server.url, server
-
-
-def run(kind: str, goals: Goals, seed: int = 0, folder: Path | None = None) -> history.Verdict:
+def run(kind: str, goals: Goals, seed: int = 0, folder: Path | None = None, planted: str = "") -> history.Verdict:
     """A campaign on a fresh store of *kind*."""
     with contextlib.ExitStack() as stack:
         place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphon-campaign-")))
-        url, server = stack.enter_context(_store(kind, place))
-        loses = kind == FORGETFUL
-        return Campaign(url, place, goals, seed, server, loses=loses).run()
+        return Campaign(kind, place, goals, seed, planted).run()
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the verdict as JSON; 1 if a law was broken."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults.campaign", description=__doc__)
-    parser.add_argument("--store", choices=STORES, default="sqlite")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults.campaign",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--store", choices=STORES, help="default: sqlite, or the one of the planted bug")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--pauses", type=int, default=5)
-    parser.add_argument("--server-faults", type=int, default=0)
+    parser.add_argument("--faults", type=int, default=1, help="each fault of the store so often (default: 1)")
+    parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--planted", choices=PLANTED, default="", help="a bug that the checker has to notice")
     parser.add_argument("--logs", type=Path, help="keep the two logs in this folder")
     chosen = parser.parse_args(arguments)
     if chosen.logs is not None:
         chosen.logs.mkdir(parents=True, exist_ok=True)
+    kind = chosen.store or (PLANTED[chosen.planted].store if chosen.planted else "sqlite")
     began = time.monotonic()
-    verdict = run(chosen.store, Goals(chosen.kills, chosen.pauses, chosen.server_faults), chosen.seed, chosen.logs)
+    goals = Goals(chosen.kills, chosen.pauses, chosen.faults, chosen.workers)
+    verdict = run(kind, goals, chosen.seed, chosen.logs, chosen.planted)
     seconds = round(time.monotonic() - began, 1)
-    print(json.dumps({"store": chosen.store, "seed": chosen.seed, "seconds": seconds, **verdict._asdict()}))
+    print(json.dumps({"store": kind, "seed": chosen.seed, "seconds": seconds, **verdict._asdict()}))
     return 1 if verdict.violations else 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import multiprocessing
 import os
 import signal
 import time
@@ -20,9 +19,9 @@ from antiphon import AsyncGateway, Gateway
 from antiphon.config.wiring import open_store
 from antiphon.contract.spec import Ttls
 from antiphon.ports import ClaimRequest, ClaimTemplate, Journal, StaticClaimRequest, Store, SyncJournal
+from tests.processes import forked, process
 
 PATIENCE_S = 90.0
-_spawn = multiprocessing.get_context("spawn")
 
 
 class Effects:
@@ -45,9 +44,9 @@ class Effects:
 class Worker:
     """One process of the fleet; it talks over a pipe."""
 
-    def __init__(self, target: Callable[..., None], *args: Any, context: Any = _spawn) -> None:
-        self.pipe, there = context.Pipe()
-        self.process: BaseProcess = context.Process(target=target, args=(*args, there), daemon=True)
+    def __init__(self, target: Callable[..., None], *args: Any, child: bool = False) -> None:
+        self.pipe, there = forked.Pipe()
+        self.process: BaseProcess = process(target, *args, there, child=child)
         self.process.start()
         there.close()
 
@@ -79,9 +78,9 @@ class Worker:
 
 
 @contextlib.contextmanager
-def fleet(target: Callable[..., None], *shared: Any, size: int) -> Iterator[list[Worker]]:
+def fleet(target: Callable[..., None], *shared: Any, size: int, child: bool = False) -> Iterator[list[Worker]]:
     """*size* workers, each told its number; all of them ready, and ended afterwards."""
-    workers = [Worker(target, *shared, number) for number in range(size)]
+    workers = [Worker(target, *shared, number, child=child) for number in range(size)]
     try:
         for worker in workers:
             assert worker.hear() == "ready"

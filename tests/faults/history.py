@@ -33,15 +33,25 @@ class Call(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What happened to one worker, or to the server of all of them (``worker`` is empty)."""
+    """What happened to one worker, or to the store of all of them (``worker`` is empty)."""
 
     what: str
     worker: str
     since: float
     until: float
+    orders: frozenset[str] | None = None
+    """Those whose claims were lost; None: all, or not a loss."""
+    locks: bool = False
+    """A pause in the middle of a write to a shared file, for which everybody has to wait."""
+    excuses: bool = True
+    """Whether it explains an outcome that is open."""
+
+    def lost(self, order: str) -> bool:
+        return self.what == "writes lost" and (self.orders is None or order in self.orders)
 
     def hit(self, call: Call) -> bool:
-        return self.worker in ("", call.worker) and call.was_open(self.since, self.until)
+        everybody = self.locks or self.worker == ""
+        return self.excuses and (everybody or self.worker == call.worker) and call.was_open(self.since, self.until)
 
 
 class Verdict(NamedTuple):
@@ -75,7 +85,10 @@ class _Checker:
         self.effects: dict[str, list[Event]] = {}
         for effect in recorder:
             self.effects.setdefault(effect["order"], []).append(effect)
+        self.stored = {event["run"]: event["output"] for event in driver if event["event"] == "stored"}
         self.counts: Counter[str] = Counter(event["event"] for event in driver if event["event"] not in _PLAIN)
+        self.counts.update("pause in a write" for event in driver if event.get("locks"))
+        self.counts.update(f"calls, {via}" for event in driver for via in event.get("via", ()))
         self.violations: list[str] = []
         self.matched: list[str] = []
 
@@ -87,6 +100,8 @@ class _Checker:
             self._check_effects(order)
             self._check_answers(order, calls)
         self._check_phantoms()
+        self._check_recordings()
+        self.violations += [f"worker {f.worker} ended by itself" for f in self.faults if f.what == "crash"]
         self.counts["calls"] = len(self.calls)
         self.counts["orders"] = len(by_order)
         self.counts["effects"] = sum(map(len, self.effects.values()))
@@ -97,7 +112,7 @@ class _Checker:
         found = self.effects.get(order, [])
         used: list[Fault] = []
         for before, after in pairwise(found):
-            lost = self._loss_between(before, after, used)
+            lost = self._loss_between(order, before, after, used)
             if lost is not None:
                 used.append(lost)
                 self.counts["duplicates after lost writes"] += 1
@@ -111,11 +126,11 @@ class _Checker:
             else:
                 self.counts["repeated after a fault"] += 1
 
-    def _loss_between(self, before: Event, after: Event, used: list[Fault]) -> Fault | None:
+    def _loss_between(self, order: str, before: Event, after: Event, used: list[Fault]) -> Fault | None:
         """The loss of the claim that the first effect was made under; a loss explains one duplicate of an order."""
         call = self.calls.get(before["call"])
         began = before["at"] if call is None else call.began
-        losses = (f for f in self.faults if f.what == "writes lost" and f not in used)
+        losses = (f for f in self.faults if f.lost(order) and f not in used)
         return next((f for f in losses if began <= f.since <= after["at"]), None)
 
     def _check_phantoms(self) -> None:
@@ -128,9 +143,22 @@ class _Checker:
                 elif call.answer is not None and _says_not_made(call.answer):
                     self.violations.append(f"call {call.number} took effect, but was answered {call.answer}")
 
+    def _check_recordings(self) -> None:
+        """What was answered with a recording is in the bucket in the end, with the same result."""
+        for call in self.calls.values():
+            run = None if call.answer is None else call.answer.get("run")
+            if run is None or call.answer is None:
+                continue
+            if run not in self.stored:
+                self.violations.append(f"the recording {run} of call {call.number} is lost")
+            elif self.stored[run] != call.answer["value"]:
+                self.violations.append(f"the recording {run} of call {call.number} says {self.stored[run]}")
+            else:
+                self.counts["recordings in the bucket"] += 1
+
     def _check_answers(self, order: str, calls: list[Call]) -> None:
         numbers = {effect["number"] for effect in self.effects.get(order, [])}
-        lost = any(fault.what == "writes lost" for fault in self.faults)
+        lost = any(fault.lost(order) for fault in self.faults)
         values = set()
         for call in calls:
             if call.answer is None:
@@ -152,9 +180,10 @@ class _Checker:
         """An answer that leaves something open needs a fault that hit a call of its order before."""
         code, order = answer["code"], call.order
         hits = [f for f in self.faults for other in calls if f.hit(other) and f.since <= call.ended]
+        hits += [f for f in self.faults if f.orders and f.lost(order) and f.since <= call.ended]
         if code == "store_unavailable":
-            if not any(fault.worker == "" for fault in hits):
-                self.violations.append(f"call {call.number} of {order} found no store although it was there")
+            if not any((f.locks or f.worker == "") and f.what != "clock stepped" for f in hits):
+                self.violations.append(f"call {call.number} of {order} found no store although it was there: {answer}")
         elif code not in OPEN_ANSWERS or (code == "in_flight" and call.final):
             self.violations.append(f"call {call.number} of {order} was answered {code}")
         elif code == "outcome_unknown" and repeatable(order):
@@ -169,9 +198,9 @@ def _says_not_made(answer: Event) -> bool:
     return bool(answer["fromCache"]) or answer["code"] == "store_unavailable"
 
 
-_PLAIN = ("call", "answer", "resume", "server back")
+_PLAIN = ("call", "answer", "resume", "over", "stored")
 AFTERMATH_S = 5.0
-"""For so long after a server fault its connections may still fail."""
+"""For so long after a fault of the store its connections may still fail."""
 
 
 def _calls(driver: list[Event]) -> dict[int, Call]:
@@ -193,11 +222,14 @@ def _faults(driver: list[Event]) -> list[Fault]:
         what = event["event"]
         if what in _PLAIN:
             continue
-        worker = event.get("worker", "")
-        end = "resume" if what == "pause" else "server back" if what.startswith("server") else ""
-        until = event["at"]
-        if end:
-            back = (e["at"] for e in driver[n:] if e["event"] == end and e.get("worker", "") == worker)
-            until = next(back, float("inf")) + (0.0 if worker else AFTERMATH_S)
-        faults.append(Fault(what, worker, event["at"], until))
+        worker, until = event.get("worker", ""), event["at"]
+        if what == "pause":
+            back = (e["at"] for e in driver[n:] if e["event"] == "resume" and e["worker"] == worker)
+            until = next(back, float("inf"))
+        elif what != "writes lost" and not worker:
+            over = (e["at"] for e in driver[n:] if e["event"] == "over" and e["what"] == what)
+            until = next(over, float("inf")) + AFTERMATH_S
+        orders = frozenset(event["orders"]) if "orders" in event else None
+        locks, excuses = event.get("locks", False), event.get("excuses", True)
+        faults.append(Fault(what, worker, event["at"], until, orders, locks, excuses))
     return faults

@@ -57,8 +57,8 @@ def _interrupted(gateway: Gateway, call_id: str) -> str:
         return "KeyboardInterrupt"
 
 
-def one(url: str, effects: Effects, **options: Any) -> Any:
-    return fleet(_worker, url, effects, options, size=1)
+def one(url: str, effects: Effects, child: bool = False, **options: Any) -> Any:
+    return fleet(_worker, url, effects, options, size=1, child=child)
 
 
 def running(worker: Worker, effects: Effects, call_id: str = "c1") -> None:
@@ -73,11 +73,14 @@ def running(worker: Worker, effects: Effects, call_id: str = "c1") -> None:
 
 @pytest.mark.parametrize("reaped", [True, False])
 def test_after_kill_9_nothing_is_sent_again(url: str, effects: Effects, reaped: bool) -> None:
-    with one(url, effects, idempotent=False, seconds=60, lease_ms=60_000) as [worker]:
+    with one(url, effects, child=True, idempotent=False, seconds=60, lease_ms=60_000) as [worker]:
         running(worker, effects)
         os.kill(worker.pid, signal.SIGKILL)
         if reaped:
             worker.process.join()
+        else:
+            state = Path(f"/proc/{worker.pid}/stat")
+            until(lambda: state.read_text().rpartition(")")[2].split()[0] == "Z", "it is dead and nobody has asked")
         gateway = build(url, effects, idempotent=False, lease_ms=60_000)
         began = time.monotonic()
         for call_id in ("c1", "c2"):

@@ -25,7 +25,7 @@ MOST_OUTCOMES = 8
 LONGEST_S = 0.01
 
 
-def agent(app: Antiphon, name: str, tell: Any) -> None:
+def agent(app: Antiphon, name: str, tell: Any, rounds: int = 10_000) -> None:
     """Calls tools, models and streams until somebody ends the process; tells each outcome it has seen."""
 
     @app.gateway.tool(idempotent=False)
@@ -43,7 +43,7 @@ def agent(app: Antiphon, name: str, tell: Any) -> None:
 
     with app.run(name) as run:
         tell(run.id)
-        for n in range(10_000):
+        for n in range(rounds):
             assert write(n, name) == {"wrote": n}
             tell(f"write {n}")
             run.llm({"model": "m", "messages": [{"role": "user", "content": f"ask {n}"}]}, model)
@@ -83,8 +83,16 @@ def missing(told: list[str], events: list[Event]) -> set[str]:
     return set(told) - {_word(event.payload) for event in started}
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What a recorded run imports, before the forks: each child would do it again."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ANTIPHON_HOME", str(tmp_path_factory.mktemp("other")))
+        agent(application(), "other", str, rounds=1)
+
+
 @pytest.fixture
-def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Antiphon:
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: None) -> Antiphon:
     monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "state"))
     made = application()
     made.gateway  # noqa: B018 - made before the forks, as a server does

@@ -25,6 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from antiphon.decide.classify import Failure, classify
+from tests.servers import free_port
 
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 
@@ -53,12 +54,6 @@ def server(behave: Callable[[socket.socket], None]) -> Iterator[int]:
             thread.join()
             for connection in held:
                 connection.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def stay_silent(connection: socket.socket) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 
 import psycopg
@@ -14,7 +16,7 @@ from redis.retry import Retry
 
 from tests.conftest import S3Access
 from tests.faultproxy import FaultProxy
-from tests.servers import Postgres, ServerFailed, Valkey
+from tests.servers import Postgres, ServerFailed, Valkey, free_port
 
 StartProxy = Callable[[int], FaultProxy]
 
@@ -154,3 +156,13 @@ async def test_proxy_half_closes_and_works_beside_a_running_loop(
 def test_tests_stay_on_loopback() -> None:
     with pytest.raises(PermissionError, match="loopback"):
         socket.create_connection(("192.0.2.1", 9), timeout=0.1)
+
+
+def test_a_port_given_out_stays_free_for_its_process() -> None:
+    """Also before a server listens there: others that look for ports at that moment must not get it."""
+    port = free_port(spread=(0, 1, 10_000))
+    takes = f"print(*map(_PORTS._takes, ({port}, {port + 1})))"
+    code = f"from tests.servers import _PORTS, free_port; free_port(); {takes}"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.split() == ["False", "False"]
+    assert len({free_port() for _ in range(50)}) == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -33,3 +34,11 @@ def test_release_0_1_0_is_measured_with_the_packages_of_the_lock() -> None:
     )
     assert len(pinned) == 3
     assert pinned <= locked, "run: make bench-pins"
+
+
+@pytest.mark.parametrize("folder", ["tests/node", "bench/peers/aimock"])
+def test_every_npm_package_is_pinned_and_names_no_host(folder: str) -> None:
+    packages = json.loads((ROOT / folder / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    for name, package in packages.items():
+        assert "resolved" not in package, name
+        assert not name or package["integrity"].startswith("sha512-"), name

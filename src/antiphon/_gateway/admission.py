@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from copy import copy
 from typing import Any
 
-from antiphon._gateway import attempt, claim, replay, shadow
+from antiphon._gateway import approval, attempt, claim, replay, undo
 from antiphon._gateway import outcome as outcomes
-from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.context import is_held
+from antiphon._gateway.attempt import raised, returned
+from antiphon._gateway.call import Extras, GuardedCall
+from antiphon._gateway.claim import start_unclaimed
+from antiphon._gateway.context import is_held, running
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.outcome import Outcome, failed
 from antiphon._gateway.plan import NO_OPTIONS, Plan, Policy
-from antiphon._gateway.settlement import answered, refused
+from antiphon._gateway.settlement import answered, refused, settle_interrupted
 from antiphon._gateway.steps import BEGIN, Look, Refresh, Step
 from antiphon._gateway.turns import Guard, TurnState, refused_by_guard
 from antiphon.decide.loop import LoopVerdict
@@ -29,7 +32,7 @@ def admit(call: GuardedCall) -> Step:
     monotonic = plan.monotonic
     call.started = now = monotonic()
     if run is not None and run.scope.invoker is not None and not run.entered:
-        return replay.ask(call, admit)
+        return _ask_recording(call)
     if now >= plan.plans.next_refresh:
         if _waits_for_news(plan):
             return Refresh(_patience(plan), _refreshed)
@@ -63,17 +66,32 @@ def admit(call: GuardedCall) -> Step:
     stop = _stopped(call, plan, now)
     if stop is not None:
         return stop
-    return BEGIN if run is None and call.call_id is None and call.options is NO_OPTIONS else claim.begin_named(call)
+    return BEGIN if run is None and call.call_id is None and call.options is NO_OPTIONS else _begin(call)
+
+
+def _begin(call: GuardedCall) -> Step:
+    """Ask for the claim; an undo looks at what it undoes first."""
+    return claim.begin_named(call) if call.options.undoes is None else undo.prepare(call)
+
+
+def _ask_recording(call: GuardedCall) -> Step:
+    """In a replay the recording answers; a saga remembers the call all the same."""
+    if call.run is not None and call.run.scope.sagas:
+        undo.join(call)
+    return replay.ask(call, admit)
 
 
 def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
     """Deadline, turn control, loop guard, reentrancy and breakers: what keeps a call from its claim."""
     policy, turn = call.policy, call.turn
+    if plan.approving is not None:
+        approval.consider(call)
     if policy.deadline is not None and policy.deadline <= now:
         return answered(call, outcomes.too_late())
     if turn is not None and call.pair in turn.succeeded and (denied := _deny(call, turn)) is not None:
         return answered(call, denied)
-    if plan.watches and (turn is not None or call.run is not None or call.call_id is not None):
+    asked = turn is not None or call.run is not None or call.call_id is not None
+    if plan.watches and asked and call.options.undoes is None:
         blocked = _watch(call, plan, now)  # calls that no agent loop makes are not
         if blocked is not None:
             return answered(call, blocked)
@@ -82,7 +100,9 @@ def _stopped(call: GuardedCall, plan: Plan, now: float) -> Step | None:
     for breaker in policy.path:
         if breaker.pass_for_all is None and (refusal := breaker.peek(now)) is not None and plan.heeds(refusal):
             return _refused(call, outcomes.circuit_open(plan.name, refusal))
-    return claim.start_unclaimed(call) if policy.unclaimed else None
+    if call.run is not None and call.run.scope.sagas and (closed := undo.join(call)) is not None:
+        return answered(call, closed)
+    return claim.start_unclaimed(call) if policy.unclaimed and call.extras.asked is None else None
 
 
 def _watch(call: GuardedCall, plan: Plan, now: float) -> Outcome | None:
@@ -138,7 +158,9 @@ def _derive_given(call: GuardedCall, maker: KeyMaker, given_key: str) -> None:
 
 
 def _switched_off(call: GuardedCall) -> Step:
-    """The function is called, its hooks fire once, nothing else happens (R12, TR-14)."""
+    """The function is called, its hooks fire once, nothing else happens (R12, TR-14); unless a person must approve."""
+    if approval.needed(call.plan, call.arguments):
+        return refused(call, outcomes.approval_required(call.plan.name, ""))
     call.run = call.turn = None
     call.key = call.idempotency_key = ""
     return attempt.dispatch(call)
@@ -171,7 +193,7 @@ def _shadow(call: GuardedCall, plan: Plan) -> Step:
         verdict = denied.code
     elif call.outer is not None and call.policy.mode != "disabled" and is_held(call.key):
         verdict = "busy"
-    return shadow.watch(call, plan, verdict)
+    return _make_watched(call, plan, verdict)
 
 
 def _without_key(call: GuardedCall, error: Exception) -> Step:
@@ -185,7 +207,7 @@ def _without_key(call: GuardedCall, error: Exception) -> Step:
     call.key = call.idempotency_key = ""
     if plan.on_start:
         plan.reporter.started(call, plan.on_start)
-    return shadow.watch(call, plan, "validation_error")
+    return _make_watched(call, plan, "validation_error")
 
 
 def _deny(call: GuardedCall, turn: TurnState) -> Outcome | None:
@@ -227,3 +249,54 @@ def _ask_guard(call: GuardedCall, guard: Guard, now: float) -> Outcome | None:
     if call.run is not None:
         call.run.decide("loop", {"action": verdict.action, "reason": verdict.reason}, {})
     return refused_by_guard(verdict)
+
+
+# -- shadow mode: what the gateway would have done is found out beside the call, which is made as if there were none ---
+# The twin of a call goes the way of every call, with claims and breakers of its own; only the tool is not called. It
+# stops where the tool would be, and goes on when the call has ended, with what came of that.
+
+
+def _make_watched(call: GuardedCall, shadow: Plan, verdict: str) -> Step:
+    """Make *call* as if there were no gateway, and have its twin say what would have been done; or say *verdict*."""
+    asked, watcher = call.policy, shadow.plans.watcher
+    call.plan, call.policy = shadow, shadow.bare
+    if not verdict and not watcher.takes():
+        verdict = "store_unavailable"
+    if verdict:
+        shadow.reporter.shadow(call, verdict)
+        return start_unclaimed(call)
+    twin = _twin(call, shadow, asked)
+    watcher.do(lambda: watcher.drive(twin, start_unclaimed(twin) if twin.policy.unclaimed else BEGIN))
+    call.off_path().ended = lambda of: watcher.do(lambda: _end(twin, of))
+    return start_unclaimed(call)
+
+
+def _twin(call: GuardedCall, shadow: Plan, asked: Policy) -> GuardedCall:
+    twin = copy(call)
+    twin.extras = extras = Extras()
+    extras.watching = True
+    extras.outer_running = running.get()
+    twin.policy = policy = Policy(shadow, call.options)
+    policy.given_key, policy.unclaimed, policy.retry_safe = asked.given_key, asked.unclaimed, asked.retry_safe
+    twin.run = twin.turn = twin.guard = None
+    return twin
+
+
+def _end(twin: GuardedCall, call: GuardedCall) -> None:
+    """Settle the twin as the call ended."""
+    outcome, interrupt = call.outcome, call.extras.interrupt
+    error = interrupt if interrupt is not None or outcome is None else outcome.exception
+    if error is not None:
+        twin.entered = twin.number
+        step = raised(twin, error)
+    elif outcome is None or outcome.status == "success":
+        twin.value = None
+        step = returned(twin)
+    else:
+        twin.off_path().dispatched = True
+        step = settle_interrupted(twin, None, outcome.message)
+    try:
+        twin.plan.plans.watcher.drive(twin, step)
+    except BaseException as passed:
+        if passed is not error:  # else the caller has it
+            raise

@@ -136,9 +136,9 @@ def _dispatch(call: GuardedCall) -> Dispatch:
         extras.outer_point, extras.point = point.get(), Point()
         point.set(extras.point)
     threaded = tool.kind == "sync" and (limit is not None or plan.plans.inline_kind == "async")
-    if threaded and call.version and call.extras.late is None:
+    if threaded and call.version:
         extras = call.off_path()
-        extras.late = LateResult(call)
+        extras.late = LateResult(call, extras.late)
         extras.over = extras.late.over
     return Dispatch(call, limit, context, _returned)
 
@@ -203,8 +203,9 @@ def raised(call: GuardedCall, error: BaseException) -> Step:
     note(call, now, failure.code, failure.retriable)
     _vote(call, failure)
     outcome, delay = _judge(call, failure, error, now)
-    if not plan.watched_only:
-        extras.may_have_applied = extras.may_have_applied or failure.may_have_applied
+    if not plan.watched_only and failure.may_have_applied:
+        extras.may_have_applied = True
+        _doubt(call)
     after_hooks(call, outcome)
     if delay is None:
         return settle_failure(call, outcome)
@@ -225,9 +226,17 @@ def _interrupted(call: GuardedCall, error: BaseException, now: float) -> Step:
     _vote(call, None)
     note(call, now, code, False)
     extras.dispatched = code != Paused.code and not _before_effect(call)
+    if extras.dispatched:
+        _doubt(call)
     extras.interrupt = error
     after_hooks(call, outcomes.interrupted(call.plan.name, error, len(call.attempts)))
     return settle_interrupted(call, error)
+
+
+def _doubt(call: GuardedCall) -> None:
+    """This attempt may have had its effect: what another one comes to later does not tell."""
+    if call.extras.late is not None:
+        call.extras.late.doubts.add(call.number)
 
 
 def _slept(call: GuardedCall, _: None) -> Step:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphon import _lineage, _scope
+from antiphon._gateway.approving import Asked
 from antiphon._gateway.context import CallContext, Held, held, running
 from antiphon._gateway.hooks import HookCall
 from antiphon._gateway.ids import uuid7
@@ -21,6 +22,7 @@ from antiphon._gateway.recording import RunEntry, entry_of
 from antiphon._gateway.report import About
 from antiphon._gateway.tool import Tool
 from antiphon._gateway.turns import Guard, Pair, TurnState, active_session, active_turn
+from antiphon.contract.approval import ASKING, note_spent
 from antiphon.contract.result import Retried
 from antiphon.decide.claim import Reuse
 from antiphon.errors import StoreError
@@ -41,6 +43,8 @@ class Extras:
     """Seconds after which a waiter looks by itself whether the holder's process still exists."""
     waited_for = 0
     """The version in flight that this call has been waiting for."""
+    refusals = 0
+    """How often the store has refused to change a record that it says is the current one."""
     reuse: Reuse | None = None
     """The record that answers, and how it was found."""
     reused_at_ms = 0
@@ -50,6 +54,8 @@ class Extras:
     """The state of that record, as the metrics say it, once it has answered."""
     refusal: Outcome | None = None
     """The answer of an open breaker, unless a record has a better one."""
+    asked: Asked | None = None
+    """A person must approve the call: what is known of that."""
     hooked: HookCall | None = None
     loop_note = ""
     began: float = 0.0
@@ -85,6 +91,8 @@ class Extras:
     """The stream that the caller reads."""
     replayed = False
     """The recording answers."""
+    write: Any = None
+    """What its saga remembers of the call (:class:`~antiphon._gateway.undo.Write`), until the call is over."""
     outage: StoreError | None = None
     """Why the claim is given back before the tool was called."""
     interrupt: BaseException | None = None
@@ -262,7 +270,12 @@ class GuardedCall:
     @property
     def shown(self) -> str:
         """The arguments, sealed or masked, of a call that only a person can settle if its worker is lost."""
-        return self.plan.results.noted(self.key, self.arguments) if self.plan.shows else ""
+        plan = self.plan
+        shown = plan.results.noted(self.key, self.arguments) if plan.shows else ""
+        asked = self.extras.asked
+        if asked is None:
+            return shown
+        return ASKING if asked.spending is None else note_spent(asked.spending, shown)
 
 
 def new_call(plan: Plan, arguments: dict[str, Any]) -> GuardedCall:

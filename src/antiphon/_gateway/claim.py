@@ -6,37 +6,45 @@ import hashlib
 import logging
 import sys
 from copy import copy
+from functools import partial
 from typing import Any, assert_never
 
 import msgspec
 
-from antiphon._gateway import codec
+from antiphon._gateway import approval, codec
 from antiphon._gateway import outcome as outcomes
+from antiphon._gateway.approving import Asked
 from antiphon._gateway.attempt import dispatch, renewed
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.outcome import Outcome, restored_failure
 from antiphon._gateway.owner import certainly_dead, is_of_process
-from antiphon._gateway.plan import Place
+from antiphon._gateway.plan import Place, Verdict
 from antiphon._gateway.result_store import NO_PAYLOAD
 from antiphon._gateway.settlement import answered, not_dispatched, settled, unknown
 from antiphon._gateway.steps import (
     BEGIN,
     Alias,
     Append,
+    Audit,
+    Consult,
     Get,
     Mark,
     Put,
     Read,
     Reconcile,
     Renew,
+    Sleep,
     Step,
     TakeOver,
+    Then,
     Wait,
 )
 from antiphon._gateway.threads import is_waited_for
+from antiphon._gateway.tool import Tool
 from antiphon._late import traceback_of
 from antiphon.contract._base import UNSET
+from antiphon.contract.approval import DENIED, GRANTED, Approval
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened
 from antiphon.decide import claim as rules
@@ -46,6 +54,8 @@ from antiphon.ports import Begun, Claimed, Existing, Pinned, Settlement
 log = logging.getLogger("antiphon.gateway")
 
 _LONGEST_LOOK_S = 5.0
+_LONGEST_PAUSE_S = 1.0
+_MOST_REFUSALS = 32
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 
 
@@ -124,10 +134,12 @@ def claimed(call: GuardedCall, reply: Begun) -> Step:
     plan, run = call.plan, call.run
     if plan.watched_only:
         return start_unclaimed(call)
-    if run is not None:
-        if not run.together:
-            return start_unclaimed(call)
+    if run is not None and run.together:
         run.begun()
+    if plan.approving is not None and call.extras.asked is not None and not _approved(call, call.extras.asked, reply):
+        return _ask_person(call, reply.now_ms)
+    if run is not None and not run.together:
+        return start_unclaimed(call)
     if plan.shared and plan.monotonic() - call.started > plan.renew_every:  # it may have been away: make sure
         return Renew(call.key, call.version, plan.lease_ms, renewed)
     return dispatch(call)
@@ -158,7 +170,10 @@ def _claimant(call: GuardedCall) -> rules.Claimant:
     digest = _digest(call.params) if given else ""
     best, waited = policy.mode == "bestEffort", call.extras.waited_for
     gate_ms = 0 if given else call.plan.ttl_ms
-    asks = (call.identity, digest, call.plan.idempotent, given, best, policy.reuse, waited, False, gate_ms)
+    asked = call.extras.asked
+    need = None if asked is None else asked.need
+    again = call.plan.tool.spec.after_undo == "run"
+    asks = (call.identity, digest, call.plan.idempotent, given, best, policy.reuse, waited, False, gate_ms, need, again)
     return _new(rules.Claimant, asks)
 
 
@@ -177,9 +192,12 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
     if isinstance(decision, (rules.Wait, rules.Busy)) and certainly_dead(got.current.owner):
         decision = rules.decide(got, claimant._replace(owner_gone=True))
     match decision:
-        case rules.Run(version):
-            begin(call)
-            return TakeOver(call, version, call.events, claimed)
+        case rules.Run(version) | rules.Ask(version):
+            return _take(call, version)
+        case rules.Spend(version, found):
+            return _spend(call, version, found, got.now_ms)
+        case rules.Pending(version, found):
+            return _pending(call, version, found)
         case rules.Reuse():
             return _reuse(call, decision, got)
         case rules.Wait(version, left_ms):
@@ -188,22 +206,52 @@ def _decide(call: GuardedCall, got: Existing) -> Step:
             return _wait(call, version, left_ms / 1000)
         case rules.Busy():
             return answered(call, outcomes.in_flight(name, "the call does not wait"))
-        case rules.Conflict(found) if plan.tool.spec.on_conflict != "independent":
+        case rules.Conflict(record) if plan.tool.spec.on_conflict != "independent":
             plan.reporter.conflict(call)
-            return answered(call, outcomes.conflict(found.tool))
+            return answered(call, outcomes.conflict(record.tool))
         case rules.Conflict():
             call.key = f"{call.key}.{call.pair[1][:32]}"
             return Read(call.key, call.identity, looked)
-        case rules.Unknown(found, mark):
-            return _unknown(call, found, mark, found.version == got.current.version)
+        case rules.Undone():
+            return answered(call, outcomes.undone(name))
+        case rules.Unknown(record, mark):
+            return _unknown(call, record, mark, record.version == got.current.version)
         case _:
             assert_never(decision)
+
+
+def _take(call: GuardedCall, version: int) -> Step:
+    """Replace the record that was seen."""
+    begin(call)
+    return TakeOver(call, version, call.events, partial(_taken, version))
+
+
+def _taken(version: int, call: GuardedCall, reply: Begun) -> Step:
+    """The claim is ours; or the answer is what is there instead, which may be that very record once more."""
+    if type(reply) is Existing and reply.current.version == version and (refused := refused_again(call)) is not None:
+        return refused
+    return claimed(call, reply)
+
+
+def refused_again(call: GuardedCall) -> Step | None:
+    """Give the call up where the store refuses time after time what its own answers ask for.
+
+    Another call that was faster refuses it once or twice, and then the rules decide otherwise.
+    """
+    extras = call.off_path()
+    extras.refusals += 1
+    if extras.refusals <= _MOST_REFUSALS:
+        return None
+    if call.plan.watched_only:
+        return start_unclaimed(call)
+    log.error("the store contradicts itself about a call of %s: key %s", call.plan.name, call.fingerprint)
+    return answered(call, outcomes.contradicted(call.plan.name, _MOST_REFUSALS))
 
 
 def _watched(call: GuardedCall, decision: rules.Decision) -> Step:
     """In shadow mode the decision is only noted."""
     if isinstance(decision, rules.Run):
-        return TakeOver(call, decision.version, (), claimed)
+        return _take(call, decision.version)
     call.off_path().verdict = type(decision).__name__.lower()
     return start_unclaimed(call)
 
@@ -233,6 +281,111 @@ def _woken(call: GuardedCall, _: None) -> Step:
 def _in_event_loop() -> bool:
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None
+
+
+# -- approval ------------------------------------------------------------------------------------------------------
+
+
+def _spend(call: GuardedCall, version: int, found: Approval, now_ms: int) -> Step:
+    """Replace the approval by the claim in flight: whoever does it first has spent it."""
+    if call.options.only_asks:
+        return answered(call, approval.is_granted(call, found))
+    asked = call.extras.asked
+    assert asked is not None
+    asked.spending, asked.seen_ms = found, now_ms
+    return _take(call, version)
+
+
+def _approved(call: GuardedCall, asked: Asked, reply: Claimed) -> bool:
+    """Whether the claim that was just won has an approval behind it."""
+    good = approval.is_good(call, asked, reply.now_ms)
+    asked.spent, asked.spending = asked.spending if good else None, None
+    if asked.spent is None:
+        return False
+    if call.run is not None:
+        detail = {"decision": "approved", "policy": asked.spent.policy}
+        call.run.decide("approval", detail, {"approvalId": asked.spent.id, "by": asked.spent.decided_by})
+    return True
+
+
+def _ask_person(call: GuardedCall, now_ms: int) -> Step:
+    """The claim becomes the question; nothing is dispatched."""
+    asked = call.extras.asked
+    assert asked is not None
+    asked.approval, settlement = approval.question(call, now_ms)
+    return Mark(call.key, call.version, settlement, _person_asked)
+
+
+def _person_asked(call: GuardedCall, version: int | None) -> Step:
+    """The question stands; whoever decides is told."""
+    call.version = 0
+    asked = call.extras.asked
+    assert asked is not None and asked.approval is not None
+    if version is None:
+        return refused_again(call) or Read(call.key, call.identity, looked)
+    asked.is_new = True
+    call.plan.reporter.approval(call, "approval.requested", approval.view(call, asked.approval))
+    return _pending(call, version, asked.approval)
+
+
+def _pending(call: GuardedCall, version: int, found: Approval) -> Step:
+    """Let the approver of the tool decide, or wait for a person, or say that one is needed."""
+    plan, asked = call.plan, call.extras.asked
+    approving = plan.approving
+    assert approving is not None and asked is not None
+    asked.approval = found
+    verdict, shown_in = call.options.verdict, call.options.shown_in
+    if verdict is not None and not asked.consulted and approval.counts(verdict, asked, found):
+        asked.consulted = True
+        return _decide_on(call, version, verdict)
+    if shown_in and found.shown_in != shown_in and not asked.is_new:  # the people there were shown nothing
+        return _take(call, version)
+    if approving.approver is not None and not asked.consulted:
+        asked.consulted = True
+        arguments = ({**approval.view(call, found), "arguments": dict(call.arguments)},)
+        return Consult(approving.approver, arguments, lambda call, answer: _consulted(call, version, answer))
+    now = plan.monotonic()
+    asked.until = asked.until or now + approving.wait_s
+    until = asked.until if call.policy.deadline is None else min(asked.until, call.policy.deadline)
+    if now >= until or (plan.plans.inline_kind == "sync" and _in_event_loop()):
+        return answered(call, approval.required(call, found))
+    seconds, asked.pause_s = min(until - now, asked.pause_s), min(asked.pause_s * 2, _LONGEST_PAUSE_S)
+    return Sleep(seconds, _woken)  # a store wakes those who wait for a claim in flight, and this one is not
+
+
+def _consulted(call: GuardedCall, version: int, answer: Any) -> Step:
+    """What the approver says; ``None`` leaves it to people."""
+    asked, plan = call.extras.asked, call.plan
+    assert asked is not None and asked.approval is not None and plan.approving is not None
+    if answer is not True and answer is not False:
+        if answer is not None:
+            log.error("the approver of %s must return True, False or None, not %s", plan.name, _kind(answer))
+        return _pending(call, version, asked.approval)
+    by = getattr(plan.approving.approver, "__qualname__", "approver")
+    return _decide_on(call, version, Verdict(answer, by, "approver"))
+
+
+def _decide_on(call: GuardedCall, version: int, verdict: Verdict) -> Step:
+    """The record says what was decided; then the audit log does."""
+    asked, now_ms = call.extras.asked, call.plan.now_ms()
+    assert asked is not None and asked.approval is not None
+    found = asked.approval
+    code, reason = GRANTED if verdict.approve else DENIED, call.plan.results.clean(verdict.reason)
+    made = approval.decided(found, code, by=verdict.by, at_ms=now_ms, where=verdict.where, reason=reason)
+
+    def noted(call: GuardedCall, settled: int | None) -> Step:
+        if settled is None:  # somebody else was first
+            return _marked(call, None)
+        return Audit(*approval.audited(call, found, code, verdict, now_ms), _marked)
+
+    return Mark(call.key, version, made, noted)
+
+
+def not_decided(call: GuardedCall) -> Step:
+    """The approver failed: people have to decide."""
+    asked = call.extras.asked
+    assert asked is not None and asked.approval is not None
+    return answered(call, approval.required(call, asked.approval))
 
 
 # -- answers from a record -----------------------------------------------------------------------------------------
@@ -358,15 +511,21 @@ def _unknown(call: GuardedCall, found: DedupeRecord, mark: bool, current: bool) 
     extras.reuse = rules.Reuse(found, "completed", shared=False)
     if mark:
         settlement = unknown(call, "its worker was lost")._replace(attempts=(), attempt_count=1)
+        settlement = approval.kept_by(found, settlement)
         return Mark(call.key, found.version, settlement, _marked)  # the store may have found the outcome in its log
-    arguments: tuple[Any, ...] = (dict(call.arguments),)
+    return read_back(tool, call.arguments, found, _reconciled)
+
+
+def read_back(tool: Tool, given: dict[str, Any], found: DedupeRecord, then: Then) -> Reconcile:
+    """Ask the tool's own read-back what came of the call that *found* is the record of."""
+    arguments: tuple[Any, ...] = (dict(given),)
     if tool.reconcile_wants_context:
         request = found.request
         call_id = None if request.tool_call_id is UNSET else request.tool_call_id
         who = (request.request_id, call_id, request.session_key, request.actor_id)
-        arguments += (CallContext(call.plan.name, found.idempotency_key, found.fence, None, 0, *who),)
+        arguments += (CallContext(tool.full_name, found.idempotency_key, found.fence, None, 0, *who),)
     assert tool.spec.reconcile is not None
-    return Reconcile(tool.spec.reconcile, arguments, _reconciled)
+    return Reconcile(tool.spec.reconcile, arguments, then)
 
 
 def still_unknown(call: GuardedCall) -> Step:
@@ -384,10 +543,16 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     if answer is None:
         return still_unknown(call)
     if isinstance(answer, DidNotHappen):
-        return Mark(call.key, found.version, not_dispatched(call), _marked)
+        return Mark(call.key, found.version, approval.kept_by(found, not_dispatched(call)), _resolved)
     if not isinstance(answer, Happened):
         return _misunderstood(call, answer)
     value = answer.value
+    if plan.tool.streams:
+        if not isinstance(value, (list, tuple)):
+            return _wrong_answer(
+                call, f"must return Happened([chunk, …]), as it streams, not Happened({_kind(value)})."
+            )
+        value = list(value)
     outcome = call.outcome = Outcome("success", value)
     outcome.from_cache, outcome.metadata = True, {"reconciled": True}
     settlement, spilled = Settlement("done", plan.ttl_ms, attempt_count=1), None
@@ -399,33 +564,57 @@ def _reconciled(call: GuardedCall, answer: Any) -> Step:
     call.settlement = settlement
     if spilled is not None:
         return Put(plan.results.required_blobs(), plan.results.tenant, spilled, _reconciled_kept)
-    return Mark(call.key, found.version, settlement, _marked)
+    return Mark(call.key, found.version, settlement, _resolved)
 
 
 def _misunderstood(call: GuardedCall, answer: Any) -> Step:
-    """An answer that says neither is a mistake in the code: nothing is settled by it."""
-    name = answer.__name__ if isinstance(answer, type) else type(answer).__name__
+    """An answer that says neither."""
+    name = answer.__name__ if isinstance(answer, type) else _kind(answer)
+    hint = " (the class: write it with parentheses)" if isinstance(answer, type) else ""
+    return _wrong_answer(call, f"must return Happened(value), DidNotHappen() or None, not {name}{hint}.")
+
+
+def _wrong_answer(call: GuardedCall, why: str) -> Step:
+    """A mistake in the code of the read-back: nothing is settled by it."""
     outcome = _unknown_outcome(call)
-    outcome.exception = TypeError(
-        f"reconcile of {call.plan.name} must return Happened(value), DidNotHappen() or None, not {name}"
-        f"{' (the class: write it with parentheses)' if isinstance(answer, type) else ''}."
-    )
+    outcome.exception = TypeError(f"reconcile of {call.plan.name} {why}")
     outcome.message = f"{outcome.exception} {outcome.message}"
     return answered(call, outcome)
 
 
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
 def _reconciled_kept(call: GuardedCall, ref: str) -> Step:
     assert call.settlement is not None
-    return Mark(call.key, _found(call).version, call.plan.results.placed(call.settlement, ref), _marked)
+    return Mark(call.key, _found(call).version, call.plan.results.placed(call.settlement, ref), _resolved)
 
 
 def _marked(call: GuardedCall, version: int | None) -> Step:
+    refused = None if version is not None else refused_again(call)
+    return refused or Read(call.key, call.identity, looked)
+
+
+def _resolved(call: GuardedCall, version: int | None) -> Step:
     """Look again, unless the read-back found the result and it is kept now."""
     found, outcome = _found(call), call.outcome
-    if outcome is None or version is None:
-        call.outcome = None
+    if version is None:
+        return Read(call.key, call.identity, _not_kept)
+    if outcome is None:
         return Read(call.key, call.identity, looked)
     if found.request.identity == call.identity:
         return answered(call, outcome)
     call.extras.reuse = rules.Reuse(msgspec.structs.replace(found, version=version), "completed", shared=False)
     return Alias(call.key, call.identity, version, _aliased)
+
+
+def _not_kept(call: GuardedCall, got: Existing | None) -> Step:
+    """It is settled by now; or others have followed it, and what the read-back says counts all the same."""
+    version = _found(call).version
+    if got is None or got.current.version != version:
+        call.outcome = None
+        return looked(call, got)
+    if call.outcome is not None:
+        return answered(call, call.outcome)
+    return _take(call, version)

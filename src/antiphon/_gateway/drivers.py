@@ -30,6 +30,7 @@ from antiphon._gateway.settlement import settled
 from antiphon._gateway.source import Opened, Source, within
 from antiphon._gateway.steps import BEGIN, DONE, INVOKE, SETTLE, Plain, Step
 from antiphon._gateway.store_breaker import GRACE_S
+from antiphon.contract.events import RunManifest
 from antiphon.errors import StoreError
 from antiphon.ports import Answer, Blobs, BreakerRow, Invocation, Journal, Row, SyncJournal
 
@@ -236,6 +237,10 @@ class SyncWorld:
         if run.scope.write is not None and rows:
             run.scope.write(rows)
 
+    def audit(self, manifest: RunManifest, row: Row) -> None:
+        self.journal.open_run(manifest)
+        self.journal.append(manifest.id, (row,))
+
     def ask(self, run: RunEntry, invocation: Invocation) -> Answer | None:
         assert run.scope.invoker is not None
         return run.scope.invoker.answer_tool(invocation)
@@ -407,6 +412,10 @@ class AsyncWorld:
     async def append(self, run: RunEntry, rows: Sequence[Row]) -> None:
         if run.scope.write_async is not None and rows:
             await run.scope.write_async(rows)
+
+    async def audit(self, manifest: RunManifest, row: Row) -> None:
+        await self.journal.open_run(manifest)
+        await self.journal.append(manifest.id, (row,))
 
     async def ask(self, run: RunEntry, invocation: Invocation) -> Answer | None:
         assert run.scope.invoker is not None

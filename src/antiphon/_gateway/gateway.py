@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from antiphon._gateway import results
+from antiphon._gateway import results, undo
 from antiphon._gateway.call import GuardedCall, new_call
 from antiphon._gateway.drivers import AsyncWorld, BreakerFeed, SyncWorld, run_async, run_sync
 from antiphon._gateway.hooks import After, Before
@@ -64,7 +64,16 @@ class ToolFunction(Protocol[P, R]):
 
     def once(self, key: Any) -> Callable[P, R]:
         """The function for one key (an order, an invoice): it runs once, whoever calls it in whatever session."""
-        ...
+
+    @overload
+    def undo(self, function: F, /) -> F:
+        """Declare what undoes a call of this tool when its saga fails: ``def unbook(result, *, booking_id)``.
+
+        It is called with the result and those of the arguments that it names.
+        """
+
+    @overload
+    def undo(self, *, idempotent: bool = False, **declared: Unpack[ToolOptions]) -> Callable[[F], F]: ...
 
 
 class BaseGateway:
@@ -182,7 +191,31 @@ class BaseGateway:
         setattr(wrapped, _MARK, self)
         wrapped.tool = tool
         wrapped.once = functools.partial(self._once, tool, function)
+        wrapped.undo = functools.partial(self._undo, tool)
         return wrapped  # type: ignore[no-any-return]
+
+    def _undo(self, tool: Tool, function: Any = None, /, *, idempotent: bool = False, **declared: Any) -> Any:
+        """Declare the inverse of a tool: a tool of its own, called when a saga is undone."""
+
+        def declare(found: Any) -> Any:
+            result, names = undo.parameters(tool, found)
+            ignored = (result, *sorted((tool.accepts or frozenset()) if names is None else names))
+            options: dict[str, Any] = {"effect": "write", "key_ignore": ignored, **declared}
+            wrapped: Any = self.register(
+                found,
+                name=f"{tool.spec.name}.undo",
+                namespace=tool.spec.namespace,
+                idempotent=idempotent,
+                **options,
+            )
+            tool.undo = undo.Undo(wrapped.tool, result, names, self._plans, self.run)
+            return wrapped
+
+        return declare if function is None else declare(function)
+
+    def run(self, call: GuardedCall) -> Any:
+        """Make a call that was asked for by name."""
+        raise AssertionError("each gateway runs its calls")
 
     def _once(self, tool: Tool, function: Callable[..., Any], key: Any) -> Callable[..., Any]:
         """The tool for one key: it runs once, whoever calls it in whatever session."""
@@ -595,10 +628,13 @@ class AsyncGateway(BaseGateway):
             call.outcome = None
         return outcome
 
-    async def run(self, call: GuardedCall) -> Outcome:
-        """Make a call that was asked for by name; a stream is read to its end."""
+    async def run(self, call: GuardedCall, overhear: Callable[[Any], Any] | None = None) -> Outcome:
+        """Make a call that was asked for by name; a stream is read to its end, through *overhear* if that is given."""
         await run_async(call, self._world().until(call.options.deadline))
-        return await results.gather_async(self._streamed(call, call.result()))
+        outcome = self._streamed(call, call.result())
+        if overhear is not None and outcome.stream is not None and hasattr(outcome.stream, "__aiter__"):
+            outcome.stream = overhear(outcome.stream)
+        return await results.gather_async(outcome)
 
     async def execute(self, envelope: Envelope) -> ToolResultEnvelope:
         """Run one call envelope (wire form or object); for a bad one the result says what is wrong."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import os
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from itertools import count
@@ -69,6 +71,8 @@ class Fingerprints:
     def __init__(self, secrets: Callable[[], Sequence[bytes]] = tuple, *, in_process: bool = False) -> None:
         self._secrets = secrets
         self._in_process = in_process
+        self._latest: tuple[str | None, str] = (None, "")
+        """The store key that was asked for last, and its fingerprint: start and end of a call ask for the same one."""
 
     @functools.cached_property
     def _keys(self) -> tuple[bytes, ...]:
@@ -85,11 +89,39 @@ class Fingerprints:
 
     def of(self, store_key: str) -> str:
         """The fingerprint of a store key."""
-        return _hmac(self._fed[0], store_key)
+        known, fingerprint = self._latest
+        if known != store_key:
+            fingerprint = _hmac(self._fed[0], store_key)
+            self._latest = (store_key, fingerprint)
+        return fingerprint
+
+    def bindings(self, text: str) -> tuple[str, ...]:
+        """What binds an approval to a call: the HMAC of *text* under the present key of the store, and older ones.
+
+        Without a key of the store it is a digest that every process makes alike.
+        """
+        return tuple(hmac.digest(key, b"approval\0" + text.encode(), "sha256").hex() for key in self._keys or (b"",))
+
+    def sign(self, text: str) -> str | None:
+        """A signature that only whoever can open the store makes; ``None`` if the store has no key of its own."""
+        keys = self._signing
+        return _signature(keys[0], text) if keys else None
+
+    def signed(self, text: str, signature: str) -> bool:
+        """Whether :meth:`sign` made this, under the present key of the store or an older one."""
+        return any(hmac.compare_digest(_signature(key, text).encode(), signature.encode()) for key in self._signing)
+
+    @property
+    def _signing(self) -> tuple[bytes, ...]:
+        return self._keys or ((_OF_THIS_PROCESS,) if self._in_process else ())
 
     def name(self, store_key: str, beginning: str) -> bool:
         """Whether a fingerprint of *store_key* begins so, under the present key of the store or an older one."""
         return any(_hmac(fed, store_key).startswith(beginning) for fed in self._fed)
+
+
+def _signature(key: bytes, text: str) -> str:
+    return urlsafe_b64encode(hmac.digest(key, b"signed\0" + text.encode(), "sha256")).decode().rstrip("=")
 
 
 def _fed(key: bytes) -> tuple[_Hash, _Hash]:

@@ -22,15 +22,19 @@ _PATIENCE_S = 60.0
 class LateResult:
     """What to do with a result nobody waits for any more. It has a copy of what it needs: the call is long over."""
 
-    def __init__(self, call: GuardedCall) -> None:
+    def __init__(self, call: GuardedCall, before: LateResult | None = None) -> None:
+        """*before*: of the attempt before."""
         plan = call.plan
         self.tool: Tool = plan.tool
         self.request_id = call.request_id
         self.call_id = call.call_id
         self.place, self.key = call.place, call.key
         self.about: About | None = call.about
-        self.over = threading.Event()
+        self.over: threading.Event = threading.Event() if before is None else before.over
         """Set when the call has written its own end, which goes first."""
+        self.doubts: set[int] = set() if before is None else before.doubts
+        """The attempts of the call that may have had an effect."""
+        self._number = call.number
         self._identity, self._fence = call.identity, call.version
         self._store, self._results, self._reporter = plan.plans.store, plan.results, plan.reporter
         self._fingerprints = plan.plans.fingerprints
@@ -66,6 +70,9 @@ class LateResult:
         else:
             failure = self.tool.failure(error, self._now_ms())
             if failure.may_have_applied or not is_unknown(record):
+                return False
+            self.doubts.discard(self._number)
+            if self.doubts:  # nothing has happened here, but perhaps there
                 return False
             cause = (failure.code, self._results.clean(failure.message), not failure.retriable, failure.retriable)
             attempts = (self._attempt(failure.code, failure.retriable),)

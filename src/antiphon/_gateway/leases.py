@@ -68,7 +68,6 @@ class Lease(Protocol):
     @property
     def stream(self) -> Any:
         """What its caller reads, if the tool answers in chunks."""
-        ...
 
 
 class Unfinished(Protocol):
@@ -77,7 +76,6 @@ class Unfinished(Protocol):
     @property
     def version(self) -> int:
         """Of the claim that it holds; 0: it may hold one, and has sent nothing."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -146,12 +144,13 @@ class Leases:
         """Outcomes that have yet to be written."""
         return sum(1 for left in list(self._unfinished) if left.call.version)
 
-    def finish(self, call: Unfinished, step: Any) -> None:
-        """Go on with a call that its caller had to leave, as soon as the store allows it."""
+    def finish(self, call: Unfinished, step: Any, after_s: float = 0.0) -> None:
+        """Go on with a call that its caller had to leave, as soon as the store allows it, or some seconds later."""
         if len(self._unfinished) >= _MOST_UNFINISHED:
             self._unfinished.pop(0)
             log.error("too many calls wait for the store; one was given up: its claim ends with its lease")
-        self._unfinished.append(Left(call, step))
+        due = self._clock.monotonic() + after_s if after_s else 0.0
+        self._unfinished.append(Left(call, step, due))
         if self._attached:
             _service.keep(self)
         self._hurry()

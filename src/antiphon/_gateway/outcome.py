@@ -87,6 +87,24 @@ def in_flight(tool: str, why: str) -> Outcome:
     return failed("retriable_error", "in_flight", message, retriable=True, reason="in_flight")
 
 
+def approval_required(tool: str, approval: str) -> Outcome:
+    """A person has to decide first; *approval* names the question, if one could be asked."""
+    if not approval:
+        message = f"{tool} needs approval, and the gateway is switched off for it. The call was not made."
+        return failed("error", "approval_required", message)
+    message = (
+        f"{tool} needs approval by a person. The call was not made. Approval {approval} is waiting: "
+        f"antiphon approvals approve {approval}. Once it is decided, make the same call again."
+    )
+    return failed("error", "approval_required", message)
+
+
+def approval_in(message: str) -> str:
+    """The approval that a recorded call waited for, as :func:`approval_required` says it."""
+    _, _, rest = message.partition(" Approval ")
+    return rest.partition(" is waiting: ")[0]
+
+
 def conflict(tool: str) -> Outcome:
     return failed(
         "error",
@@ -94,6 +112,32 @@ def conflict(tool: str) -> Outcome:
         f"The idempotency key was already used for {tool} with other parameters. Nothing ran: use a new key for "
         "a new intent, or repeat the parameters exactly.",
     )
+
+
+def undone(tool: str) -> Outcome:
+    message = (
+        f"{tool} was called before with the same intent, and that call was undone: its result no longer holds. "
+        'Nothing ran. Use a new key for a new intent, or declare after_undo="run" to let it run again.'
+    )
+    return failed("error", "undone", message)
+
+
+def undoing(tool: str, saga: str, state: str) -> Outcome:
+    message = f"The saga {saga!r} is {state}: it takes no further writes, and {tool} was not called."
+    return failed("error", "saga_undoing", message)
+
+
+def contradicted(tool: str, times: int) -> Outcome:
+    """The store does not keep to its rules: it offers a record to be replaced, and refuses that."""
+    message = (
+        f"The store of {tool} refused {times} times to change the record of this call, and says that it is unchanged. "
+        "The call was not made."
+    )
+    outcome = failed("error", StoreError.code, message)
+    outcome.exception = StoreError(
+        message, hint="A store of your own: run antiphon.testing.journal_conformance on it. Otherwise please report it."
+    )
+    return outcome
 
 
 def id_conflict(tool: str, call_id: str) -> Outcome:

@@ -59,6 +59,11 @@ def _forget_token() -> None:
 os.register_at_fork(after_in_child=_forget_token)
 
 
+def is_made_with(owner: str, token: str) -> bool:
+    """Whether the claim of *owner* was made by the request with *token*, in whatever process."""
+    return owner.rpartition("@")[2].partition("/")[0] == token
+
+
 def is_owned_by(owner: str, token: str, process: str) -> bool:
     """Whether the claim of *owner* was made with *token* by *process*; a composed store puts its run before them."""
     return owner.rpartition("@")[2] == f"{token}/{process}"

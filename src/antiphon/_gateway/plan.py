@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from antiphon._gateway.approving import Approving
 from antiphon._gateway.breakers import Breakers, Path
 from antiphon._gateway.hooks import HookReply, Hooks
 from antiphon._gateway.ids import Fingerprints
@@ -69,6 +70,17 @@ class Dependencies:
     """Whether the process's thread renews leases; otherwise the owner of the gateway does (tests, simulations)."""
 
 
+class Verdict(NamedTuple):
+    """What somebody decided in the framework that makes the call. It counts for the approval they were shown."""
+
+    approve: bool
+    by: str
+    where: str
+    """The framework; a decision that names no approval counts for one that this framework has shown before."""
+    approval: str = ""
+    reason: str = ""
+
+
 class Options(NamedTuple):
     """What a caller asks for one call beyond its arguments."""
 
@@ -91,6 +103,14 @@ class Options(NamedTuple):
     """What the id is good for: a response of a model, or, if this is empty, the whole session."""
     keyed: str = ""
     """The given key names what the call is about, as ``text`` or ``json``: session and actor are no part of it."""
+    undoes: Any = None
+    """The execution that the call undoes (:class:`~antiphon._gateway.undo.Execution`), if it undoes one."""
+    verdict: Verdict | None = None
+    """What was decided in the caller's framework, if a person must approve the call."""
+    shown_in: str = ""
+    """The framework that shows the question of this call to its people."""
+    only_asks: bool = False
+    """Ask for approval, and dispatch nothing, approved or not."""
     before: OldPlace | None = None
     """Where release 0.1.0 kept the record of the call, if that is another place."""
 
@@ -193,6 +213,7 @@ class Plan:
     __slots__ = (
         "_keyed",
         "_settings",
+        "approving",
         "bare",
         "begin_prefix",
         "bind",
@@ -271,7 +292,9 @@ class Plan:
         self.on_blocked: Listeners = reporter.who_wants("tool_call_blocked") if heard else ()
         self.watches: bool = plans.guards.policy.watches and not self.watched_only
         self.bypass: Callable[..., Any] | None = (
-            tool.function if self.off and self.hooks is None and tool.context_param is None else None
+            tool.function
+            if self.off and self.hooks is None and tool.context_param is None and tool.approving is None
+            else None
         )
         """What a decorated function is where nothing at all is to be done."""
         self.usual: bool = self.bypass is None
@@ -282,6 +305,8 @@ class Plan:
         plain = tool.kind == plans.inline_kind and tool.context_param is None and tool.name_set is not None
         self.inline: bool = plain and not tool.has_point
         self.idempotent: bool = spec.idempotent
+        self.approving: Approving | None = tool.approving
+        """Which calls a person must approve; ``None``: none."""
         self.bound_loop: bool = not spec.poll and not spec.cost
         """Whether the loop guard has nothing to know but the call."""
         self.reuses: bool = spec.idempotent and tool.reuse_default == "session"
@@ -323,6 +348,7 @@ class Plan:
         if shadow_of is not None:
             self.bare.path, self.bare.unclaimed = (), True
         shadowed = shadow_of is None and not self.off and switches.any_shadow and switches.shadows(tool)
+        shadowed = shadowed and tool.approving is None  # what needs a person is never only watched
         self.shadow: Plan | None = Plan(plans, tool, shadow_of=self) if shadowed else None
         """How calls are made that are only watched."""
 

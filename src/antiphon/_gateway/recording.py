@@ -45,8 +45,10 @@ class RunEntry:
         "_outside",
         "_shown",
         "_start",
+        "approval",
         "entered",
         "finished",
+        "more",
         "scope",
         "site",
         "together",
@@ -61,6 +63,8 @@ class RunEntry:
         self._form = form
         self.together: bool = together
         """Claims and events share a store, hence a transaction."""
+        self.approval: str = ""
+        """The policy by which a person must approve the call."""
         self.entered: bool = False
         self.finished: bool = False
         """Whether the end of the call has been written."""
@@ -68,6 +72,8 @@ class RunEntry:
         self._start: Sequence[Row] | None = None
         """The start event as long as it is not in the log."""
         self._outside: Any = None
+        self.more: bytes = b""
+        """Further entries of the start event's ``meta``, as JSON, each after a comma."""
 
     def enter(self, arguments: dict[str, Any], params: bytes | tuple[str, str]) -> None:
         """Take the next place in the run."""
@@ -116,8 +122,10 @@ class RunEntry:
             data, digest, masking = self._shown
             form = self._form
             payload = b'%b%b,"digest":"%b","nth":%d}' % (form.head, data, digest.encode(), self.site[2])
+            if self.approval:
+                payload = payload[:-1] + b',"approval":%b}' % orjson.dumps(self.approval)
             more = b"" if call_id is None else b',"callId":' + orjson.dumps(call_id)
-            ids = (orjson.dumps(request_id), key[:16].encode(), form.meta, more)
+            ids = (orjson.dumps(request_id), key[:16].encode(), form.meta, more + self.more)
             meta = b'{"requestId":%b,"keyFingerprint":"%b",%b%b}' % ids
             start = self._start = (self.scope.compose("call.started", self.site, payload, meta, masking),)
         return start
@@ -234,8 +242,11 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
     """The failure as it is recorded: enough to raise it again."""
     exception = outcome.exception
     name = class_name(type(exception)) if exception is not None else ""
+    number: Any = getattr(exception, "code", None)
     if isinstance(exception, AntiphonError) and "recorded" in exception.data:  # a replay's stand-in
-        name = str(exception.data["recorded"].get("class", ""))
+        recorded = exception.data["recorded"]
+        name, number = str(recorded.get("class", "")), recorded.get("number")
+    coded = {"number": number} if type(number) is int else {}  # the code of a protocol
     return {
         "class": name,
         "code": outcome.code,
@@ -243,4 +254,5 @@ def error_of(outcome: Outcome) -> dict[str, Any]:
         "status": outcome.status,
         "retriable": outcome.retriable,
         "terminal": outcome.terminal,
+        **coded,
     }

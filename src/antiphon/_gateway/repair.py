@@ -12,7 +12,14 @@ from antiphon._gateway import outcome as outcomes
 from antiphon._gateway import replay
 from antiphon._gateway.attempt import dispatch, not_renewed, raised, unquoted
 from antiphon._gateway.call import NOTHING, GuardedCall
-from antiphon._gateway.claim import looked_at_alias, not_readable, not_remembered, start_unclaimed, still_unknown
+from antiphon._gateway.claim import (
+    looked_at_alias,
+    not_decided,
+    not_readable,
+    not_remembered,
+    start_unclaimed,
+    still_unknown,
+)
 from antiphon._gateway.settlement import (
     RECORDING,
     after_hooks,
@@ -23,6 +30,7 @@ from antiphon._gateway.settlement import (
     interrupted,
     is_in_flight_for,
     keep_failed,
+    keep_out,
     leave,
     not_dispatched,
     not_shared,
@@ -42,6 +50,8 @@ from antiphon._gateway.steps import (
     Alias,
     Append,
     Ask,
+    Audit,
+    Consult,
     Dispatch,
     Forgotten,
     Get,
@@ -87,6 +97,14 @@ def broke_off(call: GuardedCall, step: Step | None, error: BaseException) -> Ste
                 log.error("reconcile of %s failed; the outcome stays unknown: %s", call.plan.name, said)
                 call.outcome = None
                 return still_unknown(call)
+            case Consult():
+                said = unquoted(call, f"{type(error).__name__}: {error}")
+                log.error("the approver of %s failed; people have to decide: %s", call.plan.name, said)
+                return not_decided(call)
+            case Audit():  # the decision itself is kept in the record
+                said = unquoted(call, f"{type(error).__name__}: {error}")
+                log.error("a decision on %s is not in the audit log: %s", call.plan.name, said)
+                return step.then(call, None)
             case Ask():  # the replay refuses the call
                 call.off_path().interrupt = error
                 return DONE
@@ -144,6 +162,8 @@ def _recovered(call: GuardedCall, reply: Begun) -> Step:
         call.version = reply.version
     elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
         call.version = reply.current.version
+    elif isinstance(reply, Existing):
+        keep_out(call, reply)
     if call.version and call.run is not None and call.events:
         call.run.begun()
     return _settle(call, interrupt)
@@ -209,6 +229,7 @@ def _store_failed(call: GuardedCall, step: Step, error: StoreError) -> Step:
     if not call.version:
         return _outage(call, error)
     if isinstance(step, Mark):
+        extras.outage = extras.outage or error
         abandon(call)
         return _given_back(call, None)
     extras.outage = error  # its start could not be written, or the claim not be made sure of: give it back

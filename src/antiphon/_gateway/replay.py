@@ -10,10 +10,12 @@ from typing import Any
 from antiphon._arguments import json_arguments
 from antiphon._drive import AFTER, until_cancelled, was_given_up
 from antiphon._gateway import codec, results
+from antiphon._gateway.approval import needed
 from antiphon._gateway.call import GuardedCall
-from antiphon._gateway.outcome import Outcome, failed, said_in
+from antiphon._gateway.outcome import Outcome, approval_in, failed, said_in
 from antiphon._gateway.settlement import refused
 from antiphon._gateway.steps import DONE, Append, Ask, GivenUp, Step
+from antiphon.contract.approval import REQUIRED
 from antiphon.errors import InvalidInput, ReplayMiss, raised_again
 from antiphon.keys import exact_params
 from antiphon.ports import AS_RECORDED, BEGUN, Answer, Invocation, Row
@@ -42,6 +44,9 @@ def ask(call: GuardedCall, go_live: Callable[[GuardedCall], Step]) -> Step:
             return refused(call, failed("error", "validation_error", str(error)))
         if not isinstance(params, bytes):
             given = json_arguments(tool.written(given))
+    if needed(call.plan, call.arguments):  # the start of the call says so, and is compared with the recorded one
+        assert call.plan.approving is not None
+        run.approval, written = call.plan.approving.policy, None
     name, spec, streams = tool.full_name, tool.spec, tool.streams
     invocation = Invocation("tool", name, given, run.digest, run.site, spec, streams, written=written)
 
@@ -60,6 +65,8 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
     call.off_path().replayed = True
     call.policy, call.turn = call.plan.policy, None
     outcome = call.outcome = _outcome(answer, call.plan.name)
+    if call.extras.write is not None:
+        call.extras.write.recorded(answer.meta)
     plan, run = call.plan, call.run
     assert run is not None
     start = () if BEGUN in answer.meta else run.started(call.request_id, call.key, call.call_id)
@@ -89,6 +96,8 @@ def _replayed(call: GuardedCall, answer: Answer) -> Step:
         run.begun()
         chunks = codec.revived(list(answer.chunks if answer.chunks is not None else outcome.value or ()))
         pauses = answer.meta.get("gapsMs", ())
+        if call.extras.write is not None:
+            call.extras.write.ended(call)
         if plan.tool.kind == "async_generator":
             outcome.stream = _stream_async(call, outcome, chunks, pauses, answer.meta.get(AFTER))
         else:
@@ -107,6 +116,8 @@ def _given(call: GuardedCall, _: None) -> Step:
     assert outcome is not None
     if outcome.status == "success":
         outcome.value = codec.as_declared(call.plan.tool.decode, outcome.value)
+    if call.extras.write is not None:
+        call.extras.write.ended(call)
     return DONE
 
 
@@ -128,6 +139,8 @@ def _outcome(answer: Answer, tool: str) -> Outcome:
         outcome.exception = raised_again(error if said is None else {**error, "message": said})
     outcome.from_cache = answer.source != "live"
     outcome.metadata = {"answeredBy": answer.source}
+    if outcome.code == REQUIRED:
+        outcome.metadata["approvalId"] = approval_in(outcome.message)
     return outcome
 
 

@@ -16,6 +16,8 @@ from antiphon.ports import Listener
 
 log = logging.getLogger("antiphon.telemetry")
 
+_AT_ONCE: tuple[str, int, bool, str | None] = ("success", 1, False, None)
+"""Status, attempts, whether a record answered, and breaker of a call that just succeeded."""
 Listeners = tuple[Listener, ...]
 Tally = Callable[[float], None]
 """Counts one more call that took so many milliseconds."""
@@ -28,11 +30,12 @@ class Metrics(Protocol):
 
     def bound(self, tool: str, status: str, scope: str, hit: str = "") -> Tally:
         """:meth:`call_ended` for fixed labels, and :meth:`hit` where *hit* names a state."""
-        ...
 
     def retried(self, tool: str, reason: str) -> None: ...
 
     def hit(self, tool: str, state: str) -> None: ...
+
+    def undone(self, tool: str, state: str) -> None: ...
 
     def breaker(self, key: str, before: str, after: str) -> None: ...
 
@@ -69,12 +72,10 @@ class Subject(Protocol):
     @property
     def place(self) -> tuple[str, str, str | None]:
         """Session, actor and workspace."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Names the claim outside the store."""
-        ...
 
     @property
     def about(self) -> About | None: ...
@@ -171,13 +172,19 @@ class Reporter:
         self, call: Subject, outcome: Outcome | None, duration_ms: float, event: str, listeners: Listeners
     ) -> None:
         """The end of a call; ``None``: it succeeded at the first attempt, and there is no more to say."""
+        status, attempt, from_cache, breaker = _AT_ONCE
+        if outcome is not None:
+            status, attempt, from_cache, breaker = outcome.status, outcome.attempts, outcome.from_cache, outcome.breaker
         fields = _fields(call)
-        fields["state"] = fields["status"] = status = "success" if outcome is None else outcome.status
-        fields["scope"] = call.tool.spec.scope
-        fields["attempt"] = 1 if outcome is None else outcome.attempts
-        fields["elapsedMs"] = round(duration_ms, 3)
-        fields["fromCache"] = outcome is not None and outcome.from_cache
-        fields["breakerState"] = None if outcome is None else outcome.breaker
+        fields |= {
+            "state": status,
+            "status": status,
+            "scope": call.tool.spec.scope,
+            "attempt": attempt,
+            "elapsedMs": round(duration_ms, 3),
+            "fromCache": from_cache,
+            "breakerState": breaker,
+        }
         if outcome is not None and status != "success":
             fields["errorCode"] = outcome.code
             fields["retriable"] = outcome.retriable
@@ -231,9 +238,20 @@ class Reporter:
         self._warn("tool_store_outage", call, errorCode=error.code, errorMessage=error.message, failOpen=fail_open)
         self.hit(call, "store_outage_open" if fail_open else "store_outage_closed")
 
+    def approval(self, call: Subject, event: str, fields: Mapping[str, Any]) -> None:
+        """A person has to decide, or somebody has."""
+        self._warn(event, call, **fields)
+
     def fenced(self, call: Subject) -> None:
         self._warn("tool_call_fenced", call)
         self.hit(call, "fenced")
+
+    def undone(self, tool: Tool, state: str, why: str) -> None:
+        """What came of a write when its saga was undone."""
+        if self.metrics is not None:
+            self.metrics.undone(tool.full_name, state)
+        fields = {"toolName": tool.spec.name, "toolNamespace": tool.spec.namespace, "state": state, "reason": why}
+        self.tell(self._listeners, "tool_call_undo", fields)
 
     def late(self, call: Subject, settled: bool) -> None:
         self._warn("tool_call_late_result", call, settled=settled)

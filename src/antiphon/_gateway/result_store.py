@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -66,16 +65,27 @@ class ResultStore:
         except Exception:  # whatever the classes of the arguments raise
             return ""
 
+    def told(self, arguments: dict[str, Any]) -> str:
+        """Arguments as listeners and logs may see them, whatever the store."""
+        try:
+            return masked(_written(arguments), self._masks)
+        except Exception:  # whatever the classes of the arguments raise
+            return ""
+
     def noted(self, key: str, arguments: dict[str, Any]) -> str:
         """Arguments for the claim *key* while it is in flight: sealed, which costs less than masking, if they can be.
 
-        They are masked when an operator looks at them. Without a seal key, or if they are large, they are masked here.
+        As they were given, and not as the key was made from them (there 10.0 is 10): ``reconcile`` may be asked about
+        them. They are masked when an operator looks at them; without a seal key, or if they are large, here.
         """
-        with suppress(Exception):  # whatever the classes of the arguments raise, or a key file that cannot be read
+        sealed = ""
+        try:
             sealer, data = self._sealer(), _written(arguments)
             if sealer is not None and len(data) <= _NOTED:
-                return str(sealer.seal(data, context=key.encode()))
-        return self.shown(arguments)
+                sealed = sealer.seal(data, key.encode())
+        except Exception:  # whatever the classes of the arguments raise, or a key file that cannot be read
+            return self.shown(arguments)
+        return sealed or self.shown(arguments)
 
     def quoted(self, arguments: dict[str, Any]) -> dict[str, str]:
         """The secrets among the arguments of a call, which an exception may quote, and what stands for them."""

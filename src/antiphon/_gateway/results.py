@@ -17,12 +17,17 @@ from antiphon.contract.result import CacheInfo, CallError, Output, ToolDenied, T
 _BY_CODE: dict[str, type[errors.AntiphonError]] = {
     "in_flight": errors.InFlight,
     "idempotency_conflict": errors.IdempotencyConflict,
+    "undone": errors.Undone,
+    "saga_undoing": errors.SagaUndoing,
     "circuit_open": errors.CircuitOpen,
     "loop_blocked": errors.LoopBlocked,
     "run_ended": errors.LoopBlocked,
     "replay_blocked": errors.ReplayBlocked,
     "outcome_unknown": errors.OutcomeUnknown,
     "validation_error": errors.InvalidInput,
+    "approval_required": errors.ApprovalRequired,
+    "approval_denied": errors.ApprovalDenied,
+    "approval_withdrawn": errors.ApprovalDenied,
     "denied": errors.ToolDeniedError,
     "store_unavailable": errors.StoreUnavailable,
     "store_full": errors.StoreUnavailable,
@@ -105,7 +110,15 @@ def exception_of(call: GuardedCall, outcome: Outcome) -> BaseException:
     if kind is None:
         kind = _BY_STATUS.get(outcome.status, errors.CallFailed)
     code = None if kind is errors.InvalidInput else outcome.code  # it has its own
-    return kind(outcome.message, code=code, tool=call.plan.name, attempts=outcome.attempts, status=outcome.status)
+    more = {"approval_id": _approval(outcome)} if kind is errors.ApprovalRequired else {}
+    about: dict[str, Any] = {"tool": call.plan.name, "attempts": outcome.attempts, "status": outcome.status, **more}
+    return kind(outcome.message, code=code, **about)
+
+
+def _approval(outcome: Outcome) -> str | None:
+    """The approval that a call waits for."""
+    found = (outcome.metadata or {}).get("approvalId")
+    return None if found is None else str(found)
 
 
 def _note(call: GuardedCall, outcome: Outcome) -> str:
@@ -152,6 +165,7 @@ def to_envelope(call: GuardedCall, outcome: Outcome, duration_ms: float) -> Tool
             retriable=outcome.retriable,
             terminal=outcome.terminal,
             breaker_state=outcome.breaker or None,  # type: ignore[arg-type]
+            approval_id=_approval(outcome),
         )
     cache: CacheInfo | None = None
     if outcome.from_cache:

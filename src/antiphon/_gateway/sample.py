@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
+from antiphon import _saga
 from antiphon._gateway.owner import certainly_dead
 from antiphon._gateway.plan import Plans
 from antiphon._gateway.store_breaker import PROBE
@@ -34,6 +35,7 @@ def sample(plans: Plans, tenants: Iterable[str], left: Container[str] = ()) -> N
     is_open = any(one.breaker.is_open for one in shared)
     states = {"OPEN": float(is_open), "CLOSED": float(not is_open)}
     tell(schema.STORE_BREAKER, {(store, state): states[state] for state in schema.STORE_STATES})
+    tell(schema.SAGAS, {(state,): float(number) for state, number in _saga.counts().items()})
     tell(schema.UNRECORDED, {(store,): float(sum(one.unrecorded for one in shared))})
     if is_open:
         tell(schema.STORE_UP, {(store,): 0.0})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from decimal import Decimal
+from typing import Any, Literal
 
 from antiphon.contract._base import Millis, Value
 from antiphon.contract.spec import BreakerPolicy, RetryPolicy, Ttls
@@ -22,6 +23,32 @@ class ToolOverride(Value, frozen=True):
     reuse: Literal["turn", "session", "never"] | float | None = None
     on_store_outage: Literal["closed", "open"] | None = None
     forced_open: bool = False
+
+
+class ApprovalPolicy(Value, frozen=True):
+    """When calls need a person, by their arguments: any condition that holds is enough; without one, always."""
+
+    version: str
+    above: Mapping[str, float] = {}
+    """Parameters that may be at most so large."""
+    one_of: Mapping[str, tuple[Any, ...]] = {}
+    """Parameters with one of these values."""
+    not_one_of: Mapping[str, tuple[Any, ...]] = {}
+    """Parameters with any other value than these."""
+
+    def needs(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments needs a person; what is missing or no number is not below a limit."""
+        if not (self.above or self.one_of or self.not_one_of):
+            return True
+        return (
+            any(not _is_at_most(arguments.get(name), limit) for name, limit in self.above.items())
+            or any(arguments.get(name) in values for name, values in self.one_of.items())
+            or any(arguments.get(name) not in values for name, values in self.not_one_of.items())
+        )
+
+
+def _is_at_most(value: Any, limit: float) -> bool:
+    return isinstance(value, (int, float, Decimal)) and not isinstance(value, bool) and value <= limit
 
 
 class Settings(Value, frozen=True):
@@ -53,3 +80,4 @@ class Settings(Value, frozen=True):
     breaker_quorum: int = 2
     """Processes that must have tripped before a shared trip opens the breaker here."""
     tools: Mapping[str, ToolOverride] = {}
+    approvals: Mapping[str, ApprovalPolicy] = {}

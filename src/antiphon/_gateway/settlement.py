@@ -7,7 +7,7 @@ import inspect
 import logging
 from copy import copy
 
-from antiphon._gateway import codec
+from antiphon._gateway import approval, codec
 from antiphon._gateway import outcome as outcomes
 from antiphon._gateway.call import NO_EXTRAS, NOTHING, Extras, GuardedCall
 from antiphon._gateway.codec import encode
@@ -26,6 +26,8 @@ ARGUMENTS = " Arguments: "
 """What stands before the masked arguments in the message of an unknown outcome."""
 NEVER_MS = 100 * 365 * 86_400_000
 """Time to live of a record that somebody has to settle."""
+_UNDER_WAY_S = 30.0
+"""So long a request whose caller was interrupted may take to reach the store."""
 _new = tuple.__new__  # half the price of a named tuple's own constructor
 _WATCHED = b"null"
 
@@ -152,7 +154,7 @@ def settle_value(call: GuardedCall) -> Step:
 
 
 def _settle_as(call: GuardedCall, settlement: Settlement) -> Step:
-    call.settlement = settlement
+    call.settlement = settlement if call.extras.asked is None else approval.settles(call, settlement)
     run = call.run
     if run is not None and run.together and not call.plan.watched_only:
         call.events = _end_rows(call)
@@ -229,19 +231,32 @@ def settle_broke_off(call: GuardedCall, error: StoreError) -> Step:
     return settled(call, 0)
 
 
-def leave(call: GuardedCall, settlement: Settlement, taken: int = 0) -> None:
+def leave(call: GuardedCall, settlement: Settlement, taken: int = 0, after_s: float = 0.0) -> None:
     """Let the process's own thread write how the call ended; *taken*: the version of the claim to replace, if any.
 
     It works on a copy: the call goes on, or is over.
     """
     rest = copy(call)
+    if not call.extras.left:
+        rest.started = call.plan.monotonic()
     rest.extras = Extras()
     rest.extras.left = True
     rest.settlement = settlement
     rest.run = rest.turn = rest.guard = None
     rest.value = NOTHING
     step = Read(rest.key, rest.identity, stands) if rest.version else Reclaim(rest, taken, (), anew)
-    call.plan.plans.leases.finish(rest, step)
+    call.plan.plans.leases.finish(rest, step, after_s)
+
+
+def keep_out(call: GuardedCall, found: Existing) -> None:
+    """See to it that a request for a claim which is still under way finds no room, nor leaves a claim to nobody.
+
+    The record of another keeps it out. Should that expire soon, the process's own thread takes its place then.
+    """
+    now, left_s = call.plan.monotonic(), (found.current.expires_at_ms - found.now_ms) / 1000
+    since = call.started if call.extras.left else now
+    if found.current.state != "inflight" and now + left_s < since + _UNDER_WAY_S:
+        leave(call, not_dispatched(call), after_s=left_s)
 
 
 def stands(call: GuardedCall, reply: Existing | None) -> Step:
@@ -275,6 +290,8 @@ def anew(call: GuardedCall, reply: Begun) -> Step:
     elif isinstance(reply, Existing) and is_in_flight_for(call, reply.current):
         version = reply.current.version
     else:
+        if isinstance(reply, Existing) and not call.version:
+            keep_out(call, reply)
         return _stood(call, None)
     return Mark(call.key, version, call.settlement, _stood)
 
@@ -413,6 +430,8 @@ def _conclude(call: GuardedCall) -> Step:
     plan, outcome, extras = call.plan, call.outcome, call.extras
     plain = extras is NO_EXTRAS
     if not plain:
+        if extras.write is not None:
+            extras.write.ended(call)
         if extras.replayed or extras.watching:
             return DONE
         if (ended := extras.ended) is not None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.recording import RunEntry
+from antiphon.contract.events import RunManifest
 from antiphon.ports import Blobs, BreakerRow, Invocation, Row, Settlement
 
 
@@ -21,7 +22,6 @@ class World(Protocol):
     @property
     def journal(self) -> Any:
         """The :class:`~antiphon.ports.SyncJournal` of a thread, or the :class:`~antiphon.ports.Journal` of a loop."""
-        ...
 
     def sleep(self, seconds: float) -> Any: ...
 
@@ -38,6 +38,8 @@ class World(Protocol):
     def invoke(self, call: GuardedCall, limit: float | None, context: CallContext | None) -> Any: ...
 
     def reconcile(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any: ...
+
+    def audit(self, manifest: RunManifest, row: Row) -> Any: ...
 
     def put(self, blobs: Blobs, tenant: str, data: bytes) -> Any: ...
 
@@ -260,6 +262,28 @@ class Reconcile(NamedTuple):
         return world.reconcile(self.function, self.arguments)
 
 
+class Consult(NamedTuple):
+    """Ask the approver of the tool for a decision."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.reconcile(self.function, self.arguments)
+
+
+class Audit(NamedTuple):
+    """Say in the audit log what was decided."""
+
+    manifest: RunManifest
+    row: Row
+    then: Then
+
+    def ask(self, world: World) -> Any:
+        return world.audit(self.manifest, self.row)
+
+
 class Put(NamedTuple):
     """Keep a result that is too large for the record."""
 
@@ -310,6 +334,8 @@ Request = (
     | Dispatch
     | Sleep
     | Reconcile
+    | Consult
+    | Audit
     | Put
     | Get
     | Refresh

@@ -240,7 +240,7 @@ class StoreBreaker:
         """Make a blocking step of the store, and wait for at most so long."""
         around = copy_context()
         try:
-            return self.threads.run(lambda: around.run(step), seconds, None)
+            return self.threads.run_until(lambda: around.run(step), seconds)
         except (TimedOut, Abandoned) as error:
             raise too_slow(self.url, seconds, reason) from error
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -46,6 +50,30 @@ def is_waited_for(key: str) -> bool:
     A plain thread does not know who started it, so one looks who waits: in ``Thread.join``, or for the ``Future`` of
     what a pool runs here.
     """
+    # A collection that begins while another thread's frame is read lets that thread go on: before Python 3.12 the
+    # interpreter then crashes or hangs (https://github.com/python/cpython/issues/106883).
+    with without_gc():
+        return _is_waited_for(key)
+
+
+_gc_off = threading.RLock()
+os.register_at_fork(before=_gc_off.acquire, after_in_parent=_gc_off.release, after_in_child=_gc_off.release)
+
+
+@contextmanager
+def without_gc() -> Iterator[None]:
+    """No garbage collection meanwhile; one thread at a time, so that none turns it on for another."""
+    with _gc_off:
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if enabled:
+                gc.enable()
+
+
+def _is_waited_for(key: str) -> bool:
     frames = sys._current_frames()
     waited, seen = [threading.get_ident()], {threading.get_ident()}
     while waited:
@@ -142,8 +170,17 @@ class ThreadRunner:
         return job.value
 
     def run(self, work: Callable[[], Any], limit: float | None, late: Late | None) -> Any:
-        """Wait in this thread, at most *limit* seconds."""
+        """Wait in this thread, at most *limit* seconds from when the work begins."""
         job = self._start(work, late, lambda: None)
+        return self._wait(job, limit)
+
+    def run_until(self, work: Callable[[], Any], limit: float) -> Any:
+        """Wait in this thread, at most *limit* seconds from now: a busy machine starts a thread late."""
+        until = time.monotonic() + limit
+        job = self._start(work, None, lambda: None)
+        return self._wait(job, max(0.0, until - time.monotonic()))
+
+    def _wait(self, job: _Work, limit: float | None) -> Any:
         try:
             finished = job.done.wait(limit)
         except BaseException:

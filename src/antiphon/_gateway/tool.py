@@ -12,6 +12,7 @@ import msgspec
 
 from antiphon._arguments import serialised
 from antiphon._gateway import codec
+from antiphon._gateway.approving import Approving
 from antiphon._gateway.context import CallContext
 from antiphon._gateway.point import has_point
 from antiphon._gateway.settings import Settings, ToolOverride
@@ -58,6 +59,7 @@ class Tool:
 
     __slots__ = (
         "accepts",
+        "approving",
         "breaker_policy",
         "certain",
         "context_param",
@@ -84,6 +86,7 @@ class Tool:
         "streams",
         "timeout",
         "ttl",
+        "undo",
     )
 
     def __init__(self, function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> None:
@@ -116,6 +119,8 @@ class Tool:
         self.required: tuple[str, ...]
         self.accepts: frozenset[str] | None
         self.required, self.accepts = _names(params) if self.signature is not None else ((), None)
+        self.undo: Any = None
+        """What undoes its calls (:class:`~antiphon._gateway.undo.Undo`), if that is declared."""
         self.certain: tuple[type[Exception], ...] = (*_certain(spec), DidNotHappen)
         """Exceptions that say: no effect."""
         self.has_point: bool = has_point(function)
@@ -142,8 +147,18 @@ class Tool:
             policy = msgspec.structs.replace(policy, forced_open=True)
         self.breaker_policy: BreakerPolicy = policy
         outage = spec.on_store_outage or override.on_store_outage
-        self.safe_outage: bool = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
+        self.approving: Approving | None = (
+            None if spec.approve is None else Approving(spec, settings.approvals, self._all_defaults(), self.accepts)
+        )
+        """Which calls a person must approve; ``None``: none."""
+        safe = outage == "open" if outage else (spec.idempotent and spec.effect == "read")
+        self.safe_outage: bool = safe and self.approving is None
         self.reuse_default = spec.reuse if spec.reuse is not None else override.reuse
+
+    def _all_defaults(self) -> dict[str, Any]:
+        """What parameters are if a call does not give them."""
+        known = self.signature.parameters.values() if self.signature is not None else ()
+        return {p.name: p.default for p in known if p.default is not p.empty and p.name != self.context_param}
 
     def misfit(self, params: dict[str, Any]) -> tuple[str, str]:
         """The first parameter that does not fit the function's signature, and why; empty if all do."""

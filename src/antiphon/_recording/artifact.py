@@ -308,6 +308,8 @@ class Document(NamedTuple):
     """Of its events, as they are."""
     length: int
     """How many events there are."""
+    foreign: bool = False
+    """Whether it comes from another format."""
 
 
 def read_artifact(path: Path) -> Document:

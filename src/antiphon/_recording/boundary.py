@@ -87,6 +87,7 @@ class Boundary:
             body=self.body,
             send=self.send,
             dialect=str(self.payload.get("provider", "")),
+            heard=self._heard if self._keyed and EARLIER in scope.gateway_state else None,
         )
         answer = await scope.invoker.answer(call)
         if answer is None or answer.source == "live":
@@ -98,6 +99,10 @@ class Boundary:
             finally:
                 await self.finish("error", error=dict(answer.error or {}), value=answer.value)
         return answer
+
+    def _heard(self) -> Answer | None:
+        found: Answer | None = self.scope.gateway_state[EARLIER].given(*self._place[:2])
+        return found
 
     def asking(self) -> permitted:
         """Around whatever asks the model or reads its answer: the sandbox of a replay lets only that through."""
@@ -147,11 +152,15 @@ class Boundary:
     async def give(self, answer: Answer) -> None:
         """Write the outcome of a call that a replay or the cache answered."""
         meta = dict(answer.meta)
-        if meta.pop(AS_RECORDED, False):
-            ended = getattr(self.scope.invoker, "ended", None)
-            if ended is not None:  # a strict replay: nothing is written, and there is nothing to compare
-                ended(self.site)
-                return
+        ended = getattr(self.scope.invoker, "ended", None)
+        if meta.pop(AS_RECORDED, False) and ended is not None:
+            ended(self.site)  # a strict replay: nothing is written, and there is nothing to compare
+            return
+        if answer.chunks is not None and ended is None and self.scope.records:  # a run of its own, with its chunks
+            gaps = meta.pop("gapsMs", ())
+            for number, chunk in enumerate(answer.chunks):
+                self.chunk(chunk, gaps[number] if number < len(gaps) else 0)
+            meta["stream"] = True
         error = None if answer.error is None else dict(answer.error)
         await self.finish(answer.outcome, value=answer.value, error=error, meta=meta)
 

@@ -6,16 +6,16 @@ The imported document is kept whole in the run, so that exporting it again gives
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from antiphon._recording.artifact import LAST_MS, USABLE_ID, Facts
-from antiphon.canonical import canonical_json
+from antiphon._recording.artifact import LAST_MS, Facts
+from antiphon._recording.foreign import Lines, error_of, hashed_id, ms_of, usable_id, whole_ms
 from antiphon.contract.events import Event, RunManifest
-from antiphon.errors import ArtifactError, CanonicalError
+from antiphon.errors import ArtifactError
 
 _REQUIRED = ("inputs", "outputs", "tool_calls", "llm_config")
 
@@ -23,14 +23,6 @@ _REQUIRED = ("inputs", "outputs", "tool_calls", "llm_config")
 def is_kurral(document: Any) -> bool:
     """Whether a document has the shape of a ``.kurral`` artifact."""
     return isinstance(document, dict) and "kurral_id" in document and all(name in document for name in _REQUIRED)
-
-
-def _ms(text: Any) -> int:
-    try:
-        moment = datetime.fromisoformat(str(text))
-        return max(0, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
-    except (ValueError, OverflowError):
-        return 0
 
 
 def _interactions(document: dict[str, Any], side: str) -> list[dict[str, Any]]:
@@ -52,19 +44,14 @@ def manifest_of(document: dict[str, Any], *, tenant: str, workspace: str) -> Run
     config = _object(document, "llm_config")
     flat = {name: value for name, value in config.items() if name != "parameters"}
     flat |= {name: value for name, value in _object(config, "parameters").items() if value is not None}
-    started = _ms(document.get("created_at"))
+    started = ms_of(document.get("created_at"))
     given = str(document["kurral_id"])
-    usable = (
-        given
-        if document["kurral_id"] and USABLE_ID.fullmatch(given)
-        else f"kurral-{hashlib.sha256(given.encode()).hexdigest()[:32]}"
-    )
     return RunManifest(
-        id=usable,
+        id=usable_id(given, "kurral") if document["kurral_id"] else hashed_id(given, "kurral"),
         name=str(document.get("run_id") or "kurral")[:256],
         status="failed" if document.get("error") else "completed",
         started_at_ms=started,
-        finished_at_ms=min(started + _whole_ms(document.get("duration_ms")), LAST_MS),
+        finished_at_ms=min(started + whole_ms(document.get("duration_ms")), LAST_MS),
         tenant=tenant,
         workspace=workspace,
         llm_config=flat,
@@ -80,73 +67,43 @@ def _object(document: dict[str, Any], name: str) -> dict[str, Any]:
     return value or {}
 
 
-def _whole_ms(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LAST_MS:
-        return 0
-    return int(value)
-
-
-def events_of(document: dict[str, Any], manifest: RunManifest) -> Iterator[Event]:
+def events_of(document: dict[str, Any], manifest: RunManifest) -> list[Event]:
     """The events an equal run of ours would have, as far as the document tells."""
-    at = manifest.started_at_ms
-    seq = 0
-
-    def event(kind: str, payload: dict[str, Any], **fields: Any) -> Event:
-        nonlocal seq
-        made = Event(run=manifest.id, seq=seq, type=kind, at_ms=fields.pop("at_ms", at), payload=payload, **fields)
-        seq += 1
-        return made
-
+    lines = Lines(manifest.id, manifest.started_at_ms)
     asked = _interactions(document, "inputs")
     answered = _interactions(document, "outputs")
-    yield event("run.started", {"name": manifest.name, "input": asked[0].get("input") if asked else None})
-    yield event("import", {"format": "kurral", "document": document})
+    lines.add("run.started", {"name": manifest.name, "input": asked[0].get("input") if asked else None})
+    lines.add("import", {"format": "kurral", "document": document})
     prompt = _object(document, "resolved_prompt")
-    index = 0
     if prompt:
         shown = {"name": "resolved", "template": prompt.get("template"), "variables": prompt.get("variables") or {}}
-        yield event("prompt", {**shown, "text": prompt.get("final_text")}, index=index, call=f"0@{index}")
-        index += 1
-    seen: dict[tuple[str, str], int] = {}
+        lines.add("prompt", {**shown, "text": prompt.get("final_text")}, **lines.place())
     for call in document["tool_calls"]:
         if not isinstance(call, dict):
             raise ArtifactError("A tool call of the .kurral document is not an object.")
-        yield from _call_events(call, event, index, seen)
-        index += 1
+        _add_call(call, lines)
     for number, entry in enumerate(answered):
         given = asked[number].get("input") if number < len(asked) else entry.get("input")
-        yield event("interaction.started", {"input": given}, index=index, call=f"0@{index}")
-        yield event("interaction.finished", {"output": entry.get("output")}, index=index + 1, call=f"0@{index + 1}")
-        index += 2
+        lines.add("interaction.started", {"input": given}, **lines.place())
+        lines.add("interaction.finished", {"output": entry.get("output")}, **lines.place())
     last: dict[str, Any] = {"status": manifest.status, "output": answered[-1].get("output") if answered else None}
     if document.get("error"):
-        last["error"] = {"class": "", "code": "error", "message": str(document["error"])}
-    yield event("run.finished", last, at_ms=manifest.finished_at_ms or at)
+        last["error"] = error_of(str(document["error"]))
+    lines.add("run.finished", last, at_ms=manifest.finished_at_ms or manifest.started_at_ms)
+    return lines.events
 
 
-def _call_events(call: dict[str, Any], event: Any, index: int, seen: dict[tuple[str, str], int]) -> Iterator[Event]:
-    name = str(call.get("tool_name") or "tool")
-    arguments = call.get("input")
-    try:
-        digest = hashlib.sha256(canonical_json(arguments)).hexdigest()
-    except CanonicalError:
-        digest = hashlib.sha256(orjson.dumps(arguments)).hexdigest()
-    nth = seen.get((name, digest), 0)
-    seen[(name, digest)] = nth + 1
-    place = {"lane": "0", "index": index, "call": f"0@{index}"}
-    started = {"kind": "tool", "name": name, "arguments": arguments, "digest": digest, "nth": nth}
-    began = _ms(call.get("start_time"))
-    yield event("call.started", started, at_ms=began, meta={"importedId": call.get("id")}, **place)
-    payload: dict[str, Any] = {"outcome": "ok", "value": call.get("output")}
-    if call.get("error_flag") or call.get("status") not in (None, "ok"):
-        message = str(call.get("error_text") or call.get("error") or "")
-        payload = {
-            "outcome": "error",
-            "error": {"class": "", "code": "error", "message": message},
-            "value": call.get("output"),
-        }
-    meta = {"durationMs": _whole_ms(call.get("latency_ms"))}
-    yield event("call.finished", payload, at_ms=_ms(call.get("end_time")) or began, meta=meta, **place)
+def _add_call(call: dict[str, Any], lines: Lines) -> None:
+    name, began = str(call.get("tool_name") or "tool"), ms_of(call.get("start_time"))
+    place = lines.start("tool", name, call.get("input"), at_ms=began, meta={"importedId": call.get("id")})
+    failed = call.get("error_flag") or call.get("status") not in (None, "ok")
+    lines.finish(
+        place,
+        call.get("output"),
+        error=str(call.get("error_text") or call.get("error") or "") if failed else None,
+        at_ms=ms_of(call.get("end_time")) or began,
+        meta={"durationMs": whole_ms(call.get("latency_ms"))},
+    )
 
 
 def to_kurral(manifest: RunManifest, events: Iterable[Event]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ NAMESPACE = "llm-cache"
 LARGEST = 1_048_576
 """Answers beyond this many bytes are not kept."""
 _LEASE_MS = 10_000
+_RECIPE: Recipe = "rfc0041"
 
 
 class LlmCache:
@@ -43,16 +44,14 @@ class LlmCache:
         workspace: str,
         ttl_ms: int,
         owner: str,
-        recipe: Recipe = "rfc0041",
     ) -> None:
         self._journal = journal
         self._redactor = redactor
         self._tenant = tenant
         self._workspace = workspace
         self._ttl_ms = ttl_ms
-        self._recipe = recipe
         self._template = ClaimTemplate(
-            tool=f"{NAMESPACE}/{recipe}",
+            tool=f"{NAMESPACE}/{_RECIPE}",
             session="",
             actor="",
             ttl_ms=ttl_ms,
@@ -65,7 +64,7 @@ class LlmCache:
     def _key(self, key: str, variant: str) -> str:
         return store_key(
             namespace=NAMESPACE,
-            tool=self._recipe,
+            tool=_RECIPE,
             idempotency_key=f"{key}:{variant}",
             session=None,
             actor=None,

@@ -34,7 +34,7 @@ from antiphon.contract.events import (
     summed,
     with_sum,
 )
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, CanonicalError
 from antiphon.ports import Blobs, Clock, Invoker, Journal, Row, Store, SyncJournal
 from antiphon.redact import Mask, Redactor
 from antiphon.redact._pointers import differences, pseudonyms_of
@@ -259,6 +259,13 @@ OUR_META = frozenset(
     " afterEnd orphan usage stopReason stream transport matchedOn ageMs masks sealed blobs pseudonyms".split()
 )
 """The same for ``meta``."""
+
+
+def _digest(clean: bytes) -> str:
+    try:
+        return hashlib.sha256(canonical_json(orjson.loads(clean))).hexdigest()
+    except CanonicalError:  # a number of another format that has no canonical form
+        return hashlib.sha256(clean).hexdigest()
 
 
 AFTER_END = "afterEnd"
@@ -596,6 +603,18 @@ class Recorder:
     def _clean_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
         free = {name: value for name, value in meta.items() if name not in OUR_META}
         return {**meta, **self.view(free)}
+
+    def adopt(self, event: Event) -> Row:
+        """An event of another format, kept as if it had been recorded here: redacted, its originals sealed."""
+        payload = event.payload
+        field = "request" if "request" in payload else "arguments"
+        if event.type == "call.started":
+            payload = {**payload, "name": self.view(payload["name"])}
+            clean, masking = self.masked(dump(payload[field]))
+            if masking is not None:  # no digest may be made from raw values (D36)
+                payload |= {"rawDigest": payload["digest"], "digest": _digest(clean)}
+        site = None if event.call is None else Site(event.lane, event.index, 0, event.call, event.parent)
+        return Row(self.run_id, event.type, event.at_ms, self._body(event.type, site, payload, event.meta))
 
     def take(self, event: Event) -> Row:
         """An event from elsewhere, kept as our own are: redacted, its large parts spilled.

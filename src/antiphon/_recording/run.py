@@ -19,9 +19,10 @@ from antiphon._recording import model, stdin
 from antiphon._recording.boundary import error_payload
 from antiphon._recording.plain import dump
 from antiphon._recording.recorder import Recorder
+from antiphon._saga import Core, Saga
 from antiphon._scope import Entered, RunScope
 from antiphon.contract.events import Event, RunManifest
-from antiphon.errors import AntiphonError
+from antiphon.errors import AntiphonError, InvalidInput
 from antiphon.redact import without_values
 
 active_run: ContextVar[Run | None] = ContextVar("antiphon_run", default=None)
@@ -144,7 +145,8 @@ class Run:
 
     # -- life ----------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Run:
+    def begin(self) -> None:
+        """Write that the run has begun, without making it current anywhere: :meth:`end` ends it."""
         payload: dict[str, Any] = {"name": self.name}
         if self._manifest.entry is not None:
             payload["entry"] = self._manifest.entry
@@ -154,6 +156,9 @@ class Run:
         self._manifest = recorder.clean_manifest(self._manifest)
         recorder.journal.open_run(self._manifest)
         recorder.journal.append(self.id, (recorder.encode("run.started", None, payload, {}),))
+
+    def __enter__(self) -> Run:
+        self.begin()
         self._token = self.scope.activate()
         active_run.set(self)
         stdin.begin()
@@ -301,6 +306,18 @@ class Run:
         if unknown:
             raise AntiphonError(f"A run has no attribute {', '.join(sorted(unknown))}.")
         self._facts.update(facts)
+
+    # -- sagas ---------------------------------------------------------------------------------------------------
+
+    def saga(self, name: str, *, wait_s: float = 60.0) -> Saga:
+        """Writes that are undone together if an exception leaves the block: ``with run.saga("trip"): …``.
+
+        Each write is undone by what its tool declares with ``@tool.undo``, the last one first. Writes in flight are
+        waited for, *wait_s* seconds at most.
+        """
+        if not str(name).strip():
+            raise InvalidInput("A saga needs a name.", hint='Write: with run.saga("trip"): ...')
+        return Saga(Core(self.scope, name, uuid.uuid4().hex, wait_s=wait_s))
 
     # -- calls ---------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class StreamLog:
         self._ended = True
         self.boundary.scope.streams.pop(id(self), None)
         left = isinstance(error, GeneratorExit)
-        if error is None or (left and self.complete()):
+        if error is None or ((left or was_given_up(error_payload(error))) and self.complete()):
             await self.finish()
             return
         message = f"The stream was not read after chunk {len(self.chunks)}."

@@ -87,10 +87,14 @@ class ExploreInvoker:
         self._models: dict[str, list[RecordedCall]] = {}
         self._asked: dict[str, int] = {}
         self._standing: dict[str, RecordedCall] = {}
+        self.earlier: Any = None
+        """What this replay had drawn before it was interrupted, if it was."""
         self.tool_hits: int = 0
         self.model_hits: int = 0
         self.reused: int = 0
         self.live_models: int = 0
+        self.failed_models: int = 0
+        """How often the function that was given to answer model calls failed."""
         self.semantic: list[SemanticHit] = []
         self.blocked: list[Blocked] = []
         self.new: list[tuple[str, Any]] = []
@@ -131,7 +135,9 @@ class ExploreInvoker:
     def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
         """Recorded where the recording has it, fresh where the code went another way."""
         place = (site.lane, what, site.nth)
-        return self._recording.draws[place] if place in self._recording.draws else fresh()
+        if place in self._recording.draws:
+            return self._recording.draws[place]
+        return fresh() if self.earlier is None else self.earlier.draw(what, site, fresh)
 
     def answer_tool(self, call: Invocation) -> Answer | None:
         rule = self._table.rule(call.kind, call.name)
@@ -148,7 +154,10 @@ class ExploreInvoker:
         answer = self._ruled(rule) or self._model(call, rule)
         if answer is None:
             self._live(call)
-            if self._llm is not None:
+            answer = None if call.heard is None else call.heard()
+            if answer is not None:
+                answer = answer._replace(source="live")  # judged like any other answer of the model
+            elif self._llm is not None:
                 answer = await self._ask(call)
         return answer
 
@@ -164,10 +173,14 @@ class ExploreInvoker:
     async def _ask(self, call: Invocation) -> Answer:
         """The model this replay was given answers instead of the one the code knows."""
         assert self._llm is not None
-        with outside():
-            response = self._llm(dict(call.body or {}))
-            if inspect.isawaitable(response):
-                response = await response
+        try:
+            with outside():
+                response = self._llm(dict(call.body or {}))
+                if inspect.isawaitable(response):
+                    response = await response
+        except Exception:
+            self.failed_models += 1
+            raise
         account = summarise(response, call.dialect)
         meta: dict[str, Any] = {"usage": account["usage"], "stopReason": account["stopReason"]}
         if account["kind"] == "refusal":

@@ -7,7 +7,7 @@ log when they are needed. So opening is linear, an answer is a dictionary look-u
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -82,6 +82,8 @@ class RecordedCall:
     """A number made of how the arguments of a tool call are written, if its start event says no more than usual."""
     after_end: bool = False
     """Made after the end of the run, by work that it had started: answered, never compared."""
+    has_saga: bool = False
+    """Whether it was a write of a saga."""
 
     @classmethod
     def of(cls, event: Event) -> RecordedCall:
@@ -91,7 +93,7 @@ class RecordedCall:
         nth = _count(payload.get("nth"))
         late = bool(event.meta.get(AFTER_END))
         place = (event.call or "", event.lane, event.index, kind, full_name(payload), digest, nth, event.seq)
-        return cls(*place, after_end=late)
+        return cls(*place, after_end=late, has_saga="saga" in event.meta)
 
     @property
     def key(self) -> Key:
@@ -154,10 +156,19 @@ class Recording:
         """Digests of recorded arguments, by a number made of how they are written."""
 
     @classmethod
-    def load(cls, manifest: RunManifest, journal: Events, resolve: Any = None, opened: Any = None) -> Recording:
+    def load(
+        cls,
+        manifest: RunManifest,
+        journal: Events,
+        resolve: Any = None,
+        opened: Any = None,
+        seen: Callable[[Event], None] | None = None,
+    ) -> Recording:
         """Read the run once, in batches."""
         recording = cls(manifest, journal, resolve, opened)
         for event in _all_events(journal, manifest.id):
+            if seen is not None:
+                seen(event)
             recording._add(event)
         recording._open.clear()
         if recording.first is None:
@@ -385,6 +396,8 @@ class Recording:
             return Answer("error", None, error, None, source, meta)
         finished = self.event(call.finished)
         payload, told = finished.payload, finished.meta
+        if call.has_saga:
+            meta |= {"settled": finished.seq, "reused": "fromCache" in told}
         outcome = payload.get("outcome", "ok")
         if outcome not in _OUTCOMES:
             raise ArtifactError(f"Event {finished.seq} of run {self.manifest.id} has the unknown outcome {outcome!r}.")
@@ -398,8 +411,9 @@ class Recording:
             meta[AS_RECORDED] = True
         if "error" in payload and was_given_up(payload["error"]):
             meta[AFTER] = told.get("durationMs")
-        if "headers" in told:
-            meta["headers"] = told["headers"]
+        for name in ("headers", "layout"):
+            if name in told:
+                meta[name] = told[name]
         return Answer(outcome, payload.get("value"), payload.get("error"), chunks, source, meta)
 
     def arguments(self, call: RecordedCall) -> Any:

@@ -11,18 +11,21 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from antiphon._drive import drive
 from antiphon._gateway import results
+from antiphon._gateway.approval import needed
 from antiphon._gateway.call import GuardedCall
 from antiphon._gateway.gateway import AsyncGateway, Gateway
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.outcome import Outcome, said_in
+from antiphon._gateway.plan import Verdict
 from antiphon._gateway.turns import SessionState, TurnState, active_turn
 from antiphon._scope import current_scope
+from antiphon.contract.approval import REQUIRED
 from antiphon.contract.envelope import Control, Payload, RetryBudget, Target, ToolCallEnvelope, Trace, Transport
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import ToolSpec
@@ -55,6 +58,8 @@ class Place(NamedTuple):
     counted_in: str | None = None
     """Where the framework does not tell the message: what the id is good for, empty for the session, if that is known.
     It is no part of what makes a redelivery."""
+    key: str | None = None
+    """What the call is about, for one that has no id but a key of its own: it runs once for it."""
 
     @property
     def asked_in(self) -> str | None:
@@ -70,6 +75,8 @@ class Given(NamedTuple):
     code: str = ""
     message: str = ""
     reused: bool = False
+    question: dict[str, Any] | None = None
+    """What a person is asked, if one must approve the call first; its arguments are masked."""
 
 
 def specs_of(tools: Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None) -> dict[str, ToolSpec]:
@@ -119,6 +126,20 @@ def _other_kind(how: str, needed: str) -> InvalidInput:
     )
 
 
+class Approving(NamedTuple):
+    """What a framework with approvals of its own says of a call that may need one."""
+
+    verdict: Verdict | None = None
+    """What its people decided."""
+    shown_in: str = ""
+    """Its name, if it shows them the question."""
+    only_asks: bool = False
+    """It shows the question before it makes the call: this one dispatches nothing."""
+
+
+NOBODY: Final = Approving()
+
+
 class GuardedTools:
     """The tools of one framework object, behind the gateway that was given or that of the current application."""
 
@@ -139,12 +160,14 @@ class GuardedTools:
             found = self._specs[name] = ToolSpec(name=name, idempotent=False, reuse="turn", description=description)
         return found
 
-    def call(self, spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body) -> Given:
+    def call(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body, approving: Approving = NOBODY
+    ) -> Given:
         """One synchronous call. An exception of the tool itself comes out as it is."""
         gateway = self.app.gateway
         _registered(gateway, spec, _run)
         failure = _Failure(body)
-        return drive(self._call(gateway, spec, arguments, place, failure, failure.run))
+        return drive(self._call(gateway, spec, arguments, place, failure, failure.run, approving))
 
     async def call_async(
         self,
@@ -152,12 +175,13 @@ class GuardedTools:
         arguments: Mapping[str, Any],
         place: Place,
         body: Callable[[dict[str, Any]], Awaitable[Any]],
+        approving: Approving = NOBODY,
     ) -> Given:
         """One asynchronous call."""
         gateway = self.app.async_gateway
         _registered(gateway, spec, _run_async)
         failure = _Failure(body)
-        return await self._call(gateway, spec, arguments, place, failure, failure.run_async)
+        return await self._call(gateway, spec, arguments, place, failure, failure.run_async, approving)
 
     async def _call(
         self,
@@ -167,12 +191,13 @@ class GuardedTools:
         place: Place,
         failure: _Failure,
         body: Body,
+        approving: Approving,
     ) -> Given:
         """Suspends only for an asynchronous gateway. A call without an id is known by its place in the run (D2)."""
         with self._around(place, body):
             if place.call_id is None:
                 alone = TurnState(SessionState(_session(place), "default"))
-                call = gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None)
+                call = gateway.named_call(alone, f"{spec.namespace}/{spec.name}", arguments, None, place.key)
             else:
                 call = gateway.envelope_call(_envelope(spec, arguments, place))
                 if isinstance(call, GuardedCall) and place.asked_in is None:
@@ -182,6 +207,12 @@ class GuardedTools:
                     call.options = call.options._replace(by_id=tied, counted_in=counted_in)
             if isinstance(call, ToolResultEnvelope):
                 return failure.given(call)
+            if approving is not NOBODY:
+                if approving.only_asks and not needed(call.plan, call.arguments):
+                    return Given(None, False)
+                call.options = call.options._replace(**approving._asdict())
+                if approving.verdict is not None and approving.shown_in:  # people may change what the call says
+                    call.options = call.options._replace(by_id=False)
             outcome = gateway.run(call)
             return failure.outcome(gateway, call, outcome if isinstance(outcome, Outcome) else await outcome)
 
@@ -240,9 +271,22 @@ class _Failure:
         """What the framework is given; a replay raises the exception that the recorded tool raised."""
         if outcome.code == "denied":
             return Given(None, False, outcome.code, results.denied(call, outcome).details)
+        if outcome.code == REQUIRED:
+            return self._asked(call, gateway.answer(call, outcome))
         if self._error is None and outcome.exception is not None and not _is_ours(outcome.exception):
             self._error = _in_its_words(call, outcome.exception)
         return self.given(gateway.answer(call, outcome))
+
+    def _asked(self, call: GuardedCall, result: ToolResultEnvelope) -> Given:
+        """A person has to decide: what they are asked."""
+        error, spec = result.error, call.tool.spec
+        approval = "" if not error or not error.approval_id else error.approval_id
+        given = self.given(result)
+        if not approval:  # where none could be asked for, there is nothing to decide
+            return given
+        arguments = call.plan.results.told(call.arguments)
+        asked = {"approvalId": approval, "tool": call.tool.full_name, "arguments": arguments}
+        return given._replace(question={**asked, "description": spec.description} if spec.description else asked)
 
     def given(self, result: ToolResultEnvelope) -> Given:
         if result.ok:
@@ -267,7 +311,8 @@ def _is_ours(error: BaseException) -> bool:
     """Whether an exception is of the gateway's making (out of time): frameworks are told about it in words."""
     recorded = error.data.get("recorded") if isinstance(error, AntiphonError) else None
     name = str(recorded.get("class")) if isinstance(recorded, Mapping) else type(error).__module__
-    return name.startswith("antiphon.") or not isinstance(error, Exception)
+    ours = name.startswith("antiphon.") and not name.startswith("antiphon.adapters.")  # those raise as frameworks do
+    return ours or not isinstance(error, Exception)
 
 
 def _run(**params: Any) -> Any:
@@ -297,7 +342,10 @@ def _envelope(spec: ToolSpec, arguments: Mapping[str, Any], place: Place) -> Too
     one, because call ids of different conversations may be equal (D2).
     """
     request = uuid7()
-    known = place.call_id if place.session is not None or current_scope() is not None else None
+    told = place.session is not None or current_scope() is not None
+    if not told and spec.approve is not None:  # whoever decides comes back with this id and nothing else
+        told = _is_random(place.call_id or "")
+    known = place.call_id if told else None
     identity = request if known is None else f"{place.asked_in}:{known}" if place.asked_in else known
     return ToolCallEnvelope(
         contract_version="1.1",

@@ -1,7 +1,11 @@
-"""Calls of LangChain: tools behind the gateway, chat models recorded."""
+"""Calls of LangChain: tools behind the gateway, chat models recorded; messages and results as plain data, and back."""
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,28 +17,351 @@ from langchain_core.messages import (
     AIMessageChunk,
     BaseMessage,
     BaseMessageChunk,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    message_to_dict,
+    messages_from_dict,
 )
+from langchain_core.messages.utils import convert_to_messages, convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableBinding
 from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.errors import GraphInterrupt
 from langgraph.prebuilt.tool_node import ToolCallRequest
+from langgraph.types import Command, Interrupt, interrupt
 
-from antiphon.adapters._calls import Given, GuardedTools, Place, Through, specs_of
-from antiphon.adapters._langchain_data import interrupt_again, pack_result, paused, plain_asking, told, unpack_result
+from antiphon._gateway import codec
+from antiphon._gateway.plan import Verdict
+from antiphon._scope import RunScope, current_scope
+from antiphon.adapters._calls import Approving, Body, Given, GuardedTools, Place, Through, specs_of
 from antiphon.adapters._model import (
+    NATIVE,
     Asking,
     Codec,
     ask,
     ask_async,
+    chat_response,
     recording_scope,
     stream,
     stream_async,
 )
 from antiphon.contract.spec import ToolSpec
-from antiphon.errors import Paused
+from antiphon.errors import Paused, is_of_script
+
+log: logging.Logger = logging.getLogger("antiphon.adapters")
+
+_NAME = "langgraph"
+_KEPT = 1000
+_SETTINGS = ("temperature", "seed", "top_p", "max_tokens", "max_completion_tokens", "stop", "tool_choice")
+
+
+# -- model calls -------------------------------------------------------------------------------------------------
+
+
+def vendor_of(model: Any) -> str:
+    """Who serves a chat model, by the package it comes from: ``langchain_openai`` gives ``openai``.
+
+    A class of a script counts as the one that it is made from: a script has another name each time it is loaded. What
+    a recording called it is used for its replay.
+    """
+    kinds = type(model).__mro__
+    kind = next(kind for kind in kinds if not is_of_script(kind.__module__))
+    if kind is not kinds[0]:
+        scope = current_scope()
+        recorded: str | None = getattr(None if scope is None else scope.invoker, "script_vendor", None)
+        if recorded is not None:
+            return recorded
+    return kind.__module__.partition(".")[0].removeprefix("langchain_") or kind.__name__
+
+
+def name_of(model: Any) -> str:
+    """The model's name, under whichever attribute its package keeps it."""
+    fields = vars(model)
+    for attribute in _MODEL_NAMES:
+        value = fields.get(attribute)
+        if isinstance(value, str) and value:
+            return value
+    return type(model).__name__
+
+
+def config_of(model: Any) -> dict[str, Any]:
+    """What the determinism score reads off a chat model (K3)."""
+    config: dict[str, Any] = {"model_name": name_of(model), "provider": vendor_of(model)}
+    for name in ("temperature", "seed"):
+        value = vars(model).get(name)
+        if isinstance(value, (int, float)):
+            config[name] = value
+    return config
+
+
+def request_body(
+    model: Any, messages: Sequence[BaseMessage], tools: Sequence[Any] = (), settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The request in OpenAI's chat dialect, whoever serves the model. Message ids are left out: they are random."""
+    spoken = []
+    for message in messages:
+        role, content = _ROLES.get(type(message)), message.content
+        if role is not None and type(content) is str and not message.name:
+            spoken.append({"role": role, "content": content})
+        else:
+            spoken.append(_spoken(message))
+    body: dict[str, Any] = {"model": name_of(model), "messages": spoken}
+    fields = vars(model)  # a chat model keeps its settings as fields; to ask for one it lacks is slow
+    for name in _SETTINGS:
+        value = fields.get(name)
+        if value is not None and isinstance(value, (bool, int, float, str, list)):
+            body[name] = value
+    if tools:
+        body["tools"] = [tool_body(tool) for tool in tools]
+    if settings:
+        body.update({name: value for name, value in settings.items() if value is not None})
+    return body
+
+
+_TOOLS_KEPT = 256
+_tools: dict[int, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+"""Tools by the identity of their objects, what they said of themselves, and that in OpenAI's dialect."""
+
+
+def tool_body(tool: Any) -> dict[str, Any]:
+    """A tool in OpenAI's dialect. To make its schema is slow, so it is made again only if the tool has changed."""
+    schema = getattr(tool, "args_schema", None)
+    if not isinstance(tool, BaseTool) or not isinstance(schema, type) or tool.metadata or getattr(tool, "extras", None):
+        return convert_to_openai_tool(tool)
+    said = (tool.name, tool.description, schema)
+    known = _tools.get(id(tool))
+    if known is None or known[0] is not tool or known[1] != said:
+        if len(_tools) >= _TOOLS_KEPT:
+            _tools.clear()
+        known = _tools[id(tool)] = (tool, said, convert_to_openai_tool(tool))
+    return known[2]
+
+
+_ROLES = {HumanMessage: "user", SystemMessage: "system"}
+
+
+def _spoken(message: BaseMessage) -> dict[str, Any]:
+    """A message in OpenAI's dialect; an answer that is plain text takes the short way."""
+    if type(message) is AIMessage and isinstance(message.content, str):
+        if not (message.tool_calls or message.invalid_tool_calls or message.name):
+            return {"role": "assistant", "content": message.content}
+    spoken: Any = convert_to_openai_messages(message)
+    return dict(spoken)
+
+
+def _dumped(message: BaseMessage) -> dict[str, Any]:
+    """A message as data, without the fields that say nothing."""
+    if type(message) is AIMessage and not message.additional_kwargs:  # where objects of a provider's package may be
+        data = {**vars(message), **(message.model_extra or {})}
+    else:
+        data = message.model_dump()
+    kept = {name: value for name, value in data.items() if value or value not in _NOTHING}
+    return {"type": message.type, "data": kept}
+
+
+_NOTHING: tuple[Any, ...] = (None, [], {})
+
+
+def asking(body: dict[str, Any], model: Any, pack: Any, unpack: Any, change: Any) -> Asking:
+    """A model call of LangChain."""
+    fields = vars(model)
+    url = next((fields[name] for name in _URLS if isinstance(fields.get(name), str)), None)
+    return Asking(
+        body,
+        pack,
+        unpack,
+        vendor_of(model),
+        framework="langchain",
+        settable=_settable(model.__class__),
+        change=change,
+        endpoint=url,
+    )
+
+
+def plain_asking(
+    model: Any,
+    messages: Sequence[BaseMessage],
+    stop: list[str] | None,
+    options: dict[str, Any],
+    call: Callable[[Any, Sequence[BaseMessage]], Any],
+) -> Asking:
+    """A model call outside the middleware; *call* asks a model."""
+
+    def change(wanted: dict[str, Any]) -> Callable[[], Any]:
+        asked = list(messages)
+        if "messages" in wanted:
+            asked = [message for message in asked if not isinstance(message, SystemMessage)]
+            asked.insert(0, SystemMessage(wanted["messages"][0]["content"]))
+        return lambda: call(with_settings(model, wanted), asked)
+
+    body = request_body(model, messages, options.get("tools") or (), {**options, "stop": stop})
+    return asking(body, model, lambda said: pack_messages([said]), lambda value: unpack_messages(value)[0], change)
+
+
+_URLS = ("openai_api_base", "anthropic_api_url", "base_url", "azure_endpoint", "endpoint_url")
+_MODEL_NAMES = ("model_name", "model", "model_id", "deployment_name")
+
+
+@functools.cache
+def _settable(kind: type) -> tuple[str, ...]:
+    """What a replay can change in a chat model: what its package keeps as a field."""
+    fields = getattr(kind, "model_fields", {})
+    named = ["model"] if any(name in fields for name in _MODEL_NAMES) else []
+    return (*named, *(name for name in ("temperature", "seed") if name in fields), "prompt")
+
+
+def with_settings(model: Any, wanted: Mapping[str, Any]) -> Any:
+    """A copy of a chat model with another name, temperature or seed."""
+    update = {name: wanted[name] for name in ("temperature", "seed") if name in wanted}
+    if "model" in wanted:
+        named = next(name for name in _MODEL_NAMES if isinstance(vars(model).get(name), str))
+        update[named] = wanted["model"]
+    return model.model_copy(update=update) if update else model
+
+
+def pack_messages(messages: Sequence[BaseMessage], structured: Any = None) -> dict[str, Any]:
+    """The answer of a model: in OpenAI's dialect for whoever reads the recording, and as it was for the replay."""
+    said = None
+    native: dict[str, Any] = {"messages": []}
+    for message in messages:
+        if said is None and isinstance(message, AIMessage):
+            said = message
+        native["messages"].append(_dumped(message))
+    if structured is not None:
+        native["structured"] = structured
+    said = said or AIMessage("")
+    spoken = _spoken(said)
+    about = said.response_metadata
+    usage = said.usage_metadata
+    return chat_response(
+        text=spoken.get("content"),
+        calls=spoken.get("tool_calls") or [],
+        native=native,
+        model_name=about.get("model_name") or about.get("model"),
+        refusal=said.additional_kwargs.get("refusal") or _refused(about),
+        stop=about.get("finish_reason") or about.get("stop_reason"),
+        usage=None if usage is None else (usage["input_tokens"], usage["output_tokens"]),
+    )
+
+
+def _refused(about: Mapping[str, Any]) -> str | None:
+    """A refusal that a provider says by its stop reason."""
+    reason = about.get("stop_reason") or about.get("finish_reason")
+    return str(reason) if reason in ("refusal", "content_filter", "SAFETY", "guardrail_intervened") else None
+
+
+def unpack_messages(value: Mapping[str, Any]) -> list[BaseMessage]:
+    """The messages of a recorded answer, or of one in OpenAI's chat dialect that a function gave."""
+    if NATIVE in value:
+        return messages_from_dict(value[NATIVE]["messages"])
+    choice = value["choices"][0]
+    (said,) = convert_to_messages([{"role": "assistant", **choice["message"]}])
+    if isinstance(said, AIMessage):
+        usage = value.get("usage") or {}
+        given, taken = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0
+        said.usage_metadata = {"input_tokens": given, "output_tokens": taken, "total_tokens": given + taken}
+        said.response_metadata = {"model_name": value.get("model"), "finish_reason": choice.get("finish_reason")}
+    return [said]
+
+
+# -- tool results ------------------------------------------------------------------------------------------------
+
+
+def pack_result(result: Any) -> Any:
+    """What a tool call gave: a message, or a command that changes the graph's state."""
+    if isinstance(result, ToolMessage):
+        packed = {"content": result.content, "status": result.status, "name": result.name}
+        if result.artifact is not None and _keepable(result.artifact):
+            packed["artifact"] = result.artifact
+        return {"message": packed}
+    if isinstance(result, Command):
+        goto = result.goto
+        update = result.update
+        if isinstance(update, dict):
+            update = {name: _pack_value(value) for name, value in update.items()}
+        return {"command": {"graph": result.graph, "update": update, "goto": goto if goto else None}}
+    return {"value": result}
+
+
+def told(words: str, call: Mapping[str, Any], **options: Any) -> Any:
+    """A sentence in place of a result, for the model that asked; for code that called the tool itself, the words."""
+    if call["id"] is None:
+        return words
+    return ToolMessage(words, tool_call_id=call["id"], name=call["name"], **options)
+
+
+def unpack_result(packed: Any, call: Mapping[str, Any]) -> Any:
+    """The same again, as the answer to *call*; a sentence in its place (a blocked call) is told to the model."""
+    if not isinstance(packed, Mapping) or not packed.keys() & {"message", "command", "value"}:
+        return told(packed if isinstance(packed, str) else json.dumps(packed), call)
+    if "message" in packed:
+        fields = dict(packed["message"])
+        return ToolMessage(tool_call_id=call["id"], **{**fields, "name": fields.get("name") or call["name"]})
+    if "command" in packed:
+        fields = dict(packed["command"])
+        update = fields["update"]
+        if isinstance(update, dict):
+            update = {name: _unpack_value(value) for name, value in update.items()}
+        return Command(graph=fields["graph"], update=update, goto=fields["goto"] or ())
+    return packed.get("value")
+
+
+def _keepable(value: Any) -> bool:
+    try:
+        codec.encode(value)
+    except codec.NotSerialisable:
+        return False
+    return True
+
+
+def _pack_value(value: Any) -> Any:
+    if isinstance(value, BaseMessage):
+        return {"$message": message_to_dict(value)}
+    return [_pack_value(item) for item in value] if isinstance(value, list) else value
+
+
+def _unpack_value(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"$message"}:
+        return messages_from_dict([value["$message"]])[0]
+    return [_unpack_value(item) for item in value] if isinstance(value, list) else value
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------
+
+
+def paused(interrupt: GraphInterrupt) -> Paused:
+    """An interrupt on its way through the gateway; its message is what a replay needs to raise it again."""
+    found = interrupt.args[0] if interrupt.args else ()
+    return Paused(json.dumps([{"value": item.value, "id": item.id} for item in found], default=str))
+
+
+def interrupt_again(message: str) -> GraphInterrupt:
+    """The recorded interrupt."""
+    return GraphInterrupt(tuple(Interrupt(**item) for item in json.loads(message or "[]")))
+
 
 Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
+
+
+_ANSWER = {"decision": "approve or deny", "by": "who decides", "reason": "told to the model when denied"}
+"""What a graph that asks is resumed with, beside the id of the approval."""
+
+
+def _verdicts(answer: Any) -> Iterator[tuple[str, Verdict]]:
+    """The decisions in what a graph was resumed with: one, a list of them, or ``{approval id: "approve"}``."""
+    if isinstance(answer, (list, tuple)):
+        for one in answer:
+            yield from _verdicts(one)
+    elif isinstance(answer, Mapping) and "approvalId" in answer:
+        decision = answer.get("decision")
+        if decision in ("approve", "deny"):
+            approval, by = str(answer["approvalId"]), str(answer.get("by") or _NAME)
+            yield approval, Verdict(decision == "approve", by, _NAME, approval, str(answer.get("reason") or ""))
+    elif isinstance(answer, Mapping):
+        for approval, decision in answer.items():
+            yield from _verdicts({"approvalId": approval, "decision": decision})
 
 
 class ToolCalls:
@@ -43,91 +370,101 @@ class ToolCalls:
     def __init__(self, tools: Tools = None, *, app: Through | None = None, session: str | None = None) -> None:
         self._guard = GuardedTools(specs_of(tools), app)
         self._session = session
+        self._said: dict[str, Verdict] = {}
+        """What people decided on calls that have not come by yet."""
+        self._asking = threading.Lock()
 
     def wrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """One synchronous tool call."""
-        live = _Live()
-
-        def body(params: dict[str, Any]) -> Any:
-            try:
-                with _guarded_here(request.tool_call["id"]):
-                    return live.keep(handler(_with_arguments(request, params)))
-            except GraphInterrupt as interrupt:
-                raise paused(interrupt) from interrupt
-
-        try:
-            given = self._guard.call(self._spec(request), request.tool_call["args"], self._place(request), body)
-        except Paused as pause:
-            raise interrupt_again(pause.message) from None
-        return live.result(given, request.tool_call)
+        place, call = self._place(request), request.tool_call
+        return self._call(call, self._spec(request), call["args"], place, _handled(request, handler))
 
     async def awrap(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]) -> Any:
         """One asynchronous tool call."""
-        live = _Live()
-
-        async def body(params: dict[str, Any]) -> Any:
-            try:
-                with _guarded_here(request.tool_call["id"]):
-                    return live.keep(await handler(_with_arguments(request, params)))
-            except GraphInterrupt as interrupt:
-                raise paused(interrupt) from interrupt
-
-        spec, place = self._spec(request), self._place(request)
-        try:
-            given = await self._guard.call_async(spec, request.tool_call["args"], place, body)
-        except Paused as pause:
-            raise interrupt_again(pause.message) from None
-        return live.result(given, request.tool_call)
+        place, call = self._place(request), request.tool_call
+        return await self._acall(call, self._spec(request), call["args"], place, _handled(request, handler))
 
     def run(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
         """One call of ``BaseTool.run``."""
-        live, call = _Live(), {"id": options.get("tool_call_id"), "name": tool.name}
-
-        def made(params: dict[str, Any]) -> Any:
-            try:
-                with _guarded_here(call["id"]):
-                    return live.keep(body({**given, **params} if isinstance(given, dict) else given))
-            except GraphInterrupt as interrupt:
-                raise paused(interrupt) from interrupt
-
-        spec, place = self._guard.spec(tool.name, tool.description), self._traced_place(options)
-        try:
-            found = self._guard.call(spec, _arguments(tool, given), place, made)
-        except Paused as pause:
-            raise interrupt_again(pause.message) from None
-        return live.result(found, call)
+        return self._call(*self._traced(tool, given, options, body))
 
     async def arun(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
         """One call of ``BaseTool.arun``."""
-        live, call = _Live(), {"id": options.get("tool_call_id"), "name": tool.name}
+        return await self._acall(*self._traced(tool, given, options, body))
+
+    def _call(
+        self, call: Mapping[str, Any], spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body
+    ) -> Any:
+        live = _Live()
+
+        def made(params: dict[str, Any]) -> Any:
+            with _guarded_here(call["id"]):
+                return live.keep(body(params))
+
+        with _interrupting():
+            given = self._guard.call(spec, arguments, place, made)
+            while given.question is not None and (verdict := self._decided(given.question)) is not None:
+                given = self._guard.call(spec, arguments, place, made, Approving(verdict))
+            return live.result(given, call)
+
+    async def _acall(
+        self, call: Mapping[str, Any], spec: ToolSpec, arguments: Mapping[str, Any], place: Place, body: Body
+    ) -> Any:
+        live = _Live()
 
         async def made(params: dict[str, Any]) -> Any:
-            try:
-                with _guarded_here(call["id"]):
-                    return live.keep(await body({**given, **params} if isinstance(given, dict) else given))
-            except GraphInterrupt as interrupt:
-                raise paused(interrupt) from interrupt
+            with _guarded_here(call["id"]):
+                return live.keep(await body(params))
 
-        spec, place = self._guard.spec(tool.name, tool.description), self._traced_place(options)
-        try:
-            found = await self._guard.call_async(spec, _arguments(tool, given), place, made)
-        except Paused as pause:
-            raise interrupt_again(pause.message) from None
-        return live.result(found, call)
+        with _interrupting():
+            given = await self._guard.call_async(spec, arguments, place, made)
+            while given.question is not None and (verdict := self._decided(given.question)) is not None:
+                given = await self._guard.call_async(spec, arguments, place, made, Approving(verdict))
+            return live.result(given, call)
 
-    def _traced_place(self, options: Mapping[str, Any]) -> Place:
-        thread = ((options.get("config") or {}).get("configurable") or {}).get("thread_id")
-        return Place(self._session or (None if thread is None else str(thread)), options.get("tool_call_id"))
+    def _decided(self, question: dict[str, Any]) -> Verdict | None:
+        """What the person says to whom the interrupt of the graph shows *question*; ``None`` outside of a graph.
+
+        LangGraph matches what a graph is resumed with by order alone, and the call may be another one by then. So only
+        an answer that names the approval counts; one for a call beside this one is kept for that.
+        """
+        approval = question["approvalId"]
+        with self._asking:  # the calls of a node run on threads, and LangGraph counts its interrupts without a lock
+            while (verdict := self._said.pop(approval, None)) is None:
+                try:
+                    answer = interrupt({**question, "answer": {"approvalId": approval, **_ANSWER}})
+                except (RuntimeError, KeyError):  # a tool that is called by itself
+                    return None
+                said = dict(_verdicts(answer))
+                if not said:
+                    log.warning("a graph was resumed with an answer that names no approval; %s still waits", approval)
+                if len(self._said) > _KEPT:  # whoever is forgotten is asked again
+                    self._said.clear()
+                self._said |= said
+        return verdict
+
+    def _traced(self, tool: BaseTool, given: Any, options: Mapping[str, Any], body: Callable[[Any], Any]) -> Any:
+        """A call of a tool's own method: what names it, spec, arguments, place, and how it is made."""
+
+        def made(params: dict[str, Any]) -> Any:
+            return body({**given, **params} if isinstance(given, dict) else given)
+
+        call = {"id": options.get("tool_call_id"), "name": tool.name}
+        spec = self._guard.spec(tool.name, tool.description)
+        return call, spec, _arguments(tool, given), Place(self._thread(options.get("config")), call["id"]), made
 
     def _spec(self, request: ToolCallRequest) -> ToolSpec:
         tool = request.tool
         return self._guard.spec(request.tool_call["name"], "" if tool is None else tool.description)
 
     def _place(self, request: ToolCallRequest) -> Place:
-        config = getattr(request.runtime, "config", None) or {}
-        thread = (config.get("configurable") or {}).get("thread_id")
-        session = self._session or (None if thread is None else str(thread))
+        session = self._thread(getattr(request.runtime, "config", None))
         return Place(session, request.tool_call["id"], _message_id(request))
+
+    def _thread(self, config: Mapping[str, Any] | None) -> str | None:
+        """The session that was given, else the thread of the graph."""
+        thread = ((config or {}).get("configurable") or {}).get("thread_id")
+        return self._session or (None if thread is None else str(thread))
 
 
 class _Live:
@@ -157,8 +494,19 @@ def _guarded_here(call: str | None) -> Iterator[None]:
     token = guarded_call.set(call)
     try:
         yield
+    except GraphInterrupt as interrupt:
+        raise paused(interrupt) from interrupt
     finally:
         guarded_call.reset(token)
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """A tool that paused interrupts the graph again."""
+    try:
+        yield
+    except Paused as pause:
+        raise interrupt_again(pause.message) from None
 
 
 def _arguments(tool: BaseTool, given: Any) -> dict[str, Any]:
@@ -170,8 +518,9 @@ def _arguments(tool: BaseTool, given: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in known}
 
 
-def _with_arguments(request: ToolCallRequest, params: dict[str, Any]) -> ToolCallRequest:
-    return request.override(tool_call={**request.tool_call, "args": params})
+def _handled(request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Body:
+    """How *handler* makes the call with other arguments."""
+    return lambda params: handler(request.override(tool_call={**request.tool_call, "args": params}))
 
 
 def _message_id(request: ToolCallRequest) -> str | None:
@@ -200,33 +549,22 @@ class RecordedChatModel(BaseChatModel):
         bound = self.inner.bind_tools(tools, **options)
         return self.bind(**bound.kwargs) if isinstance(bound, RunnableBinding) else self.bind(tools=list(tools))
 
-    def _asking(
-        self, method: str, messages: Sequence[BaseMessage], stop: list[str] | None, options: dict[str, Any]
-    ) -> Asking:
-        def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
-            return getattr(model, method)(messages, stop=stop, **options)
-
-        return plain_asking(self.inner, messages, stop, options, call)
-
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
-        def send() -> Any:
-            return self.inner.invoke(messages, stop=stop, **options)
+        def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
+            return model.invoke(messages, stop=stop, **options)
 
-        scope = recording_scope()
-        said = send() if scope is None else ask(scope, self._asking("invoke", messages, stop, options), send)
+        said = through(ask, recording_scope(), self.inner, messages, stop, options, call)
         return ChatResult(generations=[ChatGeneration(message=said)])
 
     async def _agenerate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **options: Any
     ) -> ChatResult:
-        async def send() -> Any:
-            return await self.inner.ainvoke(messages, stop=stop, **options)
+        def call(model: Any, messages: Sequence[BaseMessage]) -> Any:
+            return model.ainvoke(messages, stop=stop, **options)
 
-        scope = recording_scope()
-        asked = self._asking("ainvoke", messages, stop, options)
-        said = await send() if scope is None else await ask_async(scope, asked, send)
+        said = await through(ask_async, recording_scope(), self.inner, messages, stop, options, call)
         return ChatResult(generations=[ChatGeneration(message=said)])
 
     def _stream(
@@ -235,13 +573,7 @@ class RecordedChatModel(BaseChatModel):
         def call(model: Any, messages: Sequence[BaseMessage]) -> Iterator[Any]:
             return map(as_chunk, model.stream(messages, stop=stop, **options))
 
-        def send() -> Iterator[Any]:
-            return call(self.inner, messages)
-
-        scope = recording_scope()
-        asked = plain_asking(self.inner, messages, stop, options, call)
-        chunks = send() if scope is None else stream(scope, asked, send, CODEC)
-        for chunk in chunks:
+        for chunk in through(stream, recording_scope(), self.inner, messages, stop, options, call, CODEC):
             yield ChatGenerationChunk(message=chunk)
 
     async def _astream(
@@ -251,14 +583,26 @@ class RecordedChatModel(BaseChatModel):
             async for chunk in model.astream(messages, stop=stop, **options):
                 yield as_chunk(chunk)
 
-        def send() -> AsyncIterator[Any]:
-            return call(self.inner, messages)
-
-        scope = recording_scope()
-        asked = plain_asking(self.inner, messages, stop, options, call)
-        chunks = send() if scope is None else stream_async(scope, asked, send, CODEC)
-        async for chunk in chunks:
+        async for chunk in through(stream_async, recording_scope(), self.inner, messages, stop, options, call, CODEC):
             yield ChatGenerationChunk(message=chunk)
+
+
+def through(
+    record: Callable[..., Any],
+    scope: RunScope | None,
+    model: Any,
+    messages: Sequence[BaseMessage],
+    stop: list[str] | None,
+    options: dict[str, Any],
+    call: Callable[[Any, Sequence[BaseMessage]], Any],
+    *codec: Codec,
+) -> Any:
+    """*call* of *model*, made and recorded by *record*; without a *scope*, made as it is."""
+
+    def send() -> Any:
+        return call(model, messages)
+
+    return send() if scope is None else record(scope, plain_asking(model, messages, stop, options, call), send, *codec)
 
 
 def as_chunk(chunk: Any) -> Any:

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import (
-    BaseMessage,
-)
+from langchain_core.messages import BaseMessage
 from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import BaseTool
@@ -22,15 +20,16 @@ from langchain_core.tools import BaseTool
 from antiphon._recording.manifest import entry_of
 from antiphon._recording.run import Run, active_run
 from antiphon._scope import RunScope, current_scope
-from antiphon.adapters._langchain_calls import CODEC, RecordedChatModel, ToolCalls, as_chunk, guarded_call
-from antiphon.adapters._langchain_data import config_of, plain_asking
-from antiphon.adapters._model import (
-    ask,
-    ask_async,
-    recording_scope,
-    stream,
-    stream_async,
+from antiphon.adapters._langchain_calls import (
+    CODEC,
+    RecordedChatModel,
+    ToolCalls,
+    as_chunk,
+    config_of,
+    guarded_call,
+    through,
 )
+from antiphon.adapters._model import ask, ask_async, recording_scope, stream, stream_async
 from antiphon.ops import storage
 from antiphon.ops.app import Antiphon, current, using
 from antiphon.ops.artifacts import export_run
@@ -165,8 +164,7 @@ def _hook_answers(kind: Any) -> None:
         if scope is None:
             found: ChatResult = generate(self, messages, stop, run_manager, **options)
             return found
-        asked = plain_asking(self, messages, stop, options, call)
-        return result_of(ask(scope, asked, lambda: call(self, messages)))
+        return result_of(through(ask, scope, self, messages, stop, options, call))
 
     @functools.wraps(agenerate)
     async def agenerated(
@@ -179,8 +177,7 @@ def _hook_answers(kind: Any) -> None:
         if scope is None:
             found: ChatResult = await agenerate(self, messages, stop, run_manager, **options)
             return found
-        asked = plain_asking(self, messages, stop, options, call)
-        return result_of(await ask_async(scope, asked, lambda: call(self, messages)))
+        return result_of(await through(ask_async, scope, self, messages, stop, options, call))
 
     kind._generate_with_cache, kind._agenerate_with_cache = generated, agenerated
 
@@ -198,8 +195,7 @@ def _hook_streams(kind: Any) -> None:
             yield from stream_(self, input, config, stop=stop, **options)
             return
         messages = self._convert_input(input).to_messages()
-        asked = plain_asking(self, messages, stop, options, call)
-        yield from stream(scope, asked, lambda: call(self, messages), CODEC)
+        yield from through(stream, scope, self, messages, stop, options, call, CODEC)
 
     @functools.wraps(astream_)
     async def astreamed(
@@ -220,8 +216,7 @@ def _hook_streams(kind: Any) -> None:
                 yield chunk
             return
         messages = self._convert_input(input).to_messages()
-        asked = plain_asking(self, messages, stop, options, call)
-        async for chunk in stream_async(scope, asked, lambda: call(self, messages), CODEC):
+        async for chunk in through(stream_async, scope, self, messages, stop, options, call, CODEC):
             yield chunk
 
     kind.stream, kind.astream = streamed, astreamed

@@ -6,8 +6,11 @@ Over HTTP the transports of :mod:`antiphon.adapters.httpx` use it; over stdio a 
 from __future__ import annotations
 
 import functools
+import hashlib
+import re
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,8 +21,14 @@ from antiphon._recording.boundary import Boundary
 from antiphon._recording.streams import StreamLog
 from antiphon._scope import RunScope, current_scope
 from antiphon.adapters._model import recording_scope
-from antiphon.llm.stream import sse_events
 from antiphon.ports import Answer
+
+UNEXECUTED = frozenset({-32020, -32021, -32022})
+"""Codes of a server that has not executed the request; what others mean is not known."""
+
+
+APPROVAL = "antiphon/approval"
+"""The field of ``_meta`` that says what a person is asked before a call is made."""
 
 
 class Request(NamedTuple):
@@ -104,14 +113,125 @@ def open_request(scope: RunScope, request: Request, *, asynchronous: bool) -> Bo
     )
 
 
-def value_of(content: bytes, request: Request) -> Any:
-    """The answer in a body, JSON or event stream, without the id that belongs to this delivery."""
-    text = content.lstrip()
-    messages = [orjson.loads(text)] if text.startswith(b"{") else list(sse_events([content]))
-    for message in messages:
-        if isinstance(message, dict) and message.get("id") == request.id and "method" not in message:
-            return {name: value for name, value in message.items() if name != "id"}
-    return None
+_BOUNDARY = re.compile(rb"\r\n(?:\r\n?|\n)|\n(?:\r\n?|\n)|\r\r\n?")
+"""The end of a line and an empty line, each ended in one of three ways."""
+LARGEST = 64 * 1024 * 1024
+"""Bytes of one message of a server."""
+
+
+def leg_of(state: Any, said: Any) -> str | None:
+    """Which leg of an exchange in several round trips: what the server gave and what the client says to it."""
+    if (state, said) == (None, None):
+        return None
+    return hashlib.sha256(orjson.dumps([state, said], option=orjson.OPT_SORT_KEYS, default=_plain)).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A model of the SDK as JSON."""
+    return value.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class EventReader:
+    """Cuts an event stream into its events, each as it came, as soon as it is complete."""
+
+    def __init__(self) -> None:
+        self._left = b""
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The events that *chunk* completes."""
+        searched = max(0, len(self._left) - 3)
+        self._left += chunk
+        while (found := _BOUNDARY.search(self._left, searched)) is not None:
+            yield self._left[: found.end()]
+            self._left, searched = self._left[found.end() :], 0
+        if len(self._left) > LARGEST:
+            raise ConnectionResetError(f"The server sent a message of over {LARGEST} bytes.")
+
+    def rest(self) -> bytes:
+        """An event that the end of the stream completes, if there is one."""
+        left, self._left = self._left, b""
+        return left + b"\n\n" if left.strip() else b""
+
+
+def fields_of(event: bytes) -> dict[bytes, bytes]:
+    """The fields of an event beside its data, such as its id."""
+    lines = (line.partition(b":") for line in event.splitlines() if not line.startswith((b"data", b":")))
+    return {name: value.removeprefix(b" ") for name, _, value in lines if name}
+
+
+def message_of(event: bytes) -> Any:
+    """The JSON data of an event; ``None`` if it has none."""
+    lines = (line for line in event.splitlines() if line.startswith(b"data:"))
+    return parsed(b"\n".join(line[5:].removeprefix(b" ") for line in lines))
+
+
+def parsed(data: bytes) -> Any:
+    """The message in *data*; ``None`` if that is no JSON."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def answers(message: Any, request: Request) -> bool:
+    """Whether *message* is the answer to *request*."""
+    return isinstance(message, dict) and message.get("id") == request.id and "method" not in message
+
+
+def is_notice(message: Any) -> bool:
+    """Whether *message* tells the client something (progress, a log line) and asks for nothing."""
+    return isinstance(message, dict) and "id" not in message and isinstance(message.get("method"), str)
+
+
+def notice_for(message: Any, request: Request) -> dict[str, Any] | None:
+    """A recorded notice for this delivery: progress goes under its token; ``None`` if it did not ask for any."""
+    if not is_notice(message) or message["method"] != "notifications/progress":
+        return message if is_notice(message) else None
+    meta, params = request.params.get("_meta"), message.get("params")
+    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    if token is None or not isinstance(params, dict):
+        return None
+    return {**message, "params": {**params, "progressToken": token}}
+
+
+def event_of(message: Any) -> bytes:
+    """A message as an event of a stream."""
+    return b"event: message\ndata: " + orjson.dumps(message) + b"\n\n"
+
+
+class Replayed(NamedTuple):
+    """A recorded answer as the body of a response."""
+
+    status: int
+    content_type: str
+    chunks: list[bytes]
+    gaps: Sequence[float]
+    stays: bool = False
+    """Whether the stream stays open, as one does that a client listens to."""
+
+
+def replayed(answer: Answer, request: Request) -> Replayed | None:
+    """What a client is given in place of the server's response; ``None`` if it got none that could be read."""
+    value = answer.value
+    refused = answer.outcome == "error" and isinstance(value, dict)
+    if refused and isinstance(value.get("status"), int):
+        return Replayed(value["status"], str(value.get("type", "")), [str(value.get("body", "")).encode()], ())
+    told = [(notice_for(message, request), gap) for message, gap in _timed(answer)]
+    notices = [(event_of(message), gap) for message, gap in told if message is not None]
+    stays = request.method == LISTEN
+    if answer.outcome == "error" and not stays:
+        return None
+    if not notices and not stays:
+        return Replayed(200, "application/json", [content_of(answer, request)], ())
+    if not stays or answer.outcome != "error":
+        notices.append((event_of(orjson.Fragment(content_of(answer, request))), 0.0))
+    return Replayed(200, "text/event-stream", [event for event, _ in notices], [gap for _, gap in notices], stays=stays)
+
+
+def _timed(answer: Answer) -> Iterator[tuple[Any, float]]:
+    gaps = answer.meta.get("gapsMs", ())
+    for number, chunk in enumerate(answer.chunks or ()):
+        yield chunk, gaps[number] if number < len(gaps) else 0.0
 
 
 def content_of(answer: Answer, request: Request) -> bytes:
@@ -120,25 +240,52 @@ def content_of(answer: Answer, request: Request) -> bytes:
     return orjson.dumps({**value, "id": request.id})
 
 
-class McpLog(StreamLog):
-    """Keeps the chunks of an answer on their way to the client, and writes the answer when it is complete."""
+LISTEN = "subscriptions/listen"
+"""The request whose answer is a stream that stays open."""
+MOST_NOTICES = 10_000
+"""Notices of one call that are recorded; the rest is only passed on."""
 
-    def __init__(self, boundary: Boundary, request: Request) -> None:
+
+class McpLog(StreamLog):
+    """Watches an answer on its way to the client: notices are recorded as they come, the answer when it is complete."""
+
+    def __init__(self, boundary: Boundary, request: Request, content_type: str) -> None:
         super().__init__(boundary, {})
         self._request = request
+        self._events = EventReader() if content_type.startswith("text/event-stream") else None
+        self._answer: Any = None
+        self._notices = 0
 
     def took(self, chunk: bytes) -> None:
-        self.chunks.append(chunk)
+        if self._events is None:
+            self.chunks.append(chunk)
+            return
+        for event in self._events.feed(chunk):
+            self._take(message_of(event))
+
+    def _take(self, message: Any) -> None:
+        if answers(message, self._request):
+            self._answer = message
+        elif is_notice(message) and self._notices < MOST_NOTICES:
+            self._notices += 1
+            now = time.monotonic()
+            self.boundary.chunk(message, (now - self._last) * 1000)
+            self._last = now
 
     def complete(self) -> bool:
         return True
 
     async def finish(self) -> None:
-        value = value_of(b"".join(self.chunks), self._request)
-        if value is None:
+        if self._events is None:
+            message = parsed(b"".join(self.chunks))
+            self._answer = message if answers(message, self._request) else None
+        else:
+            self._take(message_of(self._events.rest()))
+        if self._answer is None:
             lost = {"class": "", "code": "no_answer", "message": "The server ended the stream without an answer."}
             await self.boundary.finish("error", error=lost)
         else:
+            value = {name: value for name, value in self._answer.items() if name != "id"}
             await self.boundary.finish("ok", value=value)
 
 
@@ -217,6 +364,9 @@ async def _quietly(pump: Any) -> None:
         return
 
 
+_TIMED_OUT = {"code": -32001, "message": "Request timed out: the client did not wait for the answer"}
+
+
 class _Relay:
     """Between session and server. Live, requests and answers are recorded; without a server, the replay answers."""
 
@@ -225,11 +375,12 @@ class _Relay:
     def __init__(self, scope: RunScope, write: Any = None) -> None:
         self._scope = scope
         self._write = write
-        self._open: dict[Any, Boundary] = {}
+        self._open: dict[Any, tuple[str, Boundary]] = {}
 
     async def goes_out(self, message: Any) -> None:
         """A message of the session. Notifications and answers to the server are no requests."""
         body = message.message.model_dump(by_alias=True, mode="json", exclude_none=True)
+        await self._given_up(body)
         request = None
         if body.get("id") is not None and "method" in body:
             request = Request(body["id"], body["method"], body.get("params") or {})
@@ -239,17 +390,29 @@ class _Relay:
                 await self._answer(request, boundary)
             else:
                 await boundary.start()
-                self._open[request.id] = boundary
+                self._open[request.id] = (request.method, boundary)
         if self._write is not None:
             await self._write.send(message)
 
     async def comes_back(self, message: Any) -> None:
         """A message of the server."""
         body = getattr(message, "message", None)
-        boundary = None if hasattr(body, "method") else self._open.pop(getattr(body, "id", None), None)
-        if boundary is not None and body is not None:
+        waiting = None if hasattr(body, "method") else self._open.pop(getattr(body, "id", None), None)
+        if waiting is not None and body is not None:
             value = body.model_dump(by_alias=True, mode="json", exclude_none=True)
-            await boundary.finish("ok", value={name: item for name, item in value.items() if name != "id"})
+            await waiting[1].finish("ok", value={name: item for name, item in value.items() if name != "id"})
+
+    async def _given_up(self, body: dict[str, Any]) -> None:
+        """Requests whose answer the session no longer waits for; one that still comes is not what it saw.
+
+        It says so, except of ``server/discover``: after that it says ``initialize``, as to a server of the older kind.
+        """
+        method, told = body.get("method"), (body.get("params") or {}).get("requestId")
+        for number, (asked, boundary) in list(self._open.items()):
+            said = method == "notifications/cancelled" and number == told
+            if said or (method == "initialize" and asked == "server/discover"):
+                del self._open[number]
+                await boundary.finish("ok", value={"jsonrpc": "2.0", "error": _TIMED_OUT})
 
     async def closed(self) -> None:
         """The session has nothing more to say."""

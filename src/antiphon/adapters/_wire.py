@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import orjson
@@ -40,6 +42,8 @@ _SHAPING = (
 """The headers of a request that decide what is answered; no others are recorded."""
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream"}
+_INDENT = re.compile(rb"\{\n( {1,8})\S")
+_LONGEST_LAYOUT = 1024 * 1024
 
 
 class Endpoint(NamedTuple):
@@ -117,21 +121,59 @@ def open_call(
 
 
 def body_of(content: bytes) -> Any:
-    """A response body as it is recorded: JSON where it is JSON, else text, else bytes."""
-    try:
-        return orjson.loads(content)
-    except orjson.JSONDecodeError:
-        chunk = chunk_text(content)
-        return {"$text": chunk} if isinstance(chunk, str) else chunk
+    """A response body as it is recorded: JSON where it is JSON, else text, else its bytes as characters of Latin-1.
+
+    So all of it is text in which secrets are found.
+    """
+    with suppress(orjson.JSONDecodeError):
+        value = orjson.loads(content)
+        if not (isinstance(value, dict) and len(value) == 1 and value.keys() <= _MARKS):
+            return value
+    chunk = chunk_text(content)
+    return {"$text": chunk} if isinstance(chunk, str) else {"$latin1": content.decode("latin-1")}
 
 
-def content_of(value: Any) -> bytes:
+_MARKS = frozenset({"$text", "$latin1", "$base64"})
+"""JSON that looks like one of these is recorded as text."""
+
+
+def content_of(value: Any, layout: Mapping[str, Any] | None = None) -> bytes:
     """The bytes an SDK is given for a recorded body."""
     if isinstance(value, dict) and set(value) == {"$text"}:
         return str(value["$text"]).encode()
-    if isinstance(value, dict) and set(value) == {"$base64"}:
+    if isinstance(value, dict) and set(value) == {"$latin1"}:
+        return str(value["$latin1"]).encode("latin-1", "replace")
+    if isinstance(value, dict) and set(value) == {"$base64"}:  # as it was recorded before
         return chunk_bytes(value)
-    return orjson.dumps(value)
+    return orjson.dumps(value) if layout is None else laid_out(value, layout)
+
+
+def laid_out(value: Any, layout: Mapping[str, Any]) -> bytes:
+    """JSON with the spaces and escapes that the provider used."""
+    indent, end = layout.get("indent"), str(layout.get("end", ""))[:8].encode()
+    indent = indent if indent in range(1, 9) else None
+    if indent == 2 and not layout.get("ascii"):
+        return orjson.dumps(value, option=orjson.OPT_INDENT_2) + end
+    between = (",", ": ") if indent is not None else (", ", ": ") if layout.get("spaced") else (",", ":")
+    text = json.dumps(value, indent=indent, ensure_ascii=bool(layout.get("ascii")), separators=between)
+    return text.encode() + end
+
+
+def layout_of(content: bytes, value: Any) -> dict[str, Any]:
+    """What the metadata of a call say about how a JSON body is written, if that is needed to write it so again."""
+    if not isinstance(value, dict) or len(content) > _LONGEST_LAYOUT or orjson.dumps(value) == content:
+        return {}
+    text = content.rstrip(b" \r\n")
+    found: dict[str, Any] = {"ascii": b"\\u" in text, "end": content[len(text) :].decode()}
+    inner = _INDENT.match(text)
+    if inner is not None:
+        found["indent"] = len(inner[1])
+    else:
+        found["spaced"] = b'": ' in text
+    try:
+        return {"layout": found} if laid_out(value, found) == content else {}
+    except (TypeError, ValueError, RecursionError):
+        return {}
 
 
 def whole(call: ModelCall, content: bytes) -> Any:
@@ -168,7 +210,8 @@ async def finish(
         await boundary.finish("error", error=error, value=value, meta=dict(attempts))
         return
     outcome, meta = model.outcome_of(value, call.provider)
-    await boundary.finish(outcome, value=value, meta={**meta, **told_headers(headers), **attempts})
+    told = {**meta, **told_headers(headers), **attempts, **layout_of(content, value)}
+    await boundary.finish(outcome, value=value, meta=told)
 
 
 class Replayed(NamedTuple):
@@ -204,7 +247,8 @@ def replayed(answer: Answer, call: ModelCall) -> Replayed:
             return Replayed(status, headers or _JSON, [content_of(answer.value)])
         raised = _raised(error) or ("ReadError", str(error.get("message", "")))
         return Replayed(0, {}, [], raised)
-    return Replayed(200, {**(_EVENTS if call.stream else _JSON), **told}, [content_of(answer.value)])
+    content = content_of(answer.value, answer.meta.get("layout"))
+    return Replayed(200, {**(_EVENTS if call.stream else _JSON), **told}, [content])
 
 
 def _raised(error: Mapping[str, Any]) -> tuple[str, str] | None:

@@ -26,8 +26,10 @@ from antiphon.adapters._retries import ATTEMPTS, retrying
 from antiphon.errors import InvalidInput
 from antiphon.llm.stream import assemble_response, assemble_stream, sse_events
 
-_CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})
+_CODED = frozenset({b"content-encoding", b"content-length", b"transfer-encoding"})
 C = TypeVar("C")
+_LISTENING_MS = 3_600_000
+"""How long a replayed stream stays open that a client only listens to."""
 Send = Callable[[Any], Any]
 """The transport underneath."""
 
@@ -244,10 +246,14 @@ class _Exchange:
         await boundary.start()
         if answer is not None:
             await boundary.give(answer)
-            if answer.outcome == "error":
+            found = _mcp.replayed(answer, asked)
+            if found is None:
                 raise self._exception("ReadError", str((answer.error or {}).get("message", "")))
-            content = _mcp.content_of(answer, asked)
-            return module.Response(200, headers={"content-type": "application/json"}, content=content, request=request)
+            headers = [(b"content-type", found.content_type.encode())]
+            if not found.gaps and not found.stays:
+                return module.Response(found.status, headers=headers, content=found.chunks[0], request=request)
+            stream = _streams(module)[1](found.chunks, found.gaps, None, _LISTENING_MS if found.stays else None)
+            return module.Response(found.status, headers=headers, stream=stream, request=request)
         try:
             with boundary.asking():
                 response = await self._send(request)
@@ -255,20 +261,24 @@ class _Exchange:
             await boundary.finish("error", error=error_payload(error))
             raise
         if response.status_code >= 400:
+            content = await self._read(response)
             message = f"The server answered {response.status_code}."
             refused = {"class": "", "code": f"http_{response.status_code}", "message": message}
-            await boundary.finish("error", error=refused)
-            return response
-        return self._live(response, _mcp.McpLog(boundary, asked))
+            kind = response.headers.get("content-type", "")
+            said = {"status": response.status_code, "type": kind, "body": content.decode("utf-8", "replace")}
+            await boundary.finish("error", error=refused, value=said)
+            return self._again(response, _streams(module)[1]([content]))
+        return self._live(response, _mcp.McpLog(boundary, asked, response.headers.get("content-type", "")))
 
     def _outgoing(self, call: _wire.ModelCall, changed: bool) -> Any:
         """The request that goes out. Streams are asked for uncompressed, so that their chunks can be kept exactly."""
         request = self._request
         if not changed and not call.stream:
             return request
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "content-length"}
+        left_out = (b"content-length", b"accept-encoding") if call.stream else (b"content-length",)
+        headers = [(name, value) for name, value in request.headers.raw if name.lower() not in left_out]
         if call.stream:
-            headers["accept-encoding"] = "identity"
+            headers.append((b"accept-encoding", b"identity"))
         content = _wire.outgoing(call) if changed else request.content
         return self._module.Request(
             request.method, request.url, headers=headers, content=content, extensions=request.extensions
@@ -283,7 +293,7 @@ class _Exchange:
 
     def _again(self, response: Any, stream: Any) -> Any:
         """The response with its body decoded: what was recorded is what the SDK reads."""
-        headers = [(name, value) for name, value in response.headers.multi_items() if name.lower() not in _CODED]
+        headers = [(name, value) for name, value in response.headers.raw if name.lower() not in _CODED]
         return self._module.Response(
             response.status_code, headers=headers, request=self._request, extensions=response.extensions, stream=stream
         )
@@ -296,7 +306,8 @@ class _Exchange:
         if found.left:
             failure = read_on(len(found.chunks))
         stream = _streams(self._module)[1](found.chunks, found.gaps, failure, found.given_up)
-        return self._module.Response(found.status, headers=found.headers, stream=stream, request=self._request)
+        headers = [(name.encode(), value.encode()) for name, value in found.headers.items()]
+        return self._module.Response(found.status, headers=headers, stream=stream, request=self._request)
 
     def _exception(self, name: str, message: str) -> Exception:
         """The transport's exception again; one of a kind that this module does not have is a failed read."""

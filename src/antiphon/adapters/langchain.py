@@ -25,9 +25,12 @@ from langgraph.prebuilt import ToolNode  # noqa: E402
 from langgraph.prebuilt.tool_node import ToolCallRequest  # noqa: E402
 
 from antiphon.adapters._calls import Through  # noqa: E402
-from antiphon.adapters._langchain_calls import RecordedChatModel, ToolCalls, Tools, chat_model  # noqa: E402
-from antiphon.adapters._langchain_data import (  # noqa: E402
+from antiphon.adapters._langchain_calls import (  # noqa: E402  # noqa: E402
+    RecordedChatModel,
+    ToolCalls,
+    Tools,
     asking,
+    chat_model,
     pack_messages,
     request_body,
     unpack_messages,

@@ -20,18 +20,25 @@ from antiphon.adapters._need import need
 need("mcp")
 
 from mcp import MCPError  # noqa: E402
-from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult  # noqa: E402
+from mcp_types import INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, InputRequiredResult  # noqa: E402
 
 from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
-from antiphon.adapters._mcp import guarded, recorded_stdio  # noqa: E402
+from antiphon.adapters._mcp import APPROVAL, UNEXECUTED, guarded, leg_of, recorded_stdio  # noqa: E402
 from antiphon.adapters._model import recorded_here  # noqa: E402
 from antiphon.adapters.httpx import client_options  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import CallFailed  # noqa: E402
 
-__all__ = ["GuardedClient", "connect", "guard", "protect", "suggested_spec"]
+__all__ = ["GuardedClient", "NotExecuted", "connect", "guard", "protect", "suggested_spec"]
 
 log: logging.Logger = logging.getLogger("antiphon.mcp")
+
+
+class NotExecuted(MCPError):
+    """The server refused a call before it did anything (codes -32020 to -32022): nothing happened."""
+
+
+"""Where the result of a call that needs a person says what is asked."""
 
 
 def suggested_spec(tool: Any, *, namespace: str, trusted: bool) -> tuple[ToolSpec, str]:
@@ -73,7 +80,7 @@ class GuardedClient:
         self._client = client
         self._namespace = f"mcp.{server}"
         declared = specs_of(tools)
-        self._specs = {name: _moved(spec, self._namespace) for name, spec in declared.items()}
+        self._specs = {name: _certain(_moved(spec, self._namespace)) for name, spec in declared.items()}
         self._declared = frozenset(declared)
         self._trusted = trusted
         self._session = session
@@ -89,7 +96,8 @@ class GuardedClient:
             if tool.name in self._declared:
                 log.info("%s/%s: the operator's declaration applies", self._namespace, tool.name)
                 continue
-            self._specs[tool.name], source = suggested_spec(tool, namespace=self._namespace, trusted=self._trusted)
+            spec, source = suggested_spec(tool, namespace=self._namespace, trusted=self._trusted)
+            self._specs[tool.name] = _certain(spec)
             log.info(
                 "%s/%s: idempotent=%s by %s", self._namespace, tool.name, self._specs[tool.name].idempotent, source
             )
@@ -104,19 +112,33 @@ class GuardedClient:
         *,
         call_id: str | None = None,
         **options: Any,
-    ) -> CallToolResult:
+    ) -> Any:
         """Call a tool at most once per intent. *call_id* is the model's id of the call; it never reaches the server.
+
+        The result is a ``CallToolResult``, or an ``InputRequiredResult`` where that was allowed
+        (``allow_input_required=True`` of a ``ClientSession``); the call that answers it is a leg of its own.
 
         A call that runs out of time is cancelled at the server (``notifications/cancelled``); what became of it there
         is not known, and the answer says so.
         """
         spec = self._specs.get(name)
         if spec is None:
-            spec = self._specs[name] = ToolSpec(name=name, namespace=self._namespace, idempotent=False, reuse="turn")
+            fresh = ToolSpec(name=name, namespace=self._namespace, idempotent=False, reuse="turn")
+            spec = self._specs[name] = _certain(fresh)
+        leg = leg_of(options.get("request_state"), options.get("input_responses"))
+        if call_id is not None and leg is not None:
+            call_id = f"{call_id}:{leg}"
 
         async def body(params: dict[str, Any]) -> Any:
-            with recorded_here(), guarded(name, params):  # the gateway's event stands for the request underneath
-                result = await self._client.call_tool(name, params, read_timeout_seconds, progress_callback, **options)
+            try:
+                with recorded_here(), guarded(name, params):  # the gateway's event stands for the request underneath
+                    result = await self._client.call_tool(
+                        name, params, read_timeout_seconds, progress_callback, **options
+                    )
+            except MCPError as error:
+                if error.code in UNEXECUTED:
+                    raise NotExecuted(error.code, error.message, error.data) from error
+                raise
             return result.model_dump(mode="json", by_alias=True, exclude_none=True)
 
         try:
@@ -125,17 +147,31 @@ class GuardedClient:
             )
         except CallFailed as failure:
             raise _of_the_protocol(failure) from None
+        if given.ok and given.value.get("resultType") == "input_required":
+            return InputRequiredResult.model_validate(given.value)
         if given.ok:
             return CallToolResult.model_validate(given.value)
-        return CallToolResult.model_validate({"content": [{"type": "text", "text": given.message}], "isError": True})
+        said: dict[str, Any] = {"content": [{"type": "text", "text": given.message}], "isError": True}
+        if given.question is not None:
+            said["_meta"] = {APPROVAL: given.question}
+        return CallToolResult.model_validate(said)
 
 
 def _of_the_protocol(failure: CallFailed) -> Exception:
-    """A recorded error of MCP as one again; of its code only a request's timeout is known."""
-    if not str(failure.data.get("recorded", {}).get("class", "")).endswith(".MCPError"):
+    """A recorded error of MCP as one again; of one that was recorded without its code only a timeout is known."""
+    recorded = failure.data.get("recorded", {})
+    kind = str(recorded.get("class", ""))
+    if not kind.endswith((".MCPError", ".NotExecuted")):
         return failure
-    code = REQUEST_TIMEOUT if failure.message.endswith("timed out") else INTERNAL_ERROR
-    return MCPError(code, failure.message)
+    code = recorded.get("number", REQUEST_TIMEOUT if failure.message.endswith("timed out") else INTERNAL_ERROR)
+    return (NotExecuted if kind.endswith(".NotExecuted") else MCPError)(code, failure.message)
+
+
+def _certain(spec: ToolSpec) -> ToolSpec:
+    """The tool, with the errors that say that it was not executed."""
+    import msgspec
+
+    return msgspec.structs.replace(spec, certain_errors=(*spec.certain_errors, NotExecuted))
 
 
 def _moved(spec: ToolSpec, namespace: str) -> ToolSpec:

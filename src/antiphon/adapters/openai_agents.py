@@ -36,8 +36,9 @@ from agents.items import TResponseOutputItem, TResponseStreamEvent  # noqa: E402
 from pydantic import TypeAdapter  # noqa: E402
 
 from antiphon._gateway.ids import uuid7  # noqa: E402
+from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._scope import current_scope  # noqa: E402
-from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
+from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import Asking, Codec, ask_async, recording_scope, stream_async  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.ops.app import Antiphon  # noqa: E402
@@ -45,6 +46,7 @@ from antiphon.ops.app import Antiphon  # noqa: E402
 __all__ = ["RecordedModel", "RecordedProvider", "guard_tool", "protect"]
 
 _RUN = "_antiphon_run"
+_NAME = "openai-agents"
 Tools = Iterable[ToolSpec] | Mapping[str, Mapping[str, Any]] | None
 A = TypeVar("A", bound=Agent[Any])
 
@@ -235,10 +237,29 @@ def guard_tool(tool: FunctionTool, guard: GuardedTools, session: str | None = No
             return await invoke(context, arguments if given == params else json.dumps(given))
 
         place = Place(session, context.tool_call_id, counted_in=_response(context))
-        given = await guard.call_async(spec, params, place, body)
+        approving = NOBODY
+        if spec.approve is not None and context.is_tool_approved(tool.name, context.tool_call_id) is True:
+            approving = Approving(Verdict(True, _NAME, _NAME))
+        given = await guard.call_async(spec, params, place, body, approving)
         return given.value if given.ok else given.message
 
-    return dataclasses.replace(tool, on_invoke_tool=guarded)
+    if spec.approve is None:
+        return dataclasses.replace(tool, on_invoke_tool=guarded)
+    needs = tool.needs_approval
+
+    async def asks(context: Any, params: dict[str, Any], call_id: str) -> bool:
+        """Ask, so that the interruption shows a question that the store has, bound to these arguments."""
+        place = Place(session, call_id, counted_in=_response(context))
+        given = await guard.call_async(spec, params, place, _nothing, Approving(shown_in=_NAME, only_asks=True))
+        if given.question is not None or not callable(needs):
+            return given.question is not None or needs is True
+        return bool(await needs(context, params, call_id))
+
+    return dataclasses.replace(tool, on_invoke_tool=guarded, needs_approval=asks)
+
+
+async def _nothing(params: dict[str, Any]) -> Any:
+    raise AssertionError("a call that only asks dispatches nothing")
 
 
 def _response(context: Any) -> str | None:

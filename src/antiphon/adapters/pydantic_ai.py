@@ -35,9 +35,10 @@ from pydantic_ai.messages import (  # noqa: E402
 )
 from pydantic_ai.usage import RequestUsage  # noqa: E402
 
+from antiphon._gateway.plan import Verdict  # noqa: E402
 from antiphon._lineage import permitted  # noqa: E402
 from antiphon._scope import RunScope  # noqa: E402
-from antiphon.adapters._calls import GuardedTools, Place, Through, specs_of  # noqa: E402
+from antiphon.adapters._calls import NOBODY, Approving, GuardedTools, Place, Through, specs_of  # noqa: E402
 from antiphon.adapters._model import NATIVE, Asking, ask_async, chat_response, recording_scope  # noqa: E402
 from antiphon.contract.spec import ToolSpec  # noqa: E402
 from antiphon.errors import Paused  # noqa: E402
@@ -47,6 +48,7 @@ __all__ = ["Reliable", "protect"]
 D = TypeVar("D")
 R = TypeVar("R")
 
+_NAME = "pydantic-ai"
 _DEFERRALS = {"CallDeferred": exceptions.CallDeferred, "ApprovalRequired": exceptions.ApprovalRequired}
 _RETRY, _FAILED, _SKIPPED = _SIGNALS = ("$modelRetry", "$toolFailed", "$skipped")
 _ANSWERS = (
@@ -126,13 +128,19 @@ class Reliable(AbstractCapability[Any]):
                 raise Paused(json.dumps(kept, default=str)) from deferral
 
         spec = self._guard.spec(tool_def.name, tool_def.description or "")
+        params, approving = call.args_as_dict(), NOBODY
+        if spec.approve is not None:  # bound to what is executed, whatever hooks made of what the model said
+            params = dict(args) if isinstance(args, Mapping) else params
+            approving = Approving(_verdict(ctx), _NAME)
         place = Place(self.session or ctx.conversation_id, call.tool_call_id, message=_message(ctx, call))
         try:
-            given = await self._guard.call_async(spec, call.args_as_dict(), place, body)
+            given = await self._guard.call_async(spec, params, place, body, approving)
         except Paused as pause:
             raise _deferred(pause.message) from None
         if given.code == Paused.code:
             raise _deferred(given.message)
+        if given.question is not None:
+            raise exceptions.ApprovalRequired(metadata=given.question)
         if not given.ok:
             return given.message
         if isinstance(given.value, dict) and given.value.keys() & _SIGNALS and len(given.value) == 1:
@@ -142,6 +150,14 @@ class Reliable(AbstractCapability[Any]):
     async def on_model_request_error(self, ctx: Any, *, request_context: Any, error: Exception) -> ModelResponse:
         """Recover nothing: where this hook is, :meth:`wrap_model_request` sees why a stream could not be opened."""
         raise error
+
+
+def _verdict(ctx: Any) -> Verdict | None:
+    """What was decided on the call, if the run was resumed with an approval; metadata say who, and on what."""
+    if ctx.tool_call_approved is not True:
+        return None
+    said = ctx.tool_call_metadata if isinstance(ctx.tool_call_metadata, Mapping) else {}
+    return Verdict(True, str(said.get("by") or _NAME), _NAME, str(said.get("approvalId") or ""))
 
 
 class ProtectedAgent(WrapperAgent[Any, Any]):

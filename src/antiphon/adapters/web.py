@@ -17,7 +17,8 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from contextvars import ContextVar
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from antiphon._gateway.gateway import AsyncGateway, BaseGateway, Gateway
@@ -25,6 +26,7 @@ from antiphon.contract.result import ToolResultEnvelope
 from antiphon.contract.spec import BreakerPolicy, DidNotHappen, RetryPolicy, ToolSpec
 from antiphon.errors import InvalidInput
 
+G = TypeVar("G", bound=BaseGateway)
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -197,6 +199,14 @@ class _Rules:
         return _Response(kept["status"], headers, body)
 
 
+def _gateway(name: str, kind: type[G], given: G | None) -> G:
+    """The gateway that was given, else one of *kind* as it is configured."""
+    gateway = getattr(import_module("antiphon"), name)() if given is None else given
+    if not isinstance(gateway, kind):
+        raise InvalidInput(f"The gateway of this middleware must be an antiphon.{name}.", path="$.gateway")
+    return gateway
+
+
 class _Released(DidNotHappen):
     """A response that says: nothing happened."""
 
@@ -268,14 +278,9 @@ class IdempotencyKey:
         ttl: float = 86_400,
         reconcile: Callable[..., Any] | None = None,
     ) -> None:
-        if gateway is None:
-            from antiphon import AsyncGateway as Configured
-
-            gateway = Configured()
-        if not isinstance(gateway, AsyncGateway):
-            raise InvalidInput("The gateway of an ASGI application must be an antiphon.AsyncGateway.", path="$.gateway")
-        self._app, self._principal, self._gateway = app, principal, gateway
-        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl, reconcile)
+        self._app, self._principal = app, principal
+        self._gateway: AsyncGateway = _gateway("AsyncGateway", AsyncGateway, gateway)
+        self._rules = _Rules(app, self._gateway, principal, methods, required, release, max_body, ttl, reconcile)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer from the record, or by the application."""
@@ -394,14 +399,9 @@ class IdempotencyKeyWSGI:
         ttl: float = 86_400,
         reconcile: Callable[..., Any] | None = None,
     ) -> None:
-        if gateway is None:
-            from antiphon import Gateway as Configured
-
-            gateway = Configured()
-        if not isinstance(gateway, Gateway):
-            raise InvalidInput("The gateway of a WSGI application must be an antiphon.Gateway.", path="$.gateway")
-        self._app, self._principal, self._gateway = app, principal, gateway
-        self._rules = _Rules(app, gateway, principal, methods, required, release, max_body, ttl, reconcile)
+        self._app, self._principal = app, principal
+        self._gateway: Gateway = _gateway("Gateway", Gateway, gateway)
+        self._rules = _Rules(app, self._gateway, principal, methods, required, release, max_body, ttl, reconcile)
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         """Answer from the record, or by the application."""

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from antiphon.blobs._content import ContentBlobs, Objects
-from antiphon.blobs.local import LocalObjects
+from antiphon.blobs.local import ContentBlobs, LocalObjects, Objects
 from antiphon.blobs.s3 import PART_BYTES
 from antiphon.errors import NotFound, StoreUnavailable
 

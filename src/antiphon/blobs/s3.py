@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from antiphon.blobs._content import ContentBlobs
+from antiphon.blobs.local import ContentBlobs
 from antiphon.errors import ConfigError, NotFound, StoreUnavailable, missing_extra
 
 T = TypeVar("T")

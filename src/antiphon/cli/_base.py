@@ -199,7 +199,7 @@ def report(error: errors.AntiphonError, as_json: bool) -> None:
         print(f"          {error.hint}", file=sys.stderr)
 
 
-_MAKES_STORE = ("run", "exec", "import", "serve", "replay", "test")
+_MAKES_STORE = ("run", "exec", "import", "serve", "proxy", "mcp", "replay", "test", "matrix")
 _STORE_VARIABLES = ("ANTIPHON_STORE", "ANTIPHON_STORE_URL", "ANTIPHON_STORE_CLAIMS", "ANTIPHON_STORE_LOG")
 
 
@@ -226,6 +226,17 @@ def _named_store(arguments: argparse.Namespace, *, makes: bool) -> Iterator[None
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+def run_server(server: Any) -> bool:
+    """Run a server until a signal ends it; whether it had started."""
+    try:
+        server.run()
+    except KeyboardInterrupt:
+        return True
+    except SystemExit:  # the server has said why
+        return False
+    return bool(server.started)
 
 
 def ended_with(code: int) -> str:

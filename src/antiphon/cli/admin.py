@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from antiphon.cli._base import (
     one_of,
     positive_int,
 )
-from antiphon.errors import InvalidInput
+from antiphon.errors import InvalidInput, NotFound
 
 _MARK = {"ok": ui.green("✓"), "warning": ui.yellow("!"), "error": ui.red("✗"), "note": ui.dim("·")}
 _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
@@ -38,7 +38,7 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
 
 @command(
     argument("what", nargs="?", default="list", choices=["list", "show", "clear", "resolve", "flush", "usage"]),
-    argument("key", nargs="?", default="", help="key or fingerprint of one claim"),
+    argument("key", nargs="*", help="key or fingerprint of one claim; resolve takes several"),
     argument("--tool", default="", help="namespace/name"),
     argument("--session", default=""),
     argument("--prefix", default="", help="prefix of the keys"),
@@ -54,6 +54,7 @@ _SECRET = re.compile(r"(?<=password=)[^&]+", re.IGNORECASE)
     flag("--in-flight", "flush, clear: also claims in flight; an equal call then runs beside them"),
     flag("--unknown", "flush, clear: also unknown outcomes; an equal call then runs again"),
     flag("--yes", "do not ask"),
+    flag("--dry-run", "resolve: check it and change nothing"),
     argument("--reason", default="", help="recorded in the audit log"),
     argument("--limit", type=positive_int, default=50),
     CONFIG,
@@ -65,6 +66,7 @@ def claims(arguments: argparse.Namespace) -> int:
     examples:
       antiphon claims list --state unknown
       antiphon claims resolve 55bf97edc27d2399 --happened --value '"sent"'
+      antiphon claims resolve 55bf97edc27d2399 8a1e33d0c2f64b17 --did-not-happen --dry-run
       antiphon claims resolve --reconcile --entry shop.py --tool tools/charge
       antiphon claims flush --session order-1042
     """
@@ -82,11 +84,16 @@ def claims(arguments: argparse.Namespace) -> int:
         ui.print_json(result)
     else:
         ui.output(arguments, result, ", ".join(f"{name}: {value}" for name, value in result.items()))
-    return 0
+    return 1 if "refused" in result else 0
 
 
 async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
     chosen = {name: getattr(arguments, name) for name in ("tool", "session", "prefix")}
+    keys, arguments.key = arguments.key, "".join(arguments.key[:1])
+    if len(keys) > 1:
+        if arguments.what != "resolve" or arguments.reconcile:
+            raise InvalidInput("Name one claim.", hint="Several are resolved with one verdict, or chosen by --tool.")
+        return await _resolve_all(admin, arguments, chosen, keys)
     if arguments.what == "list":
         return await admin.claims(**chosen, state=arguments.state, limit=arguments.limit)
     if arguments.what == "show":
@@ -106,7 +113,7 @@ async def _act(admin: Any, arguments: argparse.Namespace) -> Any:
         return await _resolve_all(admin, arguments, chosen)
     if not (arguments.happened or arguments.did_not_happen):
         raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
-    return await admin.resolve(arguments.key, **_verdict(arguments))
+    return await admin.resolve(arguments.key, **_verdict(arguments), dry_run=arguments.dry_run)
 
 
 def _verdict(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -134,23 +141,29 @@ async def _confirm(admin: Any, arguments: argparse.Namespace, chosen: dict[str, 
     ask(f"{text}: equal calls will run although these may have taken effect. Continue?")
 
 
-async def _resolve_all(admin: Any, arguments: argparse.Namespace, chosen: dict[str, str]) -> dict[str, Any]:
-    """Settle every unknown outcome that fits, alike."""
+async def _resolve_all(
+    admin: Any, arguments: argparse.Namespace, chosen: dict[str, str], keys: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Settle every unknown outcome that fits, or those named, alike."""
+    from antiphon.ops.admin import Verdict
+
     if not (arguments.happened or arguments.did_not_happen):
         raise InvalidInput("Specify the outcome: --happened or --did-not-happen.")
-    verdict = _verdict(arguments)
-    if arguments.happened and not verdict["has_value"]:
+    told = _verdict(arguments)
+    if arguments.happened and not told["has_value"]:
         raise InvalidInput("Say what the calls returned: --value JSON, or --no-value.")
-    found = await admin.claims(**chosen, state="unknown", limit=10_000)
-    if found and not arguments.yes:
-        ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict['verdict']}. Continue?")
-    for claim in found:
-        await admin.resolve(claim["key"], **verdict)
-    return {"resolved": len(found), "as": verdict["verdict"]}
+    verdict = told["verdict"]
+    found = keys or [claim["key"] for claim in await admin.claims(**chosen, state="unknown", limit=10_000)]
+    if found and not (arguments.yes or arguments.dry_run):
+        ask(f"{plural(len(found), 'unknown outcome')} will be settled as {verdict}. Continue?")
+    verdicts = [Verdict(key, verdict, told["value"]) for key in found]
+    made = await admin.resolve_all(verdicts, reason=arguments.reason, dry_run=arguments.dry_run)
+    return {**made, "as": verdict}
 
 
 async def _reconcile_all(admin: Any, arguments: argparse.Namespace, chosen: dict[str, str]) -> dict[str, Any]:
     """Settle every unknown outcome that fits as its tool's ``reconcile`` says; what it cannot tell stays unknown."""
+    from antiphon.ops.admin import Verdict
     from antiphon.ops.entry import load_module
     from antiphon.ops.gateways import declared
 
@@ -161,15 +174,12 @@ async def _reconcile_all(admin: Any, arguments: argparse.Namespace, chosen: dict
         chosen = {**chosen, "prefix": (await admin.claim(arguments.key))["key"]}
     said = await admin.evidence(declared(), **chosen)
     certain = [claim for claim in said if claim["verdict"] is not None]
-    if certain and not arguments.yes:
+    if certain and not (arguments.yes or arguments.dry_run):
         print("\n".join(_said({"claims": said})), file=sys.stderr)
         ask(f"{len(certain)} of {len(said)} unknown outcomes will be settled like this. Continue?")
-    for claim in certain:
-        reason = arguments.reason or "reconcile"
-        await admin.resolve(
-            claim["key"], claim["verdict"], value=claim["value"], reason=reason, version=claim["version"]
-        )
-    return {"resolved": len(certain), "unknown": len(said) - len(certain), "claims": said}
+    verdicts = [Verdict(*(claim[name] for name in Verdict._fields)) for claim in certain]
+    made = await admin.resolve_all(verdicts, reason=arguments.reason or "reconcile", dry_run=arguments.dry_run)
+    return {**made, "unknown": len(said) - made["resolved"], "claims": said}
 
 
 def _said(result: dict[str, Any]) -> Iterator[str]:
@@ -183,7 +193,10 @@ def _said(result: dict[str, Any]) -> Iterator[str]:
     if rows:
         yield ui.table(head, rows)
     if "resolved" in result:
-        yield f"resolved: {result['resolved']}, still unknown: {result['unknown']}"
+        told = "would be resolved" if result.get("dryRun") else "resolved"
+        yield f"{told}: {result['resolved']}, still unknown: {result['unknown']}"
+    for one in result.get("refused", ()):
+        yield f"{one['key']}: {one['message']}"
 
 
 def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
@@ -225,6 +238,7 @@ def _claims(found: list[dict[str, Any]], place: str) -> Iterator[str]:
         help="force-open: for how long",
     ),
     argument("--reason", default="", help="shown to callers and recorded in the audit log"),
+    flag("--dry-run", "say what would change and change nothing"),
     CONFIG,
     JSON,
 )
@@ -244,16 +258,19 @@ def breakers(arguments: argparse.Namespace) -> int:
         if arguments.what == "list":
             rows = drive(admin.breakers())
         elif arguments.what == "reset":
-            rows = [drive(admin.reset(as_breaker_key(arguments.tool, arguments.context), arguments.reason))]
+            key = as_breaker_key(arguments.tool, arguments.context)
+            rows = [drive(admin.reset(key, arguments.reason, dry_run=arguments.dry_run))]
         else:
             key = as_breaker_key(arguments.tool, arguments.context)
             for_ms = None if arguments.seconds is None else int(arguments.seconds * 1000)
-            rows = [drive(admin.force_open(key, arguments.reason, for_ms))]
+            rows = [drive(admin.force_open(key, arguments.reason, for_ms, dry_run=arguments.dry_run))]
     head = ("BREAKER", "STATE", "BY", "UNTIL", "CHANGED", "REASON")
     lines = [
         (r["key"], r["state"], r["by"], ui.when(r["untilMs"]), ui.when(r["updatedAtMs"]), r["reason"]) for r in rows
     ]
     text = ui.table(head, lines) if rows else f"All breakers are closed; none has ever opened. Looked in {place}."
+    if arguments.dry_run and arguments.what != "list":
+        text = f"{text}\nNothing was changed; it is {rows[0]['before']}."
     ui.output(arguments, {"breakers": rows, "store": place}, text)
     return 0
 
@@ -381,7 +398,7 @@ def gc(arguments: argparse.Namespace) -> int:
     example:
       antiphon gc --older-than 30 --dry-run
     """
-    from antiphon.ops.retention import collect
+    from antiphon.ops.runs import collect
 
     with application(arguments) as app:
         result = collect(
@@ -401,4 +418,127 @@ def gc(arguments: argparse.Namespace) -> int:
         window = f"the retention window of {result['retentionDays']:g} days"
         lines.append(f"kept: {plural(result['protected'], 'run')} inside {window}")
     ui.output(arguments, result, lines)
+    return 0
+
+
+@command(
+    argument("folder", type=Path, help="a new folder"),
+    argument("--seal-key", metavar="FILE", type=Path, help="also copy the seal key, to a file outside the folder"),
+    CONFIG,
+    JSON,
+)
+def backup(arguments: argparse.Namespace) -> int:
+    """Copy the store and its large payloads while they are in use. The seal key is kept apart.
+
+    example:
+      antiphon backup /backup/antiphon-2026-11-15 --seal-key /vault/antiphon.seal-key
+    """
+    from antiphon.ops.backup import backup as make
+
+    with application(arguments) as app:
+        result = make(app, arguments.folder, seal_key=arguments.seal_key, progress=ui.progress)
+    lines = [f"{plural(result['files'], 'file')}, {result['bytes'] / 1e6:.1f} MB in {result['folder']}"]
+    if result["sealKeyCopied"]:
+        lines.append(f"seal key: {result['sealKeyCopied']}; keep it apart from the backup")
+    elif result["sealKeyFile"]:
+        lines.append(
+            ui.yellow(f"not included: the seal key {result['sealKeyFile']}; back it up elsewhere (--seal-key)")
+        )
+    elif arguments.seal_key is not None:
+        lines.append(f"there is no seal key yet, because nothing has been sealed: {arguments.seal_key} was not written")
+    ui.output(arguments, result, lines)
+    return 0
+
+
+@command(
+    argument("folder", type=Path, help="the folder of a backup"),
+    argument("--seal-key", metavar="FILE", type=Path, help="the seal key of the backup, to be put in its place"),
+    flag("--force", "replace the store that is there (it is moved aside), or go without the seal key"),
+    flag("--verify", "only check that the backup is complete and unchanged"),
+    CONFIG,
+    JSON,
+)
+def restore(arguments: argparse.Namespace) -> int:
+    """Put a backup in place of the configured store. Stop every process that uses the store first.
+
+    example:
+      antiphon restore /backup/antiphon-2026-11-15 --seal-key /vault/antiphon.seal-key
+    """
+    from antiphon.ops.backup import restore as put_back
+    from antiphon.ops.backup import verify
+    from antiphon.ops.runs import list_runs
+
+    if arguments.verify:
+        manifest = verify(arguments.folder, progress=ui.progress)
+        text = f"complete: {plural(len(manifest['files']), 'file')}, taken {ui.when(manifest['atMs'])}"
+        ui.output(arguments, {"complete": True, **manifest}, text)
+        return 0
+    with application(arguments) as app:
+        options = {"seal_key": arguments.seal_key, "force": arguments.force}
+        result = put_back(app, arguments.folder, **options, progress=ui.progress)
+        counts = app.journal.counts(app.tenant)
+        result["runsUnfinished"] = len(list_runs(app, status="interrupted", limit=10_000))
+        result["claimsInFlight"] = sum(n for (_, state), n in counts.items() if state in ("inflight", "stale"))
+    lines = [f"restored {', '.join(result['databases'])} as of {ui.when(result['takenAtMs'])}"]
+    lines += [f"what was there: {place}" for place in result["movedAside"]]
+    if result["sealKeysMissing"]:
+        lines.append(ui.yellow(f"results sealed with key {', '.join(result['sealKeysMissing'])} cannot be read"))
+    runs, claims = plural(result["runsUnfinished"], "unfinished run"), plural(result["claimsInFlight"], "claim")
+    unfinished = f"{runs} and {claims} in flight"
+    lines.append(f"{unfinished}: the store does not know what they did after the backup. Look before you start a host:")
+    lines.append("  antiphon runs --status interrupted; antiphon claims list --state inflight")
+    ui.output(arguments, result, lines)
+    return 0
+
+
+@command(
+    argument("act", nargs="?", default="list", choices=["list", "rotate", "add", "use", "remove"]),
+    argument("id", nargs="?", default="", help="use, remove: which key"),
+    flag("--force", "remove: also a key that values may still be sealed with"),
+    CONFIG,
+    JSON,
+)
+def sealkeys(arguments: argparse.Namespace) -> int:
+    """List, rotate, add or remove the keys that seal secrets in claim records. Running processes follow at once.
+
+    On one machine `rotate` is all. Where several machines have copies of the key file: `add` on one, copy the file to
+    the others, then `use` the new key on each.
+
+    examples:
+      antiphon sealkeys rotate
+      antiphon sealkeys add && scp … && antiphon sealkeys use 3f9a2c41
+    """
+    from antiphon._seal import KEY_BYTES, key_id_of, read_keys, write_keys
+    from antiphon.config.wiring import seal_key_file
+
+    with application(arguments) as app:
+        file = seal_key_file(app.config, app.store)
+    if file is None:
+        raise InvalidInput("No key file is configured.", hint="Name one: [store] seal_key_file.")
+    keys = read_keys(file) if file.exists() else []
+    by_id = {key_id_of(key): key for key in keys}
+    if arguments.act in ("use", "remove") and arguments.id not in by_id:
+        known = ", ".join(by_id) or "none"
+        raise NotFound(f"There is no seal key {arguments.id!r} in {file}.", hint=f"Known: {known}.")
+    if arguments.act == "rotate":
+        keys = [os.urandom(KEY_BYTES), *keys]
+    elif arguments.act == "add":
+        keys = [*keys, os.urandom(KEY_BYTES)]
+    elif arguments.act == "use":
+        keys = [by_id[arguments.id], *(key for name, key in by_id.items() if name != arguments.id)]
+    elif arguments.act == "remove":
+        if arguments.id == key_id_of(keys[0]):
+            raise InvalidInput(f"Key {arguments.id} is the one that seals.", hint="Use another one first.")
+        if not arguments.force:
+            raise InvalidInput(
+                f"What was sealed with key {arguments.id} could never be read again. Nothing was removed.",
+                hint="Results are kept as long as their TTL; secrets of webhooks until they are replaced. "
+                "When nothing is left: --force",
+            )
+        keys = [key for name, key in by_id.items() if name != arguments.id]
+    if arguments.act != "list":
+        write_keys(file, keys)
+    found = [{"id": key_id_of(key), "use": "seals" if not number else "unseals"} for number, key in enumerate(keys)]
+    lines = [ui.table(("KEY", "USE"), [(one["id"], one["use"]) for one in found]) if found else "No seal key yet."]
+    ui.output(arguments, {"file": str(file), "keys": found}, [*lines, ui.dim(f"file: {file}")])
     return 0

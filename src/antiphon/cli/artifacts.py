@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from antiphon._diff import plural
 from antiphon.cli import _ui as ui
-from antiphon.cli._base import CONFIG, JSON, RUN, application, argument, check_run, command, flag
+from antiphon.cli._base import CONFIG, JSON, RUN, application, argument, check_run, command, exit_code, flag
 from antiphon.errors import InvalidInput, NotFound
 
 
@@ -157,32 +159,66 @@ def _complain(kept: Any, what: str, as_json: bool) -> int:
     return 1 if kept.waiting else 0
 
 
-@command(argument("files", nargs="+", metavar="FILE", help="artifact, run id in the bucket, or s3://…"), CONFIG, JSON)
+@command(
+    argument("files", nargs="+", metavar="FILE", help="file or folder, run id in the bucket, or s3://…"),
+    flag("--dry-run", "only check the files and say how complete they are; store nothing"),
+    flag("--gaps", "name every gap of runs of other formats"),
+    CONFIG,
+    JSON,
+)
 def import_(arguments: argparse.Namespace) -> int:
-    """Read artifacts (.antiphon or .kurral) into the store. A file that cannot be read changes nothing.
+    """Read runs into the store: artifacts (.antiphon), and runs of other formats (.kurral, ATIF trajectories,
+    OpenTelemetry traces as OTLP JSON). A file that cannot be read changes nothing, and the other files are read.
+
+    A format that tells less than a recording of ours is imported with a figure of how complete it is, by field.
 
     examples:
       antiphon import golden/*.antiphon
       antiphon import 01a1dd44                # from the bucket of [artifacts]
       antiphon import s3://our-bucket/team/billing/artifacts/2026/11/01a1dd44.antiphon
+      antiphon import jobs/                   # every trajectory and trace below a folder
+      antiphon import jobs/ --dry-run --gaps  # how complete they are, and what is missing
     """
-    from antiphon.ops.artifacts import import_artifact, open_run
-    from antiphon.ops.bucket import is_address, is_remote
+    from antiphon.ops.artifacts import ImportResult, import_all
 
-    done = []
     with application(arguments) as app:
-        for name in arguments.files:
-            if is_address(name) or (is_remote(app) and not Path(name).exists()):
-                manifest = open_run(app, name, progress=ui.progress)
-            else:
-                manifest = import_artifact(app, Path(name), progress=ui.progress)
-            done.append({"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true"})
-            if not arguments.json:
-                note = ui.yellow("  edited after it was written") if done[-1]["altered"] else ""
-                print(f"{name}  {manifest.id}{note}")
+        done: ImportResult = import_all(app, arguments.files, dry_run=arguments.dry_run, progress=ui.progress)
+    if len(arguments.files) == 1 and not done.runs and len(done.failed) == 1:
+        raise done.failed[0][1]
+    for name, error in done.failed:
+        print(ui.red(f"antiphon: {ui.safe(name)}: {ui.safe(error.message)}"), file=sys.stderr)
     if arguments.json:
-        ui.print_json({"imported": done})
-    return 0
+        ui.print_json(done.to_wire())
+    else:
+        for line in _imported(done, arguments):
+            print(line)
+    return exit_code(done.failed[0][1]) if done.failed else 0
+
+
+def _imported(done: Any, arguments: argparse.Namespace) -> Iterator[str]:
+    for one in done.runs:
+        told = one.get("completeness")
+        note = ui.yellow("  edited after it was written") if one["altered"] else ""
+        much = "" if told is None else f"  {told['overall']:.0%} complete"
+        yield f"{ui.safe(one['file'])}  {one['run']}{much}{note}"
+        if told is not None and arguments.gaps:
+            yield from (f"  {ui.safe(gap)}" for gap in told["gaps"])
+            if told["moreGaps"]:
+                yield f"  and {told['moreGaps']} more"
+    whole = done.completeness()
+    if whole is not None:
+        yield ""
+        rows = [
+            (name, f"{count['present']} of {count['of']}", f"{count['present'] / count['of']:.0%}")
+            for name, count in whole["fields"].items()
+        ]
+        many = sum("completeness" in one for one in done.runs)
+        rows.append((f"overall, {plural(many, 'run')}", "", f"{whole['overall']:.0%}"))
+        yield ui.table(("FIELD", "PRESENT", "SHARE"), rows, right=(1, 2))
+    if done.skipped:
+        yield ui.dim(f"{plural(len(done.skipped), 'file')} of other kinds skipped")
+    if arguments.dry_run:
+        yield ui.dim("nothing was stored (--dry-run)")
 
 
 @command(argument("paths", nargs="+", metavar="PATH"), CONFIG, JSON)

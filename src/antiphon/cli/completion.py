@@ -8,35 +8,12 @@ from collections.abc import Iterator
 from antiphon.cli import COMMANDS
 from antiphon.cli._base import argument, command, find
 
-_BASH = """\
-_antiphon() {
-    local IFS=$'\\n'
-    COMPREPLY=($(antiphon completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-    [ ${#COMPREPLY[@]} -gt 0 ] || COMPREPLY=($(compgen -f -- "${COMP_WORDS[COMP_CWORD]}"))
-}
-complete -o filenames -F _antiphon antiphon
-"""
-_ZSH = """\
-#compdef antiphon
-_antiphon() {
-    local -a found
-    found=("${(@f)$(antiphon completion words -- "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    if [[ -n "${found[1]}" ]]; then compadd -a found; else _files; fi
-}
-compdef _antiphon antiphon
-"""
-_FISH = """\
-function __antiphon_words
-    set -l typed (commandline -opc) (commandline -ct)
-    antiphon completion words -- $typed[2..-1] 2>/dev/null
-end
-complete -c antiphon -a '(__antiphon_words)'
-"""
-_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+_SHELLS = ("bash", "zsh", "fish")
+"""``completion.bash`` and so on are their scripts."""
 
 
 @command(
-    argument("shell", choices=[*_SCRIPTS, "words"], help="bash, zsh or fish; words is what their scripts call"),
+    argument("shell", choices=[*_SHELLS, "words"], help="bash, zsh or fish; words is what their scripts call"),
     argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS),
 )
 def completion(arguments: argparse.Namespace) -> int:
@@ -51,7 +28,9 @@ def completion(arguments: argparse.Namespace) -> int:
         typed = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
         print("\n".join(_fitting(typed or [""])))
     else:
-        print(_SCRIPTS[arguments.shell], end="")
+        from pkgutil import get_data
+
+        print((get_data("antiphon.cli", f"completion.{arguments.shell}") or b"").decode(), end="")
     return 0
 
 

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,10 +42,7 @@ if TYPE_CHECKING:
     from antiphon.ops import golden
     from antiphon.ops.child import Send
 
-_OPTIONS = (
-    *("mode", "verify", "realtime", "min_ars", "samples", "baseline", "from_event"),
-    *("model", "provider", "temperature", "seed"),
-)
+_OPTIONS = "mode verify realtime masked min_ars samples baseline from_event model provider temperature seed".split()
 """Given to a replay as they are."""
 
 
@@ -127,19 +124,7 @@ def replay(arguments: argparse.Namespace) -> int:
     from antiphon.ops.tables import json_value, table_of
 
     check_run(arguments)
-    same = (
-        "mode",
-        "verify",
-        "model",
-        "provider",
-        "temperature",
-        "seed",
-        "min_ars",
-        "from_event",
-        "samples",
-        "baseline",
-    )
-    options: dict[str, Any] = {name: getattr(arguments, name) for name in (*same, "realtime", "masked")}
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in _OPTIONS}
     options |= {
         "execute": not arguments.no_execute,
         "prompt": _prompt(arguments.prompt),
@@ -314,7 +299,7 @@ def test(arguments: argparse.Namespace) -> int:
                 3 blocked for review, 4 not found, 5 entry point or model missing, 6 unreadable
     """
     from antiphon import cli
-    from antiphon.ops import golden
+    from antiphon.ops import golden, verdicts
 
     options = golden.Options(
         mode="explore" if arguments.explore else "strict",
@@ -329,12 +314,23 @@ def test(arguments: argparse.Namespace) -> int:
     by_path: dict[str, golden.Result] = {}
     own = cli.own_process
     with _own_folder() as folder, ui.aside(arguments.json and not own):
-        paths = golden.collect(_local(arguments, folder))
+        with application(arguments) as app:
+            places, tenant = _local(app, arguments.places, folder), app.tenant
+        paths = golden.collect(places)
         checked = golden.check_all(
             paths, options, jobs=arguments.jobs, code_of=exit_code, apart=own, quiet=arguments.json
         )
         for result in ui.progress(checked, len(paths), "replaying, golden runs"):
             by_path[result.path] = result  # the same again, if its process did something at its end
+            verdicts.keep(
+                result.path,
+                result.status,
+                result.reasons,
+                result.report,
+                tenant=tenant,
+                seconds=result.seconds,
+                address=places.get(Path(result.path), ""),
+            )
             if not arguments.json:
                 _tell(result)
     results = list(by_path.values())
@@ -343,7 +339,7 @@ def test(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         arguments.markdown.write_text(golden.markdown(results), encoding="utf-8")
     if arguments.html:
-        from antiphon.scoring.pages import render_tests
+        from antiphon.scoring.html import render_tests
 
         page = render_tests([result.to_wire() for result in results])
         arguments.html.write_text(page, encoding="utf-8")
@@ -364,24 +360,21 @@ def _legend(messages: list[str]) -> Iterator[str]:
         yield "lane: one sequence of calls; parallel tasks and threads have lanes of their own"
 
 
-def _local(arguments: argparse.Namespace, folder: Path) -> list[Path]:
-    """The places as paths; what lies in the bucket is brought into *folder* first."""
+def _local(app: Any, places: Sequence[str], folder: Path) -> dict[Path, str]:
+    """The places as paths; what lies in the bucket is brought into *folder* first, and has its address."""
     from antiphon.ops.bucket import download, find, is_address, is_remote, stored_runs
 
-    found: list[Path] = []
-    with application(arguments) as app:
-        for place in arguments.places:
-            if is_address(place):
-                paths = [download(app, one.name, folder) for one in stored_runs(app, place)]
-                if not paths:
-                    raise NotFound(
-                        f"There is no artifact at {place}.", hint="List what is there: antiphon runs --bucket"
-                    )
-                found += paths
-            elif Path(place).exists() or not is_remote(app) or (one := find(app, place)) is None:
-                found.append(Path(place))
-            else:
-                found.append(download(app, one.name, folder))
+    found: dict[Path, str] = {}
+    for place in places:
+        if is_address(place):
+            stored = list(stored_runs(app, place))
+            if not stored:
+                raise NotFound(f"There is no artifact at {place}.", hint="List what is there: antiphon runs --bucket")
+            found |= {download(app, one.name, folder): one.address for one in stored}
+        elif Path(place).exists() or not is_remote(app) or (one := find(app, place)) is None:
+            found[Path(place)] = ""
+        else:
+            found[download(app, one.name, folder)] = one.address
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import secrets
 import sys
@@ -35,13 +34,12 @@ def serve(arguments: argparse.Namespace) -> int:
       ANTIPHON_API_KEY=$(openssl rand -hex 32) antiphon serve --port 8321 --config antiphon.toml
     """
     try:
-        import uvicorn
-    except ImportError:
-        raise missing_extra("uvicorn", "server", "antiphon serve") from None
+        from antiphon.host.http.connections import ServerConfig
+    except ImportError as error:
+        raise missing_extra(error.name or "uvicorn", "server", "antiphon serve") from None
     from antiphon.config.load import load
     from antiphon.host import logs
     from antiphon.host.api_keys import ENVIRONMENT_KEY
-    from antiphon.host.http.connections import LimitedProtocol, Limits
     from antiphon.host.http.endpoint import is_loopback
 
     config = load(arguments.config).config
@@ -85,24 +83,15 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.config is not None:
         os.environ["ANTIPHON_CONFIG"] = os.path.abspath(arguments.config)  # noqa: PTH100 - as the user wrote it
     os.environ["ANTIPHON_HOST_HOST"] = host
-    server = uvicorn.Config(
+    server = ServerConfig(
         "antiphon.host.http.app:service",
+        settings,
         host=host,
         port=port,
         workers=workers,
         log_config=logs.settings(arguments.log_level, arguments.log_format),
         factory=True,
-        server_header=False,
-        date_header=False,
-        access_log=False,
-        timeout_graceful_shutdown=max(1, int(settings.shutdown_grace_s)),
-        timeout_keep_alive=math.ceil(settings.idle_timeout_s),
-        h11_max_incomplete_event_size=65_536,
-        lifespan="on",
-        http=LimitedProtocol,
-        ws="none",
     )
-    server.limits = Limits.of(settings)  # type: ignore[attr-defined]
     print(f"antiphon: serving on http://{host}:{port} with {plural(workers, 'worker')}", file=sys.stderr)
     return 0 if _run(server) else 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,19 +17,30 @@ from antiphon.cli._base import (
     LATEST,
     application,
     argument,
+    ask,
     check_run,
     command,
     flag,
     one_of,
     positive_int,
     ratio,
+    repeated,
 )
+from antiphon.errors import InvalidInput
 
 _COLOUR = {"completed": ui.green, "failed": ui.red}
+_UNDONE = {"undone": ui.green, "would be undone": ui.green, "nothing to undo": ui.dim, "done by hand": ui.dim}
 
 
 @command(
-    argument("prefix", nargs="?", default="", help="prefix of the run ids to list, or s3://… in the bucket"),
+    argument("prefix", nargs="?", default="", help="prefix of the run ids to list, s3://… in the bucket, or: undo"),
+    argument("run", nargs="?", help="undo: the run whose sagas are undone (id, unique prefix or latest)"),
+    argument("--entry", metavar="FILE", help="undo: the file or module that declares the tools (default: the run's)"),
+    flag("--dry-run", "undo: say what would be undone, and undo nothing"),
+    repeated("--done", "CALL", "undo: a person has dealt with this call (0@2), so it is not undone and blocks nothing"),
+    argument("--reason", default="", metavar="TEXT", help="undo: why, for the audit log"),
+    flag("--yes", "undo: do not ask (at a terminal, the plan is shown first)"),
+    flag("--force", "undo: although it cannot be seen from here that the run's process is gone"),
     flag("--bucket", "list the artifacts in the configured bucket"),
     argument("--name", default="", help="only runs of this name"),
     argument("--status", default="", choices=["running", "completed", "failed", "interrupted"]),
@@ -43,16 +53,29 @@ _COLOUR = {"completed": ui.green, "failed": ui.red}
     JSON,
 )
 def runs(arguments: argparse.Namespace) -> int:
-    """List recorded runs, newest first.
+    """List recorded runs, newest first; or undo the sagas of a run that were interrupted or got stuck.
 
     examples:
       antiphon runs --status failed --limit 5
       antiphon runs --bucket                     # what teammates have shared
       antiphon runs s3://our-bucket/team/billing
+      antiphon runs undo 01a1dd44 --dry-run      # what would be undone
+      antiphon runs undo 01a1dd44 --entry trip.py
+      antiphon runs undo 01a1dd44 --entry trip.py --done 0@2 --reason "wrote a second mail"
+
+    exit codes of undo: 0 undone or nothing to undo, 1 a person is needed, 2 usage, 4 not found,
+                        5 the tools are not known here (--entry)
     """
     from antiphon.ops.bucket import is_address
     from antiphon.ops.runs import count_runs, list_runs
 
+    if arguments.prefix == "undo":
+        return _undo(arguments)
+    if arguments.run is not None:
+        raise InvalidInput(
+            f"antiphon runs takes one prefix, not {arguments.run!r} as well.",
+            hint="To undo a run: antiphon runs undo RUN",
+        )
     if arguments.bucket or is_address(arguments.prefix):
         return _in_bucket(arguments)
     wanted = {name: getattr(arguments, name) for name in ("prefix", "name", "status", "replays")}
@@ -65,6 +88,42 @@ def runs(arguments: argparse.Namespace) -> int:
     text = f"{nothing}\nLooked in {place} (--store names another)."
     ui.output(arguments, {"runs": rows, "total": total, "store": place}, _runs(rows, total) if rows else text)
     return 0
+
+
+def _undo(arguments: argparse.Namespace) -> int:
+    """Undo the sagas of a run."""
+    from antiphon.ops.runs import find_run
+    from antiphon.ops.sagas import undo_run
+
+    if arguments.run is None:
+        raise InvalidInput("Name the run to undo.", hint="antiphon runs undo RUN; antiphon runs lists them.")
+    with application(arguments) as app, ui.aside(arguments.json):
+        manifest = find_run(app, arguments.run)
+        options = {name: getattr(arguments, name) for name in ("entry", "dry_run", "force", "done", "reason")}
+        found = undo_run(app, manifest, **options, confirm=None if arguments.yes else _confirm_undo)
+    lines = [] if found["sagas"] else [f"Run {manifest.id} has no saga to undo."]
+    ui.output(arguments, found, [*lines, *_undone(found["sagas"])])
+    return 0 if arguments.dry_run or all(saga["state"] == "undone" for saga in found["sagas"]) else 1
+
+
+def _confirm_undo(planned: dict[str, Any]) -> None:
+    """At a terminal, a person sees the plan first; a script has asked by calling the command."""
+    number = sum(write["state"] == "would be undone" for saga in planned["sagas"] for write in saga["writes"])
+    if number and sys.stdin is not None and sys.stdin.isatty():
+        print("\n".join(_undone(planned["sagas"])), file=sys.stderr)
+        ask(f"Undo {plural(number, 'call')} of run {planned['run']}?")
+
+
+def _undone(sagas: list[dict[str, Any]]) -> Iterator[str]:
+    """Each saga and what became, or would become, of its writes."""
+    for saga in sagas:
+        yield f"{ui.bold('saga ' + ui.safe(saga['name']))}  {saga['state']}"
+        width = max((len(write["state"]) for write in saga["writes"]), default=0)
+        for write in saga["writes"]:
+            state = _UNDONE.get(write["state"], ui.red)(write["state"].ljust(width))
+            yield f"  {state}  {ui.safe(write['tool'])} {ui.safe(write['call'])}"
+            if write.get("why"):
+                yield f"    {_short(write['why'])}"
 
 
 def _in_bucket(arguments: argparse.Namespace) -> int:
@@ -136,6 +195,7 @@ def show(arguments: argparse.Namespace) -> int:
       antiphon show golden/refund.antiphon --event 3
       antiphon show --latest --html run.html
     """
+    from antiphon.ops.lines import run_file
     from antiphon.ops.runs import context_of, one_event, timeline
 
     check_run(arguments)
@@ -154,7 +214,8 @@ def show(arguments: argparse.Namespace) -> int:
             tree = timeline(app, manifest)
             lines = list(_tree(tree))
             if arguments.html:
-                lines.append(_page(app, manifest, tree, arguments.html))
+                Path(arguments.html).write_text(run_file(app, manifest), encoding="utf-8")
+                lines.append(ui.dim(f"page: {arguments.html}"))
             ui.output(arguments, tree, lines)
     return 0
 
@@ -177,19 +238,6 @@ def _opened(arguments: argparse.Namespace) -> Iterator[tuple[Any, Any]]:
     yield app, open_run(app, arguments.run)
 
 
-def _page(app: Any, manifest: Any, tree: dict[str, Any], name: str) -> str:
-    """Write the run as one page, and say where."""
-    from antiphon.ops.reports import call_of
-    from antiphon.ops.runs import load_recording
-    from antiphon.scoring.pages import render_run
-
-    recording = load_recording(app, manifest, shown=True)
-    given = {**tree, "input": recording.input()}
-    calls = (call_of(app, recording, call) for call in recording.top_calls())
-    Path(name).write_text(render_run(given, calls), encoding="utf-8")
-    return ui.dim(f"page: {name}")
-
-
 def _revealed(app: Any, run: str, arguments: argparse.Namespace) -> None:
     """Note who looked at originals; without one event to look at there is nothing to reveal."""
     from antiphon.errors import InvalidInput
@@ -209,7 +257,8 @@ def _context(context: dict[str, Any], as_json: bool) -> None:
         ui.print_json(context)
         return
     rest = {name: value for name, value in request.items() if name != "messages"}
-    print(ui.bold(f"{context['provider']} request at event {context['seq']}"))
+    rebuilt = ", rebuilt from the steps before it" if context.get("rebuilt") else ""
+    print(ui.bold(f"{context['provider']} request at event {context['seq']}{rebuilt}"))
     for message in (entry for entry in messages if isinstance(entry, dict)):
         role = str(message.get("role", "?"))
         content = message.get("content")
@@ -250,6 +299,7 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
     yield ui.dim(f"started {ui.when(run['startedAtMs'])}" + (f", took {took}" if took else ""))
     if run["sourceRun"]:
         yield ui.dim(f"replay of {ui.safe(run['sourceRun'])}")
+    yield from _origin(run.get("imported"))
     yield from _nodes(run["timeline"], "")
     if run["stoppedAt"] is not None:
         why = "it is not finished" if run["status"] == "running" else "its process ended before the run finished"
@@ -258,6 +308,7 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
         yield ui.red(_error(run["error"], "class"))
     elif run["output"] is not None:
         yield f"output  {_short(str(run['output']))}"
+    yield from _sagas(run)
     counts = run["counts"]
     words = [plural(counts["nodes"], "node")] if counts["nodes"] else []
     words += [plural(counts["calls"], "tool call"), plural(counts["models"], "model call")]
@@ -272,6 +323,36 @@ def _tree(run: dict[str, Any]) -> Iterator[str]:
     if run["cost"] is not None:
         words.append(f"cost {run['cost']:.4f}")
     yield ui.dim(" · ".join(words))
+
+
+_SHOWN_GAPS = 3
+
+
+def _origin(imported: Any) -> Iterator[str]:
+    """Where an imported run comes from, and what its format did not tell."""
+    told = imported.get("completeness") if isinstance(imported, dict) else None
+    if not isinstance(told, dict) or not isinstance(told.get("overall"), (int, float)):
+        return
+    gaps = [ui.safe(str(gap)) for gap in told.get("gaps") or ()]
+    more = len(gaps) - _SHOWN_GAPS + int(told.get("moreGaps") or 0)
+    yield ui.yellow(f"imported from {ui.safe(str(imported.get('format')))}, {told['overall']:.0%} complete")
+    yield from (ui.dim(f"  {_short(gap)}") for gap in gaps[:_SHOWN_GAPS])
+    if more > 0:
+        yield ui.dim(f"  and {plural(more, 'more gap')}: antiphon show RUN --event 1")
+
+
+def _sagas(run: dict[str, Any]) -> Iterator[str]:
+    for saga in run["sagas"]:
+        state = saga["state"]
+        undone = sum(write.get("state") == "undone" for write in saga["writes"])
+        colour = ui.green if state in ("closed", "undone") else ui.red if state == "stuck" else ui.yellow
+        told = f"  {undone} undone" if undone else f"  {plural(saga['calls'], 'call')}" if state != "undone" else ""
+        yield f"saga {ui.safe(saga['name'])}  {colour(ui.safe(state))}{told}"
+        for write in saga["writes"]:
+            if write.get("state") == "needs a person":
+                yield ui.red(_short(f"  needs a person: {write.get('tool')} {write.get('call')}: {write.get('why')}"))
+        if state in ("interrupted", "stuck"):
+            yield ui.yellow(f"  to undo what is left: antiphon runs undo {run['id']}")
 
 
 def _nodes(nodes: list[dict[str, Any]], indent: str) -> Iterator[str]:
@@ -327,6 +408,11 @@ def _line(node: dict[str, Any]) -> str:
         parts.append(ui.red("blocked"))
     elif answered or meta.get("fromCache"):
         parts.append(ui.yellow(_ANSWERED.get(str(answered), "reused")))
+    if node.get("undo"):
+        colour = _UNDONE.get(node["undo"], ui.red)
+        parts.append(colour(ui.safe(node["undo"])))
+    if node.get("undoes") is not None:
+        parts.append(ui.dim(f"undoes {node['undoes']}"))
     if meta.get("breakerState"):
         parts.append(ui.yellow(ui.safe(f"breaker {meta['breakerState']}")))
     usage = meta.get("usage") or {}
@@ -365,21 +451,16 @@ def diff(arguments: argparse.Namespace) -> int:
     """
     from antiphon import scoring
     from antiphon.ops.artifacts import open_recording
-    from antiphon.ops.replay import shown
-    from antiphon.ops.reports import score_runs
+    from antiphon.ops.compare import compare
 
     with application(arguments) as app:
         left, right = open_recording(app, arguments.a), open_recording(app, arguments.b)
-        data = shown(right, shown(left, score_runs(app, left, right, min_ars=arguments.min_ars)))
-    data = {"sourceRun": left.manifest.id, "replayRun": right.manifest.id, "title": left.manifest.name, **data}
-    ids = 0 if arguments.all else _without_ids(data)
-    data["equal"] = _equal(data)
-    if not data["equal"] and data["verdict"] == "pass":
-        data["verdict"], data["verdictReasons"] = "fail", ["the runs differ"]
+        data = compare(app, left, right, min_ars=arguments.min_ars, every=arguments.all)
     lines = [ui.bold(f"{left.manifest.name} {left.manifest.id}  →  {right.manifest.name} {right.manifest.id}")]
-    lines += _differences(data)
-    if ids:
-        lines.append(ui.dim(f"{plural(ids, 'id')} of model calls differ, as in any two runs; --all shows them"))
+    lines += _differences(data) if "structure" in data else _divergences(data)
+    if data["hiddenIds"]:
+        ids = plural(data["hiddenIds"], "id")
+        lines.append(ui.dim(f"{ids} of model calls differ, as in any two runs; --all shows them"))
     if arguments.html:
         Path(arguments.html).write_text(scoring.render_report(data), encoding="utf-8")  # type: ignore[arg-type]
         lines.append(ui.dim(f"report: {arguments.html}"))
@@ -387,43 +468,12 @@ def diff(arguments: argparse.Namespace) -> int:
     return 0 if data["equal"] else 1
 
 
-_ISSUED = (
-    "id tool_call_id call_id toolCallId callId created created_at createTime system_fingerprint responseId".split()
-)
-_ISSUED_PATH = re.compile(rf"(?:^|[.\]])(?:{'|'.join(_ISSUED)})$")
-
-
-def _without_ids(data: dict[str, Any]) -> int:
-    """Take out what a provider gives each response anew (ids, times); how many there were."""
-    ids = 0
-    for side in ("timelineA", "timelineB"):
-        data[side] = [_lasting(call) if call.get("kind") == "llm" else call for call in data[side]]
-    structure = data["structure"]
-    for name in ("changed", "resultsChanged"):
-        kept = []
-        for change in structure[name]:
-            model = change["kind"] == "llm"
-            fields = [field for field in change["fields"] if not (model and _ISSUED_PATH.search(field["path"]))]
-            ids += len(change["fields"]) - len(fields)
-            if fields:
-                kept.append({**change, "fields": fields})
-            else:
-                structure["equal"] += 1
-        structure[name] = kept
-    return ids
-
-
-def _lasting(value: Any, top: bool = True) -> Any:
-    """A recorded model call without its provider's ids and times; the call's own fields stay."""
-    if isinstance(value, dict):
-        return {name: _lasting(inner, False) for name, inner in value.items() if top or name not in _ISSUED}
-    return [_lasting(inner, False) for inner in value] if isinstance(value, list) else value
-
-
-def _equal(data: dict[str, Any]) -> bool:
-    structure = data["structure"]
-    changed = any(structure[name] for name in ("added", "dropped", "changed", "resultsChanged", "reordered"))
-    return not changed and bool(data["outputsA"] == data["outputsB"])
+def _divergences(data: dict[str, Any]) -> Iterator[str]:
+    """A strict replay beside its recording."""
+    if data["equal"]:
+        yield ui.green("equal: the strict replay passed")
+    for found in data["divergences"]:
+        yield ui.red(f"  {ui.safe(str(found.get('message', '')))}")
 
 
 def _differences(data: dict[str, Any]) -> Iterator[str]:

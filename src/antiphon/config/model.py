@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -337,6 +337,30 @@ class LoopSection(Section, frozen=True):
     """Cost of a run: the ``cost`` of its tools plus its tokens by ``[prices]``; then no further tool runs."""
 
 
+class ApprovalPolicySection(Section, frozen=True):
+    """When calls need a person; any condition that holds is enough, and without one every call does."""
+
+    version: Annotated[str, Meta(min_length=1)]
+    """Change it with the rule: approvals given under another version are void."""
+    above: dict[str, float] = {}
+    """Parameters that may be at most so large, ``{ amount = 100 }``; anything else than a number needs a person."""
+    one_of: dict[str, tuple[Any, ...]] = {}
+    """Parameters with one of these values, ``{ account = ["operations"] }``."""
+    not_one_of: dict[str, tuple[Any, ...]] = {}
+    """Parameters with any other value than these, ``{ currency = ["EUR"] }``."""
+
+
+class ApprovalsSection(Section, frozen=True):
+    """Who may approve calls, and by which rules they need it."""
+
+    allow_self: bool = False
+    """Whether the actor that made a call may approve it."""
+    url: str = ""
+    """Where people open signed links, ``https://desk.example.com/approve``: the page that ``antiphon serve`` has."""
+    policies: dict[str, ApprovalPolicySection] = {}
+    """Rules by name, for ``@gateway.tool(approve="name")``."""
+
+
 class Config(Section, frozen=True):
     """The whole file."""
 
@@ -347,6 +371,7 @@ class Config(Section, frozen=True):
     ttl: TtlSection | None = None
     loop: LoopSection = LoopSection()
     tools: dict[str, ToolSection] = {}
+    approvals: ApprovalsSection = ApprovalsSection()
     telemetry: TelemetrySection = TelemetrySection()
     redact: RedactSection = RedactSection()
     record: RecordSection = RecordSection()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from antiphon._gateway.settings import Settings, ToolOverride
+from antiphon._gateway.settings import ApprovalPolicy, Settings, ToolOverride
 from antiphon._late import LateRedactor
 from antiphon.config.load import Loaded, changed, load, process_environment
 from antiphon.config.model import ArtifactsSection, Config, Section
@@ -56,6 +56,7 @@ def settings_of(config: Config) -> Settings:
         loop=LoopPolicy(**{name: value for name, value in _fields(config.loop).items() if value is not None}),
         wait_replicas=config.store.wait_replicas,
         tools={name: ToolOverride(**{**_fields(tool), **_policies(tool)}) for name, tool in config.tools.items()},
+        approvals={name: ApprovalPolicy(**_fields(one)) for name, one in config.approvals.policies.items()},
     )
 
 
@@ -234,7 +235,7 @@ def payloads_in_bucket(config: Config) -> bool:
 def blobs_of(config: Config) -> Blobs:
     """Where large payloads go: a local folder, or the bucket, with everything kept locally until it has arrived."""
     if payloads_in_bucket(config):
-        from antiphon.blobs._content import ContentBlobs
+        from antiphon.blobs.local import ContentBlobs
         from antiphon.blobs.outbox import OutboxBlobs
 
         remote = ContentBlobs(objects_of(config.artifacts, "payloads"))

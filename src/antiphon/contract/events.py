@@ -9,10 +9,14 @@ marks and ids are ``meta``: they may differ between two runs that did the same.
 | run.finished        | status (completed, failed, interrupted), output?, error?                      |
 | interaction.started | input                                                                         |
 | interaction.finished| output? or error?                                                             |
-| call.started        | kind (tool, llm, mcp), name, namespace?, arguments or request, digest, nth    |
+| call.started        | kind (tool, llm, mcp), name, namespace?, arguments or request, digest, nth,   |
+|                     | approval? (the policy by which a person must approve the call)                |
 | call.finished       | outcome (ok, error, denied, refusal), value? or error? {class, code, message} |
 | call.chunk          | n, data (one chunk of a stream; meta.gapMs is the pause before it)            |
-| decision            | what (reused, retry, blocked, breaker, loop, orphan, ambiguous), detail       |
+| decision            | what (reused, retry, blocked, breaker, loop, orphan, ambiguous, approval), …  |
+| saga.opened         | saga, name, parent?                                                           |
+| saga.undoing        | saga, name, why, byHand?, reason?                                             |
+| saga.finished       | saga, name, state (closed, undone, stuck), writes?                            |
 | draw                | what (now, random, uuid4 …), value                                            |
 | prompt              | name, template, variables, text                                               |
 | replay.diverged     | index, field differences                                                      |
@@ -116,8 +120,21 @@ class RunManifest(Value, frozen=True):
     v: int = EVENT_VERSION
 
 
+def audit_manifest(tenant: str, workspace: str, at_ms: int = 0) -> RunManifest:
+    """The reserved run that keeps what people decided and operators did in a tenant."""
+    return RunManifest(
+        id=f"audit-{tenant}",
+        name="audit",
+        status="running",
+        started_at_ms=at_ms,
+        tenant=tenant,
+        workspace=workspace,
+        tags={"kind": "audit"},
+    )
+
+
 MASKS, SEALED, BLOBS, PSEUDONYMS = "masks", "sealed", "blobs", "pseudonyms"
-OF_THE_STORE = frozenset({"keyFingerprint", "claim"})
+OF_THE_STORE = frozenset({"keyFingerprint", "claim", "execution"})
 """Digests of raw values in ``meta``: they never leave the store (D36)."""
 """What ``meta`` says beside user data: where stand-ins are, the sealed originals, which parts are blobs, and the
 pseudonyms in the chunks of a stream. User data is never read as any of these."""

@@ -38,6 +38,8 @@ class CallError(Value, frozen=True, omit_defaults=True):
     retriable: bool
     terminal: bool
     breaker_state: BreakerStateName | None = None
+    approval_id: str | None = None
+    """The approval that the call waits for."""
 
 
 class Retried(Value, frozen=True):

@@ -67,7 +67,14 @@ def _policy(kind: type[Value], name: str, fields: Mapping[str, Any]) -> Value:
     return kind(**fields)
 
 
-_CODE: dict[str, Any] = {"reconcile": None, "serialisers": None, "certain_errors": (), "key": None}
+_CODE: dict[str, Any] = {
+    "reconcile": None,
+    "serialisers": None,
+    "certain_errors": (),
+    "key": None,
+    "approve": None,
+    "approver": None,
+}
 _POLICIES: tuple[tuple[str, type[Value]], ...] = (("retry", RetryPolicy), ("breaker", BreakerPolicy), ("ttl", Ttls))
 
 
@@ -156,6 +163,14 @@ class ToolOptions(TypedDict, total=False):
     key_ignore: Sequence[str]
     key_ttl: float
     unknown_ttl: float | None
+    approve: Callable[..., Any] | str | None
+    approve_version: str
+    approve_ignore: Sequence[str]
+    approve_bind: Literal["call", "intent"]
+    approval_ttl: float
+    approval_wait: float
+    approver: Callable[..., Any] | None
+    after_undo: Literal["refuse", "run"]
 
 
 class ToolSpec(Value, frozen=True):
@@ -198,9 +213,27 @@ class ToolSpec(Value, frozen=True):
     """Seconds for which a keyed call that is done answers: 30 days."""
     unknown_ttl: Annotated[float, Meta(gt=0)] | None = None
     """Seconds after which an unknown outcome is forgotten; without it, it stays until somebody settles it."""
+    approve: Callable[..., Any] | None = None
+    """Which calls a person must approve: ``"always"``, a function of the arguments, or a configured policy."""
+    approve_version: str = ""
+    """Version of that rule. An approval given under another one is void."""
+    approve_ignore: tuple[str, ...] = ()
+    """Parameters that may change after the approval. They are no part of the intent either (``volatile``)."""
+    approve_bind: Literal["call", "intent"] = "call"
+    """Who may spend an approval: the same call when it is made again, or the next equal call of the session."""
+    approval_ttl: Annotated[float, Meta(gt=0)] = 86_400.0
+    """Seconds from the question to the last moment at which its approval can be spent."""
+    approval_wait: Annotated[float, Meta(ge=0)] = 0.0
+    """Seconds for which the call itself waits for the decision."""
+    approver: Callable[..., Any] | None = None
+    """Decides in this process: returns ``True``, ``False``, or ``None`` to leave it to people."""
+    after_undo: Literal["refuse", "run"] = "refuse"
+    """What a call does whose earlier execution was undone: it is refused, or runs again."""
 
     def __post_init__(self) -> None:
         """``retry={"max_attempts": 2}`` stands for the policy with that field."""
+        if self.approve_ignore:
+            force_setattr(self, "volatile", tuple(dict.fromkeys((*self.volatile, *self.approve_ignore))))
         for name, kind in _POLICIES:
             given: Any = getattr(self, name)
             if isinstance(given, Mapping):

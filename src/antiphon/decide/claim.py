@@ -16,6 +16,20 @@
 
 A call identity with an earlier execution of its own, followed by others, is answered from that one. If it never
 had an outcome (taken over, or cancelled), what followed decides: a repeat-safe takeover that is done answers.
+An execution that was undone answers nobody: its own identity (or key) is refused, unless the tool says
+``after_undo="run"``; new identities run.
+
+Where a person must approve the call, nothing runs by this table alone. What would run asks, or spends the approval:
+
+| the approval of this call            | then                                              |
+|--------------------------------------|---------------------------------------------------|
+| none; another call's                 | ask                                               |
+| over; other arguments, other policy  | ask anew                                          |
+| waiting                              | pending                                           |
+| approved                             | spend: replaced by version, as it goes in flight  |
+| denied, withdrawn                    | that is the answer                                |
+
+A claim that was made only to ask is never unknown: nothing was sent.
 With a key given by the caller or a hook, the key alone is the identity. ``bestEffort`` never waits, and
 runs again after a retriable failure. A record kept for other parameters is a conflict before all else, unless
 nothing was dispatched: then the key is free.
@@ -26,11 +40,25 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from antiphon.contract._base import UNSET
+from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, WITHDRAWN, Approval, approval_of, is_asking
 from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Existing
 
 UNKNOWN_CODE = "outcome_unknown"
 ReuseRule = Literal["turn", "session", "never"] | float
+
+
+class Need(NamedTuple):
+    """That a person must approve the call, and what an approval must say to be good for it."""
+
+    policy: str
+    version: str
+    digests: tuple[str, ...]
+    """Of the exact arguments, under the present key of the store and older ones."""
+    any_identity: bool = False
+    """Whether the approval of another equal call of the session is good, too."""
+    anonymous: bool = False
+    """The call has no id and no place in a run: an equal call that has none either is a delivery of it."""
 
 
 class Claimant(NamedTuple):
@@ -48,6 +76,10 @@ class Claimant(NamedTuple):
     """The process that holds the claim is certainly dead: its lease counts as over."""
     gate_ms: int = 0
     """How long an unknown outcome keeps new identities with equal arguments from running (0: as long as it is kept)."""
+    need: Need | None = None
+    """A person must approve it."""
+    runs_after_undo: bool = False
+    """Whether the call runs anew where its earlier execution was undone."""
 
 
 class Run(NamedTuple):
@@ -93,7 +125,34 @@ class Unknown(NamedTuple):
     """The record still says in flight: settle it as unknown first."""
 
 
-Decision = Run | Reuse | Wait | Busy | Conflict | Unknown
+class Ask(NamedTuple):
+    """Replace *version* by a question to a person; nothing is dispatched."""
+
+    version: int
+    why: str
+
+
+class Pending(NamedTuple):
+    """A person has been asked and has not decided."""
+
+    version: int
+    approval: Approval
+
+
+class Spend(NamedTuple):
+    """Replace *version*, which is approved, by our own in-flight record, and dispatch."""
+
+    version: int
+    approval: Approval
+
+
+class Undone(NamedTuple):
+    """The execution that would answer was undone: its result no longer holds."""
+
+    record: DedupeRecord
+
+
+Decision = Run | Reuse | Wait | Busy | Conflict | Unknown | Undone | Ask | Pending | Spend
 
 
 RESOLVED = ("resolved", "An operator settled this claim.", True, False)
@@ -106,6 +165,15 @@ def is_resolution(record: DedupeRecord) -> bool:
     return record.error is not UNSET and record.error.code == RESOLVED[0]
 
 
+UNDONE = ("undone", "The effect of this call was undone, or is being undone.", True, False)
+"""What the error of a record says whose effect an undo takes back; to earlier releases it is a failure."""
+
+
+def is_undone(record: DedupeRecord) -> bool:
+    """Whether the effect of this record's call was taken back."""
+    return record.state == "failed" and record.error is not UNSET and record.error.code == UNDONE[0]
+
+
 def is_unknown(record: DedupeRecord) -> bool:
     """Whether it is unknown if this record's call took effect."""
     if record.state == "failed":
@@ -114,22 +182,54 @@ def is_unknown(record: DedupeRecord) -> bool:
 
 
 def decide(existing: Existing, asks: Claimant) -> Decision:
-    """Apply the table to what the store returned."""
+    """Apply the tables to what the store returned."""
+    decision = _by_claim(existing, asks)
+    return decision if asks.need is None or type(decision) is not Run else _by_approval(existing, asks, decision)
+
+
+def may_spend(approval: Approval, need: Need, now: int) -> bool:
+    """Whether an approval is good for a call with this need, at the store's time *now*."""
+    same = approval.policy == need.policy and approval.policy_version == need.version
+    return same and approval.digest in need.digests and now < approval.expires_at_ms
+
+
+def _by_approval(existing: Existing, asks: Claimant, run: Run) -> Decision:
+    """What becomes of a call that would run and needs a person."""
+    current, _, now = existing
+    need, kept = asks.need, approval_of(current)
+    assert need is not None
+    same = need.any_identity or asks.given_key or current.request.identity == asks.identity
+    if kept is None or not (same or (need.anonymous and current.owner.startswith(f"{current.request.identity}/"))):
+        return Ask(run.version, run.why)
+    if not may_spend(kept.approval, need, now):
+        return Ask(run.version, "its approval is over, or for another call")
+    if kept.code == GRANTED:
+        return Spend(run.version, kept.approval)
+    if kept.code == REQUIRED:
+        return Pending(run.version, kept.approval)
+    return Reuse(current, "completed", shared=False)
+
+
+def _by_claim(existing: Existing, asks: Claimant) -> Decision:
     current, own, now = existing
     if asks.given_key:
+        if is_undone(current):
+            return _undone(current, current.version, asks)
         if current.request.params_digest != asks.params_digest:
-            if current.state == "cancelled" and not current.dispatched:
+            if (current.state == "cancelled" and not current.dispatched) or approval_of(current) is not None:
                 return Run(current.version, "the key is free")
             return Conflict(current)
         own = current
     elif own is None and current.request.identity == asks.identity:
         own = current
     overtaken = False
+    if own is not None and is_undone(own):
+        return _undone(own, current.version, asks)
     if own is not None and own.version != current.version:
         answer = _earlier_execution(own, asks)
         if answer is not None:
             return answer
-        overtaken = own.state == "inflight"
+        overtaken = own.state == "inflight" and not is_asking(own)
         own = None
     if current.state == "inflight":
         return _in_flight(current, now, asks)
@@ -138,6 +238,10 @@ def decide(existing: Existing, asks: Claimant) -> Decision:
     if own is not None:
         return _own_settled(own, asks)
     return _others_settled(current, now, asks, overtaken)
+
+
+def _undone(found: DedupeRecord, version: int, asks: Claimant) -> Decision:
+    return Run(version, "after undo") if asks.runs_after_undo else Undone(found)
 
 
 def _gate_is_over(current: DedupeRecord, now: int, asks: Claimant) -> bool:
@@ -149,7 +253,7 @@ def _in_flight(current: DedupeRecord, now: int, asks: Claimant) -> Decision:
     left = lock_until - now
     if left > 0 and not asks.owner_gone:
         return Busy(current.version) if asks.best_effort else Wait(current.version, left)
-    if asks.idempotent:
+    if asks.idempotent or is_asking(current):
         return Run(current.version, "takeover")
     return Unknown(current, mark=True)
 
@@ -160,17 +264,25 @@ def _earlier_execution(own: DedupeRecord, asks: Claimant) -> Decision | None:
         return Reuse(own, "completed", shared=own.request.identity != asks.identity)
     if is_unknown(own) and not asks.idempotent:
         return Unknown(own, mark=False)
-    if own.state != "failed" or _runs_again(own, asks):
+    if own.state != "failed" or _runs_again(own, asks) or _is_open(own, asks):
         return None
     return Reuse(own, "completed", shared=False)
 
 
 def _own_settled(own: DedupeRecord, asks: Claimant) -> Decision:
-    if own.state == "cancelled":
-        return Run(own.version, "cancelled")
+    if own.state == "cancelled" or _is_open(own, asks):
+        return Run(own.version, own.state)
     if own.state == "failed" and _runs_again(own, asks):
         return Run(own.version, "retry after failure")
     return Reuse(own, "inflight" if asks.waited_for else "completed", shared=False)
+
+
+def _is_open(own: DedupeRecord, asks: Claimant) -> bool:
+    """Whether a person was asked about this call and has not refused it, or has refused what it was then."""
+    kept = approval_of(own)
+    if kept is None or asks.need is None:
+        return kept is not None and kept.code in (REQUIRED, GRANTED)
+    return kept.code not in (DENIED, WITHDRAWN) or kept.approval.digest not in asks.need.digests
 
 
 def _runs_again(own: DedupeRecord, asks: Claimant) -> bool:

@@ -15,9 +15,7 @@ from contextlib import suppress
 
 from antiphon.contract.spec import ToolSpec
 from antiphon.decide import _answers
-from antiphon.decide import _rules as rules
-from antiphon.decide._answers import attribute
-from antiphon.decide._rules import CODES, Rule
+from antiphon.decide._answers import CODES, Rule, attribute
 from antiphon.decide.failure import (
     RETRIABLE_STATUSES,
     TERMINAL_STATUSES,
@@ -42,7 +40,7 @@ def is_control_flow(exc: BaseException) -> bool:
         return any(is_control_flow(leaf) for leaf in exc.exceptions)
     if not isinstance(exc, Exception):
         return True
-    return any((_package(cls), cls.__name__) in rules.CONTROL_FLOW for cls in type(exc).__mro__)
+    return any((_package(cls), cls.__name__) in _answers.CONTROL_FLOW for cls in type(exc).__mro__)
 
 
 def classify(exc: BaseException, spec: ToolSpec | None = None, wall_ms: int | None = None) -> Failure:
@@ -123,7 +121,7 @@ def _own(exc: AntiphonError) -> Failure:
 
 def _class_rule(exc: BaseException) -> Rule | None:
     for cls in type(exc).__mro__:
-        rule = rules.BY_CLASS.get((_package(cls), cls.__name__))
+        rule = _answers.BY_CLASS.get((_package(cls), cls.__name__))
         if rule is not None:
             again = getattr(sys.modules.get("socket"), "EAI_AGAIN", None)
             if cls.__name__ == "gaierror" and exc.args and exc.args[0] == again:
@@ -136,21 +134,21 @@ def _state_rule(exc: BaseException) -> Rule | None:
     """By the code that a database, an MCP server or a gRPC service gave."""
     state = attribute(exc, "sqlstate") or attribute(exc, "pgcode")
     if isinstance(state, str) and len(state) == 5:
-        return rules.BY_SQLSTATE.get(state) or rules.BY_SQLSTATE.get(state[:2])
+        return _answers.BY_SQLSTATE.get(state) or _answers.BY_SQLSTATE.get(state[:2])
     packages = {_package(cls) for cls in type(exc).__mro__}
     if "mcp" in packages:
         code = attribute(attribute(exc, "error"), "code")
         if isinstance(code, int):
-            return rules.BY_JSONRPC.get(str(code)) or Rule(f"jsonrpc_{code}", "unclassified", False, "answered")
+            return _answers.BY_JSONRPC.get(str(code)) or Rule(f"jsonrpc_{code}", "unclassified", False, "answered")
     if "grpc" in packages and callable(code := attribute(exc, "code")):
         with suppress(Exception):
-            return rules.BY_GRPC.get(code().name)
+            return _answers.BY_GRPC.get(code().name)
     return None
 
 
 def _errno_rule(exc: BaseException) -> Rule | None:
     if isinstance(exc, OSError) and exc.errno is not None:
-        return rules.BY_ERRNO.get(exc.errno)
+        return _answers.BY_ERRNO.get(exc.errno)
     return None
 
 
@@ -243,7 +241,7 @@ def _tokens(failure: Failure, exc: BaseException) -> set[str]:
 def _failure(exc: BaseException, rule: Rule | str, status: int | None = None, wall_ms: int | None = None) -> Failure:
     """The failure by *rule*, or by the rule of that name."""
     if isinstance(rule, str):
-        rule = rules.RULES[rule]
+        rule = _answers.RULES[rule]
     return Failure(
         rule.code,
         _message(exc),

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from antiphon.contract._base import Name, Value
@@ -47,12 +48,13 @@ _EMAIL = re.compile(r"[eE]-[mM]ail|[eE]Mail")
 def _forms(word: str) -> frozenset[str]:
     """The word and its simple inflections."""
     stem = word.removesuffix("e")
-    plural = f"{word}es" if word.endswith(("ch", "sh", "s", "x")) else f"{word}s"
+    plural = f"{word}es" if word.endswith("ch") else f"{word}s"
     return frozenset((word, plural, f"{stem}ed", f"{stem}ing", *_IRREGULAR.get(word, ())))
 
 
-_SIDE_EFFECT = frozenset().union(*map(_forms, SIDE_EFFECT_WORDS))
-_SAFE = frozenset().union(*map(_forms, SAFE_WORDS))
+@cache
+def _inflected(words: tuple[str, ...]) -> frozenset[str]:
+    return frozenset().union(*map(_forms, words))
 
 
 class Suggestion(NamedTuple):
@@ -89,10 +91,10 @@ def suggest(name: str, description: str = "", docstring: str = "", spec: ToolSpe
             return Suggestion(False, "The tool declares idempotent=False")
         description = description or spec.description
     words = dict.fromkeys(words_of(f"{name} {description} {docstring}"))
-    found = tuple(word for word in words if word in _SIDE_EFFECT)
+    found = tuple(word for word in words if word in _inflected(SIDE_EFFECT_WORDS))
     if found:
         return Suggestion(False, FOUND, found)
-    found = tuple(word for word in words if word in _SAFE)
+    found = tuple(word for word in words if word in _inflected(SAFE_WORDS))
     return Suggestion(True, NOT_FOUND, found) if found else Suggestion(False, NEITHER)
 
 

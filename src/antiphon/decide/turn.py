@@ -17,7 +17,6 @@ class TurnSpec(Protocol):
     @property
     def idempotent(self) -> bool:
         """Whether repeating the tool is harmless, and so a repeat within a turn is waste."""
-        ...
 
 
 class ReplayControl:

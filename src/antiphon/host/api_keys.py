@@ -73,14 +73,17 @@ def host_log(journal: Journal, clock: Clock, run: str) -> ReservedRun:
 class KeyRing:
     """The keys, as a log of creations and revocations under a reserved run."""
 
-    def __init__(self, journal: Journal, clock: Clock, *, default_tenant: str) -> None:
+    def __init__(
+        self, journal: Journal, clock: Clock, *, default_tenant: str, environment: str = "environment"
+    ) -> None:
+        """*environment*: how the key of the environment is named in the audit log."""
         self._clock = clock
         self._log = host_log(journal, clock, KEYS_RUN)
         self._keys: dict[str, ApiKey] = {}
         self._by_digest: dict[str, ApiKey] = {}
         given = os.environ.get(ENVIRONMENT_KEY, "")
         self._environment = digest_of(given) if given else None
-        self._environment_principal = Principal("environment", default_tenant, "admin")
+        self._environment_principal = Principal(environment, default_tenant, "admin")
 
     async def refresh(self, at_most_every_s: float = _REFRESH_S) -> None:
         """Read what was appended since the last time."""

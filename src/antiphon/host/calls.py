@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from antiphon._gateway.drivers import run_async
-from antiphon._gateway.results import gather_async
 from antiphon._scope import without_run
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.errors import InvalidInput
@@ -61,12 +59,8 @@ class Call:
 
     async def _make(self) -> dict[str, Any]:
         try:
-            await run_async(self._call, self._gateway._world())
-            outcome = self._gateway._streamed(self._call, self._call.result())
-            if outcome.stream is not None and hasattr(outcome.stream, "__aiter__"):
-                outcome.stream = _Heard(outcome.stream, self._chunks)
-            found = self._gateway.answer(self._call, await gather_async(outcome))
-            return found.to_wire()
+            outcome = await self._gateway.run(self._call, lambda stream: _Heard(stream, self._chunks))
+            return self._gateway.answer(self._call, outcome).to_wire()
         finally:
             self._chunks.put_nowait(None)
 

@@ -15,13 +15,14 @@ import random
 import shutil
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
+import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
@@ -50,7 +51,7 @@ from antiphon.host.events import Numbered, Reader, Signals, follow, is_large, on
 from antiphon.host.fairness import Fair, Shares
 from antiphon.host.llm import MockProvider, ModelBoundary, request_of
 from antiphon.host.logs import about
-from antiphon.host.webhooks import Mask, PostTo, Webhooks
+from antiphon.host.webhooks import Mask, Notices, PostTo, Webhooks
 from antiphon.host.worker_lease import WorkerLease, claim_request, is_gone, take_over
 from antiphon.host.workflow.model import Node, Workflow, parse
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, NodeFailed, Outputs, Visit, check_nodes
@@ -59,7 +60,11 @@ from antiphon.host.workflow.source import Comparison, Source, is_remark
 from antiphon.host.workflow.state import TERMINAL, State, WorkflowEvent, fold
 from antiphon.ops.admin import Admin
 from antiphon.ops.app import Antiphon, using
+from antiphon.ops.approval_page import where
+from antiphon.ops.approvals import Approvals, Link
 from antiphon.ops.entry import AGENT_MARK, arguments_of, is_arguments, load_entry, load_module
+from antiphon.ops.gateways import listen
+from antiphon.ops.traffic import Traffic
 from antiphon.ports import Answer, Invocation, Journal, Row
 from antiphon.redact import secrets_in, without_values
 
@@ -141,8 +146,10 @@ def performed_effect(nodeId: str) -> dict[str, str]:  # noqa: N803 - the name on
 class Host:
     """Everything the HTTP layer calls. One per process and event loop; :meth:`start` before use, :meth:`stop` after."""
 
-    def __init__(self, app: Antiphon, post: PostTo) -> None:
+    def __init__(self, app: Antiphon, post: PostTo, operator: str = "environment") -> None:
+        """*operator*: who has the key of the environment."""
         self.app = app
+        self._operator = operator
         self.post = post
         self.config: Config = app.config
         self.settings: HostSection = app.config.host
@@ -150,6 +157,11 @@ class Host:
         self.signals: Signals = Signals()
         self.shares: Shares = Shares()
         self.running: dict[str, HostRun] = {}
+        self._traffic: Traffic | None = None
+        self.seen_health: dict[str, tuple[Any, dict[str, Any]]] = {}
+        """Of each tenant the last report and what it was made of: it is asked for again and again."""
+        self.seen_interrupted: dict[str, tuple[float, list[RunManifest]]] = {}
+        """Of each tenant the runs whose process is gone, and until when nobody looks again."""
         self.workflows: dict[str, Workflow] = {}
         self.digests: dict[str, str] = {}
         self.agents: dict[str, str] = {}
@@ -169,6 +181,8 @@ class Host:
         self._folder: Path | None = None
         """Where the store is, if it is on this machine."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._notices: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.journal: Journal
         self.keys: KeyRing
         self.lease: WorkerLease
@@ -177,13 +191,15 @@ class Host:
 
     async def start(self, *, resume: bool = True) -> None:
         """Open the store, load what can be run, and go on with what was interrupted."""
+        self._loop = asyncio.get_running_loop()
         self.journal = self.app.store.open_async()
         self.app.loops.share(asyncio.get_running_loop(), self.journal)
         path = (await self.journal.ping()).get("path")
         self._folder = Path(str(path)).parent if path else None
-        self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant)
+        self.keys = KeyRing(self.journal, self.app.clock, default_tenant=self.app.tenant, environment=self._operator)
         await self.keys.refresh(0.0)
         self._load()
+        listen(lambda tenant: Notices(self.tell, tenant), self.app.store)  # gateways that agents brought along
         self.webhooks = self._webhooks()
         if self.webhooks is not None:
             try:
@@ -214,6 +230,8 @@ class Host:
             await run.leave()
         for call in tuple(self._calls):
             call.cancel()
+        if self._notices:
+            await asyncio.wait(self._notices, timeout=2.0)
         if self.webhooks is not None:
             await self.webhooks.stop()
         await self.lease.stop()
@@ -280,7 +298,9 @@ class Host:
         found = self._tenants.get(name)
         if found is None:
             base = self.app
-            found = self._tenants[name] = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock)
+            told = (Notices(self.tell, name),)
+            found = Antiphon(base.loaded, store=base.store, tenant=name, clock=base.clock, listeners=told)
+            self._tenants[name] = found
             found.loops = base.loops
             for function, spec in self._tools:
                 found.async_gateway.register(function, spec)
@@ -348,9 +368,26 @@ class Host:
             raise not_found(run)
         return manifest
 
+    @property
+    def traffic(self) -> Traffic:
+        """The calls of recorded runs, read once."""
+        if self._traffic is None:
+            self._traffic = Traffic(self.journal)
+        return self._traffic
+
     def admin(self, principal: Principal) -> Admin:
         """The acts of an operator, on this loop's journal."""
         return Admin(self.tenant(principal.tenant), self.journal, actor=principal.key_id)
+
+    def approvals(self, principal: Principal, where: str) -> Approvals:
+        """What waits for a person, on this loop's journal; *where* the decision comes from."""
+        return Approvals(self.tenant(principal.tenant), self.journal, actor=principal.key_id, where=where)
+
+    def behind_link(self, scope: MutableMapping[str, Any], link: Link) -> Approvals:
+        """Where the approval of a signed link is decided; its requests count as those of its tenant."""
+        if "release" not in scope.setdefault("state", {}):
+            scope["state"]["release"] = self.admit(link.tenant)
+        return Approvals(self.tenant(link.tenant), self.journal, actor=link.to, where=where(scope))
 
     async def refresh_breakers(self, tenant: str) -> None:
         """Let an operator's act count at once in this process; others look within a second."""
@@ -359,13 +396,14 @@ class Host:
     async def metrics(self) -> str:
         """The gateway's metrics, what the store has of every tenant, and the runs and deliveries of this process."""
         prefix = f"{self.config.telemetry.prefix}_host"
-        waiting = 0 if self.webhooks is None else self.webhooks.waiting()
+        waiting, lost = (0, 0) if self.webhooks is None else (self.webhooks.waiting(), self.webhooks.lost)
         lines = []
-        for name, value, text in (
-            (f"{prefix}_runs_executing", len(self.running), "Runs this process executes."),
-            (f"{prefix}_webhook_queue", waiting, "Webhook deliveries that this process has yet to make."),
+        for name, kind, value, text in (
+            (f"{prefix}_runs_executing", "gauge", len(self.running), "Runs this process executes."),
+            (f"{prefix}_webhook_queue", "gauge", waiting, "Webhook deliveries that this process has yet to make."),
+            (f"{prefix}_webhook_lost_total", "counter", lost, "Webhook deliveries that were dropped."),
         ):
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} gauge", f"{name} {value}"]
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {value}"]
         tenants = sorted({self.app.tenant, *self._tenants, *self.keys.tenants()})
         gateway = self.tenant(self.app.tenant).async_gateway
         own = await asyncio.to_thread(gateway.metrics_of, tenants, frozenset(self.set_aside))
@@ -411,6 +449,27 @@ class Host:
                 self.webhooks.deliver(manifest, events, mask)
             except Exception:
                 log.exception("events of run %s were not delivered", manifest.id, extra=told_of(manifest))
+
+    def tell(self, tenant: str, kind: str, payload: dict[str, Any]) -> None:
+        """Hand what concerns a tenant to whoever subscribed, from any thread."""
+        if self._loop is not None and not self.closing and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._notify, tenant, kind, payload)
+
+    def _notify(self, tenant: str, kind: str, payload: dict[str, Any]) -> None:
+        webhooks = self.webhooks
+        if webhooks is None:
+            return
+
+        async def notify() -> None:
+            shown, _ = self.tenant(tenant)._redactor.redact_bytes(orjson.dumps(payload))
+            try:
+                await webhooks.tell(tenant, kind, orjson.loads(shown))
+            except StoreError as error:
+                log.warning("subscribers were not told of %s: %s", kind, error, extra={"tenant": tenant})
+
+        task = asyncio.create_task(notify(), name="antiphon-notice")
+        self._notices.add(task)
+        task.add_done_callback(self._notices.discard)
 
     async def resume_orphans(self) -> int:
         """Go on with runs whose process is gone, each on its own; how many."""

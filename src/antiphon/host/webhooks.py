@@ -21,7 +21,7 @@ from antiphon.contract.events import RunManifest
 from antiphon.errors import AntiphonError, InvalidInput, NotFound, StoreError
 from antiphon.host.addresses import Lookup
 from antiphon.host.api_keys import host_log
-from antiphon.host.events import Numbered, document
+from antiphon.host.events import Numbered, document, iso
 from antiphon.host.wire import to_json
 from antiphon.host.workflow.state import WorkflowEvent
 from antiphon.ports import Clock, Journal
@@ -31,7 +31,10 @@ log: logging.Logger = logging.getLogger("antiphon.host")
 HOOKS_RUN = "host-webhooks"
 SIGNATURE = "openwop-Signature"
 _REFRESH_S = 2.0
-_TRIES, _TIMEOUT_S, _QUEUE = 3, 10.0, 1_000
+_TOLD = "approvalId tool description arguments asker session policy policyVersion expiresAtMs".split()
+_TRIES, _TIMEOUT_S = 3, 10.0
+QUEUE, QUEUE_BYTES = 1_000, 16 << 20
+"""What waits for one subscriber at most: events, and their bytes."""
 
 Mask = Callable[[dict[str, Any]], dict[str, Any]]
 """A payload without its secrets."""
@@ -88,6 +91,8 @@ class Webhooks:
         """Subscriptions of one tenant."""
         self._hooks: dict[str, Hook] = {}
         self._queues: dict[str, Queue] = {}
+        self.lost: int = 0
+        """Events that were dropped: a queue was full, or the receiver did not take them."""
 
     async def start(self) -> None:
         await self._refresh(at_once=True)
@@ -163,7 +168,17 @@ class Webhooks:
             shown = WorkflowEvent(told.type, mask(dict(told.payload)))
             body = to_json(document(manifest.id, Numbered(sequence, shown, now, False)))
             for hook in wanted:
-                self._queue(hook).put(body)
+                self.lost += not self._queue(hook).put(body)
+
+    async def tell(self, tenant: str, kind: str, payload: Mapping[str, Any]) -> None:
+        """Queue what concerns no run but the tenant: somebody has to decide."""
+        await self._refresh()
+        hooks = [hook for hook in self._hooks.values() if hook.tenant == tenant]
+        stamp = iso(self._clock.now_ms())
+        body = to_json({"eventId": uuid7(), "type": kind, "payload": payload, "timestamp": stamp})
+        for hook in hooks:
+            if not hook.events or kind in hook.events:
+                self.lost += not self._queue(hook).put(body)
 
     def waiting(self) -> int:
         """Deliveries that have not been made yet."""
@@ -198,6 +213,7 @@ class Webhooks:
                 said = type(error).__name__
             log.info("webhook %s: delivery %d of %d failed: %s", hook.id, attempt + 1, _TRIES, said, extra=_of(hook))
             await asyncio.sleep(0.2 * 4**attempt)
+        self.lost += 1
         log.warning("webhook %s: an event was not delivered: %s", hook.id, said, extra=_of(hook))
 
 
@@ -205,24 +221,54 @@ def _of(hook: Hook) -> dict[str, str]:
     return {"tenant": hook.tenant, "webhookId": hook.id}
 
 
+class Notices:
+    """A listener of gateways: it hears when a person is needed."""
+
+    KIND = "approval.requested"
+
+    def __init__(self, tell: Callable[[str, str, dict[str, Any]], None], tenant: str) -> None:
+        """*tell* is called on the thread of the call, with the tenant, the event, and what it says."""
+        self._tell = tell
+        self._tenant = tenant
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Notices) and (other._tell, other._tenant) == (self._tell, self._tenant)
+
+    def __hash__(self) -> int:
+        return hash(self._tenant)
+
+    def wants(self, event: str) -> bool:
+        """Whether it would do anything about *event*."""
+        return event == self.KIND
+
+    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        if event == self.KIND:
+            self._tell(self._tenant, event, {name: fields[name] for name in _TOLD if name in fields})
+
+
 class Queue:
     """What waits for one subscriber, and the task that delivers it."""
 
     def __init__(self, hook: Hook, send: Callable[[Hook, bytes], Awaitable[None]]) -> None:
         self.hook = hook
-        self.events: asyncio.Queue[bytes] = asyncio.Queue(_QUEUE)
+        self.events: asyncio.Queue[bytes] = asyncio.Queue(QUEUE)
         self._send = send
+        self._bytes = 0
         self._lost = 0
         self.task: asyncio.Task[None] = asyncio.create_task(self._work(), name=f"antiphon-webhook-{hook.id}")
 
-    def put(self, body: bytes) -> None:
-        try:
+    def put(self, body: bytes) -> bool:
+        """Let an event wait; ``False`` if there is no room. One that is larger than the room has it for itself."""
+        if not self.events.full() and (not self._bytes or self._bytes + len(body) <= QUEUE_BYTES):
             self.events.put_nowait(body)
-        except asyncio.QueueFull:
-            self._lost += 1
-            if self._lost & (self._lost - 1) == 0:  # the first, the second, the fourth …
-                what = (self.hook.id, self._lost)
-                log.warning("webhook %s is too slow: %d events were not delivered", *what, extra=_of(self.hook))
+            self._bytes += len(body)
+            return True
+        self._lost += 1
+        if self._lost & (self._lost - 1) == 0:  # the first, the second, the fourth …
+            what = (self.hook.id, self._lost)
+            log.warning("webhook %s is too slow: %d events were not delivered", *what, extra=_of(self.hook))
+        return False
 
     async def _work(self) -> None:
         while True:
@@ -234,4 +280,5 @@ class Queue:
             except Exception:
                 log.exception("webhook %s", self.hook.id, extra=_of(self.hook))
             finally:
+                self._bytes -= len(body)
                 self.events.task_done()

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import difflib
 import inspect
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import orjson
@@ -26,7 +26,8 @@ from antiphon._gateway.settlement import ARGUMENTS, NEVER_MS
 from antiphon._gateway.tool import takes_two
 from antiphon.config.wiring import fingerprints_of, sealer_of
 from antiphon.contract._base import UNSET
-from antiphon.contract.events import RunManifest
+from antiphon.contract.approval import is_asking, split_note
+from antiphon.contract.events import audit_manifest
 from antiphon.contract.record import DedupeRecord
 from antiphon.contract.spec import DidNotHappen, Happened, ToolSpec
 from antiphon.decide.breaker import RESET_REASON
@@ -55,6 +56,23 @@ def as_breaker_key(tool: str, context: str | None = None) -> str:
     if tool.startswith(("tool/", "dependency/")) or tool == "global":
         return tool
     return f"tool/{tool}" if "/" in tool else f"tool/tools/{tool}"
+
+
+class Verdict(NamedTuple):
+    """What became of one unknown outcome. With a version only that version of the claim is settled."""
+
+    key: str
+    verdict: str
+    value: Any = None
+    version: int | None = None
+
+
+Bulk = dict[str, Any]
+"""How many were settled, which were refused and why, and whether it was a dry run."""
+
+
+def _dry(dry_run: bool) -> dict[str, bool]:
+    return {"dryRun": True} if dry_run else {}
 
 
 class Admin:
@@ -106,18 +124,33 @@ class Admin:
         }
 
     async def claims(
-        self, *, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> list[dict[str, Any]]:
-        """Claim records, newest first; never their results.
+        """Claim records, newest first; never their results. With *before* those that follow the claim of that key.
 
         ``unknown`` is a state, too: what somebody has to settle, also where the worker was lost and nobody asked since.
         """
         which = {"tool": tool, "session": session, "prefix": prefix}
         if state == "unknown":
             found = await self._unsettled(**which)
+            keys = [record.key for record in found]
+            found = found[keys.index(before) + 1 if before in keys else 0 :]
         else:
-            found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, **which)
+            after = {"before": before} if before else {}  # stores of others may not know it
+            found = await self._journal.list(tenant=self.tenant, state=state, limit=limit, **which, **after)
         return [self._described(record) for record in found[:limit]]
+
+    async def unsettled(self, limit: int) -> tuple[list[dict[str, Any]], int]:
+        """The newest claims that somebody has to settle, and how many there are."""
+        found = await self._unsettled(tool="", session="", prefix="")
+        return [self._described(record) for record in found[:limit]], len(found)
 
     async def _unsettled(self, **which: str) -> list[DedupeRecord]:
         """Unknown outcomes, and writes in flight whose worker is gone."""
@@ -131,9 +164,11 @@ class Admin:
 
     def _opened(self, record: DedupeRecord, *, masks: bool = True) -> DedupeRecord:
         """The record, with sealed arguments as they were, or as an operator may see them."""
-        sealed = record.arguments
-        if sealed is UNSET or not sealed.startswith("s2."):
+        if record.arguments is UNSET:
             return record
+        _, sealed = split_note(record.arguments)
+        if not sealed.startswith("s2."):
+            return msgspec.structs.replace(record, arguments=sealed)
         sealer, arguments = self._sealer(), ""
         if sealer is not None:
             with contextlib.suppress(StoreError):  # of another key, or damaged
@@ -144,7 +179,9 @@ class Admin:
     def _lost(self, record: DedupeRecord) -> bool:
         """A write whose worker has not extended its lease: the next equal call would find it unknown."""
         over = record.lock_until_ms is not UNSET and record.lock_until_ms <= self._clock.now_ms()
-        return record.arguments is not UNSET and (over or certainly_dead(record.owner))
+        if record.arguments is UNSET or is_asking(record):
+            return False
+        return over or certainly_dead(record.owner)
 
     async def claim(self, key: str) -> dict[str, Any]:
         """One claim record, by its key, the fingerprint that logs show, or a unique beginning of either."""
@@ -164,23 +201,32 @@ class Admin:
         """Note that the originals of the masked values of a run are shown."""
         await self._note("reveal", {"run": run})
 
+    async def accepted_recording(self, path: str, run: str, reason: str) -> None:
+        """Note that a golden artifact was replaced by a run."""
+        await self._note("accept", {"run": run, "path": path, "reason": self._shown(reason)})
+
     # -- breakers ----------------------------------------------------------------------------------------------------
 
-    async def force_open(self, key: str, reason: str = "", for_ms: int | None = None) -> dict[str, Any]:
+    async def force_open(
+        self, key: str, reason: str = "", for_ms: int | None = None, *, dry_run: bool = False
+    ) -> dict[str, Any]:
         """Hold a breaker open until a reset, or for *for_ms*; every process follows within a second."""
         if for_ms is not None and for_ms <= 0:
             raise InvalidInput(
                 "The duration of a forced state must be a positive number of milliseconds.", path="$.forMs"
             )
         until = 0 if for_ms is None else self._clock.now_ms() + for_ms
-        return await self._override("force_open", key, "FORCED_OPEN", until, reason or "forced by an operator")
+        text = reason or "forced by an operator"
+        return await self._override("force_open", key, "FORCED_OPEN", until, text, dry_run)
 
-    async def reset(self, key: str, reason: str = "") -> dict[str, Any]:
-        """Close a breaker at once, with fresh counters."""
+    async def reset(self, key: str, reason: str = "", *, dry_run: bool = False) -> dict[str, Any]:
+        """Close a breaker at once, with fresh counters. *dry_run*: only say what would be."""
         text = f"{RESET_REASON}: {reason}" if reason else RESET_REASON
-        return await self._override("reset", key, "CLOSED", 0, text)
+        return await self._override("reset", key, "CLOSED", 0, text, dry_run)
 
-    async def _override(self, act: str, key: str, state: str, until: int, reason: str) -> dict[str, Any]:
+    async def _override(
+        self, act: str, key: str, state: str, until: int, reason: str, dry_run: bool = False
+    ) -> dict[str, Any]:
         reason = self._shown(reason)
         rows = await self._journal.load_breakers(self.tenant)
         await self._must_know(act, key, {row.key.partition("#")[0] for row in rows})
@@ -188,6 +234,10 @@ class Admin:
         known = max((row.epoch for row in rows if row.key.partition("#")[0] == key), default=0)
         epoch = max(known + 1, now // 1000)  # beats what processes count to, also where their rows are swept
         row = BreakerRow(key, state, epoch, until, reason, now, owner_token())
+        if dry_run:
+            states = [self._breaker(one)["state"] for one in rows if one.key.partition("#")[0] == key]
+            worst = next((one for one in ("FORCED_OPEN", "OPEN", "HALF_OPEN") if one in states), "CLOSED")
+            return {**self._breaker(row), "before": worst, "dryRun": True}
         await self._journal.save_breaker(self.tenant, row)
         await self._note(act, {"key": key, "reason": reason})
         return self._breaker(row)
@@ -253,11 +303,12 @@ class Admin:
         has_value: bool = True,
         reason: str = "",
         version: int | None = None,
+        dry_run: bool = False,
     ) -> dict[str, Any]:
         """Settle a claim whose outcome nobody knows: it happened (with *value*), or it did not.
 
         A resolution can be corrected by another one until a call was answered with it. With *version* only that
-        version of the record is settled.
+        version of the record is settled. *dry_run* makes every check and changes nothing.
         """
         if verdict not in ("happened", "did-not-happen"):
             raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
@@ -286,23 +337,54 @@ class Admin:
             settlement = Settlement("cancelled", _RESOLVED_TTL_MS, dispatched=False, error=RESOLVED)
         settled = None
         if version in (None, record.version):
+            if dry_run:
+                before = "unknown" if is_unknown(record) else record.state
+                return {"key": record.key, "resolved": verdict, "before": before, "dryRun": True}
             settled = await self._journal.settle(record.key, record.version, settlement)
         if settled is None:
             raise InvalidInput("The claim changed at the same moment.", hint="Check the claim again, then decide.")
         await self._note("resolve", {"key": record.key, "tool": record.tool, "verdict": verdict, "reason": reason})
         return {"key": record.key, "resolved": verdict}
 
+    async def resolve_all(self, verdicts: Sequence[Verdict], *, reason: str = "", dry_run: bool = False) -> Bulk:
+        """Settle several claims, each as :meth:`resolve` does; one that is refused does not stop the others."""
+        resolved, refused = 0, []
+        for one in verdicts:
+            try:
+                await self.resolve(
+                    one.key, one.verdict, value=one.value, reason=reason, version=one.version, dry_run=dry_run
+                )
+                resolved += 1
+            except (InvalidInput, NotFound) as error:
+                refused.append({"key": one.key, "message": str(error)})
+        return {"resolved": resolved, **({"refused": refused} if refused else {}), **_dry(dry_run)}
+
     async def evidence(
-        self, specs: Mapping[str, ToolSpec], *, tool: str = "", session: str = "", prefix: str = ""
+        self,
+        specs: Mapping[str, ToolSpec],
+        *,
+        tool: str = "",
+        session: str = "",
+        prefix: str = "",
+        keys: Collection[str] = (),
     ) -> list[dict[str, Any]]:
-        """What the ``reconcile`` functions of the tools say about each unknown outcome; nothing is changed."""
+        """What the ``reconcile`` functions of the tools say about each unknown outcome; nothing is changed.
+
+        With *keys* only those are asked about.
+        """
         said = []
         for record in await self._unsettled(tool=tool, session=session, prefix=prefix):
+            if keys and record.key not in keys:
+                continue
             verdict, value, why = await _ask(specs.get(record.tool), self._opened(record, masks=False))
             shown = self._described(record)
             kept = ("key", "fingerprint", "tool", "arguments", "version")
             said.append({**{name: shown[name] for name in kept}, "verdict": verdict, "value": value, "why": why})
         return said
+
+    def shown_value(self, value: Any) -> str | None:
+        """A result as an operator may see it: JSON, secrets masked."""
+        return None if value is None else masked(codec.encode(value), self._redactor)
 
     async def flush(
         self,
@@ -350,20 +432,14 @@ class Admin:
 
     def _audit(self) -> ReservedRun:
         """The reserved run that keeps what operators of a tenant did."""
-        manifest = RunManifest(
-            id=f"audit-{self.tenant}",
-            name="audit",
-            status="running",
-            started_at_ms=0,
-            tenant=self.tenant,
-            workspace=self._workspace,
-            tags={"kind": "audit"},
-        )
-        return ReservedRun(self._journal, self._clock, manifest)
+        return ReservedRun(self._journal, self._clock, audit_manifest(self.tenant, self._workspace))
 
     async def _note(self, act: str, detail: Mapping[str, Any]) -> None:
+        """Who did it, and for whom, stands there as it is, also if it is a mail address; the rest is masked."""
         given = {name: value for name, value in detail.items() if value not in ("", None)}
-        await self._audit().append("admin.act", {"act": act, "by": self.actor, **given}, self._redactor)
+        clean: dict[str, Any] = orjson.loads(self._redactor.redact_bytes(orjson.dumps(given))[0])
+        people = {"by": self.actor, **({"to": given["to"]} if "to" in given else {})}
+        await self._audit().append("admin.act", {"act": act, **clean, **people})
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
@@ -432,6 +508,7 @@ def describe(record: DedupeRecord, fingerprint: str) -> dict[str, Any]:
         "idempotencyKey": record.idempotency_key,
         "arguments": arguments or None,
         "owner": record.owner,
+        "dispatched": record.dispatched,
         "version": record.version,
         "createdAtMs": record.created_at_ms,
         "updatedAtMs": record.updated_at_ms,

@@ -16,18 +16,20 @@ import msgspec
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import owner_token
 from antiphon.config.load import Loaded, load
-from antiphon.config.model import Config
+from antiphon.config.model import Config, PriceSection
 from antiphon.config.wiring import ConfigLike, blobs_of, key_ring_of, resolve, rules_of, store_from
-from antiphon.contract.events import RunManifest
+from antiphon.contract.events import Event, RunManifest
 from antiphon.errors import ConfigError, NotFound
 from antiphon.ops.entry import AGENT_MARK, arguments_of, call_entry, check_arguments, is_arguments, load_entry, name_of
-from antiphon.ports import Blobs, Clock, Invoker, Store, SyncJournal
+from antiphon.ports import Blobs, Clock, Invoker, Listener, Row, Store, SyncJournal
 
 if TYPE_CHECKING:  # looking at runs needs neither gateways nor recorder
     from antiphon._recording.recorder import LoopJournals, Recorder
     from antiphon._recording.run import Run
     from antiphon._recording.seals import KeyRing
-    from antiphon._scope import Write, WriteAsync
+    from antiphon._scope import RunScope, Site, Write, WriteAsync
+    from antiphon.decide.loop import LoopPolicy
+    from antiphon.ops.approvals import Desk
     from antiphon.ops.gateways import AsyncGateway, Gateway
     from antiphon.redact import Redactor
 
@@ -59,13 +61,16 @@ class Antiphon:
         tenant: str | None = None,
         workspace: str | None = None,
         clock: Clock | None = None,
+        listeners: tuple[Listener, ...] = (),
     ) -> None:
+        """*listeners* are told what its gateways decide, as those of a gateway are."""
         self.loaded: Loaded = resolve(config)
         self.config: Config = self.loaded.config
         self.store: Store = store_from(store, self.config)
         self.tenant: str = tenant or self.config.gateway.tenant
         self.workspace: str = workspace or self.config.gateway.workspace
         self.clock: Clock = clock or Clock()
+        self._listeners = listeners
 
     @functools.cached_property
     def journal(self) -> SyncJournal:
@@ -77,14 +82,16 @@ class Antiphon:
         """The gateway for synchronous code."""
         from antiphon.ops.gateways import Gateway
 
-        return Gateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace)
+        return Gateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace, listeners=self._listeners)
 
     @functools.cached_property
     def async_gateway(self) -> AsyncGateway:
         """The gateway for asyncio code."""
         from antiphon.ops.gateways import AsyncGateway
 
-        return AsyncGateway(self.store, self.loaded, tenant=self.tenant, workspace=self.workspace)
+        return AsyncGateway(
+            self.store, self.loaded, tenant=self.tenant, workspace=self.workspace, listeners=self._listeners
+        )
 
     @functools.cached_property
     def blobs(self) -> Blobs | None:
@@ -108,6 +115,12 @@ class Antiphon:
     def keys(self) -> KeyRing:
         """The keys that open the originals of recordings."""
         return key_ring_of(self.config, self.store)
+
+    def approvals(self, actor: str, *, where: str = "Python") -> Desk:
+        """Calls that wait for a person, as *actor* sees and decides them; *where* goes to the audit log."""
+        from antiphon.ops.approvals import Desk
+
+        return Desk(self, actor, where)
 
     # -- runs ----------------------------------------------------------------------------------------------------
 
@@ -196,10 +209,9 @@ class Antiphon:
         if self.config.record.llm_cache if llm_cache is None else llm_cache:
             recorder.scope.llm_cache = self._llm_cache(recorder)
         if resume is not None:
-            self._go_on(recorder)
+            self.go_on(recorder)
         if self.config.prices and self.config.loop.max_cost is not None:
             from antiphon.config.wiring import settings_of
-            from antiphon.ops.cost_tracking import charge_models
 
             policy = settings_of(self.config).loop
             charge_models(recorder.scope, self.config.prices, policy, self.clock.monotonic())
@@ -207,7 +219,7 @@ class Antiphon:
         run.input = input
         return run
 
-    def _go_on(self, recorder: Recorder) -> None:
+    def go_on(self, recorder: Recorder) -> None:
         """Give the code of an interrupted run what it had drawn and heard from its models."""
         from antiphon._recording.recorder import whole
         from antiphon._recording.resumed import EARLIER, Earlier
@@ -470,3 +482,90 @@ def note_exit(app: Antiphon, run: str, code: int) -> None:
         last = app.journal.append(run, (row,))
         kept = msgspec.structs.replace(kept, events=last + 1, finished_at_ms=app.clock.now_ms())
     app.journal.update_run(kept)
+
+
+# -- what model calls cost (D25) --------------------------------------------------------------------------------------
+
+
+def charge_models(scope: RunScope, prices: Mapping[str, PriceSection], policy: LoopPolicy, now: float) -> None:
+    """From here on the tokens of model calls of the run are paid for; tools are refused once the cap is reached."""
+    from antiphon._gateway.turns import Guard
+
+    write = scope.encode
+    asked: dict[str, str] = {}
+    guard: Guard = scope.gateway_state.setdefault("loop", Guard(policy, now))
+
+    def encode(kind: str, site: Site | None, payload: dict[str, Any], meta: dict[str, Any]) -> Row:
+        if site is not None:
+            if kind == "call.started" and payload.get("kind") == "llm":
+                asked[site.call] = model_of(payload)
+            elif kind == "call.finished" and site.call in asked:
+                price = prices.get(asked.pop(site.call))
+                if price is not None and not meta.get("fromCache"):
+                    guard.loop.spend(cost_of(price, meta.get("usage")))
+        return write(kind, site, payload, meta)
+
+    scope.encode = encode
+
+
+def model_of(payload: Mapping[str, Any]) -> str:
+    """The model that a recorded call asked."""
+    for name in ("request", "providerRequest"):
+        request = payload.get(name)
+        if isinstance(request, Mapping) and request.get("model"):
+            return str(request["model"])
+    return ""
+
+
+def tokens_of(usage: Any) -> tuple[int, int]:
+    """Tokens in and out; what a recording from elsewhere says instead of a number counts as nothing."""
+    counts = usage if isinstance(usage, Mapping) else {}
+    found = (counts.get(name) for name in ("inputTokens", "outputTokens"))
+    given, taken = (value if isinstance(value, int) and not isinstance(value, bool) else 0 for value in found)
+    return given, taken
+
+
+def cost_of(price: PriceSection | None, usage: Any) -> float:
+    """The money for the tokens of one call; nothing without a price."""
+    given, taken = tokens_of(usage)
+    return 0.0 if price is None else (given * price.input + taken * price.output) / 1_000_000
+
+
+class Spent:
+    """What the model calls of a run cost, those of interrupted attempts too; what was answered again cost nothing."""
+
+    def __init__(self, prices: Mapping[str, PriceSection]) -> None:
+        self._prices = prices
+        self._asked: dict[str, str] = {}
+        self.calls: int = 0
+        self.failed: int = 0
+        self.input_tokens: int = 0
+        self.output_tokens: int = 0
+        self.cost: float = 0.0
+        self.unpriced: dict[str, None] = {}
+        """Models without a price."""
+
+    def add(self, event: Event) -> None:
+        """Count an event, in the order of the run."""
+        if event.type == "call.started" and event.payload.get("kind") == "llm":
+            self._asked[event.call or ""] = model_of(event.payload)
+        elif event.type == "call.finished" and event.call in self._asked and not event.meta.get("fromCache"):
+            usage = event.meta.get("usage")
+            given, taken = tokens_of(usage)
+            self.calls += 1
+            self.input_tokens += given
+            self.output_tokens += taken
+            model = self._asked[event.call]
+            self.cost += cost_of(self._prices.get(model), usage)
+            self.failed += event.payload.get("outcome") == "error"
+            if model not in self._prices:
+                self.unpriced[model] = None
+
+    def to_wire(self) -> dict[str, Any]:
+        return {
+            "calls": self.calls,
+            "failed": self.failed,
+            "inputTokens": self.input_tokens,
+            "outputTokens": self.output_tokens,
+            "cost": self.cost,
+        }

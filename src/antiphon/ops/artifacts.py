@@ -1,4 +1,4 @@
-"""Export and import of runs: ours and ``.kurral``. A failed import leaves the store as it was."""
+"""Export and import of runs: ours, and those of other formats. A failed import leaves the store as it was."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,16 +16,16 @@ import orjson
 
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
-from antiphon._recording import artifact, kurral
+from antiphon._recording import artifact, atif, kurral, otel
 from antiphon._recording.artifact import BadJson, strict_loads
+from antiphon._recording.foreign import Told, hashed_id, together
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import OPEN_TAG, Run
 from antiphon._recording.seals import RunKey
 from antiphon.contract.events import OF_THE_STORE, SEALED, Event, RunManifest, sum_holds, summed
-from antiphon.errors import ArtifactError, InvalidInput, NotFound
-from antiphon.ops import bucket
+from antiphon.errors import AntiphonError, ArtifactError, InvalidInput, NotFound
+from antiphon.ops import Progress, bucket, silent
 from antiphon.ops.app import Antiphon
-from antiphon.ops.progress import Progress, silent
 from antiphon.ops.rekey import CannotRekey, rekeyed
 from antiphon.ops.runs import events_of, find_run, is_artifact, load_recording, real_status
 from antiphon.ports import Row
@@ -42,7 +42,8 @@ INCOMPLETE = "incomplete"
 """In the tags of an artifact that was made while work of its run went on."""
 log: logging.Logger = logging.getLogger("antiphon.run")
 _DIGEST = "importedDigest"
-_MAX_KURRAL = 256 * 1024 * 1024
+_MAX_FOREIGN = 256 * 1024 * 1024
+_START = 4096
 
 
 def whole_events(app: Antiphon, run: str) -> Iterator[Event]:
@@ -151,9 +152,117 @@ def _export(
 
 def import_artifact(app: Antiphon, path: Path, *, progress: Progress = silent) -> RunManifest:
     """Read an artifact into the store. The same artifact again is the same run; another of that id gets a new one."""
-    document = _kurral_document(path)
-    read = artifact.read_artifact(path) if document is None else _from_kurral(app, document, path)
-    return _Import(app, read, progress).store()
+    found = documents_in(app, path) or []
+    if len(found) > 1:
+        raise InvalidInput(
+            f"{path} holds {len(found)} runs.", hint=f"Bring them into the store and name one: antiphon import {path}"
+        )
+    return _Import(app, found[0], progress).store()
+
+
+def documents_in(app: Antiphon, path: Path, *, guess: bool = False) -> list[artifact.Document] | None:
+    """The runs of a file, whatever its format is; nothing is written.
+
+    One that was come across in a folder is a *guess*: ``None`` if it is in no format we know.
+    """
+    told = _foreign(app, path)
+    if told is not None:
+        return [_checked(app, one, path) for one in told]
+    if guess and path.suffix in _LOOSE:
+        with path.open("rb") as file:
+            if b'"format"' not in (start := file.read(_START)) or b'"antiphon"' not in start:
+                return None
+    return [artifact.read_artifact(path)]
+
+
+def completeness_of(document: artifact.Document) -> dict[str, Any] | None:
+    """How much of a run its format told; ``None`` for formats that tell all of it."""
+    for event in document.events() if document.foreign else ():
+        if event.type == "import" and isinstance(event.payload.get("completeness"), dict):
+            return dict(event.payload["completeness"])
+    return None
+
+
+class ImportResult:
+    """What came of several files."""
+
+    def __init__(self) -> None:
+        self.runs: list[dict[str, Any]] = []
+        self.failed: list[tuple[str, AntiphonError]] = []
+        self.skipped: list[str] = []
+        """Files of a folder that are in no format we know."""
+
+    def completeness(self) -> dict[str, Any] | None:
+        """Of all runs whose format tells less than ours."""
+        told = [one["completeness"] for one in self.runs if "completeness" in one]
+        return together(told) if told else None
+
+    def to_wire(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "imported": self.runs,
+            "failed": [
+                {"file": name, "error": error.code, "message": error.message, "hint": error.hint}
+                for name, error in self.failed
+            ],
+            "skipped": self.skipped,
+            "completeness": self.completeness(),
+        }
+
+
+def import_all(
+    app: Antiphon, names: Sequence[str], *, dry_run: bool = False, progress: Progress = silent
+) -> ImportResult:
+    """Read files, what is below folders, and artifacts of the bucket; what fails is told, and the rest is read."""
+    done = ImportResult()
+    many: list[tuple[str, bool]] = []
+    for name in names:
+        if not _is_folder(name):
+            many.append((name, False))
+            continue
+        below = [path for path in sorted(Path(name).rglob("*")) if _is_candidate(path)]
+        many += [(str(path), True) for path in below]
+        if not below:
+            done.failed.append((name, ArtifactError(f"There is no run below the folder {name}.")))
+    for name, found in progress(many, len(many), "reading, files") if len(many) > 1 else many:
+        try:
+            _import_one(app, name, found, dry_run, done, progress if len(many) == 1 else silent)
+        except (ArtifactError, NotFound, InvalidInput) as error:
+            done.failed.append((name, error))
+    return done
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except OSError:  # no name of a file at all
+        return False
+
+
+def _is_candidate(path: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.parts)
+    return path.suffix in (*_LOOSE, ".antiphon", ".kurral") and path.is_file() and not hidden
+
+
+def _import_one(app: Antiphon, name: str, found: bool, dry_run: bool, done: ImportResult, progress: Progress) -> None:
+    path = Path(name)
+    if bucket.is_address(name) or (bucket.is_remote(app) and not path.exists()):
+        manifest = open_run(app, name, progress=progress)
+        done.runs.append(_told(name, manifest, None))
+        return
+    documents = documents_in(app, path, guess=found)
+    if documents is None:
+        done.skipped.append(name)
+        return
+    for document in documents:
+        told = completeness_of(document)
+        manifest = document.manifest if dry_run else _Import(app, document, progress).store()
+        done.runs.append(_told(name, manifest, None if told is None else app._redactor.redact(told)))
+
+
+def _told(name: str, manifest: RunManifest, completeness: Any) -> dict[str, Any]:
+    told = {} if completeness is None else {"completeness": completeness}
+    return {"file": name, "run": manifest.id, "altered": manifest.tags.get("altered") == "true", **told}
 
 
 def open_recording(app: Antiphon, wanted: Any, *, masked: bool = False) -> Recording:
@@ -186,42 +295,88 @@ def open_run(app: Antiphon, wanted: Any, *, progress: Progress = silent) -> RunM
         return import_artifact(app, path, progress=progress)
 
 
-def _from_kurral(app: Antiphon, document: dict[str, Any], path: Path) -> artifact.Document:
-    """The document as the run it tells of; checked like an artifact of our own."""
-    manifest = kurral.manifest_of(document, tenant=app.tenant, workspace=app.workspace)
+def _checked(app: Antiphon, told: Told, path: Path) -> artifact.Document:
+    """A run of another format; checked like an artifact of our own."""
+    manifest = told.manifest
+    if app._redactor.redact(manifest.id) != manifest.id:  # ids are not masked: one with a secret is not kept
+        manifest = msgspec.structs.replace(manifest, id=hashed_id(manifest.id, manifest.tags["imported"]))
     seal = artifact.Seal(manifest)
     events = []
     try:
-        for number, event in enumerate(kurral.events_of(document, manifest)):
+        for number, event in enumerate(told.events):
             events.append(artifact.check_event(seal.line(event), manifest.id, number, str(path)))
     except TypeError:
         raise ArtifactError(f"{path} is nested too deeply.") from None
-    return artifact.Document(manifest, lambda: events, False, seal.digest, seal.count)
+    return artifact.Document(manifest, lambda: events, False, told.digest or seal.digest, seal.count, foreign=True)
 
 
-def _kurral_document(path: Path) -> dict[str, Any] | None:
-    """The document if the file is a ``.kurral`` one, whatever it is called."""
+_MARKS = (b'"kurral_id"', b'"ATIF-v', b'"resourceSpans"')
+_LOOSE = (".json", ".jsonl")
+"""Files that may be in any format: their first bytes need not tell."""
+
+
+def _foreign(app: Antiphon, path: Path) -> list[Told] | None:
+    """The runs of a file in another format, whatever it is called; ``None`` if it is not in one."""
+    named = path.suffix == ".kurral"
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            start = file.read(4096)
-        named = path.suffix == ".kurral"
-        if not named and b'"kurral_id"' not in start:
+            start = file.read(_START)
+        marked = named or _is_marked(start)
+        if not marked and (path.suffix not in _LOOSE or size > _MAX_FOREIGN):
             return None
-        if size > _MAX_KURRAL:
-            raise ArtifactError(f"{path} is too large for a .kurral document.")
-        document = strict_loads(path.read_bytes())
+        if size > _MAX_FOREIGN:
+            raise ArtifactError(f"{path} is too large ({size} bytes) for a document of another format.")
+        data = path.read_bytes()
     except FileNotFoundError:
         raise ArtifactError(f"There is no file {path}.", code="not_found") from None
     except OSError as error:
         raise ArtifactError(f"{path} cannot be read: {error.strerror or error}.") from None
+    tenant, workspace = app.tenant, app.workspace
+    try:
+        documents = _documents(data)
+        first: Any = documents[0]
+        if kurral.is_kurral(first):
+            manifest = kurral.manifest_of(first, tenant=tenant, workspace=workspace)
+            return [Told(manifest, kurral.events_of(first, manifest))]
+        if atif.is_atif(first):
+            return list(atif.runs_of(first, tenant=tenant, workspace=workspace))
+        if otel.is_otlp(first):
+            return list(otel.runs_of(documents, tenant=tenant, workspace=workspace))
     except BadJson as error:
-        raise ArtifactError(f"{path} is not a .kurral artifact: {error}.") from None
-    if not kurral.is_kurral(document):
-        if named:
-            raise ArtifactError(f"{path} is not a .kurral artifact.")
-        return None
-    return dict(document)
+        if not marked:
+            return None
+        kind = "a .kurral artifact" if named else "a trajectory or trace"
+        raise ArtifactError(f"{path} is not {kind}: {error}.") from None
+    except ArtifactError as error:
+        raise ArtifactError(f"{path}: {error.message}", hint=error.hint) from None
+    except RecursionError:
+        raise ArtifactError(f"{path} is nested too deeply.") from None
+    if named:
+        raise ArtifactError(f"{path} is not a .kurral artifact.")
+    return None
+
+
+def _is_marked(start: bytes) -> bool:
+    """Whether the beginning of a file says that it is in another format; ours says what it is in its first lines."""
+    return any(mark in start for mark in _MARKS) and b'"format": "antiphon"' not in start
+
+
+def _documents(data: bytes) -> list[Any]:
+    """The document of a file, or those of its lines: collectors write one export a line."""
+    try:
+        return [strict_loads(data)]
+    except BadJson:
+        lines = [line for line in data.splitlines() if line.strip()]
+        if len(lines) < 2 or not lines[0].rstrip().endswith(b"}"):
+            raise
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(strict_loads(line))
+        except BadJson as error:
+            raise BadJson(f"line {number}: {error}") from None
+    return found
 
 
 class _Import(NamedTuple):
@@ -288,6 +443,7 @@ class _Import(NamedTuple):
         app.journal.open_run(msgspec.structs.replace(made, status="running", tags=under_way, events=0))
         try:
             made = msgspec.structs.replace(made, events=self._append(recorder))
+            made = recorder.with_key(made)
             app.journal.update_run(made)
         except BaseException:
             app.journal.delete_run(run_id)
@@ -296,10 +452,11 @@ class _Import(NamedTuple):
 
     def _append(self, recorder: Recorder) -> int:
         journal = self.app.journal
+        take = recorder.adopt if self.document.foreign else recorder.take
         batch: list[Row] = []
         count = size = 0
         for event in self.progress(self.document.events(), self.document.length, "importing, events"):
-            row = recorder.take(event)
+            row = take(event)
             batch.append(row)
             count += 1
             size += len(row.body)

@@ -22,8 +22,8 @@ from antiphon._seal import key_ids
 from antiphon._version import __version__
 from antiphon.config.wiring import home, seal_key_file
 from antiphon.errors import InvalidInput, NotFound, StoreError
+from antiphon.ops import Progress, each, silent
 from antiphon.ops.app import Antiphon
-from antiphon.ops.progress import Progress, each, silent
 
 FORM = 1
 MANIFEST = "backup.json"

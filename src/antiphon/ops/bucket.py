@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,7 +96,9 @@ def download(app: Antiphon, name: str, folder: Path) -> Path:
         raise NotFound(
             f"There is no {address_of(app, name)}.", hint="List what is there: antiphon runs --bucket"
         ) from None
-    path = folder / PurePosixPath(name).name
+    own = folder / hashlib.sha256(name.encode()).hexdigest()[:16]  # two folders may hold artifacts of one name
+    own.mkdir(exist_ok=True)
+    path = own / PurePosixPath(name).name
     path.write_bytes(content)
     return path
 

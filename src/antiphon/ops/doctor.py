@@ -1,20 +1,23 @@
-"""What ``antiphon doctor`` looks at."""
+"""What ``antiphon doctor`` looks at, and what a recording that has just been made may lack."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from antiphon._diff import plural
 from antiphon._gateway.switches import start_value
+from antiphon._recording.run import Run
 from antiphon.config.wiring import seal_key_file
 from antiphon.errors import AntiphonError
 from antiphon.ops.admin import usage
 from antiphon.ops.app import Antiphon
 from antiphon.ops.bucket import is_remote
 from antiphon.ops.entry import load_entry
+from antiphon.ops.finalizers import living_kinds
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import list_runs
 from antiphon.ops.storage import waiting_uploads
@@ -193,3 +196,35 @@ def _limits() -> Iterator[dict[str, Any]]:
     yield _found("note", "limits", text)
     if start_value(os.environ, "enabled") is False:
         yield _found("warning", "switches", "TOOL_RELIABILITY_ENABLED is off: calls are not guarded")
+
+
+# -- a recording: no call at all, an SDK without its adapter, a client that was made without it -----------------------
+
+SDKS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "openai": ("sdk", ("OpenAI", "AsyncOpenAI", "AzureOpenAI", "AsyncAzureOpenAI")),
+    "anthropic": ("sdk", ("Anthropic", "AsyncAnthropic")),
+    "google.genai": ("google", ("Client",)),
+    "litellm": ("httpx", ()),
+}
+"""Modules of SDKs, the adapter of each, and the classes of its clients."""
+
+
+def missing(run: Run) -> list[str]:
+    """Warnings about a run that has just been recorded."""
+    calls = [event for event in run.events() if event.type == "call.started"]
+    said = []
+    if not calls:
+        said.append(
+            "no model call and no tool call was recorded: decorate tools, wrap the client, or use antiphon exec"
+        )
+    loaded = [module for module in SDKS if module in sys.modules]
+    if loaded and not any(event.payload.get("kind") == "llm" for event in calls):
+        exist = living_kinds()
+        for module in loaded:
+            adapter, names = SDKS[module]
+            bare = sum(exist[getattr(sys.modules[module], name, None)] for name in names)  # wrapped ones are of ours
+            made = f"; {bare} of its clients exist without it" if bare else ""
+            said.append(
+                f"{module} is loaded, but none of its calls was recorded: use antiphon.adapters.{adapter}{made}"
+            )
+    return said

@@ -11,6 +11,7 @@ import orjson
 
 from antiphon._diff import diff_values
 from antiphon._recording.plain import dump
+from antiphon._recording.resumed import EARLIER
 from antiphon._recording.run import Run, exit_code, run_error
 from antiphon._replay.explore import ExploreInvoker
 from antiphon._replay.observe import Composed, DivergenceFound, Observer, Seen
@@ -20,8 +21,8 @@ from antiphon._replay.strict import StrictInvoker, VerifyInvoker
 from antiphon._scope import Site
 from antiphon.canonical import canonical_json
 from antiphon.decide.effects import MODEL_LIVE, BoundaryTable
-from antiphon.errors import Divergence, ReplayMiss
-from antiphon.ops.app import Antiphon, using
+from antiphon.errors import Divergence, InvalidInput, ReplayMiss
+from antiphon.ops.app import Antiphon, Spent, using
 from antiphon.ops.entry import arguments_of, call_entry
 from antiphon.ops.gateways import declared
 from antiphon.ops.runs import load_recording, replay_manifest
@@ -30,6 +31,8 @@ from antiphon.ops.side_effects import Known
 from antiphon.ports import Row
 
 if TYPE_CHECKING:
+    from antiphon._recording.recorder import Recorder
+    from antiphon.contract.events import RunManifest
     from antiphon.redact import Redactor
 
 QUIET_S = 10
@@ -135,6 +138,7 @@ def watched(
     realtime: bool = False,
     verify: bool = False,
     ask: Callable[[dict[str, Any]], Any] | None = None,
+    answering: type[StrictInvoker] = StrictInvoker,
 ) -> tuple[StrictResult, Run]:
     """A run that the recording answers and is compared with, for whoever calls the code (see ``Run.attached``)."""
     observer = Observer(recording, presenter(app, recording))
@@ -142,7 +146,7 @@ def watched(
     if verify:
         invoker: StrictInvoker = VerifyInvoker(recording, observer, ask=ask, outside=outside, realtime=realtime)
     else:
-        invoker = StrictInvoker(recording, observer, realtime=realtime)
+        invoker = answering(recording, observer, realtime=realtime)
     setup = Setup()
     result = StrictResult(observer, invoker, setup)
 
@@ -229,6 +233,7 @@ class Explored(NamedTuple):
     invoker: ExploreInvoker
     escapes: list[str]
     """What was tried without Antiphon, and refused."""
+    spent: Spent
 
 
 def known_tools(app: Antiphon, recording: Recording) -> list[Known]:
@@ -255,6 +260,8 @@ class Exploration(NamedTuple):
     baseline: bool
     exact_only: bool
     realtime: bool
+    into: str | None = None
+    """The id of the replay's own run; one that was interrupted goes on from what its models had answered."""
 
     @property
     def explores(self) -> bool:
@@ -329,7 +336,11 @@ def execute_exploring(
         realtime=wanted.realtime,
     )
     manifest = replay_manifest(app, recording.manifest, kind, status="running", finished_at_ms=None, events=0)
+    if wanted.into is not None:
+        manifest = msgspec.structs.replace(manifest, id=wanted.into)
     recorder = app.recorder(manifest, invoker=invoker)
+    if wanted.into is not None:
+        _go_on(app, recorder, invoker, manifest)
     asked: dict[str, tuple[str, str]] = {}
 
     def remember(kind: str, call: str, payload: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
@@ -377,8 +388,20 @@ def execute_exploring(
         run.error = error
     invoker.close()
     fresh = app.journal.manifest(run.id)
-    replayed = load_recording(app, fresh if fresh is not None else run.manifest)
-    return Explored(run, replayed, invoker, escapes)
+    spent = Spent(app.config.prices)
+    replayed = load_recording(app, fresh if fresh is not None else run.manifest, seen=spent.add)
+    return Explored(run, replayed, invoker, escapes, spent)
+
+
+def _go_on(app: Antiphon, recorder: Recorder, invoker: ExploreInvoker, manifest: RunManifest) -> None:
+    """If this very replay was begun before and interrupted, give it what it had drawn and heard from its models."""
+    begun = app.journal.manifest(manifest.id)
+    if begun is None:
+        return
+    if (begun.tenant, begun.source_run) != (app.tenant, manifest.source_run):
+        raise InvalidInput(f"Run {manifest.id} is not a replay of run {manifest.source_run}.", path="into")
+    app.go_on(recorder)
+    invoker.earlier = recorder.scope.gateway_state[EARLIER]
 
 
 def _schemas(recording: Recording) -> dict[str, Mapping[str, Any]]:

@@ -13,13 +13,56 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from itertools import chain, compress, repeat
+from operator import call, is_
 from types import AsyncGeneratorType, CoroutineType, FrameType, FunctionType, GeneratorType
 from typing import Any
 
-from antiphon._lineage import TOOLS, Carried, Origin, Replay
-from antiphon.ops.objects import has_old, living, living_kinds
+from antiphon._gateway.threads import without_gc
+from antiphon._lineage import TOOLS, Carried, Origin, Replay, engine_threads
+
+# Objects that the garbage collector knows are picked without touching the others. ``gc.get_objects()`` hands out
+# objects that other threads are still making, and Python refuses to finish a tuple that somebody else holds
+# (``tuple(generator)`` raises ``SystemError``). So no line of Python runs while they are held, and no other thread
+# gets its turn: the iterators below are C code, nothing is collected meanwhile (finalizers are Python), and nothing is
+# audited (as ``id`` would be).
+_call: Callable[[Any], Any] = call
+
+
+def _objects() -> Iterator[Any]:
+    return chain.from_iterable(map(gc.get_objects, (None,)))
+
+
+def living(kinds: Collection[type]) -> list[Any]:
+    """The objects of exactly these kinds."""
+    objects: list[Any] = []
+    found: list[Any] = []
+    fill = partial(objects.extend, _objects())
+    pick = [partial(found.extend, compress(objects, map(is_, map(type, objects), repeat(kind)))) for kind in kinds]
+    with without_gc():
+        deque(map(_call, (fill, *pick, objects.clear)), maxlen=0)
+    return found
+
+
+def living_kinds() -> Counter[Any]:
+    """The types of all objects, and how many there are of each."""
+    with without_gc():
+        found = list(map(type, _objects()))
+    return Counter(found)
+
+
+def has_old() -> bool:
+    """Whether the oldest generation has objects that are not frozen."""
+    with without_gc():
+        return any(map(bool, map(gc.get_objects, (2,))))
+
 
 _FOREIGN = TOOLS | frozenset("antiphon _pytest anyio pluggy pytest pytest_asyncio".split())
+_ENGINE = frozenset(("distributed", "tornado"))
+"""In a worker of Dask, whose event loop makes coroutines while a replay runs."""
 _frames: list[tuple[weakref.ref[Any], FrameType, Replay]] = []
 """Generators and coroutines that replays left open."""
 _things: dict[int, tuple[weakref.ref[Any], Replay]] = {}
@@ -91,7 +134,9 @@ def _has_finalizer(kind: type) -> bool:
 
 def _is_foreign(names: dict[str, Any]) -> bool:
     package = str(names.get("__name__", "")).partition(".")[0]
-    return package in _FOREIGN or (package in sys.stdlib_module_names and package != "__main__")
+    if package in _FOREIGN or (package in _ENGINE and engine_threads):
+        return True
+    return package in sys.stdlib_module_names and package != "__main__"
 
 
 def finalizing(frame: FrameType | None) -> Replay | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 from antiphon._gateway import gateway as engine
+from antiphon._gateway.tool import Tool
 from antiphon.config.wiring import ConfigLike, wire
 from antiphon.contract.spec import ToolSpec
 from antiphon.ports import Clock, Listener, Store
@@ -12,9 +14,34 @@ from antiphon.ports import Clock, Listener, Store
 _alive: weakref.WeakSet[engine.Gateway | engine.AsyncGateway] = weakref.WeakSet()
 
 
-def declared() -> dict[str, ToolSpec]:
-    """The tools of every gateway of this process by full name, whoever made it."""
-    return {name: spec for gateway in list(_alive) for name, spec in gateway.tools.items()}
+def declared(store: Store | None = None) -> dict[str, ToolSpec]:
+    """The tools of every gateway of this process by full name; one on *store* before one elsewhere."""
+    gateways = sorted([*_alive], key=lambda one: store is not None and _is_on(one, store))
+    return {name: spec for gateway in gateways for name, spec in gateway.tools.items()}
+
+
+def _is_on(gateway: engine.Gateway | engine.AsyncGateway, store: Store) -> bool:
+    own = gateway._plans.store
+    return own is store or (not own.in_process and own.url == store.url)
+
+
+def listen(listener_of: Callable[[str], Listener], store: Store) -> None:
+    """Have every gateway of this process on *store* tell a listener, which is made for its tenant."""
+    for gateway in list(_alive):
+        if _is_on(gateway, store):
+            gateway._plans.reporter.add(listener_of(gateway._plans.settings.tenant))
+
+
+def find_tool(name: str, store: Store) -> tuple[engine.Gateway | engine.AsyncGateway, Tool] | None:
+    """The tool of that full name and its gateway: on *store* before any other, with an undo before one without."""
+    namespace, _, short = name.rpartition("/")
+    found = [(gateway, gateway.find(namespace, short)) for gateway in list(_alive)]
+    known = [(gateway, tool) for gateway, tool in found if tool is not None]
+
+    def fits(one: tuple[engine.Gateway | engine.AsyncGateway, Tool]) -> tuple[bool, bool]:
+        return _is_on(one[0], store), one[1].undo is not None
+
+    return max(known, key=fits, default=None)
 
 
 class _Wired:

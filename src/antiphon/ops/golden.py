@@ -111,6 +111,8 @@ def check(path: Path, options: Options, code_of: Callable[[AntiphonError], int] 
         said = [error.message, error.hint] if error.hint else [error.message]
         return Result(str(path), "error", took, {}, said, code_of(error))
     data = report.to_wire()
+    if report.recording is not None:
+        data = {**data, "entry": report.recording.manifest.entry}
     reasons = [found["message"] for found in data["divergences"][:5]] or list(data["verdictReasons"])
     if not data["executed"] and not reasons:
         reasons = ["the recording names no entry point: only the recording itself was checked"]

@@ -14,11 +14,11 @@ from antiphon._replay.recording import Recording
 from antiphon._replay.setup import Setup, code_of, recorded_setup
 from antiphon.decide.effects import BoundaryTable
 from antiphon.errors import InvalidInput, NotFound
+from antiphon.ops import Progress, silent
 from antiphon.ops.app import Antiphon, current
 from antiphon.ops.artifacts import open_recording
 from antiphon.ops.entry import is_agent_code, load_entry
 from antiphon.ops.execution import Exploration, StrictResult, execute_exploring, execute_strictly, known_tools
-from antiphon.ops.progress import Progress, silent
 from antiphon.ops.reports import (
     LazyEmbedder,
     Report,
@@ -65,6 +65,7 @@ def replay(
     sandbox: Sandbox = True,
     keep: bool = True,
     masked: bool = False,
+    into: str | None = None,
     fence: Sandbox | None = None,
     progress: Progress = silent,
 ) -> Report:
@@ -73,7 +74,9 @@ def replay(
     Without *mode* the kind is decided by the determinism score and the changes found: strict (A) answers everything
     from the recording; explore (B) asks the model again and blocks side effects. *verify* asks the model beside a
     strict replay, to find refusals that came or went. *masked* replays with pseudonyms although the originals could be
-    read, as a machine without the key does. *progress* gets the samples as they are made.
+    read, as a machine without the key does. *into* is the id for the run of an explore replay: if that run was
+    interrupted, it goes on, and what its models had answered is not asked again. *progress* gets the samples as they
+    are made.
     """
     app = app or current()
     if fence is not None:
@@ -81,6 +84,8 @@ def replay(
         sandbox = fence
     if samples < 1:
         raise InvalidInput("A replay takes at least one sample.", path="samples")
+    if into is not None and (samples > 1 or baseline or mode != "explore"):
+        raise InvalidInput("Only an explore replay of one sample goes into a named run.", path="into")
     recording = open_recording(app, run_or_id, masked=masked)
     for seq, changes in (edits or {}).items():
         for path, value in changes.items():
@@ -97,6 +102,7 @@ def replay(
         baseline=baseline,
         exact_only=app.config.replay.exact_only if exact_only is None else exact_only,
         realtime=realtime,
+        into=into,
     )
     if (mode == "strict" or (mode is None and verify)) and wanted.only_exploring:
         raise InvalidInput(
@@ -183,9 +189,8 @@ def _plan(
 ) -> dict[str, Any]:
     """Score, changes and kind of the replay: what is known before it counts."""
     limit = app.config.replay.threshold
-    changes = scoring.changes(before.to_wire(), setup.to_wire())
-    score = scoring.determinism(before.llm_config or {}, setup.llm_config or {})
-    decision = scoring.decide_replay_type(float(score), changes, limit)
+    found = _compared(before, setup)
+    decision = scoring.decide_replay_type(found["determinismScore"], found["changes"], limit)
     kind, reason = decision.type, decision.reason
     if mode is not None:
         kind, reason = ("A" if mode == "strict" else "B"), f"asked for {mode}"
@@ -199,7 +204,7 @@ def _plan(
         "replayType": kind,
         "reason": reason,
         "threshold": limit,
-        **_compared(before, setup),
+        **found,
     }
 
 

@@ -14,8 +14,7 @@ from antiphon._replay.observe import DivergenceFound, Observer, escape_of
 from antiphon._replay.recording import REFUSAL_CODE, REFUSAL_EVENT, RecordedCall, Recording
 from antiphon._replay.strict import VerifyInvoker
 from antiphon.contract.events import RunManifest
-from antiphon.ops.app import Antiphon
-from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
+from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
 from antiphon.ops.execution import Explored, StrictResult, presenter
 from antiphon.ops.runs import replay_manifest
 from antiphon.ports import Invocation
@@ -173,7 +172,7 @@ def _saved(app: Antiphon, recording: Recording, calls: Sequence[RecordedCall]) -
     return {"calls": len(calls), "tokens": tokens, "cost": round(cost, 6), "seconds": round(milliseconds / 1000, 3)}
 
 
-def _outputs(recording: Recording) -> list[Any]:
+def outputs_of(recording: Recording) -> list[Any]:
     """The outputs of a run's interactions; a run without any has one."""
     if recording.interactions:
         return [payload.get("output") for payload in recording.interactions]
@@ -217,7 +216,7 @@ def score_runs(
 ) -> dict[str, Any]:
     """Scores, structure and verdict of two runs."""
     left, right = ([call_of(app, run, call, reviewed) for call in run.top_calls()] for run in (recorded, replayed))
-    outputs = _outputs(replayed)
+    outputs = outputs_of(replayed)
     if recorded.is_old and not replayed.is_old:  # lay placeholders beside placeholders
         present = presenter(app, recorded)
         outputs = [present(output) for output in outputs]
@@ -234,7 +233,7 @@ def score_runs(
         len(tools),
         used,
         new,
-        _outputs(recorded),
+        outputs_of(recorded),
         outputs,
         embedder or LazyEmbedder(app),
         min_ars=min_ars,
@@ -268,7 +267,7 @@ def strict_report(
     answered = calls if strict is None else [call for call in calls if call.used]
     missed = [] if strict is None else strict.invoker.missed
     used = sum(call.kind != "llm" for call in answered)
-    outputs = _outputs(recording)
+    outputs = outputs_of(recording)
     if strict is None:
         current = outputs
     elif recording.interactions or strict.interactions:
@@ -387,7 +386,8 @@ def keep_strict(app: Antiphon, source: RunManifest, given: Any, data: dict[str, 
     recorder = app.recorder(manifest)
     rows = [recorder.encode("run.started", None, {"name": manifest.name, "input": given}, {})]
     for found in data["divergences"]:
-        payload = {"index": found["index"], "message": found["message"], "fields": found["fields"]}
+        told = ("index", "message", "fields", "kind", "what", "seq", "nearest")
+        payload = {name: found[name] for name in told if name in found}
         rows.append(recorder.encode("replay.diverged", None, payload, {"lane": found["lane"]}))
     rows += [recorder.encode(REFUSAL_EVENT, None, refused, {}) for refused in data.get("refusals", ())]
     if data["verdict"] == "pass":
@@ -450,8 +450,10 @@ def explore_report(
             *(escape_of(what).to_wire(recording.manifest.id) for what in explored.escapes),
         ],
         "liveModelCalls": invoker.live_models,
+        "liveModelErrors": invoker.failed_models,
         "masked": _masked(recording, []),
         "saved": _saved(app, recording, answered),
+        "spent": explored.spent.to_wire(),
         **_ended(invoker.refusals, error),
     }
     reasons = list(scored["verdictReasons"])

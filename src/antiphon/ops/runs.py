@@ -13,24 +13,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import orjson
 
+from antiphon import _saga
 from antiphon._gateway.ids import uuid7
 from antiphon._gateway.owner import certainly_dead, owner_token
+from antiphon._recording.foreign import PARTIAL, conversation
 from antiphon._recording.recorder import whole
 from antiphon._recording.run import AFTER_END_TAG, EXIT_TAG, OPEN_TAG
 from antiphon._recording.seals import Originals
 from antiphon._replay.recording import Recording, full_name
 from antiphon.contract.events import MASKS, OF_THE_STORE, SEALED, Event, RunManifest, spilled
 from antiphon.errors import InvalidInput, NotFound
-from antiphon.ops.app import Antiphon
-from antiphon.ops.cost_tracking import cost_of, model_of, tokens_of
+from antiphon.ops import Progress, each, silent
+from antiphon.ops.app import Antiphon, cost_of, model_of, tokens_of
 from antiphon.ops.sandbox import outside
 from antiphon.ports import Clock, Journal, Row, SyncJournal
 from antiphon.redact._pointers import PIECE, masks_in, text_at, viewed
 
 if TYPE_CHECKING:
     from antiphon._recording.seals import RunKey
-    from antiphon.redact import Redactor
     from antiphon.redact._standins import Pseudonyms
+
 
 LATEST = "latest"
 _BATCH = 500
@@ -98,11 +100,18 @@ def replay_manifest(app: Antiphon, source: RunManifest, kind: str, **more: Any) 
     )
 
 
-def load_recording(app: Antiphon, manifest: RunManifest, *, unseal: bool = True, shown: bool = False) -> Recording:
+def load_recording(
+    app: Antiphon,
+    manifest: RunManifest,
+    *,
+    unseal: bool = True,
+    shown: bool = False,
+    seen: Callable[[Event], None] | None = None,
+) -> Recording:
     """The recording, ready to be asked; spilled payloads are brought back when they are needed.
 
     With its key it holds the originals of masked values, unless *unseal* says otherwise; *shown* is for people to look
-    at, with masks.
+    at, with masks. *seen* is given each event as it was written.
     """
 
     def brought_back(event: Event) -> Event:
@@ -116,7 +125,7 @@ def load_recording(app: Antiphon, manifest: RunManifest, *, unseal: bool = True,
     key = app.keys.key_of(manifest) if unseal else None
     redactor = app._redactor.for_run(os.urandom(32) if key is None else key.key)
     opened = None if key is None else opener(app, key, redactor.pseudonyms)
-    recording = Recording.load(manifest, _Outside(app.journal), brought_back, opened)
+    recording = Recording.load(manifest, _Outside(app.journal), brought_back, opened, seen)
     for text, kind in recording.masks.pseudonyms.items():
         redactor.pseudonyms.learn(text, text, kind)
     recording.masks.lost = 0 if opened is None else opened.originals.lost
@@ -167,9 +176,10 @@ class _Outside:
             return self._journal.events(run, start=start, stop=stop, limit=limit)
 
 
-def events_of(app: Antiphon, run: str, *, start: int = 0, stop: int | None = None) -> Iterator[Event]:
+def events_of(app: Antiphon, run: str) -> Iterator[Event]:
     """The events of a run in order, read in batches."""
-    while batch := app.journal.events(run, start=start, stop=stop, limit=_BATCH):
+    start = 0
+    while batch := app.journal.events(run, start=start, limit=_BATCH):
         yield from batch
         start = batch[-1].seq + 1
 
@@ -197,13 +207,11 @@ class ReservedRun:
             found += batch
         return found
 
-    async def append(self, kind: str, payload: dict[str, Any], redactor: Redactor | None = None) -> None:
+    async def append(self, kind: str, payload: dict[str, Any]) -> None:
         """Write one change down."""
         now = self._clock.now_ms()
         await self._journal.open_run(msgspec.structs.replace(self._manifest, started_at_ms=now))
         body = orjson.dumps({"payload": payload, "meta": {}, "v": 1})
-        if redactor is not None:
-            body, _ = redactor.redact_bytes(body)
         await self._journal.append(self._run, (Row(self._run, kind, now, body),))
 
 
@@ -304,16 +312,22 @@ def context_of(app: Antiphon, run: str, seq: int, *, reveal: bool = False) -> di
     if event.payload.get("kind") != "llm":
         raise InvalidInput(f"Event {seq} is {event.type}, not a model call.", hint="Find one: antiphon show RUN --json")
     request = event.payload.get("providerRequest") or event.payload.get("request")
-    return {"run": run, "seq": seq, "provider": event.payload.get("provider"), "request": request}
+    found = {"run": run, "seq": seq, "provider": event.payload.get("provider"), "request": request}
+    if PARTIAL in event.payload and isinstance(request, dict):  # of a format that does not tell it
+        before = [one_event(app, run, number, reveal=reveal) for number in range(seq + 1)]
+        found |= {"request": {**request, "messages": conversation(before)}, "rebuilt": True}
+    return found
 
 
 class Node:
     """One line of the timeline; holds what is shown and no payloads."""
 
-    __slots__ = ("children", "notes", "wire")
+    __slots__ = ("children", "notes", "undoes", "wire")
 
     def __init__(self, started: Event) -> None:
         payload = started.payload
+        self.undoes: Node | None = None
+        """The write that it undoes."""
         self.children: list[Node] = []
         self.notes: list[dict[str, Any]] = []
         self.wire: dict[str, Any] = {
@@ -332,6 +346,8 @@ class Node:
             self.wire["what"] = what
         if started.meta.get("orphan"):
             self.wire["orphan"] = True
+        if started.meta.get("saga"):
+            self.wire["saga"] = str(started.meta["saga"])
 
     def finish(self, event: Event) -> None:
         self.wire["outcome"] = event.payload.get("outcome")
@@ -380,13 +396,22 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
     tree = _Tree(app.config.prices)
     last: Event | None = None
     ended: Event | None = None
+    of_sagas: list[Event] = []
+    imported: dict[str, Any] | None = None
     for event in map(viewed, events_of(app, manifest.id)):
         last = event
+        if event.type.startswith("saga."):
+            of_sagas.append(event)
+            continue
         if not event.meta.get("afterEnd"):
             ended = event
+        if event.type == "import" and imported is None:
+            event = whole(event, app.blobs, app.tenant) if "completeness" in event.payload else event
+            imported = {name: event.payload[name] for name in ("format", "completeness") if name in event.payload}
         tree.add(event)
     status = real_status(manifest)
     end = {} if ended is None else ended.payload
+    sagas = tree.with_sagas(_saga.states(of_sagas, over=status != "running"))
     return {
         **summary(manifest),
         "status": status,
@@ -394,12 +419,14 @@ def timeline(app: Antiphon, manifest: RunManifest) -> dict[str, Any]:
         "stoppedAt": None if status not in ("interrupted", "running") or last is None else last.seq,
         "timeline": [node.to_wire() for node in tree.roots],
         "counts": tree.counted,
+        "sagas": sagas,
         "tokens": tree.tokens,
         "cost": round(tree.cost, 6) if app.config.prices else None,
         "output": end.get(
             "output", end.get("outputs") if ended is not None and ended.type == "run.completed" else None
         ),
         "error": end.get("error"),
+        **({"imported": imported} if imported is not None else {}),
     }
 
 
@@ -432,6 +459,8 @@ class _Tree:
             if found is not None:
                 found.finish(event)
                 self._count(found, event)
+                if found.undoes is not None and found.wire["outcome"] == "ok":
+                    found.undoes.wire["undo"] = "undone"
         elif kind == "decision":
             if event.payload.get("what") == "retry":
                 self.counted["retries"] += 1
@@ -443,6 +472,19 @@ class _Tree:
         elif kind in ("draw", "prompt", "interaction.started", "interaction.finished"):
             self._place().append(Node(event))
 
+    def with_sagas(self, sagas: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+        """The sagas, each with how many calls it has made; what became of those is noted on their lines."""
+        for saga in sagas.values():
+            saga["calls"] = 0
+            for write in saga["writes"]:
+                node = self._calls.get(str(write.get("call")))
+                if node is not None and "saga" in node.wire:
+                    node.wire["undo"] = str(write.get("state"))
+        for node in self._calls.values():
+            if (found := sagas.get(node.wire.get("saga", ""))) is not None:
+                found["calls"] += 1
+        return list(sagas.values())
+
     def _place(self) -> list[Node]:
         return self.roots if self._open is None else self._open.children
 
@@ -451,6 +493,9 @@ class _Tree:
         parent = self._calls.get(event.parent or "")
         (self._place() if parent is None else parent.children).append(node)
         self._calls[event.call or ""] = node
+        undone = self._calls.get(str(event.meta.get("of"))) if event.meta.get("undoes") else None
+        if undone is not None:
+            node.undoes, node.wire["undoes"] = undone, undone.wire["seq"]
         self.counted["models" if event.payload.get("kind") == "llm" else "calls"] += 1
         self.counted["afterEnd"] += bool(event.meta.get("afterEnd"))
 
@@ -490,3 +535,98 @@ class _Tree:
 
 def _text(event: Event, name: str) -> str:
     return str(event.payload.get(name, ""))
+
+
+# -- deleting what is no longer needed; the advertised replay window is never undercut (L7) ---------------------------
+
+_DAY_MS = 86_400_000
+
+
+def _size(app: Antiphon, run: str) -> int:
+    return sum(len(orjson.dumps(event.payload)) + 200 for event in events_of(app, run))
+
+
+def collect(
+    app: Antiphon,
+    *,
+    older_than_days: float | None = None,
+    keep: int | None = None,
+    max_bytes: int | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Delete runs by age, count and size; without any of these, those past the retention window."""
+    now = app.clock.now_ms()
+    window_days = app.config.record.retention_days
+    if older_than_days is None and keep is None and max_bytes is None:
+        older_than_days = window_days
+    runs = [manifest for manifest in all_runs(app) if not is_audit(manifest)]
+    doomed: dict[str, RunManifest] = {}
+    if older_than_days is not None:
+        limit = now - older_than_days * _DAY_MS
+        doomed |= {m.id: m for m in runs if (m.finished_at_ms or m.started_at_ms) < limit}
+    if keep is not None:
+        doomed |= {m.id: m for m in runs[max(0, keep) :]}
+    if max_bytes is not None:
+        used = 0
+        sizes = ((manifest, _size(app, manifest.id)) for manifest in runs)
+        for manifest, size in progress(sizes, len(runs), "measuring, runs"):
+            used += size
+            if used > max_bytes:
+                doomed[manifest.id] = manifest
+    protected = 0
+    if not force:
+        edge = now - window_days * _DAY_MS
+        old = {m.id: m for m in doomed.values() if (m.finished_at_ms or m.started_at_ms) < edge}
+        protected, doomed = len(doomed) - len(old), old
+    deleted = [manifest for manifest in doomed.values() if real_status(manifest) != "running"]
+    if not dry_run:
+        each(lambda manifest: app.journal.delete_run(manifest.id), deleted, progress, "deleting, runs")
+    return {
+        "dryRun": dry_run,
+        "runs": [summary(manifest) for manifest in deleted],
+        "protected": protected,
+        "retentionDays": window_days,
+        "blobs": 0 if dry_run else _unused_blobs(app, progress),
+        "claims": 0 if dry_run else app.journal.sweep(),
+    }
+
+
+def _unused_blobs(app: Antiphon, progress: Progress) -> int:
+    """Delete payloads that neither a run nor a claim refers to any more.
+
+    A payload is kept before the event that names it is written: while anything runs, nothing is deleted.
+    """
+    blobs = app.blobs
+    if blobs is None:
+        return 0
+    found = list(blobs.refs(app.tenant))
+    if not found or _busy(app):
+        return 0
+    used: set[str] = set()
+    runs = list(all_runs(app))
+    for refs in progress((_refs(app, manifest.id) for manifest in runs), len(runs), "looking for payloads, runs"):
+        used |= refs
+    for record in app.journal.list(tenant=app.tenant, limit=1_000_000):
+        if isinstance(record.payload_ref, str):
+            used.add(record.payload_ref.removeprefix("sealed+"))
+    dead = [ref for ref in found if ref not in used]
+    if not dead or _busy(app):
+        return 0
+    each(lambda ref: blobs.delete(app.tenant, ref), dead, progress, "deleting, payloads")
+    return len(dead)
+
+
+def _refs(app: Antiphon, run: str) -> set[str]:
+    """The payloads that the events of a run refer to."""
+    return {ref for event in events_of(app, run) for ref in spilled(event).values()}
+
+
+def _busy(app: Antiphon) -> bool:
+    """Whether a run is open or a call in flight."""
+    running = app.journal.runs(tenant=app.tenant, status="running", limit=1_000)
+    if any(real_status(manifest) == "running" for manifest in running):
+        return True
+    claims = app.journal.list(tenant=app.tenant, state="inflight", limit=1_000)
+    return any(not certainly_dead(claim.owner) for claim in claims)

@@ -14,9 +14,10 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+from threading import current_thread
+from types import FrameType, FunctionType
 from typing import Any, Literal
 
 from antiphon import _lineage
@@ -52,7 +53,7 @@ _CHANGES = frozenset(
     "os.setxattr os.removexattr os.chflags".split()
 )
 _OTHERS = frozenset({"syslog.syslog", "syslog.openlog", "socket.sethostname", "winreg.SetValue", "winreg.CreateKey"})
-_AUDITED = _NETWORK | _PROCESSES | _SIGNALS | _CHANGES | _OTHERS | {"open", "sqlite3.connect"}
+_AUDITED = _NETWORK | _PROCESSES | _SIGNALS | _CHANGES | _OTHERS | {"open", "sqlite3.connect", "sqlite3.connect/handle"}
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _HARMLESS = frozenset({"/dev/null", "/dev/tty", "/dev/stdout", "/dev/stderr", "/dev/full"})
 
@@ -74,7 +75,7 @@ def held_by(frame: FrameType | None, network: bool = False) -> Replay | None:
         found = finalizing(frame)
     if found is None:
         waiting = _running or _process
-        if not waiting or origin is not None or _has_application():
+        if not waiting or origin is not None or _has_application() or current_thread() in _lineage.engine_threads:
             return None
         found = waiting[-1]
     if not found.on:
@@ -106,6 +107,10 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
     if event not in _AUDITED:
         return
     frame = sys._getframe().f_back
+    if event == "sqlite3.connect/handle":
+        if not is_tool(frame):
+            _unguarded.append(None)
+        return
     if event == "socket.sendmsg" and len(args) > 1 and args[1] is None:  # on a connection
         _check_sending(args[0], frame)
         return
@@ -215,9 +220,8 @@ def _remove_scratch(replay: Replay) -> None:
 
 # -- databases -------------------------------------------------------------------------------------------------------
 
-_seen_database = False
-_guard_code: Any = None
-"""What asks about statements, to know it again."""
+_unguarded: list[None] = []
+"""One for each connection that was made and not guarded: by its class, or by a thread that alone can guard it."""
 
 
 def _harmless_database(replay: Replay, name: Any) -> bool:
@@ -238,15 +242,17 @@ def _harmless_database(replay: Replay, name: Any) -> bool:
 
 def _guard_database(connection: Any) -> None:
     """Ask about each statement that writes to a file: the connection may be older than the replay that uses it."""
-    global _seen_database, _guard_code
     import sqlite3
 
     harmless = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
     harmless |= {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_DETACH}
     with outside():
         try:
-            file = next((row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"), "")
-        except (sqlite3.Error, IndexError, KeyError, TypeError):  # of another thread, closed, or of a class of its own
+            cursor = sqlite3.Cursor(connection)
+            cursor.row_factory = None
+            file = next((row[2] for row in cursor.execute("PRAGMA database_list") if row[1] == "main"), "")
+        except sqlite3.Error:
+            _note_unguarded(connection)
             return
 
     def authorize(action: int, first: Any, second: Any, database: Any, trigger: Any) -> int:
@@ -260,7 +266,16 @@ def _guard_database(connection: Any) -> None:
         return sqlite3.SQLITE_DENY
 
     connection.set_authorizer(authorize)
-    _seen_database, _guard_code = True, authorize.__code__
+
+
+def _note_unguarded(connection: Any) -> None:
+    import sqlite3
+
+    try:
+        _ = connection.in_transaction
+    except sqlite3.ProgrammingError:  # closed
+        return
+    _unguarded.append(None)
 
 
 def _guard_databases() -> None:
@@ -272,6 +287,7 @@ def _guard_databases() -> None:
     import gc
     import sqlite3
 
+    _unguarded.clear()
     kinds: list[type] = [sqlite3.Connection]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -279,8 +295,11 @@ def _guard_databases() -> None:
     for found in gc.get_referrers(*others):  # every object refers to its class; looking at each of them takes seconds
         if type(found) not in others:  # isinstance would ask proxies, and load what they stand for
             continue
-        if not any(getattr(one, "__code__", None) is _guard_code for one in gc.get_referents(found)):
+        if not any(type(one) is FunctionType and one.__qualname__ == _GUARD for one in gc.get_referents(found)):
             _guard_database(found)
+
+
+_GUARD = f"{_guard_database.__name__}.<locals>.authorize"
 
 
 def _guard_connecting() -> None:
@@ -295,6 +314,8 @@ def _guard_connecting() -> None:
             connection = connect(*args, **kwargs)
             if not is_tool(sys._getframe().f_back):
                 _guard_database(connection)
+                with suppress(IndexError):  # a replay that began meanwhile has found it
+                    _unguarded.pop()
             return connection
 
         return guarded
@@ -441,13 +462,13 @@ def _install() -> None:
         platform.platform()  # SDKs tell it in a header, and Python asks a program for it once
         _guard_unaudited()
         _guard_temporary_files()
-        _guard_connecting()
         _lineage.refuse = _check
         sys.addaudithook(_hook)
+        _guard_connecting()
         import atexit
 
         atexit.register(_remove_left_over)
-    elif _seen_database:
+    elif _unguarded:
         _guard_databases()
     _lineage.install()
 

@@ -19,10 +19,10 @@ from antiphon.blobs.local import LocalObjects
 from antiphon.blobs.outbox import Outbox, OutboxBlobs
 from antiphon.config.wiring import ensure_home, home, objects_of
 from antiphon.contract.events import RunManifest
+from antiphon.ops import Progress, silent
 from antiphon.ops.app import Antiphon
 from antiphon.ops.artifacts import Format, export_run
 from antiphon.ops.bucket import address_of, is_remote
-from antiphon.ops.progress import Progress, silent
 
 _OUTBOX = "outbox/artifacts"
 _LONGEST = 120

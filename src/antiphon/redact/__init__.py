@@ -10,9 +10,8 @@ spans, webhooks and views hold masks such as these. Equal values have equal mask
 
 from __future__ import annotations
 
-from antiphon.redact._compare import EqualityPattern, same_after_redaction
 from antiphon.redact._quotes import secrets_in, without_values
-from antiphon.redact._redactor import Mask, Redactor
+from antiphon.redact._redactor import EqualityPattern, Mask, Redactor, same_after_redaction
 from antiphon.redact._rules import Rule, Rules
 from antiphon.redact._scan import Finding, files_below, scan_path
 from antiphon.redact._stream import StreamRedactor

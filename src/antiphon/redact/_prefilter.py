@@ -8,13 +8,22 @@ one search for that mark covers ``password``, ``token``, ``api_key``, ``cookie``
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable
 
-from antiphon.redact import _forms as forms
 from antiphon.redact._names import KEY_OF, TOKENS_OF, words
 from antiphon.redact._rules import Rules
-from antiphon.redact._tokens import LONGEST, MIN_RUN, RUN_CHARS, TOKEN_STARTS, looks_random
+from antiphon.redact._tokens import (
+    LONGEST,
+    MIN_RUN,
+    PGPASS,
+    QUICK,
+    QUICK_ELSEWHERE,
+    RUN_CHARS,
+    looks_random,
+    may_hold_token,
+)
 
 Search = Callable[[bytes], object]
 
@@ -76,7 +85,7 @@ _SECRET_WORDS = (
     r"u(?:th(?<=auth)(?:ori[sz]a|[^a-z])|rl (?<=curl ))",
     r"ss(?:n(?![a-z])|(?:ion)? ?id *=)",  # ssn, session cookies
 )
-_FORM_WORDS = tuple(word.encode().translate(_FOLD).decode("latin-1") for word in forms.QUICK)
+_FORM_WORDS = tuple(word.encode().translate(_FOLD).decode("latin-1") for word in QUICK)
 _FLAG = re.compile(
     rb"--(?:[a-z][a-z0-9-]{0,38}[0-9-])?(?:pass|pw|pin|otp)(?:[0-9-]{0,3}(?:code|number))?[0-9-]*(?:[ \t]|\\t)"
 )
@@ -107,6 +116,9 @@ ALL = WORDS | AT | TILDE | NUMBERS | RUNS | USER | KNOWN
 """Why a document has to be looked at: each detector names the causes without which it finds nothing; known values of a
 run are looked for by its redactor."""
 
+_LARGE_BYTES = 8_192
+_ANSWERS = 512
+
 
 class Prefilter:
     """``causes(document)`` is 0 only for documents that the rules leave as they are."""
@@ -120,11 +132,28 @@ class Prefilter:
         self.has_users = bool(user)
         self._user_anywhere = any(_LOOKS_AROUND.search(rule.pattern) for rule in user if rule.pattern)
         self._secrets = rules.secrets
+        self._answers: dict[tuple[bytes, int], int] = {}
+        """What was said of large documents, by digest: the same rules say the same again."""
         self._asked = WORDS | (USER if user else 0) | (RUNS if rules.entropy else 0)
         self._asked |= (AT | TILDE | RUNS if rules.secrets else 0) | (AT | NUMBERS if rules.personal else 0)
 
     def causes(self, document: bytes, within: int = ALL) -> int:
-        """Why *document* (JSON or text, UTF-8) has to be looked at by the rules, as far as *within* asks."""
+        """Why *document* (JSON or text, UTF-8) has to be looked at by the rules, as far as *within* asks.
+
+        A large document is looked at once: it comes back as a result, in an event, in a fork and as a text of its own.
+        """
+        if len(document) < _LARGE_BYTES:
+            return self._causes(document, within)
+        key = hashlib.sha256(document).digest(), within
+        found = self._answers.get(key)
+        if found is None:
+            found = self._causes(document, within)
+            if len(self._answers) >= _ANSWERS:
+                self._answers.clear()
+            self._answers[key] = found
+        return found
+
+    def _causes(self, document: bytes, within: int) -> int:
         folded = document.translate(_FOLD)
         text = folded.decode("latin-1")  # a look into a text costs a third of a look into bytes
         if "\\" in text and (self._user_texts or "\\u" in text or "\\/" in text):
@@ -156,9 +185,9 @@ class Prefilter:
             return True
         if any(map(text.__contains__, _FORM_WORDS)):
             return True
-        if ":0" in text and forms.PGPASS.search(document) is not None:
+        if ":0" in text and PGPASS.search(document) is not None:
             return True
-        if not document.isascii() and any(word in document for word in forms.QUICK_ELSEWHERE):
+        if not document.isascii() and any(word in document for word in QUICK_ELSEWHERE):
             return True
         return "[secret" in text and self._secrets and _BRACKETED.search(document) is not None
 
@@ -223,6 +252,8 @@ def _suspicious(document: bytes, runs: bytes, *, beside: bool) -> bool:
         token = raw.decode()
         if _HEX.fullmatch(token):
             continue
-        if "%" in token or TOKEN_STARTS().search(token) or (end - start <= LONGEST and looks_random(token)):
+        if "%" in token or may_hold_token(token, beside=beside):
+            return True
+        if end - start <= LONGEST and looks_random(token):
             return True
     return False

@@ -83,12 +83,11 @@ class Placeholders:
 
     same_length = False
 
-    def __init__(self, salt: str, constant: frozenset[str] = CONSTANT_KINDS) -> None:
+    def __init__(self, salt: str) -> None:
         self._salt = salt.encode()
-        self._constant = constant
 
     def of(self, kind: str, value: str) -> str:
-        return f"[secret:{kind}]" if kind in self._constant else placeholder(kind, value, self._salt)
+        return f"[secret:{kind}]" if kind in CONSTANT_KINDS else placeholder(kind, value, self._salt)
 
 
 class Known(NamedTuple):

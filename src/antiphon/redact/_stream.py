@@ -173,7 +173,8 @@ class _Slot:
 class _Held(NamedTuple):
     chunk: Any
     slots: list[_Slot]
-    raw: bool
+    came: Any
+    """The chunk as it came, if that was bytes, as they are or in base64."""
 
 
 class StreamRedactor:
@@ -195,14 +196,14 @@ class StreamRedactor:
 
     def feed(self, chunk: Any) -> list[Any]:
         """Take the next live chunk; returns the recorded ones that can be written now."""
-        raw = isinstance(chunk, (bytes, bytearray))
+        data = bytes(chunk) if isinstance(chunk, (bytes, bytearray)) else _packed(chunk)
         slots: list[_Slot] = []
         # Every byte is one character of Latin-1, so a cut inside a UTF-8 character does no harm.
-        value = bytes(chunk).decode("latin-1") if raw else chunk
+        value = chunk if data is None else data.decode("latin-1")
         template = self._text((), value, slots) if isinstance(value, str) else self._template(value, (), slots)
         if not isinstance(template, _Slot):
             template = self._redactor.marked(template)
-        self._held.append(_Held(template, slots, raw))
+        self._held.append(_Held(template, slots, None if data is None else chunk))
         return self._release()
 
     def finish(self) -> list[Any]:
@@ -260,7 +261,16 @@ class StreamRedactor:
         while self._held and all(slot.value is not None for slot in self._held[0].slots):
             held = self._held.popleft()
             chunk = _filled(held.chunk)
-            ready.append(chunk.encode("latin-1") if held.raw else chunk)
+            if held.came is not None:
+                data = chunk.encode("latin-1")
+                chunk = (
+                    data
+                    if not isinstance(held.came, dict)
+                    else held.came
+                    if data == _packed(held.came)
+                    else _in_base64(data)
+                )
+            ready.append(chunk)
         return ready
 
 
@@ -280,16 +290,28 @@ def as_bytes(data: Any) -> bytes | None:
         return data
     if isinstance(data, str):
         return data.encode("utf-8", "replace")
-    if isinstance(data, dict) and set(data) == {"$base64"} and isinstance(data["$base64"], str):
-        return base64.b64decode(data["$base64"])
-    return None
+    return _packed(data)
+
+
+def _packed(data: Any) -> bytes | None:
+    """The bytes of a chunk that was cut inside a character, as it is recorded."""
+    if not isinstance(data, dict) or set(data) != {"$base64"} or not isinstance(data["$base64"], str):
+        return None
+    try:
+        return base64.b64decode(data["$base64"], validate=True)
+    except ValueError:
+        return None
+
+
+def _in_base64(data: bytes) -> dict[str, str]:
+    return {"$base64": base64.b64encode(data).decode()}
 
 
 def _as_chunk(data: bytes) -> Any:
     try:
         return data.decode()
     except UnicodeDecodeError:  # cut inside a character
-        return {"$base64": base64.b64encode(data).decode()}
+        return _in_base64(data)
 
 
 def _loaded(text: bytes) -> Any:
@@ -301,7 +323,7 @@ def _loaded(text: bytes) -> Any:
 
 def looks_like_events(data: Any) -> bool:
     """Whether a stream that begins with this chunk is one of server-sent events or of JSON lines."""
-    return isinstance(data, (str, bytes)) and _LOOKS.match(as_bytes(data) or b"") is not None
+    return _LOOKS.match(as_bytes(data) or b"") is not None
 
 
 class EventChunks:
@@ -315,7 +337,7 @@ class EventChunks:
         self._redactor = redactor
         self._stream = StreamRedactor(redactor)
         self.found = self._stream.found
-        self._unread = b""
+        self._unread = bytearray()
         self._read = 0
         """How much of the stream has been read, line by line."""
         self._waiting: deque[_Stretch] = deque()
@@ -333,13 +355,13 @@ class EventChunks:
         if b"\n" in chunk:
             *lines, self._unread = self._unread.split(b"\n")
             for line in lines:
-                self._line(line)
+                self._line(bytes(line))
                 self._read += 1
         return self._release()
 
     def finish(self) -> list[Any]:
         """The rest, after the last chunk."""
-        last, self._unread = self._unread, b""
+        last, self._unread = bytes(self._unread), bytearray()
         self._line(last)
         self._settle(self._stream.finish())
         return self._release()

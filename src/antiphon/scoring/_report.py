@@ -64,6 +64,8 @@ class ReplayReport(TypedDict, total=False):
     timelineA: Sequence[Mapping[str, Any]]
     """The calls of the recording, as :meth:`antiphon.scoring.Call.to_wire` gives them."""
     timelineB: Sequence[Mapping[str, Any]]
+    pairs: Sequence[Mapping[str, Any]]
+    """Which calls of the timelines belong together, where that is known: ``left``, ``right``, ``fields``."""
 
 
 def count(value: Any) -> int:

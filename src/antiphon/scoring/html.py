@@ -1,69 +1,94 @@
-"""The HTML report: one file without scripts, fonts or links, readable on a phone, light and dark.
+"""Pages as one file: the components of the console with their data inside, opened without a server.
 
-Its input is a :class:`antiphon.scoring.ReplayReport`: a plain mapping whose fields may all be absent.
-Nothing in it is trusted. Texts are escaped, and the page's own policy forbids scripts and any request.
+A *view* is plain data that says what a page shows: the report of a replay, golden runs, a matrix. The console draws it,
+whether it came inside a file or from the HTTP API. The input of the report is a
+:class:`antiphon.scoring.ReplayReport`: a plain mapping whose fields may all be absent. Nothing in it is trusted: all
+of it is data that the script sets as text, and the policy of the file forbids any other script and any request.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
-from string import Template
 from typing import Any
 
 import orjson
 
-from antiphon._diff import ABSENT, word_diff
+from antiphon._diff import ABSENT, FieldDiff, word_diff
 from antiphon.scoring._report import NOT_RUN, ReplayReport, compared_text, count
 from antiphon.scoring._scores import THRESHOLD, answer_text, band
 from antiphon.scoring._structure import Call, Pair, align
 
-_PART = re.compile(r'<template id="([a-z-]+)">(.*?)</template>', re.DOTALL)
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 _SPACE = re.compile(r"\s")
 _LONGEST = 6_000
 _GOOD, _FAIR = 0.9, 0.7
+View = dict[str, Any]
 
-
-class Markup(str):
-    """Text that is already HTML."""
-
-    __slots__ = ()
-
-
-def text(value: object) -> Markup:
-    """*value* as escaped text; control and direction characters cannot hide anything."""
-    if isinstance(value, Markup):
-        return value
-    clean = _CONTROL.sub("\ufffd", str(value)).encode("utf-8", "replace").decode()
-    return Markup(escape(clean, quote=True))
+# -- the file --------------------------------------------------------------------------------------------------------
 
 
 @cache
-def file(name: str) -> Markup:
-    """A file of ``templates/``, which is installed with the package."""
+def _asset(name: str) -> tuple[str, str]:
+    """A file of the console, and its digest as a policy names it."""
     from importlib.resources import files
 
-    return Markup((files("antiphon.scoring") / "templates" / name).read_text(encoding="utf-8"))
+    text = (files("antiphon.console") / "static" / name).read_text(encoding="utf-8")
+    return text, "sha256-" + b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-@cache
-def _templates() -> dict[str, Template]:
-    parts = _PART.findall(file("parts.html"))
-    made = {name: Template("".join(line.strip() for line in inner.splitlines())) for name, inner in parts}
-    return {**made, "page": Template(file("page.html"))}
+def _json(value: Any) -> str:
+    """JSON that can stand in a page: no ``<`` could end it."""
+    try:
+        text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, orjson.JSONEncodeError):  # half a surrogate pair, or a very large number
+        text = json.dumps(value, default=str)
+    return text.replace("<", "\\u003c")
 
 
-def fill(template: str, /, **values: object) -> Markup:
-    """The template with *values* in its places, escaped unless they are :class:`Markup`."""
-    return Markup(_templates()[template].substitute({name: text(value) for name, value in values.items()}))
+def file(title: str, data: Mapping[str, Any], events: Mapping[int, Any] | None = None) -> str:
+    """A whole file that shows *data*; *events* are parsed when somebody looks at one."""
+    (script, script_digest), (style, style_digest) = _asset("console.js"), _asset("console.css")
+    policy = (
+        f"default-src 'none'; script-src '{script_digest}'; style-src '{style_digest}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    shown = escape(title.encode("utf-8", "replace").decode())
+    more = "" if events is None else f'<script type="application/json" id="events">{_json(events)}</script>\n'
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="referrer" content="no-referrer">\n<title>{shown}</title>\n<link rel="icon" href="data:,">\n'
+        f"<style>{style}</style>\n</head>\n"
+        f'<body><div id="app"></div><noscript>This page needs JavaScript.</noscript>\n'
+        f'<script type="application/json" id="data">{_json(data)}</script>\n{more}'
+        f"<script>{script}</script>\n</body>\n</html>\n"
+    )
 
 
-def join(parts: Iterable[object]) -> Markup:
-    """The parts one after the other."""
-    return Markup("".join(text(part) for part in parts))
+def render_report(report: ReplayReport) -> str:
+    """The file for *report*."""
+    view = report_view(report)
+    return file(view["title"], {"view": view})
+
+
+def render_tests(results: Iterable[Mapping[str, Any]]) -> str:
+    """The file of golden runs."""
+    view = tests_view(results)
+    return file(view["title"], {"view": view})
+
+
+def render_matrix(view: View) -> str:
+    """The file of a matrix."""
+    return file("Matrix", {"view": view})
+
+
+# -- parts of a view -------------------------------------------------------------------------------------------------
 
 
 def value_text(value: Any) -> str:
@@ -80,62 +105,67 @@ def value_text(value: Any) -> str:
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(shown)} characters)"
 
 
-def word_changes(old: Any, new: Any) -> Markup:
-    """Two values as one text with what went and what came."""
+def word_changes(old: Any, new: Any) -> list[tuple[str, str]]:
+    """Two values as one text in pieces: what stayed (``=``), went (``-``) and came (``+``)."""
     if old is ABSENT:
-        return fill("new", text=value_text(new))
+        return [("+", value_text(new))]
     if new is ABSENT:
-        return fill("gone", text=value_text(old))
+        return [("-", value_text(old))]
     before, after = value_text(old), value_text(new)
     if not (_SPACE.search(before) and _SPACE.search(after)):
-        return join((fill("gone", text=before), " → ", fill("new", text=after)))
-    names = {"-": "gone", "+": "new"}
-    edits = word_diff(before, after)
-    return join(edit.text if edit.op == "=" else fill(names[edit.op], text=edit.text) for edit in edits)
+        return [("-", before), ("=", " → "), ("+", after)]
+    return [(edit.op, edit.text) for edit in word_diff(before, after)]
 
 
-def field_table(fields: Iterable[Mapping[str, Any]]) -> Markup:
+def _fields(entries: Iterable[Mapping[str, Any]]) -> list[View]:
     """Field differences: path and word difference."""
-    rows = join(
-        fill(
-            "field",
-            path=entry.get("path", "?"),
-            change=word_changes(entry.get("recorded", ABSENT), entry.get("current", ABSENT)),
-        )
-        for entry in fields
-    )
-    return fill("fields", rows=rows) if rows else rows
+    return [
+        {
+            "path": str(entry.get("path", "?")),
+            "change": word_changes(entry.get("recorded", ABSENT), entry.get("current", ABSENT)),
+        }
+        for entry in entries
+    ]
 
 
-def muted(words: str) -> Markup:
-    """A remark, if there is one."""
-    return fill("muted", text=words) if words else Markup()
+def _section(title: str, *parts: View | None, look: str = "") -> View:
+    return {"kind": "section", "title": title, "look": look, "parts": [part for part in parts if part]}
 
 
-def _grade(value: float) -> str:
+def _of_fields(entries: Iterable[Mapping[str, Any]]) -> View | None:
+    rows = _fields(entries)
+    return {"kind": "fields", "rows": rows} if rows else None
+
+
+def _remark(words: str) -> View | None:
+    return {"kind": "text", "text": words} if words else None
+
+
+def _lead(name: object, words: object) -> View:
+    return {"kind": "lead", "name": str(name), "text": str(words)}
+
+
+def _grade(share: float) -> str:
     """The class of a score's colour."""
-    return "good" if value >= _GOOD else "fair" if value >= _FAIR else "poor"
+    return "good" if share >= _GOOD else "fair" if share >= _FAIR else "poor"
 
 
-def bar(label: str, value: float) -> Markup:
-    """A labelled bar from 0 to 1."""
+def _share(label: str, value: float) -> View:
+    """A value from 0 to 1 that is drawn."""
     share = min(1.0, max(0.0, value))
-    return fill("bar", label=label, value=f"{value:.3f}", grade=_grade(share), width=f"{share * 100:.2f}")
+    return {"label": label, "value": f"{value:.3f}", "share": round(share, 4), "grade": _grade(share)}
 
 
-def ring(label: str, value: float) -> Markup:
-    """A score from 0 to 1 as a ring with its number inside."""
-    share = min(1.0, max(0.0, value))
-    around = 2 * 3.141592653589793 * 42
-    drawn = f"{share * around:.2f}"
-    return fill("ring", label=label, value=f"{value:.3f}", grade=_grade(share), drawn=drawn, around=f"{around:.2f}")
+def _tile(label: str, value: object, note: str = "", alarm: bool = False) -> View:
+    return {"label": label, "value": str(value), "note": note, "alarm": alarm}
 
 
-def tile(label: str, value: object, note: str = "", kind: str = "") -> Markup:
-    """A number with its name."""
-    said = fill("note", text=note) if note else ""
-    return fill("tile", classes=f"tile {kind}".strip(), value=value, label=label, note=said)
+def _tiles(title: str, tiles: Iterable[View]) -> View | None:
+    found = list(tiles)
+    return {"kind": "tiles", "title": title, "tiles": found} if found else None
 
+
+# -- the report of a replay or a comparison --------------------------------------------------------------------------
 
 _MAX_DIFFERENT = 500
 _MAX_EQUAL = 100
@@ -161,201 +191,170 @@ _SAID = {
 }
 
 
-def render_report(report: ReplayReport) -> str:
-    """The page for *report*."""
-    title = report.get("title") or "Replay report"
-    pairs, old, new = _timeline_pairs(report)
-    body = join(
-        (
-            _header(report, title),
-            _first(report, pairs, old, new),
-            _scores(report),
-            _numbers(report),
-            _changes(report),
-            _contradictions(report),
-            _semantic_hits(report),
-            _answers(report),
-            _timeline(pairs, old, new),
-        )
-    )
-    return page(title, body)
-
-
-def page(title: str, body: Markup) -> str:
-    """A whole page around *body*."""
-    return fill("page", title=title, style=file("report.css"), body=body)
-
-
-def _timeline_pairs(report: ReplayReport) -> tuple[list[Pair], list[Call], list[Call]]:
+def report_view(report: ReplayReport) -> View:
+    """What the page of *report* shows: the first divergence on top, then scores, numbers, changes, every call."""
     old = [Call.of(call) for call in report.get("timelineA") or ()]
     new = [Call.of(call) for call in report.get("timelineB") or ()]
-    return align(old, new), old, new
-
-
-def _header(report: ReplayReport, title: str) -> Markup:
+    pairs = _known(report["pairs"]) if "pairs" in report else align(old, new)
     runs = [report.get("sourceRun"), report.get("replayRun")]
-    line = " → ".join(str(run) for run in runs if run)
-    kind = _KINDS.get(report.get("replayType", ""), "")
-    if report.get("executed") is False:
-        kind = NOT_RUN
+    kind = NOT_RUN if report.get("executed") is False else _KINDS.get(report.get("replayType", ""), "")
+    line = (kind, " → ".join(str(run) for run in runs if run), report.get("createdAt") or "")
     verdict = report.get("verdict")
-    reasons = join(fill("item", item=reason) for reason in report.get("verdictReasons") or ())
-    return fill(
-        "header",
-        title=title,
-        line=" · ".join(part for part in (kind, line, report.get("createdAt") or "") if part),
-        reason=muted(report.get("reason") or ""),
-        reasons=fill("list", items=reasons) if reasons else "",
-        badge=fill("badge", kind="pass" if verdict == "pass" else "fail", verdict=verdict) if verdict else "",
+    parts = (
+        _first(report, pairs, old, new),
+        *_scores(report),
+        *_numbers(report),
+        _changes(report),
+        _contradictions(report),
+        _semantic_hits(report),
+        _answers(report),
+        _timeline(pairs, old, new),
     )
+    return {
+        "title": str(report.get("title") or "Replay report"),
+        "line": " · ".join(str(part) for part in line if part),
+        "badge": verdict or "",
+        "good": verdict == "pass",
+        "note": str(report.get("reason") or ""),
+        "reasons": [str(reason) for reason in report.get("verdictReasons") or ()],
+        "parts": [part for part in parts if part],
+    }
 
 
-def _first(report: ReplayReport, pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> Markup:
+def _known(pairs: Sequence[Mapping[str, Any]]) -> list[Pair]:
+    return [Pair(pair["left"], pair["right"], [FieldDiff.of(entry) for entry in pair["fields"]]) for pair in pairs]
+
+
+def _first(report: ReplayReport, pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> View | None:
     """The first divergence; where none was reported, the first difference of the timelines."""
     divergences = report.get("divergences") or ()
     if divergences:
         first = divergences[0]
         place = f"#{first['index']} " if first.get("index") is not None else ""
-        return fill(
-            "first-divergence",
-            call=f"{place}{first.get('name', '')}",
-            message=first.get("message", ""),
-            fields=field_table(first.get("fields") or first.get("diffs") or ()),
-            more=muted(f"{len(divergences) - 1} more further down." if len(divergences) > 1 else ""),
-            others=_others(divergences[1:]),
+        more: View | None = None
+        if len(divergences) > 1:
+            others = [_other(entry) for entry in divergences[1:_MAX_DIFFERENT]]
+            more = {"kind": "more", "title": f"The other divergences ({len(divergences) - 1})", "parts": others}
+        return _section(
+            "First divergence",
+            _lead(f"{place}{first.get('name', '')}", first.get("message", "")),
+            _of_fields(first.get("fields") or first.get("diffs") or ()),
+            more,
+            look="bad",
         )
     different = next((pair for pair in pairs if _kind(pair) != "equal"), None)
     if different is not None:
         call = old[different.left] if different.left is not None else new[different.right or 0]
-        fields = field_table(diff.to_wire() for diff in different.diffs)
-        return fill("first-difference", call=call.name, said=_SAID[_kind(different)], fields=fields)
+        fields = _of_fields(diff.to_wire() for diff in different.diffs)
+        return _section("First difference", _lead(call.name, _SAID[_kind(different)] + "."), fields, look="bad")
     if not pairs and "divergences" not in report:
-        return Markup()
-    return fill("no-divergence")
+        return None
+    return _section("No divergence", _lead("", "Every call is the recorded one."), look="good")
 
 
-def _others(divergences: Sequence[Mapping[str, Any]]) -> Markup:
-    items = join(
-        fill(
-            "other-divergence",
-            call=entry.get("name", ""),
-            message=entry.get("message", ""),
-            fields=field_table(entry.get("fields") or ()),
-        )
-        for entry in divergences[:_MAX_DIFFERENT]
-    )
-    return fill("other-divergences", items=items) if items else items
+def _other(entry: Mapping[str, Any]) -> View:
+    parts = (_lead(entry.get("name", ""), entry.get("message", "")), _of_fields(entry.get("fields") or ()))
+    return {"kind": "group", "parts": [part for part in parts if part]}
 
 
-def _scores(report: ReplayReport) -> Markup:
-    cards: list[Markup] = []
+def _scores(report: ReplayReport) -> Iterator[View]:
     ars = report.get("ars") or {}
     if "score" in ars:
         label = ars.get("band") or band(ars["score"]).label
         names = (("outputSimilarity", "Output similarity"), ("toolAccuracy", "Tool accuracy"))
-        parts = [bar(name, float(ars[key])) for key, name in names if key in ars]  # type: ignore[literal-required]
+        parts = [_share(name, float(ars[key])) for key, name in names if key in ars]  # type: ignore[literal-required]
         by = compared_text(report)
         by = f"{label}. Answers: {by}." if by else f"{label}."
-        cards.append(_score("Agent regression score (ARS)", ars["score"], parts, f"{by} {_ARS}"))
+        yield _score("Agent regression score (ARS)", ars["score"], parts, f"{by} {_ARS}")
     if report.get("determinismScore") is not None:
-        parts = [bar(name.capitalize(), value) for name, value in (report.get("determinismParts") or {}).items()]
+        parts = [_share(name.capitalize(), value) for name, value in (report.get("determinismParts") or {}).items()]
         limit = report.get("threshold", THRESHOLD)
-        cards.append(_score("Determinism score", report["determinismScore"], parts, f"Threshold {limit:.2f}."))
-    return fill("scores", cards=join(cards)) if cards else Markup()
+        yield _score("Determinism score", report["determinismScore"], parts, f"Threshold {limit:.2f}.")
 
 
-def _score(name: str, value: float, parts: Iterable[Markup], note: str) -> Markup:
-    return fill("score", label=name, ring=ring(name, value), parts=join(parts), note=note)
+def _score(label: str, value: float, bars: list[View], note: str) -> View:
+    return {"kind": "score", **_share(label, value), "bars": bars, "note": note}
 
 
-def _numbers(report: ReplayReport) -> Markup:
+def _numbers(report: ReplayReport) -> Iterator[View | None]:
     saved: Mapping[str, Any] = report.get("saved") or {}
-    saved_tiles = [
-        tile(name, form.format(saved[key]))
-        for key, name, form in _SAVED
-        if key in saved and (saved[key] or key != "cost")
-    ]
-    counts = join(_counts(report))
-    parts = []
-    if saved_tiles:
-        parts.append(fill("saved", tiles=join(saved_tiles)))
-    if counts:
-        parts.append(fill("calls-below" if saved_tiles else "calls", tiles=counts))
-    return fill("numbers", parts=join(parts)) if parts else Markup()
+    yield _tiles(
+        "Saved",
+        (
+            _tile(name, form.format(saved[key]))
+            for key, name, form in _SAVED
+            if key in saved and (saved[key] or key != "cost")
+        ),
+    )
+    yield _tiles("Calls", _counts(report))
 
 
-def _counts(report: ReplayReport) -> Iterator[Markup]:
+def _counts(report: ReplayReport) -> Iterator[View]:
     for key, name in (("cacheHits", "cache hits"), ("newToolCalls", "new"), ("unusedToolCalls", "unused")):
         if key in report:
-            yield tile(name, count(report[key]))  # type: ignore[literal-required]
+            yield _tile(name, count(report[key]))  # type: ignore[literal-required]
     if "blocked" in report:
-        yield tile("blocked side effects", count(report["blocked"]), kind="alarm" if count(report["blocked"]) else "")
+        yield _tile("blocked side effects", count(report["blocked"]), alarm=count(report["blocked"]) > 0)
     structure = report.get("structure") or {}
     for key, name in (("added", "added"), ("dropped", "dropped"), ("changed", "changed"), ("reordered", "reordered")):
         if key in structure:
-            yield tile(name, count(structure[key]))
+            yield _tile(name, count(structure[key]))
     for key, name in (("sideEffectsChanged", "side effects changed"), ("refusalFlips", "refusal flips")):
         if key in structure:
             number = count(structure[key])
-            yield tile(name, number, kind="alarm" if number else "")
+            yield _tile(name, number, alarm=number > 0)
     for key, name, form in _TOTALS:
         total = structure.get(key)
         if isinstance(total, Mapping):
             note = f"recorded {total.get('recorded', 0):{form}}"
-            yield tile(name, f"{total.get('replayed', 0):{form}}", note)
+            yield _tile(name, f"{total.get('replayed', 0):{form}}", note)
 
 
 def _change(path: str, entry: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
     return {"path": path, "recorded": entry.get(old), "current": entry.get(new)}
 
 
-def _changes(report: ReplayReport) -> Markup:
+def _changes(report: ReplayReport) -> View | None:
     changes = report.get("changes")
     if changes is None or report.get("executed") is False:
-        return Markup()
-    parts: list[Markup] = []
+        return None
+    parts: list[View | None] = []
     for section, fields in changes.items():
         entries = (_change(name, change, "artifact", "current") for name, change in fields.items())
-        parts.append(fill("change", title=section, fields=field_table(entries)))
+        parts += [_lead(section, ""), _of_fields(entries)]
     unknown = report.get("notCompared") or ()
     if unknown:
-        parts.append(muted(f"Not compared, unknown on one side: {', '.join(unknown)}."))
-    return fill("changes", title="Changes" if changes else "No changes detected", parts=join(parts))
+        parts.append(_remark(f"Not compared, unknown on one side: {', '.join(unknown)}."))
+    return _section("Changes" if changes else "No changes detected", *parts)
 
 
-def _contradictions(report: ReplayReport) -> Markup:
-    fields = field_table(
+def _contradictions(report: ReplayReport) -> View | None:
+    fields = _of_fields(
         _change(f"answer {found.get('interaction', 0)}: {found.get('kind', '')}", found, "recorded", "replayed")
         for found in report.get("contradictions") or ()
     )
-    return fill("contradictions", fields=fields) if fields else fields
+    return _section("Contradictions", fields, look="bad") if fields else None
 
 
-def _semantic_hits(report: ReplayReport) -> Markup:
-    fields = field_table(
+def _semantic_hits(report: ReplayReport) -> View | None:
+    fields = _of_fields(
         _change(f"{hit.get('name', '?')} {float(hit.get('score', 0)):.0%}", hit, "recorded", "live")
         for hit in report.get("semanticHits") or ()
     )
-    return fill("semantic-hits", fields=fields) if fields else fields
+    note = _remark("Calls answered by a recorded call with other words.")
+    return _section("Semantic hits", note, fields) if fields else None
 
 
-def _answers(report: ReplayReport) -> Markup:
+def _answers(report: ReplayReport) -> View | None:
     old, new = report.get("outputsA") or (), report.get("outputsB") or ()
-    rows: list[Markup] = []
+    rows: list[View] = []
     for index in range(min(max(len(old), len(new)), _MAX_DIFFERENT)):
-        before = answer_text(old[index]) if index < len(old) else None
-        after = answer_text(new[index]) if index < len(new) else None
-        shown: str
-        if before == after:
-            shown = value_text(before)
-        elif before is None:
-            shown = fill("new", text=value_text(after))
-        elif after is None:
-            shown = fill("gone", text=value_text(before))
-        else:
-            shown = word_changes(before, after)
-        rows.append(fill("answer", number=index, shown=shown))
-    return fill("answers", rows=join(rows)) if rows else Markup()
+        before = answer_text(old[index]) if index < len(old) else ABSENT
+        after = answer_text(new[index]) if index < len(new) else ABSENT
+        same = before == after
+        change = [("=", value_text(before))] if same else word_changes(before, after)
+        rows.append({"path": f"Answer {index}", "change": change})
+    return _section("Answers", {"kind": "fields", "rows": rows}) if rows else None
 
 
 def _kind(pair: Pair) -> str:
@@ -366,10 +365,10 @@ def _kind(pair: Pair) -> str:
     return "changed" if pair.diffs else "moved" if pair.moved else "equal"
 
 
-def _timeline(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> Markup:
+def _timeline(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> View | None:
     if not pairs:
-        return Markup()
-    rows: list[Markup] = []
+        return None
+    rows: list[View] = []
     equal: list[Pair] = []
     different = 0
     for pair in (*pairs, None):
@@ -383,64 +382,162 @@ def _timeline(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -
             if different <= _MAX_DIFFERENT:
                 rows.append(_row(pair, old, new))
     if different > _MAX_DIFFERENT:
-        rows.append(muted(f"{different - _MAX_DIFFERENT} more differing calls are not shown."))
-    return fill("timeline", rows=join(rows))
+        rows.append({"kind": "text", "text": f"{different - _MAX_DIFFERENT} more differing calls are not shown."})
+    return _section("Timeline", {"kind": "sides", "names": ["Recorded", "Replayed"]}, *rows)
 
 
-def _folded(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> list[Markup]:
+def _folded(pairs: Sequence[Pair], old: Sequence[Call], new: Sequence[Call]) -> list[View]:
     rows = [_row(pair, old, new) for pair in pairs[:_MAX_EQUAL]]
     if len(pairs) <= _FOLD:
         return rows
     if len(pairs) > _MAX_EQUAL:
-        rows.append(muted(f"{len(pairs) - _MAX_EQUAL} more equal calls."))
-    return [fill("equal-calls", count=len(pairs), rows=join(rows))]
+        rows.append({"kind": "text", "text": f"{len(pairs) - _MAX_EQUAL} more equal calls."})
+    return [{"kind": "more", "title": f"{len(pairs)} equal calls", "parts": rows}]
 
 
-def _row(pair: Pair, old: Sequence[Call], new: Sequence[Call]) -> Markup:
-    fields = field_table(diff.to_wire() for diff in pair.diffs)
-    return fill(
-        "row",
-        kind=_kind(pair),
-        left=call_part(old[pair.left], pair.left, "Recorded")
-        if pair.left is not None
-        else _gap("not in the recording"),
-        right=call_part(new[pair.right], pair.right, "Replayed") if pair.right is not None else _gap("not made again"),
-        fields=fill("row-fields", fields=fields) if fields else "",
-        moved=fill("row-moved") if pair.moved else "",
-    )
+def _row(pair: Pair, old: Sequence[Call], new: Sequence[Call]) -> View:
+    """Two calls side by side; the arguments and results of equal ones are there once."""
+    kind = _kind(pair)
+    row: View = {
+        "kind": "row",
+        "state": kind,
+        "left": None if pair.left is None else _call(old[pair.left], pair.left),
+        "right": None if pair.right is None else _call(new[pair.right], pair.right),
+        "fields": _fields(diff.to_wire() for diff in pair.diffs),
+        "note": "At another place than in the recording." if pair.moved else "",
+    }
+    if kind in ("equal", "moved"):
+        row["right"]["parts"] = []
+    return row
 
 
-def _gap(why: str) -> Markup:
-    return fill("gap", why=why)
-
-
-def call_part(call: Call, place: int, side: str) -> Markup:
+def _call(call: Call, place: int) -> View:
     """One call with its marks, facts, arguments and result."""
     marks = (
-        fill("mark", classes=f"mark {kind}".strip(), text=mark)
-        for mark, kind, shown in (
-            ("side effect", "alarm", call.side_effect),
-            (call.outcome, "alarm", call.outcome != "ok"),
-            (call.source, "", call.source not in ("", call.outcome)),
-        )
-        if shown
+        ("side effect", True, call.side_effect),
+        (call.outcome, True, call.outcome != "ok"),
+        (call.source, False, call.source not in ("", call.outcome)),
     )
-    facts = [
+    facts = (
         f"{call.tokens:,} tokens" if call.tokens else "",
         f"${call.cost:.4f}" if call.cost else "",
         f"{call.latency_ms:,.0f} ms" if call.latency_ms else "",
+    )
+    return {
+        "place": place,
+        "name": call.name,
+        "marks": [{"text": str(mark), "alarm": alarm} for mark, alarm, shown in marks if shown],
+        "facts": " · ".join(fact for fact in facts if fact),
+        "parts": [
+            [title, value_text(value)]
+            for title, value in (("arguments", call.arguments), ("result", call.value))
+            if value is not None
+        ],
+    }
+
+
+# -- golden runs -----------------------------------------------------------------------------------------------------
+
+
+def tests_view(results: Iterable[Mapping[str, Any]]) -> View:
+    """What the page of golden runs shows: each with its verdict, score, reasons and where it diverged."""
+    shown = list(results)
+    passed = sum(result.get("status") == "pass" for result in shown)
+    note = "ARS, the agent regression score, says how much of the recording was reproduced: 1.000 is all of it."
+    return {
+        "title": f"{passed} of {len(shown)} golden runs pass",
+        "line": "",
+        "badge": "pass" if passed == len(shown) else "fail",
+        "good": passed == len(shown),
+        "note": note,
+        "reasons": [],
+        "parts": [result_part(result) for result in shown],
+    }
+
+
+def result_part(result: Mapping[str, Any]) -> View:
+    """One golden run."""
+    ars = result.get("ars") or {}
+    score = f"ARS {ars['score']:.3f} · " if "score" in ars else ""
+    divergences = result.get("divergences") or ()
+    found = [_other(entry) for entry in divergences[:_MAX_DIFFERENT] if entry.get("fields")]
+    return {
+        "kind": "result",
+        "good": result.get("status") == "pass",
+        "status": str(result.get("status", "")),
+        "path": str(result.get("path", "")),
+        "facts": f"{score}{result.get('seconds', 0):.2f} s",
+        "reasons": [str(reason) for reason in result.get("reasons") or ()],
+        "parts": [{"kind": "more", "title": "What differs", "parts": found}] if found else [],
+    }
+
+
+# -- a matrix --------------------------------------------------------------------------------------------------------
+
+_MOST_RUNS = 500
+
+
+def matrix_view(result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> View:
+    """What the page of a matrix shows: the verdicts, each variant in numbers, and the runs that part."""
+    verdicts: Sequence[Mapping[str, Any]] = result.get("verdicts") or ()
+    lanes = [str(lane["variant"]) for lane in result.get("variants") or ()]
+    cells: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
+    for row in rows:
+        cells.setdefault(str(row["run"]), {}).setdefault(str(row["variant"]), []).append(row)
+    parted = sorted(
+        (run for run, of in cells.items() if any(one["status"] != "pass" for lane in of.values() for one in lane)),
+        key=lambda run: min(float(one.get("score", 0.0)) for lane in cells[run].values() for one in lane),
+    )
+    worse = any(one["verdict"] == "worse" for one in verdicts)
+    said = [
+        f"{one['variant']} beside {one['comparedWith']}: {one['verdict']} ({one['difference'] * 100:+.1f} points in "
+        f"{one['pairs']} pairs, {one['leftOut']} left out; margin {float(result['margin']) * 100:g} points, "
+        f"alpha {result['alpha']:g})"
+        for one in verdicts
     ]
-    parts = join(
-        fill("detail", title=title, value=value_text(value))
-        for title, value in (("arguments", call.arguments), ("result", call.value))
-        if value is not None
+    tiles = [
+        _tile(
+            str(lane["variant"]),
+            "-" if lane["passRate"] is None else f"{lane['passRate']:.1%}",
+            f"pass · {lane['cells']} cells · {lane['refused']} refused · {lane['errors']} bad rows · "
+            f"{lane['calls']} model calls · cost {lane['cost']:.4f}",
+            alarm=bool(lane["errors"]),
+        )
+        for lane in result.get("variants") or ()
+    ]
+    table: View = {
+        "kind": "table",
+        "head": ["run", *lanes],
+        "rows": [[{"text": run}, *(_cell(cells[run].get(lane, ())) for lane in lanes)] for run in parted[:_MOST_RUNS]],
+    }
+    parts = (
+        _section("Verdict", {"kind": "list", "items": said}) if said else None,
+        _tiles("Variants", tiles),
+        _section(
+            "Runs that did not pass everywhere, lowest first",
+            _remark("A list to look at: single runs are not tested."),
+            table,
+        )
+        if parted
+        else _remark("Every cell passed."),
+        _remark(f"{len(parted) - _MOST_RUNS} more runs are not shown." if len(parted) > _MOST_RUNS else ""),
     )
-    return fill(
-        "call",
-        side=side,
-        place=place,
-        call=call.name,
-        marks=join(marks),
-        facts=" · ".join(fact for fact in facts if fact),
-        details=fill("details", parts=parts) if parts else "",
-    )
+    return {
+        "title": f"{result['runs']} runs × {len(lanes)} variants",
+        "line": str(result["id"]),
+        "badge": "worse" if worse else ", ".join(dict.fromkeys(str(one["verdict"]) for one in verdicts)),
+        "good": not worse,
+        "note": "",
+        "reasons": [],
+        "parts": [part for part in parts if part],
+    }
+
+
+def _cell(samples: Sequence[Mapping[str, Any]]) -> View:
+    """How the samples of a run and a variant ended, and why the first of them did not pass."""
+    marks = []
+    for one in sorted(samples, key=lambda row: int(row["sample"])):
+        status = "refused" if one.get("refused") else str(one["status"])
+        marks.append({"text": status, "alarm": status != "pass"})
+    why = next((str(one["reasons"][0]) for one in samples if one["status"] != "pass" and one.get("reasons")), "")
+    return {"marks": marks, "text": why}

@@ -36,6 +36,8 @@ STEM = 4
 _SWAPPED = 2
 _SHORT = 3
 _MAX_CHARACTERS = 20_000
+_LONGEST_PREFIX = 32
+"""No beginning of a word in the lists is longer; a word may be as long as a text."""
 
 
 class Mark(NamedTuple):
@@ -84,7 +86,7 @@ class Lexicon(NamedTuple):
         word = singular(low[place])
         if (word,) in self.entries:
             return 1, self.entries[(word,)]
-        for end in range(len(word), 2, -1):
+        for end in range(min(len(word), _LONGEST_PREFIX), 2, -1):
             if word[:end] in self.prefixes:
                 return 1, self.prefixes[word[:end]]
         return 1, []

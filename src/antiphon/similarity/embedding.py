@@ -46,18 +46,20 @@ def cosine(left: Sequence[float], right: Sequence[float]) -> float:
     return dot / norms if norms else 0.0
 
 
+_MOST_KEPT = 20_000
+
+
 class Vectors:
     """Vectors of texts, each computed once."""
 
-    def __init__(self, embedder: Embedder, limit: int = 20_000) -> None:
+    def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
         self._known: dict[str, Sequence[float]] = {}
-        self._limit = limit
 
     def warm(self, texts: Sequence[str]) -> None:
         """Compute what is missing in one batch."""
         missing = [text for text in dict.fromkeys(texts) if text not in self._known]
-        if len(self._known) + len(missing) > self._limit:
+        if len(self._known) + len(missing) > _MOST_KEPT:
             self._known = {text: self._known[text] for text in texts if text in self._known}
         if missing:
             self._known.update(zip(missing, self._embedder(missing), strict=True))

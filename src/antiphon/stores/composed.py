@@ -197,10 +197,18 @@ class ComposedJournal:
         return None if answer is None else await self._repaired(answer, identity)
 
     async def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tenant: str,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> Records:
         found = await self._claims.list(
-            tenant=tenant, tool=tool, session=session, state=state, prefix=prefix, limit=limit
+            tenant=tenant, tool=tool, session=session, state=state, prefix=prefix, limit=limit, before=before
         )
         return [_without_run(record) for record in found]
 

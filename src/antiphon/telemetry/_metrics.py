@@ -42,11 +42,13 @@ STORE_UP = Metric("store_up", "gauge", ("store",), "1 if the store answered when
 STORE_LATENCY = Metric("store_latency_ms", "gauge", ("store",), "How long the store took to answer, in milliseconds.")
 STORE_BREAKER = Metric("store_breaker_state", "gauge", ("store", "state"), "1 for the state the breaker is in, else 0.")
 UNRECORDED = Metric("outcomes_unrecorded", "gauge", ("store",), "Outcomes that this process has yet to record.")
+UNDOS = Metric("tool_undos", "counter", ("tool", "state"), "Writes of failed sagas, by what came of their undo.")
+SAGAS = Metric("sagas", "gauge", ("state",), "Sagas of this process that are open, being undone, or stuck.")
 INTERRUPTED = Metric("runs_interrupted", "gauge", ("store",), "Unfinished runs whose process is gone.")
 
 METRICS = (
     *(CALLS, DURATION, RETRIES, HITS, CACHE_SIZE, TTL, BREAKER, TRANSITIONS, INFLIGHT, INFO),
-    *(UNKNOWN, STORE_UP, STORE_LATENCY, STORE_BREAKER, UNRECORDED, INTERRUPTED),
+    *(UNKNOWN, STORE_UP, STORE_LATENCY, STORE_BREAKER, UNRECORDED, INTERRUPTED, UNDOS, SAGAS),
 )
 """The document's eight, the ninth of R11, what tells read tools from write tools, and what operators watch."""
 
@@ -123,25 +125,23 @@ class Sink(Protocol):
 
         With *hit* the calls were answered from a claim in that state, and count as such, too (:meth:`hit`).
         """
-        ...
 
     def retried(self, tool: str, reason: str) -> None: ...
 
     def hit(self, tool: str, state: str) -> None: ...
 
+    def undone(self, tool: str, state: str) -> None: ...
+
     def breaker(self, key: str, before: str, after: str) -> None: ...
 
     def described(self, tool: str, *, scope: str, effect: str, ttl_s: Mapping[str, float]) -> None:
         """A tool was registered: which scope and effect it has, and how long its records are kept."""
-        ...
 
     def dedupe(self, counts: Counts) -> None:
         """A sample of the claim store, taken by whoever exposes the metrics."""
-        ...
 
     def sampled(self, metric: Metric, values: Values) -> None:
         """What a gauge says now; labels that it no longer names are 0."""
-        ...
 
 
 def tool_name(fields: Mapping[str, Any]) -> str:
@@ -161,6 +161,8 @@ def count(sink: Sink, event: str, fields: Mapping[str, Any]) -> None:
             sink.hit(tool, "done" if status == "success" else "failed")
     elif event == "tool_call_retry":
         sink.retried(tool_name(fields), str(fields.get("errorCode") or fields.get("reason") or "unknown"))
+    elif event == "tool_call_undo":
+        sink.undone(tool_name(fields), str(fields.get("state", "")))
     elif event == "tool_call_circuit_state":
         sink.breaker(str(fields.get("toolName", "")), str(fields.get("fromState", "")), str(fields.get("toState", "")))
 

@@ -100,6 +100,9 @@ class BuiltinMetrics:
     def hit(self, tool: str, state: str) -> None:
         self._add(schema.HITS, self._tool(tool), self._state(state))
 
+    def undone(self, tool: str, state: str) -> None:
+        self._add(schema.UNDOS, self._tool(tool), self._state(state))
+
     def breaker(self, key: str, before: str, after: str) -> None:
         tool = self._tool(schema.tool_of_breaker(key))
         self._add(schema.TRANSITIONS, tool, before, after)

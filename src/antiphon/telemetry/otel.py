@@ -305,6 +305,10 @@ class OtelMetrics:
         """Count a call that a record answered."""
         self._instruments[schema.HITS.name].add(1, {"tool": self._tool(tool), "state": self._code(state)})
 
+    def undone(self, tool: str, state: str) -> None:
+        """Count what came of undoing a write."""
+        self._instruments[schema.UNDOS.name].add(1, {"tool": self._tool(tool), "state": self._code(state)})
+
     def breaker(self, key: str, before: str, after: str) -> None:
         """Count a change of a breaker's state."""
         tool = self._tool(schema.tool_of_breaker(key))

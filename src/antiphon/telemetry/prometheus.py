@@ -22,7 +22,7 @@ _LEFT_MOST = 64
 _MODES = {
     **dict.fromkeys(schema.OF_STORE, "mostrecent"),
     **dict.fromkeys((schema.INFO, schema.TTL), "max"),
-    schema.UNRECORDED: "livesum",
+    **dict.fromkeys((schema.UNRECORDED, schema.SAGAS), "livesum"),
 }
 """How gauges of several processes become one; the rest is what the worst living process says."""
 
@@ -158,6 +158,10 @@ class PrometheusListener:
     def hit(self, tool: str, state: str) -> None:
         """Count a call that a record answered."""
         (self._counters.get((schema.HITS.name, tool, state)) or self._counter(schema.HITS, tool, state))()
+
+    def undone(self, tool: str, state: str) -> None:
+        """Count what came of undoing a write."""
+        (self._counters.get((schema.UNDOS.name, tool, state)) or self._counter(schema.UNDOS, tool, state))()
 
     def _counter(self, metric: schema.Metric, tool: str, second: str) -> Callable[[], None]:
         labels = (self._tool(tool), (self._code if metric is schema.RETRIES else self._state)(second))

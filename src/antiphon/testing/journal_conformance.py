@@ -16,15 +16,1315 @@ never suspend. It fails with :class:`AssertionError` and one sentence.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import multiprocessing
+import os
+import signal
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from typing import Any, Literal, TypeVar
+
+from msgspec import UNSET
 
 from antiphon._drive import drive
+from antiphon.contract.events import CodeVersion, RunManifest
+from antiphon.contract.record import DedupeRecord, RecordedError, RecordedExecution
 from antiphon.errors import StoreVersionError
-from antiphon.ports import Journal, Store
-from antiphon.testing._harness import Face, claimed, must
-from antiphon.testing._process_rules import ProcessRules
-from antiphon.testing._rules import AdminRules, ClaimRules, LogRules, RecordRules, WaitRules
+from antiphon.ports import (
+    Attempt,
+    Begun,
+    BreakerRow,
+    Claimed,
+    ClaimTemplate,
+    Existing,
+    Journal,
+    Pinned,
+    Row,
+    Settlement,
+    StaticClaimRequest,
+    Store,
+)
+from antiphon.stores._adapters import AsyncFromSync
+
+T = TypeVar("T")
+Face = Literal["sync", "async"]
+Step = Callable[[Journal], Awaitable[T]]
+
+TTL_MS = 60_000
+SHORT_MS = 400
+"""Long enough for a loaded machine to act within it, short enough to wait for where time cannot be moved."""
+
+
+def must(condition: object, what: str) -> None:
+    """Fail with the sentence of the rule that was broken."""
+    if not condition:
+        raise AssertionError(what)
+
+
+def claimed(answer: Begun) -> Claimed:
+    """The answer of a call that has to win."""
+    if not isinstance(answer, Claimed):
+        raise AssertionError(f"the claim should have been won, but the store answered {answer}")
+    return answer
+
+
+def existing(answer: Begun | None) -> Existing:
+    """The answer of a call that has to lose."""
+    if not isinstance(answer, Existing):
+        raise AssertionError(f"the store should have shown a record, but it answered {answer}")
+    return answer
+
+
+def check_attempts(record: DedupeRecord, attempts: Sequence[Attempt]) -> None:
+    """Whether *record* tells of these attempts, and of no others."""
+    execution = record.execution
+    assert isinstance(execution, RecordedExecution)
+    told = [(a.started_at_ms, a.finished_at_ms, a.error_code or "", a.retriable, a.status) for a in execution.attempts]
+    expected = [(*attempt, "error" if attempt[2] else "success") for attempt in attempts]
+    must(told == expected, f"attempts are kept: {expected}, not {told}")
+    must(execution.attempt_count == len(attempts), "and counted")
+
+
+class Harness:
+    """A store under test in one face."""
+
+    def __init__(
+        self, make: Callable[[], Store], face: Face = "sync", advance: Callable[[int], None] | None = None
+    ) -> None:
+        self.make = make
+        self.store: Store = make()
+        self.face = face
+        self._advance = advance
+        self.name: str = uuid.uuid4().hex[:12]
+        self.tenant: str = f"tenant-{self.name}"
+
+    def open(self) -> Journal:
+        """A journal of this face; one for threads behind coroutines that never suspend."""
+        return AsyncFromSync(self.store.open_sync()) if self.face == "sync" else self.store.open_async()
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether time passes on the store's clock as fast as the rules like."""
+        return self._advance is not None
+
+    async def pass_ms(self, milliseconds: int) -> None:
+        """Let time pass on the store's clock."""
+        if self._advance is not None:
+            self._advance(milliseconds)
+        else:
+            await self.sleep(milliseconds / 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        """Let real time pass."""
+        if self.face == "sync":
+            import time
+
+            time.sleep(seconds)
+        else:
+            import asyncio
+
+            await asyncio.sleep(seconds)
+
+    async def together(self, journal: Journal, steps: Sequence[Step[T]]) -> list[T]:
+        """Run *steps* at the same time: threads in the synchronous face, tasks in the asynchronous one."""
+        if self.face == "async":
+            import asyncio
+
+            return list(await asyncio.gather(*(step(journal) for step in steps)))
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(max_workers=len(steps)) as pool:
+            return list(pool.map(lambda step: drive(_as_coroutine(step, journal)), steps))
+
+    def key(self, name: str = "key") -> str:
+        """A store key nobody else has."""
+        return f"{name}-{self.name}"
+
+    def request(self, key: str, identity: str = "call-1", **changes: Any) -> StaticClaimRequest:
+        """A request for the claim on *key*; *changes* are fields of the request or of its template."""
+        shared: dict[str, Any] = {
+            "tool": "tools/send",
+            "session": "session-1",
+            "actor": "actor-1",
+            "ttl_ms": TTL_MS,
+            "lease_ms": TTL_MS,
+            "owner": "process-1",
+            "tenant": self.tenant,
+            "workspace": "workspace-1",
+        }
+        values: dict[str, Any] = {
+            "key": key,
+            "identity": identity,
+            "idempotency_key": f"given-{key}",
+            "params": ("digest", "exact"),
+            "request_id": f"request-of-{identity}",
+            "token": f"token-of-{identity}",
+            "call_id": identity,
+        }
+        for name, value in changes.items():
+            (shared if name in shared else values)[name] = value
+        return StaticClaimRequest(template=ClaimTemplate(**shared), **values)
+
+    async def held(
+        self, j: Journal, identity: str = "call-1", *, name: str = "key", **changes: Any
+    ) -> tuple[str, Claimed]:
+        """An unused key, and the claim on it."""
+        key = self.key(name)
+        return key, claimed(await j.begin(self.request(key, identity, **changes)))
+
+    async def finds(self, j: Journal, key: str, identity: str, version: int | None, what: str) -> None:
+        """Whether *identity* is shown *version* as its own."""
+        own = existing(await j.begin(self.request(key, identity))).own
+        must(own is not None and own.version == version, what)
+
+    def rows(self, run: str, *types: str) -> list[Row]:
+        """Events on their way into the log."""
+        return [Row(run, kind, 1, b'{"lane":"0","index":0,"payload":{"n":1},"meta":{}}') for kind in types]
+
+    def manifest(self, run: str, **changes: Any) -> RunManifest:
+        """The head of a run."""
+        values: dict[str, Any] = {"id": run, "name": "demo", "status": "running", "started_at_ms": 1_000}
+        return RunManifest(**(values | {"tenant": self.tenant} | changes))
+
+
+def done(payload: bytes | None = b'{"ok":true}', ttl_ms: int = TTL_MS, **changes: Any) -> Settlement:
+    """A call that succeeded."""
+    return Settlement("done", ttl_ms, payload=payload, attempt_count=1, **changes)
+
+
+def failed(code: str = "refused", ttl_ms: int = TTL_MS) -> Settlement:
+    """A call that did not."""
+    return Settlement("failed", ttl_ms, error=(code, "it did not work", True, False), attempt_count=1)
+
+
+async def _as_coroutine(step: Step[T], journal: Journal) -> T:
+    return await step(journal)
+
+
+DAY_MS = 86_400_000
+RACERS = 12
+ROUNDS = 20
+
+
+class ClaimRules(Harness):
+    """One method per rule; each gets an open journal and unused keys."""
+
+    async def rule_begin_inserts_or_returns(self, j: Journal) -> None:
+        """The first one gets the claim; everybody after it is shown the record."""
+        key = self.key()
+        must(await j.read(key) is None, "there is nothing to read before the first claim")
+        won = claimed(await j.begin(self.request(key)))
+        again = existing(await j.begin(self.request(key)))
+        must(again.current.state == "inflight", "a claim begins in flight")
+        must(again.current.version == won.version == again.current.fence, "version and fence are what the winner got")
+        must(again.current.lock_until_ms == won.now_ms + TTL_MS, "the lease counts from the store's own time")
+        must(again.own == again.current, "the same identity finds the record as its own")
+        other = existing(await j.begin(self.request(key, "call-2")))
+        must(other.current == again.current and other.own is None, "another identity has no record of its own")
+        seen = existing(await j.read(key))
+        must(seen.current == again.current, "reading shows the same record")
+
+    async def _warm_up(self, j: Journal) -> None:
+        """Let a store with a pool open a connection for each racer, so that they really race."""
+        others = [self.key(f"warm-{n}") for n in range(RACERS)]
+        await self.together(j, [lambda journal, key=key: journal.begin(self.request(key)) for key in others])  # type: ignore[misc]
+
+    async def rule_one_of_many_begins(self, j: Journal) -> None:
+        """Of many that ask at once exactly one gets the claim."""
+        key = self.key()
+        requests = [self.request(key, f"call-{n}") for n in range(RACERS)]
+        await self._warm_up(j)
+        answers = await self.together(j, [lambda journal, asked=asked: journal.begin(asked) for asked in requests])  # type: ignore[misc]
+        must(sum(isinstance(answer, Claimed) for answer in answers) == 1, "exactly one of many begins wins")
+
+    async def rule_one_of_many_takes(self, j: Journal) -> None:
+        """Of many that try to replace the same version exactly one does."""
+        key, won = await self.held(j)
+        requests = [self.request(key, f"call-{n}") for n in range(2, RACERS + 2)]
+        answers = await self.together(
+            j,
+            [lambda journal, asked=asked: journal.take_over(asked, won.version) for asked in requests],  # type: ignore[misc]
+        )
+        winners = [answer for answer in answers if isinstance(answer, Claimed)]
+        must(len(winners) == 1, "exactly one of many takeovers wins")
+        must(winners[0].version > won.version, "a takeover has a higher version")
+        current = existing(await j.read(key)).current
+        must(current.version == winners[0].version, "the winner's record is the current one")
+        for answer in answers:
+            if isinstance(answer, Existing):
+                must(answer.current.version == current.version, "losers are shown the winner's record")
+
+    async def rule_versions_only_grow(self, j: Journal) -> None:
+        """Every claim and every settlement has a higher version, also after clearing and expiry."""
+        key = self.key()
+        seen = [claimed(await j.begin(self.request(key))).version]
+        seen.append(await j.settle(key, seen[-1], done()) or 0)
+        seen.append(claimed(await j.take_over(self.request(key, "call-2"), seen[-1])).version)
+        seen.append(await j.settle(key, seen[-1], done(ttl_ms=SHORT_MS)) or 0)
+        await self.pass_ms(SHORT_MS + 50)
+        seen.append(claimed(await j.begin(self.request(key, "call-3"))).version)
+        await j.clear(key)
+        seen.append(claimed(await j.begin(self.request(key, "call-4"))).version)
+        await j.flush(tenant=self.tenant)
+        seen.append(claimed(await j.begin(self.request(key, "call-5"))).version)
+        seen.append(await j.settle(key, seen[-1], done(ttl_ms=SHORT_MS)) or 0)
+        await self.pass_ms(SHORT_MS + 50)
+        await j.sweep()
+        seen.append(claimed(await j.begin(self.request(key, "call-6"))).version)
+        must(all(earlier < later for earlier, later in pairwise(seen)), f"versions grow: {seen}")
+
+    async def rule_replaced_executions_are_kept(self, j: Journal) -> None:
+        """Each call identity finds its own execution, whatever ran since."""
+        key, (version, _) = await self.held(j, "call-0")
+        for n in range(40):
+            settled = await j.settle(key, version, done(b'{"n":%d}' % n))
+            must(settled is not None, "the holder can settle")
+            version = claimed(await j.take_over(self.request(key, f"call-{n + 1}"), settled or 0)).version
+        for n in range(40):
+            answer = existing(await j.begin(self.request(key, f"call-{n}")))
+            must(answer.current.version == version, "the current record is the newest")
+            must(answer.own is not None, f"call-{n} has an execution of its own")
+            assert answer.own is not None
+            must(bytes(answer.own.payload) == b'{"n":%d}' % n, "it is answered from its own outcome")  # type: ignore[arg-type]
+            must(answer.own.request.identity == f"call-{n}", "and by its own request")
+
+    async def rule_own_execution_outlives_the_current_one(self, j: Journal) -> None:
+        """When the current record has expired, an identity with a live execution is shown that, and may replace it."""
+        key, (version, _) = await self.held(j)
+        first = await j.settle(key, version, failed("first"))
+        version = claimed(
+            await j.take_over(self.request(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first or 0)
+        ).version
+        second = await j.settle(key, version, failed(ttl_ms=SHORT_MS))
+        await self.pass_ms(SHORT_MS + 50)
+        await j.sweep()
+        again = existing(await j.begin(self.request(key, "call-1")))
+        must(again.current.version == first and again.own == again.current, "the earlier execution answers")
+        must(existing(await j.read(key, "call-1")).current.version == first, "reading agrees")
+        taken = claimed(await j.take_over(self.request(key, "call-1"), first or 0))
+        must(taken.version > (second or 0), "and replacing it gives a version above all others")
+
+    async def rule_new_identity_after_expiry_begins(self, j: Journal) -> None:
+        """An expired current record does not stop a new identity, even if others have executions there."""
+        key, (version, _) = await self.held(j)
+        first = await j.settle(key, version, done())
+        version = claimed(
+            await j.take_over(self.request(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first or 0)
+        ).version
+        await j.settle(key, version, failed(ttl_ms=SHORT_MS))
+        await self.pass_ms(SHORT_MS + 50)
+        claimed(await j.begin(self.request(key, "call-3")))
+        await self.finds(j, key, "call-1", first, "the live execution is still found")
+
+    async def rule_alias(self, j: Journal) -> None:
+        """A waiter that shared a result finds it as its own later, also after others ran."""
+        key, (version, _) = await self.held(j)
+        must(not await j.alias(key, "call-2", version), "a claim in flight has nothing to share")
+        must(existing(await j.read(key, "call-2")).own is None, "and shares nothing")
+        settled = await j.settle(key, version, done(b'"shared"')) or 0
+        must(await j.alias(key, "call-2", settled), "a settled one is shared")
+        must(await j.alias(key, "call-2", settled) and await j.alias(key, "call-1", settled), "however often")
+        await self.finds(j, key, "call-2", settled, "the alias finds the settled record")
+        third = claimed(await j.take_over(self.request(key, "call-3"), settled))
+        must(await j.alias(key, "call-4", settled), "also when it is history")
+        for identity in ("call-1", "call-2", "call-4"):
+            await self.finds(j, key, identity, settled, f"{identity} still finds it")
+        must(existing(await j.read(key)).current.version == third.version, "the current record is untouched")
+        must(not await j.alias(key, "call-9", settled + 999_999_999), "an unknown version is not shared")
+        must(existing(await j.read(key, "call-9")).own is None, "and aliases nothing")
+        claimed(await j.take_over(self.request(key, "call-5"), third.version))
+        must(not await j.alias(key, "call-9", third.version), "what was taken over has nothing to share")
+
+    async def rule_an_identity_has_one_answer(self, j: Journal) -> None:
+        """What a call identity found first is its answer: it neither runs nor shares anything else beside it."""
+        key, (version, _) = await self.held(j)
+        first = await j.settle(key, version, done(b'"first"')) or 0
+        must(await j.alias(key, "sharer", first), "the sharer has its answer")
+        seen = existing(await j.take_over(self.request(key, "sharer"), first))
+        must(seen.own is not None and seen.own.version == first, "and does not run any more, but is shown it")
+        version = claimed(await j.take_over(self.request(key, "runner"), first)).version
+        must(not await j.alias(key, "runner", first), "who runs does not share")
+        must(existing(await j.read(key, "runner")).current.version == version, "its claim is untouched")
+        second = await j.settle(key, version, done(b'"second"')) or 0
+        must(not await j.alias(key, "runner", first), "nor does who is done")
+        must(not await j.alias(key, "sharer", second), "who shared one result does not share another")
+        for identity, answer in (("sharer", first), ("runner", second)):
+            await self.finds(j, key, identity, answer, f"the {identity} keeps its answer")
+        version = claimed(await j.take_over(self.request(key, "failure"), second)).version
+        lost = await j.settle(key, version, failed()) or 0
+        version = claimed(await j.take_over(self.request(key, "call-3"), lost)).version
+        third = await j.settle(key, version, done(b'"third"')) or 0
+        must(await j.alias(key, "failure", third), "a failure does not stand in the way of a result")
+        await self.finds(j, key, "failure", third, "which is its answer from then on")
+
+    async def rule_sharing_and_running_exclude_each_other(self, j: Journal) -> None:
+        """Of two deliveries of one call, one that shares a result and one that runs, only the faster one does."""
+        for n in range(ROUNDS):
+            key, (version, _) = await self.held(j, name=f"round-{n}")
+            settled = await j.settle(key, version, done()) or 0
+
+            async def share(journal: Journal, key: str = key, settled: int = settled) -> bool:
+                return await journal.alias(key, "call-2", settled)
+
+            async def run(journal: Journal, key: str = key, settled: int = settled) -> bool:
+                return isinstance(await journal.take_over(self.request(key, "call-2"), settled), Claimed)
+
+            did = await self.together(j, (share, run) if n % 2 else (run, share))
+            must(sum(did) == 1, f"exactly one of both: {did}")
+
+    async def rule_settle_is_fenced_after_takeover(self, j: Journal) -> None:
+        """A worker that was replaced cannot end its successor's claim; its events are history all the same."""
+        key, run = self.key(), self.key("run")
+        zombie = claimed(await j.begin(self.request(key, "call-1")))
+        holder = claimed(await j.take_over(self.request(key, "call-2"), zombie.version))
+        late = await j.settle(key, zombie.version, done(b'"late"'), self.rows(run, "call.finished"))
+        must(late is None, "the late settlement is refused")
+        must(not await j.renew(key, zombie.version, TTL_MS), "so is a late renewal")
+        current = existing(await j.read(key)).current
+        must((current.version, current.state) == (holder.version, "inflight"), "the holder's claim is untouched")
+        must(len(await j.events(run)) == 1, "the late worker's event is in the log")
+        must(await j.settle(self.key("never"), 1, done()) is None, "what was never claimed cannot be settled")
+
+    async def rule_unknown_is_settled_by_its_new_version(self, j: Journal) -> None:
+        """Marking a claim unknown gives it a new version, by which alone its true outcome is entered."""
+        key, held = await self.held(j)
+        unknown = await j.settle(key, held.version, failed("outcome_unknown"))
+        must(unknown is not None and unknown > held.version, "settling gives a higher version")
+        must(await j.settle(key, held.version, done()) is None, "the old version is fenced")
+        settled = await j.settle(key, unknown or 0, done(b'"found out"'))
+        must(settled is not None, "the new version settles it")
+        record = existing(await j.read(key)).current
+        must((record.state, record.fence) == ("done", held.version), "the fence stays that of the dispatch")
+        must(record.error.__class__ is not RecordedError, "nothing is left of the unknown")
+
+    async def rule_only_the_holder_renews(self, j: Journal) -> None:
+        """A renewal extends the lease of an in-flight claim of that version and of no other."""
+        key, held = await self.held(j, lease_ms=1_000)
+        must(await j.renew(key, held.version, 300_000), "the holder renews")
+        record = existing(await j.read(key)).current
+        must(record.version == held.version, "renewing does not change the version")
+        must(_lock(record) >= held.now_ms + 300_000, "the lease is longer")
+        must(record.expires_at_ms >= _lock(record), "a record outlives its lease")
+        must(not await j.renew(key, held.version + 1, 300_000), "nobody else renews")
+        settled = await j.settle(key, held.version, done()) or 0
+        must(not await j.renew(key, settled, 300_000), "a settled claim has no lease")
+
+    async def rule_lapsed_lease_is_still_seen(self, j: Journal) -> None:
+        """A claim past its lease is not free: it is shown, and can be renewed or taken."""
+        key, held = await self.held(j, lease_ms=50)
+        await self.pass_ms(100)
+        must(await j.sweep() == 0, "an in-flight claim is not swept when its lease ends")
+        seen = existing(await j.begin(self.request(key, "call-2")))
+        must((seen.current.version, seen.current.state) == (held.version, "inflight"), "it is still in flight")
+        must(_lock(seen.current) <= seen.now_ms, "and says that its lease is over")
+        must(await j.renew(key, held.version, TTL_MS), "a holder that was only slow keeps it")
+
+    async def rule_lease_longer_than_ttl(self, j: Journal) -> None:
+        """A claim is not forgotten while somebody holds its lease, however short its TTL."""
+        key, held = await self.held(j, ttl_ms=1, lease_ms=TTL_MS)
+        await self.pass_ms(50)
+        await j.sweep()
+        must(existing(await j.begin(self.request(key, "call-2"))).current.version == held.version, "it is still held")
+
+    async def rule_final_state_sets_the_ttl(self, j: Journal) -> None:
+        """Once settled, a record lives as long as its outcome says; then it is as if it never was."""
+        for settlement in (done(ttl_ms=SHORT_MS), failed(ttl_ms=SHORT_MS)):
+            key, held = await self.held(j, name=settlement.state)
+            await j.settle(key, held.version, settlement)
+            record = existing(await j.read(key)).current
+            must(record.ttl_ms == SHORT_MS, "the record names the TTL of its outcome")
+            must(record.expires_at_ms - record.updated_at_ms == SHORT_MS, "and expires by it")
+        await self.pass_ms(SHORT_MS + 50)
+        for state in ("done", "failed"):
+            must(await j.read(self.key(state)) is None, f"an expired {state} record is not shown")
+            claimed(await j.begin(self.request(self.key(state), "call-2")))
+
+    async def rule_a_claim_in_flight_does_not_expire(self, j: Journal) -> None:
+        """Past its whole life a claim in flight is shown, and can be settled, renewed or taken, as within it.
+
+        A life ends by a clock, and clocks are set forward. If that made a claim free, a call that goes on would be made
+        a second time. So the lease alone says what a claim in flight is worth, and who looks at it decides.
+        """
+        keys = [self.key(name) for name in ("seen", "settled", "renewed", "taken")]
+        life_ms = 6 * SHORT_MS  # a store that forgets by itself keeps it as long again: time for all that follows
+        request = self.request(keys[0], ttl_ms=life_ms, lease_ms=1)
+        seen, settled, renewed, taken = [claimed(await j.begin(request._replace(key=key))).version for key in keys]
+        await self.pass_ms(life_ms + 50)
+        other = self.request(keys[0], "call-2")
+        for answer in (await j.begin(other), await j.take_over(other, 7), await j.read(keys[0])):
+            found = existing(answer)
+            must((found.current.version, found.current.state) == (seen, "inflight"), "it is still in flight")
+            must(found.current.expires_at_ms <= found.now_ms, "and says that its life is over")
+        must(await j.settle(keys[1], settled, done()) is not None, "its holder settles it")
+        must(await j.renew(keys[2], renewed, TTL_MS), "or renews it")
+        must(await j.settle(keys[2], renewed, done()) is not None, "and settles it then")
+        must(claimed(await j.take_over(self.request(keys[3], "call-2"), taken)).version > taken, "or another takes it")
+        must(await j.settle(keys[3], taken, done()) is None, "which fences its holder")
+        must(len(await j.list(tenant=self.tenant, state="inflight")) == 2, "operators see it")
+        must((await j.counts(self.tenant)).get((request.template.tool, "stale")) == 1, "as one whose lease is over")
+
+    async def rule_an_abandoned_claim_is_forgotten(self, j: Journal) -> None:
+        """A sweep gives a claim in flight its life once more, in case the clock was set forward; then it goes."""
+        key, held = await self.held(j, ttl_ms=SHORT_MS, lease_ms=1)
+        await self.pass_ms(SHORT_MS + 50)
+        must(await j.sweep() == 0, "the first sweep drops nothing")
+        must(existing(await j.read(key)).current.version == held.version, "it is still there")
+        await self.pass_ms(SHORT_MS + 50)
+        await j.sweep()
+        must(await j.read(key) is None, "it is gone")
+        must(not await j.renew(key, held.version, TTL_MS), "and can no longer be renewed")
+        must(await j.settle(key, held.version, done()) is None, "or settled")
+        must(claimed(await j.begin(self.request(key, "call-2"))).version > held.version, "the intent is free")
+
+    async def rule_an_abandoned_claim_leaves_its_history(self, j: Journal) -> None:
+        """When a claim in flight is forgotten, earlier executions of its intent live on."""
+        key = self.key()
+        first = await j.settle(key, claimed(await j.begin(self.request(key))).version, done()) or 0
+        held = claimed(await j.take_over(self.request(key, "call-2", ttl_ms=SHORT_MS, lease_ms=1), first))
+        for _ in range(2):
+            await self.pass_ms(SHORT_MS + 50)
+            await j.sweep()
+        must(await j.settle(key, held.version, done()) is None, "the abandoned one is gone")
+        must(await j.read(key, "call-2") is None, "and not shown")
+        must(existing(await j.read(key, "call-1")).current.version == first, "the earlier one is")
+        must(claimed(await j.begin(self.request(key, "call-2"))).version > held.version, "the intent is free")
+        await self.finds(j, key, "call-1", first, "and the earlier one is still found")
+
+    async def rule_an_expired_outcome_is_fenced(self, j: Journal) -> None:
+        """Past its life an unknown outcome can no longer be settled, swept or not."""
+        key, held = await self.held(j)
+        unknown = await j.settle(key, held.version, failed("outcome_unknown", ttl_ms=SHORT_MS)) or 0
+        await self.pass_ms(SHORT_MS + 50)
+        must(await j.settle(key, unknown, done()) is None, "too late to settle")
+        must(await j.read(key) is None, "it is as if it never was")
+
+    async def rule_take_of_what_is_gone_begins(self, j: Journal) -> None:
+        """Taking a record that was cleared or expired meanwhile is a plain claim."""
+        key, held = await self.held(j)
+        await j.clear(key)
+        taken = claimed(await j.take_over(self.request(key, "call-2"), held.version))
+        must(await j.settle(key, taken.version, done()) is not None, "and it is a real claim")
+
+    async def rule_outcome_survives_to_the_byte(self, j: Journal) -> None:
+        """Payload, references, error and attempts come back as they were given."""
+        payload = b'{"b":1.0,"a":[1e3,"\\u00e4\\ud83d\\ude00","\xc3\xa4"],"n":12345678901234567890,"t":" x  y "}'
+        attempts = ((1, 2, "ETIMEDOUT", True), (3, 4, "", False))
+        key, held = await self.held(j)
+        await j.settle(key, held.version, done(payload, attempts=attempts)._replace(attempt_count=2))
+        record = existing(await j.begin(self.request(key))).current
+        must(bytes(record.payload) == payload, "payload bytes are untouched")  # type: ignore[arg-type]
+        check_attempts(record, attempts)
+        must(record.dispatched, "the record says that the tool was touched")
+        claimed(await j.take_over(self.request(key, "call-2"), record.version))
+        own = existing(await j.begin(self.request(key))).own
+        must(own == record, "the same as history")
+
+        other = self.key("other")
+        held = claimed(await j.begin(self.request(other)))
+        error = ("boom", "it went\nwrong “here”", False, True)
+        settlement = done(None, payload_ref="sha256:abc", payload_sealed="c2VhbGVk", output_redacted=True)
+        await j.settle(other, held.version, settlement._replace(dispatched=False, error=error))
+        record = existing(await j.read(other)).current
+        must(record.payload_ref == "sha256:abc" and record.payload_sealed == "c2VhbGVk", "references are kept")
+        must(record.output_redacted is True and not record.dispatched, "so are the marks")
+        expected = RecordedError(code="boom", message=error[1], terminal=False, should_retriable=True)
+        must(record.error == expected, "and the error")
+
+    async def rule_large_payload(self, j: Journal) -> None:
+        """A megabyte is kept as well as a byte."""
+        key = self.key()
+        payload = b'"' + b"x" * 1_000_000 + b'"'
+        held = claimed(await j.begin(self.request(key)))
+        await j.settle(key, held.version, done(payload))
+        record = existing(await j.begin(self.request(key))).current
+        must(bytes(record.payload) == payload, "all of it")  # type: ignore[arg-type]
+
+
+def _lock(record: DedupeRecord) -> int:
+    return record.lock_until_ms if isinstance(record.lock_until_ms, int) else 0
+
+
+IN_A_ROW = 20
+"""Claims to win before a store may take it that the next one is new as well."""
+LONG_TTL_MS = 3_600_000
+UGLY = 'é "1"\\\n\u2028'
+PARAMS: dict[str, bytes | tuple[str, str]] = {
+    "short": b'{"to":"ada"}',
+    "empty": b"",
+    "long": b'"' + b"x" * 5_000 + b'"',
+    "limit": b"x" * 2_048,
+    "digests": ("d" * 64, "e" * 64),
+}
+SETTLEMENTS: dict[str, Settlement] = {
+    "one success": done(b'"sent"', LONG_TTL_MS, attempts=((5, 7, "", False),)),
+    "no attempts": done(b'"sent"', LONG_TTL_MS)._replace(attempt_count=0),
+    "several attempts": done(
+        b'"sent"', LONG_TTL_MS, attempts=((1, 2, "ETIMEDOUT", True), (3, 4, "refused", False), (5, 6, "", False))
+    )._replace(attempt_count=3),
+    "retriable success": done(b'"sent"', LONG_TTL_MS, attempts=((1, 2, "", True),)),
+    "sealed": done(None, LONG_TTL_MS, attempts=((5, 7, "", False),), payload_sealed="c2VhbGVk", output_redacted=True),
+    "elsewhere": done(None, LONG_TTL_MS, attempts=((5, 7, "", False),), payload_ref="sha256:abc"),
+    "short life": done(b'"sent"', 60_000, attempts=((5, 7, "", False),)),
+    "failed": failed("outcome_unknown", LONG_TTL_MS)._replace(attempts=((1, 2, "outcome_unknown", False),)),
+    "cancelled": Settlement("cancelled", LONG_TTL_MS, dispatched=False),
+}
+
+
+class RecordRules(Harness):
+    """One method per rule."""
+
+    async def rule_record_says_who_asked(self, j: Journal) -> None:
+        """Every field of the request is in the record, however its parameters came."""
+        await self._check_requests(j, "first")
+        await self._warm(j)
+        await self._check_requests(j, "warm")
+
+    async def rule_record_says_how_it_ended(self, j: Journal) -> None:
+        """Every field of the settlement is in the record, and those of the request stay."""
+        await self._check_settlements(j, "first")
+        await self._warm(j)
+        await self._check_settlements(j, "warm")
+
+    async def rule_events_are_in_order_after_many_claims(self, j: Journal) -> None:
+        """Claim and outcome are logged with their events, none of them, one or several, without a gap."""
+        await self._warm(j)
+        run, other, expected = self.key("run"), self.key("other"), []
+        for n in range(IN_A_ROW):
+            started, ended = [f"{n}.started"][: n % 3], [f"{n}.ended", f"{n}.decided"][: n % 4]
+            version = await self._win(j, self.request(self.key(f"{n}")), self.rows(run, *started))
+            must(await j.settle(self.key(f"{n}"), version, _plain(n), self.rows(run, *ended)) is not None, "it settles")
+            expected += started + ended
+            if n % 5 == 0:
+                await j.append(run, self.rows(run, f"{n}.between"))
+                expected.append(f"{n}.between")
+            await j.settle(self.key(f"{n}"), version, _plain(n), self.rows(other, f"{n}.late"))
+        events = await j.events(run)
+        must([event.type for event in events] == expected, f"as it happened: {[event.type for event in events]}")
+        must([event.seq for event in events] == list(range(len(expected))), "numbered without a gap")
+        must(len(await j.events(other)) == IN_A_ROW, "events of a fenced settlement are written")
+
+    async def rule_a_duplicate_after_many_claims_is_shown_the_record(self, j: Journal) -> None:
+        """A store that takes the next claim for a new one still sees that it is not."""
+        await self._warm(j)
+        run = self.key("run")
+        for n, settlement in enumerate((None, done(ttl_ms=LONG_TTL_MS), failed(ttl_ms=LONG_TTL_MS))):
+            key = self.key(f"duplicate-{n}")
+            version = await self._win(j, self.request(key), self.rows(run, "started"))
+            if settlement is not None:
+                version = await j.settle(key, version, settlement, self.rows(run, "ended")) or 0
+            for identity in ("call-1", "call-2"):
+                seen = existing(await j.begin(self.request(key, identity), self.rows(run, "lost")))
+                must(seen.current.version == version, "the record of the first claim is shown")
+                must((seen.own is not None) == (identity == "call-1"), "to its own identity as its own")
+            await self._warm(j, f"again-{n}")
+        must("lost" not in [event.type for event in await j.events(run)], "who lost writes no events")
+
+    async def rule_a_late_settlement_after_many_claims_is_fenced(self, j: Journal) -> None:
+        """Neither an earlier version nor an unknown key is settled, however it is written."""
+        await self._warm(j)
+        key = self.key()
+        version = await self._win(j, self.request(key))
+        must(await j.settle(key, version - 1, _plain(1)) is None, "another version is fenced")
+        must(await j.settle(self.key("never"), version, _plain(1)) is None, "what was never claimed is fenced")
+        settled = await j.settle(key, version, _plain(1))
+        must(settled is not None and settled > version, "the holder settles")
+        must(await j.settle(key, version, _plain(2)) is None, "and only once by that version")
+        current = existing(await j.read(key)).current
+        must(bytes(current.payload) == b'"1"', "its outcome stays")  # type: ignore[arg-type]
+
+    async def rule_owner_is_token_and_process(self, j: Journal) -> None:
+        """A caller that was interrupted finds its own token in the record, also after a takeover."""
+        for n, token in enumerate(("token-1", "token-2")):
+            request = self.request(self.key(), f"call-{n}", token=token, owner="worker-7")
+            if n:
+                version = existing(await j.read(self.key())).current.version
+                claimed(await j.take_over(request, version))
+            else:
+                claimed(await j.begin(request))
+            must(existing(await j.read(self.key())).current.owner == f"{token}/worker-7", "the owner is token/process")
+
+    async def _warm(self, j: Journal, name: str = "won") -> None:
+        for n in range(IN_A_ROW):
+            await self._win(j, self.request(self.key(f"{name}-{n}")))
+
+    async def _win(self, j: Journal, request: StaticClaimRequest, events: Sequence[Row] = ()) -> int:
+        return claimed(await j.begin(request, events)).version
+
+    async def _check_requests(self, j: Journal, name: str) -> None:
+        for n, (kind, params) in enumerate(PARAMS.items()):
+            for call_id in (None, "toolu_1", UGLY):
+                key = self.key(f"{name}-{n}-{call_id}")
+                request = self.request(
+                    key, f"{UGLY}-{n}", params=params, call_id=call_id, request_id=UGLY, session=UGLY, actor=f"{UGLY}!"
+                )
+                await self._win(j, request)
+                record = existing(await j.read(key, request.identity)).current
+                _check_request(record, request, f"{name}, {kind} parameters, call {call_id!r}")
+                must(record.expires_at_ms == record.created_at_ms + record.ttl_ms, "it expires by its TTL")
+
+    async def _check_settlements(self, j: Journal, name: str) -> None:
+        for n, (kind, settlement) in enumerate(SETTLEMENTS.items()):
+            key = self.key(f"{name}-{n}")
+            request = self.request(key, params=b"{}")
+            version = await self._win(j, request)
+            must(await j.settle(key, version, settlement) is not None, f"{kind}: the holder settles")
+            record = existing(await j.read(key)).current
+            _check_request(record, request, f"{name}, {kind}")
+            _check_settlement(record, settlement, f"{name}, {kind}")
+            must(record.fence == version, f"{kind}: the fence stays that of the claim")
+
+
+def _plain(n: int) -> Settlement:
+    return done(b'"%d"' % n, LONG_TTL_MS, attempts=((1, 2, "", False),))
+
+
+def _check_request(record: DedupeRecord, request: StaticClaimRequest, what: str) -> None:
+    template, told, params = request.template, record.request, request.params
+    digests = (sha256(params).hexdigest(),) * 2 if isinstance(params, bytes) else params
+    fields = {
+        "key": (record.key, request.key),
+        "tool": (record.tool, template.tool),
+        "idempotency_key": (record.idempotency_key, request.idempotency_key),
+        "tenant": (record.tenant, template.tenant),
+        "workspace": (record.workspace, template.workspace),
+        "owner": (record.owner, f"{request.token}/{template.owner}"),
+        "session": (told.session_key, template.session),
+        "actor": (told.actor_id, template.actor),
+        "request_id": (told.request_id, request.request_id),
+        "identity": (told.identity, request.identity),
+        "digests": ((told.params_digest, told.params_digest_exact), digests),
+        "call_id": (told.tool_call_id or None, request.call_id),
+    }
+    for field, (found, expected) in fields.items():
+        must(found == expected, f"{what}: {field} is {expected!r}, not {found!r}")
+
+
+def _check_settlement(record: DedupeRecord, settlement: Settlement, what: str) -> None:
+    payload, error = settlement.payload, settlement.error
+    fields = {
+        "state": (record.state, settlement.state),
+        "ttl_ms": (record.ttl_ms, settlement.ttl_ms),
+        "expiry": (record.expires_at_ms - record.updated_at_ms, settlement.ttl_ms),
+        "payload": (bytes(record.payload) if record.payload else None, payload),
+        "payload_ref": (record.payload_ref or None, settlement.payload_ref),
+        "payload_sealed": (record.payload_sealed or None, settlement.payload_sealed),
+        "output_redacted": (bool(record.output_redacted), settlement.output_redacted),
+        "error": ((e.code, e.message, e.terminal, e.should_retriable) if (e := record.error) else None, error),
+        "dispatched": (record.dispatched, settlement.dispatched),
+        "lease": (bool(record.lock_until_ms), False),
+    }
+    for field, (found, expected) in fields.items():
+        must(found == expected, f"{what}: {field} is {expected!r}, not {found!r}")
+    if settlement.attempt_count == len(settlement.attempts):
+        check_attempts(record, settlement.attempts)
+
+
+class AdminRules(Harness):
+    """One method per rule; each gets an open journal and a tenant of its own."""
+
+    async def rule_clear_forgets_record_and_history(self, j: Journal) -> None:
+        """After clearing, nothing of the key is left."""
+        key = self.key()
+        must(not await j.clear(key), "there is nothing to clear")
+        first = claimed(await j.begin(self.request(key)))
+        settled = await j.settle(key, first.version, done()) or 0
+        claimed(await j.take_over(self.request(key, "call-2"), settled))
+        must(await j.clear(key), "there is something to clear")
+        must(await j.read(key, "call-1") is None, "the record is gone")
+        claimed(await j.begin(self.request(key, "call-1")))
+
+    async def rule_flush_fits_its_filter(self, j: Journal) -> None:
+        """Flushing takes what was meant, in flight or not, and nothing else."""
+        keys = await self._fill(j)
+        must(await j.flush(tenant="nobody-" + self.name) == 0, "another tenant has nothing here")
+        must(await j.flush(tenant=self.tenant, tool="tools/absent") == 0, "no such tool")
+        must(await j.flush(tenant=self.tenant, tool="tools/read", session="s-2") == 1, "tool and session together")
+        must(await j.read(keys["read", "s-2"]) is None, "that one is gone")
+        must(await j.flush(tenant=self.tenant, session="s-1") == 2, "a session")
+        must(await j.flush(tenant=self.tenant, prefix=keys["send", "s-2"][:-3]) == 1, "a key prefix")
+        must(await j.flush(tenant=self.tenant, tool="tools/send") == 1, "a tool")
+        must(await j.flush(tenant=self.tenant) == 1, "the rest of the tenant")
+        must(await j.list(tenant=self.tenant) == [], "nothing is left")
+        claimed(await j.begin(self.request(keys["read", "s-1"])))
+
+    async def rule_tenants_do_not_see_each_other(self, j: Journal) -> None:
+        """Listing, counting and flushing stay within a tenant."""
+        claimed(await j.begin(self.request(self.key("mine"))))
+        claimed(await j.begin(self.request(self.key("theirs"), tenant="other-" + self.name)))
+        for tenant, name in ((self.tenant, "mine"), ("other-" + self.name, "theirs")):
+            listed = await j.list(tenant=tenant)
+            must([record.key for record in listed] == [self.key(name)], f"{tenant} sees only its own")
+            must(dict(await j.counts(tenant)) == {("tools/send", "inflight"): 1}, "and counts only its own")
+        await j.flush(tenant=self.tenant)
+        must(len(await j.list(tenant="other-" + self.name)) == 1, "flushing one leaves the other")
+        await j.flush(tenant="other-" + self.name)
+
+    async def rule_list_is_newest_first(self, j: Journal) -> None:
+        """Claims are listed newest first, filtered and limited."""
+        keys = await self._fill(j)
+        order = [record.key for record in await j.list(tenant=self.tenant)]
+        must(order == list(reversed(keys.values())), f"newest first: {order}")
+        must(len(await j.list(tenant=self.tenant, limit=2)) == 2, "at most as many as asked for")
+        wanted: tuple[dict[str, Any], ...] = ({}, {"state": "inflight"}, {"tool": "tools/send"}, {"session": "s-1"})
+        for which in wanted:
+            whole = [record.key for record in await j.list(tenant=self.tenant, **which)]
+            paged: list[str] = []
+            while page := await j.list(tenant=self.tenant, limit=2, before=paged[-1] if paged else "", **which):
+                paged += [record.key for record in page]
+            must(paged == whole, f"page after page it is the same: {paged}, not {whole}")
+        must(await j.list(tenant=self.tenant, before=self.key("gone")) == [], "nothing follows a claim that is gone")
+        await self._expect(j, [keys["read", "s-2"], keys["read", "s-1"]], tool="tools/read")
+        await self._expect(j, [keys["send", "s-1"], keys["read", "s-1"]], session="s-1")
+        await self._expect(j, [keys["send", "s-1"]], session="s-1", tool="tools/send")
+        await self._expect(j, [keys["send", "s-2"]], prefix=keys["send", "s-2"][:-3])
+        current = existing(await j.read(keys["read", "s-1"])).current
+        settled = await j.settle(current.key, current.version, done()) or 0
+        await self._expect(j, [current.key], state="done")
+        await self._expect(j, [current.key], state="done", tool="tools/read")
+        await self._expect(j, order[:-1], state="inflight")
+        claimed(await j.take_over(self.request(current.key, "call-2", tool="tools/read", session="s-1"), settled))
+        newest = (await j.list(tenant=self.tenant, limit=1))[0]
+        must(newest.key == current.key, "a new execution makes a claim the newest")
+
+    async def rule_counts_by_tool_and_state(self, j: Journal) -> None:
+        """Live records by tool and state; in flight past the lease is stale, unknowns go by age, expired ones not."""
+        for n, state in enumerate(("done", "done", "failed", "unknown", "inflight", "stale", "gone")):
+            key, held = await self.held(j, lease_ms=50 if state == "stale" else TTL_MS, name=f"{n}")
+            if state in ("done", "gone"):
+                await j.settle(key, held.version, done(ttl_ms=SHORT_MS if state == "gone" else TTL_MS))
+            elif state in ("failed", "unknown"):
+                code = "outcome_unknown" if state == "unknown" else '"error":{"code":"outcome_unknown"'
+                await j.settle(key, held.version, failed(code, ttl_ms=3 * DAY_MS))
+        await self.pass_ms(SHORT_MS + 50)
+        found = {state: number for (tool, state), number in (await j.counts(self.tenant)).items() if number}
+        must(found == {"done": 2, "failed": 1, "unknown": 1, "inflight": 1, "stale": 1}, f"counted {found}")
+        if self.has_clock:
+            for ms, expected in ((DAY_MS // 24, "unknown_1h"), (DAY_MS, "unknown_1d")):
+                await self.pass_ms(ms)
+                found = {state: n for (tool, state), n in (await j.counts(self.tenant)).items() if n}
+                must(found.get(expected) == 1 and "unknown" not in found, f"after {ms} ms: {found}")
+
+    async def rule_a_cleared_claim_is_known_to_be_forgotten(self, j: Journal) -> None:
+        """Whoever has the outcome of a cleared claim learns that it was forgotten on purpose."""
+        request = self.request(self.key())
+        held = claimed(await j.begin(request))
+        await j.clear(request.key)
+        must(await j.settle(request.key, held.version, done()) is None, "the holder is fenced")
+        must(await j.forgotten(request, held.version), "and the store knows why")
+
+    async def rule_a_claim_in_flight_shows_its_arguments(self, j: Journal) -> None:
+        """Whoever has to settle a claim whose worker is lost sees what it was about; a settlement takes its place."""
+        text = '{"order":"1042","note":"\\n\u00e9\U0001f600"}'
+        for name, shown in (("shown", text), ("hidden", "")):
+            request = self.request(self.key(name), shown=shown)
+            held = claimed(await j.begin(request))
+            expected = shown or UNSET
+            must(existing(await j.read(request.key)).current.arguments == expected, "the record shows them")
+            (listed,) = [found for found in await j.list(tenant=self.tenant) if found.key == request.key]
+            must(listed.arguments == expected, "and so does the list")
+            must(await j.renew(request.key, held.version, TTL_MS), "the lease is extended")
+            must(existing(await j.read(request.key)).current.arguments == expected, "they stay with the lease")
+            await j.settle(request.key, held.version, done())
+            must(existing(await j.read(request.key)).current.arguments is UNSET, "a settled record has none")
+        request = self.request(self.key("taken"), shown="before", lease_ms=1)
+        held = claimed(await j.begin(request))
+        taken = request._replace(identity="call-2", shown="after")
+        claimed(await j.take_over(taken, held.version))
+        must(existing(await j.read(request.key)).current.arguments == "after", "whoever takes over shows his own")
+
+    async def rule_a_call_keeps_its_first_mark(self, j: Journal) -> None:
+        """Whoever marks a call first ties it for the time of a result; a mark is no claim and no record."""
+        call, other, most = self.key("call"), self.key("other"), 2**63 - 1
+        first, second, third = (self.request(self.key(name), name, pin=(call, 7)) for name in ("one", "two", "three"))
+        held = claimed(await j.begin(first))
+        must(await j.begin(first._replace(pin=(call, most))) == Pinned(7), "a later mark is not kept")
+        must(await j.begin(second._replace(pin=(call, most))) == Pinned(7), "whatever is asked for")
+        must(await j.read(second.key, "two") is None, "and nothing is claimed")
+        must(existing(await j.begin(first)).current.version == held.version, "the same again changes nothing")
+        await j.settle(first.key, held.version, done())
+        must(existing(await j.begin(first)).current.state == "done", "nor when it is settled")
+        must(await j.begin(third._replace(pin=(call, 8))) == Pinned(7), "and the mark stays")
+        claimed(await j.begin(second._replace(pin=(other, most))))
+        must(await j.begin(third._replace(pin=(other, 7))) == Pinned(most), "each call has a mark of its own")
+        must(await j.read(call) is None and len(await j.list(tenant=self.tenant)) == 2, "a mark is no record")
+        racing = [self.request(self.key(f"r{n}"), f"r{n}", pin=(self.key("racing"), n + 1)) for n in range(RACERS)]
+        answers = await self.together(j, [lambda journal, asked=asked: journal.begin(asked) for asked in racing])  # type: ignore[misc]
+        lost = [answer for answer in answers if not isinstance(answer, Claimed)]
+        must(len(lost) == RACERS - 1 and len({*lost}) == 1, "of many marks at once one is kept, and all learn which")
+        short = self.key("short")
+        for mark in (1, 2):
+            brief = self.request(self.key(f"short {mark}"), ttl_ms=SHORT_MS, lease_ms=TTL_MS, pin=(short, mark))
+            claimed(await j.begin(brief))  # a mark expires
+            await self.pass_ms(SHORT_MS + 50)
+        must(await j.sweep() == 0, "sweeping counts records only")
+
+    async def rule_sweep_drops_only_what_expired(self, j: Journal) -> None:
+        """Sweeping removes expired records and their history, and nothing that lives."""
+        live, dead = self.key("live"), self.key("dead")
+        claimed(await j.begin(self.request(live, lease_ms=50)))
+        held = claimed(await j.begin(self.request(dead)))
+        await j.settle(dead, held.version, done(ttl_ms=SHORT_MS))
+        await self.pass_ms(SHORT_MS + 50)
+        await j.sweep()
+        must(await j.sweep() == 0, "what was swept is gone")
+        must(await j.read(dead) is None, "an expired record is gone")
+        must(await j.read(live) is not None, "an in-flight record past its lease is not")
+
+    async def _fill(self, j: Journal) -> dict[tuple[str, str], str]:
+        keys: dict[tuple[str, str], str] = {}
+        for name in ("read s-1", "send s-1", "read s-2", "send s-2", "send s-3", "x s-4"):
+            tool, session = name.split()
+            key = keys[tool, session] = f"{tool}-{session}-{self.name}-end"
+            claimed(await j.begin(self.request(key, tool=f"tools/{tool}", session=session)))
+            await self.pass_ms(2)  # newest first is by the store's clock
+        return keys
+
+    async def _expect(self, j: Journal, keys: list[str], **which: str) -> None:
+        found = [record.key for record in await j.list(tenant=self.tenant, **which)]  # type: ignore[arg-type]
+        must(found == keys, f"{which} lists {keys}, not {found}")
+
+
+WAITERS = 4
+PATIENCE_S = 30.0
+Act = Callable[[str, int], Awaitable[object]]
+
+
+class WaitRules(Harness):
+    """One method per rule; nobody is woken by chance: patience is far longer than any pause in here."""
+
+    async def rule_wait_returns_at_once_if_nothing_to_wait_for(self, j: Journal) -> None:
+        """No record, another version, or a settled record: there is nothing to wait for."""
+        key = self.key()
+        await self._returns_soon(j, key, 1)
+        held = claimed(await j.begin(self.request(key)))
+        await self._returns_soon(j, key, held.version + 1)
+        settled = await j.settle(key, held.version, done()) or 0
+        await self._returns_soon(j, key, held.version)
+        await self._returns_soon(j, key, settled)
+
+    async def rule_wait_times_out(self, j: Journal) -> None:
+        """A waiter is given back its time, and may wait again."""
+        held = claimed(await j.begin(self.request(self.key())))
+        for _ in range(2):
+            started = time.monotonic()
+            await j.wait(self.key(), held.version, 0.05)
+            must(time.monotonic() - started >= 0.04, "it waited")
+
+    async def rule_settle_wakes_all_waiters(self, j: Journal) -> None:
+        """Everybody who waits learns of the outcome."""
+        await self._woken_by(j, lambda key, version: j.settle(key, version, done()))
+
+    async def rule_take_wakes_all_waiters(self, j: Journal) -> None:
+        """Everybody who waits learns that the claim changed hands."""
+        await self._woken_by(j, lambda key, version: j.take_over(self.request(key, "call-2"), version))
+
+    async def rule_clear_wakes_all_waiters(self, j: Journal) -> None:
+        """Everybody who waits learns that the claim is gone."""
+        await self._woken_by(j, lambda key, version: j.clear(key))
+
+    async def rule_flush_wakes_all_waiters(self, j: Journal) -> None:
+        """Flushing is clearing."""
+        await self._woken_by(j, lambda key, version: j.flush(tenant=self.tenant))
+
+    async def rule_a_waiter_that_leaves_concerns_nobody_else(self, j: Journal) -> None:
+        """One waiter gives up (or is cancelled); the others are woken as if it had never been there."""
+        key, held = await self.held(j)
+
+        async def leave(journal: Journal) -> float:
+            if self.face == "sync":
+                await journal.wait(key, held.version, 0.05)
+                return 0.0
+            import asyncio
+
+            task = asyncio.ensure_future(journal.wait(key, held.version, PATIENCE_S))
+            await asyncio.sleep(0.1)
+            task.cancel()
+            await asyncio.wait([task])
+            must(task.cancelled(), "a cancelled waiter is cancelled")
+            return 0.0
+
+        waited = await self.together(
+            j, [leave, self._settle_later(key, held.version), *[self._wait(key, held.version)] * WAITERS]
+        )
+        must(max(waited[2:]) < PATIENCE_S / 2, "the others were woken")
+
+    async def rule_one_waiter_takes_over(self, j: Journal) -> None:
+        """When the leader fails, exactly one of those who waited goes on."""
+        key, held = await self.held(j)
+
+        async def follow(journal: Journal, n: int) -> bool:
+            await journal.wait(key, held.version, PATIENCE_S)
+            seen = existing(await journal.read(key))
+            if seen.current.state == "inflight":
+                return False
+            return isinstance(
+                await journal.take_over(self.request(key, f"follower-{n}"), seen.current.version), Claimed
+            )
+
+        async def fail(journal: Journal) -> bool:
+            await self.sleep(0.2)
+            return await journal.settle(key, held.version, failed()) is None
+
+        took = await self.together(j, [fail, *(lambda journal, n=n: follow(journal, n) for n in range(WAITERS))])
+        must(sum(took) == 1, f"exactly one waiter takes over, not {sum(took)}")
+
+    async def rule_waiters_of_both_faces(self, j: Journal) -> None:
+        """A thread that waits is woken by a task, and a task by a thread, through journals of one store."""
+        import asyncio
+        import threading
+
+        key, held = await self.held(j)
+        waited: list[float] = []
+
+        def in_thread() -> None:
+            async def wait_and_close() -> None:
+                journal = AsyncFromSync(store.open_sync()) if self.face == "async" else store.open_async()
+                waited.append(await self._wait(key, held.version)(journal))
+                await journal.close()
+
+            drive(wait_and_close()) if self.face == "async" else asyncio.run(wait_and_close())
+
+        store = self.store
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        await self.sleep(0.2)
+        await j.settle(key, held.version, done())
+        while thread.is_alive():
+            await self.sleep(0.01)
+        must(waited and waited[0] < PATIENCE_S / 2, "the other face was woken")
+
+    async def _woken_by(self, j: Journal, act: Act) -> None:
+        key, held = await self.held(j)
+
+        async def later(journal: Journal) -> float:
+            await self.sleep(0.2)
+            await act(key, held.version)
+            return 0.0
+
+        waited = await self.together(j, [later, *[self._wait(key, held.version)] * WAITERS])
+        must(max(waited) < PATIENCE_S / 2, f"the waiters were woken, not after {waited} s")
+
+    def _settle_later(self, key: str, version: int) -> Step[float]:
+        async def settle(journal: Journal) -> float:
+            await self.sleep(0.4)
+            await journal.settle(key, version, done())
+            return 0.0
+
+        return settle
+
+    def _wait(self, key: str, version: int) -> Step[float]:
+        async def wait(journal: Journal) -> float:
+            started = time.monotonic()
+            await journal.wait(key, version, PATIENCE_S)
+            return time.monotonic() - started
+
+        return wait
+
+    async def _returns_soon(self, j: Journal, key: str, version: int) -> None:
+        started = time.monotonic()
+        await j.wait(key, version, PATIENCE_S)
+        must(time.monotonic() - started < PATIENCE_S / 2, "there was nothing to wait for")
+
+
+WRITERS, EACH = 8, 15
+
+
+class LogRules(Harness):
+    """One method per rule."""
+
+    async def rule_events_come_with_the_claim(self, j: Journal) -> None:
+        """A claim's events are written with it: by the winner only, by the settler always, in order."""
+        key, run = self.key(), self.key("run")
+        held = claimed(await j.begin(self.request(key), self.rows(run, "call.started")))
+        existing(await j.begin(self.request(key, "call-2"), self.rows(run, "lost")))
+        existing(await j.take_over(self.request(key, "call-2"), held.version + 7, self.rows(run, "lost")))
+        await j.settle(key, held.version, done(), self.rows(run, "call.finished", "decision"))
+        events = await j.events(run)
+        must([event.type for event in events] == ["call.started", "call.finished", "decision"], "as it happened")
+        must([event.seq for event in events] == [0, 1, 2], "numbered from 0 without a gap")
+
+    async def rule_event_comes_back_as_written(self, j: Journal) -> None:
+        """Place, links, payload and metadata of an event are kept."""
+        run = self.key("run")
+        place = b'"lane":"0/1","index":7,"call":"c","parent":"p"'
+        body = b'{%b,"payload":{"a":[1.5,null,"\xc3\xa4"]},"meta":{"ms":3},"v":1}' % place
+        must(await j.append(run, [Row(run, "call.started", 1234, body)]) == 0, "the first number is 0")
+        (event,) = await j.events(run)
+        must((event.run, event.seq, event.type, event.at_ms) == (run, 0, "call.started", 1234), "the line")
+        must((event.lane, event.index, event.call, event.parent) == ("0/1", 7, "c", "p"), "its place")
+        must(event.payload == {"a": [1.5, None, "ä"]} and event.meta == {"ms": 3}, "its content")
+
+    async def rule_append_is_gap_free(self, j: Journal) -> None:
+        """Many writers of one run: every number once, each writer's rows together and in order."""
+        run = self.key("run")
+
+        def writer(name: int) -> Step[dict[int, str]]:
+            async def write(journal: Journal) -> dict[int, str]:
+                types = [(f"{name}.{n}.a", f"{name}.{n}.b") for n in range(EACH)]
+                return {await journal.append(run, self.rows(run, *pair)): pair[0] for pair in types}
+
+            return write
+
+        told = await self.together(j, [writer(name) for name in range(WRITERS)])
+        events = await j.events(run, limit=10 * WRITERS * EACH)
+        must([event.seq for event in events] == list(range(2 * WRITERS * EACH)), "no gap, nothing twice")
+        for first, kind in (item for answers in told for item in answers.items()):
+            must(events[first].type == kind, "a writer is told the number its first row really got")
+        must(sum(map(len, told)) == WRITERS * EACH, "no number is told twice")
+        for name in range(WRITERS):
+            mine = [event.type for event in events if event.type.startswith(f"{name}.")]
+            must(mine == [f"{name}.{n}.{part}" for n in range(EACH) for part in "ab"], "each writer's order is kept")
+
+    async def rule_event_ranges(self, j: Journal) -> None:
+        """Events are read by range, in order, at most as many as asked for."""
+        run = self.key("run")
+        must(await j.append(run, self.rows(run, *map(str, range(10)))) == 0, "the first number")
+        must(await j.append(run, self.rows(run, *map(str, range(10, 20)))) == 10, "the next one")
+
+        async def seqs(**which: int | None) -> list[int]:
+            return [event.seq for event in await j.events(run, **which)]  # type: ignore[arg-type]
+
+        must(await seqs(start=5, stop=8) == [5, 6, 7], "start included, stop not")
+        must(await seqs(start=18) == [18, 19], "to the end")
+        must(await seqs(limit=3) == [0, 1, 2], "a limit")
+        must(await seqs(start=3, stop=10, limit=2) == [3, 4], "all three")
+        must(await seqs(start=20) == [] and await seqs(start=7, stop=7) == [], "nothing there")
+        must(await j.events(self.key("no-such-run")) == [], "no such run")
+
+    async def rule_runs_do_not_mix(self, j: Journal) -> None:
+        """Two runs written at once keep their own events and numbers."""
+        runs = [self.key(f"run-{n}") for n in range(4)]
+
+        def writer(run: str) -> Step[int]:
+            async def write(journal: Journal) -> int:
+                for n in range(EACH):
+                    await journal.append(run, self.rows(run, f"{run}.{n}"))
+                return 0
+
+            return write
+
+        await self.together(j, [writer(run) for run in runs])
+        for run in runs:
+            must([event.type for event in await j.events(run)] == [f"{run}.{n}" for n in range(EACH)], "its own events")
+
+    async def rule_opening_a_run_twice_keeps_the_first(self, j: Journal) -> None:
+        """A manifest is inserted once, replaced only on purpose, and may come after the first event."""
+        run = self.key("run")
+        must(await j.manifest(run) is None, "there is no such run yet")
+        await j.append(run, self.rows(run, "early"))
+        must(await j.manifest(run) is None, "an event is no manifest")
+        await j.open_run(self.manifest(run))
+        await j.open_run(self.manifest(run, name="again", status="failed"))
+        must(await j.manifest(run) == self.manifest(run), "the first one stays")
+        finished = self.manifest(
+            run, status="completed", finished_at_ms=2_000, tags={"a": "b"}, code=CodeVersion(commit="c")
+        )
+        await j.update_run(finished)
+        must(await j.manifest(run) == finished, "updating replaces it")
+        must(len(await j.events(run)) == 1, "events are untouched")
+
+    async def rule_runs_are_listed_newest_first(self, j: Journal) -> None:
+        """By tenant, id prefix, name and status, page by page."""
+        names = [self.key(f"{n}-run") for n in range(5)]
+        for n, run in enumerate(names):
+            status = "completed" if n % 2 else "running"
+            await j.open_run(self.manifest(run, started_at_ms=1_000 + n // 2, name=f"n{n % 3}", status=status))
+        await j.open_run(self.manifest(self.key("theirs"), tenant="other-" + self.name))
+        newest = list(reversed(names))
+
+        async def ids(**which: object) -> list[str]:
+            return [manifest.id for manifest in await j.runs(tenant=self.tenant, **which)]  # type: ignore[arg-type]
+
+        must(await ids() == newest, "newest first, equal times by id")
+        must(await ids(limit=2) == newest[:2], "a page")
+        must(await ids(limit=2, before=newest[1]) == newest[2:4], "the next page")
+        must(await ids(name="n1") == [names[4], names[1]], "by name")
+        must(await ids(status="completed") == [names[3], names[1]], "by status")
+        must(await ids(prefix="2-run") == [names[2]], "by the beginning of the id")
+        must(await ids(prefix="9") == [], "nothing fits")
+
+    async def rule_deleting_a_run(self, j: Journal) -> None:
+        """Manifest and events go together; others stay."""
+        run, other = self.key("run"), self.key("run2")
+        for name in (run, other):
+            await j.open_run(self.manifest(name))
+            await j.append(name, self.rows(name, "a", "b"))
+        must(await j.delete_run(run), "there is something to delete")
+        must(not await j.delete_run(run), "but only once")
+        must(await j.manifest(run) is None and await j.events(run) == [], "nothing is left")
+        must(len(await j.events(other)) == 2, "another run is untouched")
+        must(await j.append(run, self.rows(run, "a")) == 0, "the name can be used anew")
+
+    async def rule_newer_formats_are_refused(self, j: Journal) -> None:
+        """What a newer release wrote into the log is not guessed at."""
+        run = self.key("run")
+        await j.open_run(self.manifest(run, v=99))
+        await j.append(run, [Row(run, "call.started", 1, b'{"lane":"0","v":99,"novelty":true}')])
+        for read in (j.manifest, j.events):
+            try:
+                await read(run)
+            except StoreVersionError:
+                continue
+            must(False, f"{read.__name__} should refuse a newer format")
+
+    async def rule_breakers_keep_the_newest_epoch(self, j: Journal) -> None:
+        """State is kept by tenant; an older epoch never replaces a newer one, an equal one may."""
+        key = self.key("breaker")
+        await j.save_breaker(self.tenant, BreakerRow(key, "OPEN", 3, 99, "tripped", 1, "a"))
+        await j.save_breaker(self.tenant, BreakerRow(key, "CLOSED", 2, 0, "stale", 2, "b"))
+        must(await j.load_breakers(self.tenant) == [BreakerRow(key, "OPEN", 3, 99, "tripped", 1, "a")], "3 beats 2")
+        await j.save_breaker(self.tenant, BreakerRow(key, "FORCED_OPEN", 3, 0, "operator", 3, "c"))
+        await j.save_breaker(self.tenant, BreakerRow(key + "x", "OPEN", 1, 5, "", 1))
+        rows = sorted(await j.load_breakers(self.tenant))
+        must([row.state for row in rows] == ["FORCED_OPEN", "OPEN"], "an equal epoch replaces; others stand beside")
+        must(await j.load_breakers("other-" + self.name) == [], "another tenant has none")
+
+    async def rule_ping_says_what_it_is(self, j: Journal) -> None:
+        """Reaching the store gives its kind and whether it keeps what it was told."""
+        answer = await j.ping()
+        must(answer["durable"] in (False, j.durable), "it knows whether it is durable, as its server is set up")
+        must(self.store.url, "it has an address")
+
+
+PROCESSES, KEYS = 4, 25
+
+_METHODS = multiprocessing.get_all_start_methods()
+_clean: Any = multiprocessing.get_context("forkserver" if "forkserver" in _METHODS else "spawn")
+
+
+class ProcessRules(Harness):
+    """One method per rule. The function that makes the store is pickled and called in each process."""
+
+    async def process_rule_one_of_many_processes_begins(self, j: Journal) -> None:
+        """Processes that race for the same keys: each key is claimed by exactly one."""
+        won = self._race("begin")
+        must(sorted(key for keys in won for key in keys) == list(range(KEYS)), f"each key once: {won}")
+
+    async def process_rule_log_is_gap_free_across_processes(self, j: Journal) -> None:
+        """Processes that write one run: every number once."""
+        self._race("append")
+        events = await j.events(self.key("run"), limit=10 * PROCESSES * KEYS)
+        must([event.seq for event in events] == list(range(PROCESSES * KEYS)), "no gap, nothing twice")
+        must(len({event.type for event in events}) == PROCESSES * KEYS, "nothing lost")
+
+    async def process_rule_killed_between_claim_and_settle(self, j: Journal) -> None:
+        """A claim whose process died stays claimed, is seen past its lease, and goes to exactly one successor."""
+        here, there = _clean.Pipe()
+        child = _clean.Process(target=_claim_and_hang, args=(self, there), daemon=True)
+        child.start()
+        version = here.recv()
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        key = self.key()
+        seen = existing(await j.begin(self.request(key, "call-2")))
+        must((seen.current.state, seen.current.version) == ("inflight", version), "the claim outlives its process")
+        events = await j.events(self.key("run"))
+        must([event.type for event in events] == ["call.started"], "and so does the event written with it")
+        successors = await self.together(
+            j,
+            [lambda journal, n=n: journal.take_over(self.request(key, f"next-{n}"), version) for n in range(4)],  # type: ignore[misc]
+        )
+        must(sum(isinstance(answer, Claimed) for answer in successors) == 1, "exactly one takes it over")
+        must(await j.settle(key, version, done()) is None, "the dead one's version is fenced")
+
+    async def process_rule_settle_in_another_process_wakes(self, j: Journal) -> None:
+        """A waiter learns of a settlement in another process long before its own patience ends."""
+        import time
+
+        here, there = _clean.Pipe()
+        child = _clean.Process(target=_claim_and_settle, args=(self, there), daemon=True)
+        child.start()
+        version = here.recv()
+        here.send("settle soon")
+        started = time.monotonic()
+        await j.wait(self.key(), version, 60)
+        must(time.monotonic() - started < 30, "it was woken")
+        must(existing(await j.read(self.key())).current.state == "done", "because the claim is settled")
+        child.join()
+
+    def _race(self, what: str) -> list[list[int]]:
+        pipes = [_clean.Pipe() for _ in range(PROCESSES)]
+        children = [
+            _clean.Process(target=_racer, args=(self, what, number, there), daemon=True)
+            for number, (_, there) in enumerate(pipes)
+        ]
+        for child, (_, there) in zip(children, pipes, strict=True):
+            child.start()
+            there.close()  # so that the end of a process is the end of its pipe
+        for here, _ in pipes:
+            must(here.recv() == "ready", "a process did not start")
+        for here, _ in pipes:
+            here.send("go")
+        results = [here.recv() for here, _ in pipes]
+        for child in children:
+            child.join()
+        return results
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"make": self.make, "face": self.face, "name": self.name, "tenant": self.tenant}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, store=state["make"](), _advance=None)
+
+
+def _racer(harness: ProcessRules, what: str, number: int, pipe: Connection) -> None:
+    async def race() -> list[int]:
+        journal = harness.open()
+        await journal.ping()
+        pipe.send("ready")
+        pipe.recv()
+        won = []
+        for n in range(KEYS):
+            if what == "begin":
+                answer = await journal.begin(harness.request(harness.key(f"{n}"), f"call-{number}"))
+                if isinstance(answer, Claimed):
+                    won.append(n)
+            else:
+                await journal.append(harness.key("run"), harness.rows(harness.key("run"), f"{number}.{n}"))
+        await journal.close()
+        return won
+
+    pipe.send(_run(harness.face, race))
+
+
+def _claim_and_hang(harness: ProcessRules, pipe: Connection) -> None:
+    async def claim() -> None:
+        journal = harness.open()
+        rows = harness.rows(harness.key("run"), "call.started")
+        held = claimed(await journal.begin(harness.request(harness.key(), lease_ms=TTL_MS), rows))
+        pipe.send(held.version)
+        pipe.recv()  # for ever
+
+    _run(harness.face, claim)
+
+
+def _claim_and_settle(harness: ProcessRules, pipe: Connection) -> None:
+    async def claim() -> None:
+        journal = harness.open()
+        held = claimed(await journal.begin(harness.request(harness.key())))
+        pipe.send(held.version)
+        pipe.recv()
+        await harness.sleep(0.3)
+        await journal.settle(harness.key(), held.version, done())
+        await journal.close()
+
+    _run(harness.face, claim)
+
+
+def _run(face: Face, work: Callable[[], Any]) -> Any:
+    if face == "sync":
+        return drive(work())
+    import asyncio
+
+    return asyncio.run(work())
+
+
+Make = Callable[[], Store]
+
 
 __all__ = ["FACES", "Face", "JournalConformance"]
 

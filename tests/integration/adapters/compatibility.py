@@ -8,9 +8,10 @@ from pathlib import Path
 from antiphon.adapters._need import NEEDS
 from tests.integration.adapters.speakers import SPEAKERS
 from tests.integration.adapters.subjects import SUBJECTS
-from tests.integration.adapters.test_litellm import PINS, VARIANTS
+from tests.integration.adapters.test_litellm import VARIANTS
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "compatibility.md"
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 GUIDES = {
     "httpx": "openai",
     "httpx2": "openai",
@@ -57,7 +58,7 @@ def variants(name: str) -> str:
 
 def locked(peer: str) -> str:
     """The version of a peer that has an environment of its own."""
-    for line in (PINS / f"{peer}.txt").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "tests" / "peers" / f"{peer}.txt").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{peer}=="):
             return line.removeprefix(f"{peer}==").rstrip(" \\")
     raise LookupError(peer)

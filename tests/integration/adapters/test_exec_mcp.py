@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 from mcp.server.mcpserver import MCPServer
+
+from tests.servers import free_port
 
 _CLIENT = """
 import asyncio, os
@@ -42,9 +43,7 @@ class Desk:
             self.done.append(order)
             return f"charged {order}"
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}/mcp"
         config = uvicorn.Config(server.streamable_http_app(), host="127.0.0.1", port=port, log_level="warning")
         self._server = uvicorn.Server(config)

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from bench._envs import python_of
 from tests.fake_provider import FakeProvider, Reply
 
 ROOT = Path(__file__).resolve().parents[3]
-PINS = ROOT / "tests" / "peers"
 VARIANTS = (
     "litellm-openai",
     "litellm-openai-stream",
@@ -121,10 +119,10 @@ asyncio.run(main())
 class Peer:
     """Programs in LiteLLM's environment, with Antiphon on their path and a provider that counts."""
 
-    def __init__(self, folder: Path, provider: FakeProvider) -> None:
+    def __init__(self, folder: Path, provider: FakeProvider, python: str) -> None:
         self.folder = folder
         self.provider = provider
-        self.python = str(python_of("litellm", PINS))
+        self.python = python
         self.env = {
             **os.environ,
             "PYTHONPATH": str(ROOT / "src"),
@@ -132,6 +130,7 @@ class Peer:
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             "URL": provider.url,
         }
+        del self.env["PYTHONDONTWRITEBYTECODE"]  # a fresh environment is compiled once, not in each process
 
     def exec(self, code: str, *words: str, replay: bool = False) -> subprocess.CompletedProcess[str]:
         (self.folder / "agent.py").write_text(code)
@@ -143,7 +142,7 @@ class Peer:
 
 
 @pytest.fixture
-def peer(tmp_path: Path) -> Iterator[Peer]:
+def peer(tmp_path: Path, litellm_python: str) -> Iterator[Peer]:
     tries: list[int] = []
 
     def answer(body: dict[str, Any]) -> Reply:
@@ -153,7 +152,7 @@ def peer(tmp_path: Path) -> Iterator[Peer]:
         return _hello(body)
 
     with FakeProvider(answer) as provider:
-        yield Peer(tmp_path, provider)
+        yield Peer(tmp_path, provider, litellm_python)
 
 
 def _hello(body: dict[str, Any]) -> Reply:

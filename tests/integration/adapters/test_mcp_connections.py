@@ -18,6 +18,7 @@ from mcp import Client, MCPError, StdioServerParameters
 from antiphon import Antiphon
 from antiphon.adapters.mcp import connect, guard
 from antiphon.ops.replay import replay
+from tests.servers import free_port
 
 _SERVER = """
 import asyncio, os, sys
@@ -68,9 +69,7 @@ class Desk:
         self.place = StdioServerParameters(command=sys.executable, args=[str(self.program)], env=self.env)
 
     def over_http(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         process = subprocess.Popen(
             [sys.executable, str(self.program), str(port)], env=self.env, stderr=subprocess.DEVNULL
         )
@@ -140,5 +139,24 @@ def test_calls_that_nobody_guards_are_recorded_as_messages(desk: Desk, app: Anti
     run = app.record(lambda: asyncio.run(agent()))
     desk.close()
     assert run.output == "charged C"
+    assert replay(run, app=app, function=lambda: asyncio.run(agent()), mode="strict").divergences == []
+    assert desk.done() == ["charged C"]
+
+
+def test_an_answer_that_came_after_the_client_gave_up_is_not_replayed(
+    tmp_path: Path, app: Antiphon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that takes long to start is asked in the older way; its late answer comes all the same."""
+    monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.1)
+    desk = Desk(tmp_path)
+    desk.over_stdio()
+
+    async def agent() -> str:
+        async with Client(connect(desk.place)) as client:
+            return _text(await client.call_tool("charge", {"order": "C"}))
+
+    run = app.record(lambda: asyncio.run(agent()))
+    asked = [event.payload["name"] for event in run.events() if event.type == "call.started"]
+    assert asked[:2] == ["server/discover", "initialize"]
     assert replay(run, app=app, function=lambda: asyncio.run(agent()), mode="strict").divergences == []
     assert desk.done() == ["charged C"]

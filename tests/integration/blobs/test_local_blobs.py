@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.blobs import LocalBlobs
-from antiphon.blobs._content import tenant_folder
-from antiphon.blobs.local import LocalObjects
+from antiphon.blobs.local import LocalObjects, tenant_folder
 from antiphon.errors import ArtifactError, InvalidInput, NotFound, StoreUnavailable
 
 TENANTS = ["default", "a/b", "..", ".", "../../etc", "ä ö", "t=x", "", "x" * 256, "nul\0byte", "A", "a"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.blobs import S3Blobs
-from antiphon.blobs._content import ContentBlobs
+from antiphon.blobs.local import ContentBlobs
 from antiphon.blobs.s3 import PART_BYTES, Bucket, Multipart, S3Objects, bucket_from
 from antiphon.errors import ArtifactError, ConfigError, NotFound, StoreUnavailable
 from tests.conftest import S3Access

@@ -9,9 +9,11 @@ import pytest
 
 from antiphon import Antiphon
 from antiphon.cli import main
+from antiphon.config.wiring import objects_of
 from antiphon.errors import InvalidInput, NotFound
 from antiphon.ops import bucket, storage
 from antiphon.ops.artifacts import open_run
+from antiphon.ops.entry import load_entry
 from antiphon.ops.runs import find_run
 from antiphon.stores import MemoryStore
 from tests.conftest import S3Access
@@ -114,3 +116,21 @@ def test_a_prefix_of_several_runs_is_ambiguous(signed_in: S3Access) -> None:
     with pytest.raises(NotFound, match="several runs in the bucket"):
         open_run(fresh, kept[0][:6])
     assert open_run(fresh, kept[1]).id == kept[1]
+
+
+def test_artifacts_of_one_name_in_two_folders_are_both_tested(
+    signed_in: S3Access, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "named_agent.py").write_text(AGENT)
+    config = _config(signed_in, tmp_path)
+    app = Antiphon(config)
+    run = app.record(load_entry("named_agent.py:main"))
+    address = storage.keep(app, find_run(app, run.id)).place
+    objects = objects_of(app.config.artifacts)
+    name = address.removeprefix(bucket.address_of(app))
+    tenant, title, rest = name.split("/", 2)
+    objects.put(f"{tenant}/copied/{rest}", objects.get(name))
+    places = [bucket.address_of(app, f"{tenant}/{folder}/") for folder in (title, "copied")]
+    assert main(["test", *places, "--json", "--config", config]) == 0
+    assert len(json.loads(capsys.readouterr().out)["results"]) == 2

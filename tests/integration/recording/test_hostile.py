@@ -196,7 +196,7 @@ def test_oversized(app: Antiphon, home: Path, good: bytes, monkeypatch: pytest.M
     assert "too large" in str(refused(app, home, changed(good, lambda d: None)))
     monkeypatch.setattr(artifact, "MAX_LINE", 200)
     refused(app, home, good)
-    monkeypatch.setattr("antiphon.ops.artifacts._MAX_KURRAL", 1000)
+    monkeypatch.setattr("antiphon.ops.artifacts._MAX_FOREIGN", 1000)
     assert "too large" in str(refused(app, home, SAMPLE.read_bytes(), "large.kurral"))
 
 

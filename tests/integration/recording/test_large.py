@@ -15,8 +15,7 @@ import pytest
 
 from antiphon import Antiphon
 from antiphon._scope import Site
-from antiphon.ops.retention import collect
-from antiphon.ops.runs import find_run, one_event
+from antiphon.ops.runs import collect, find_run, one_event
 from tests.integration.recording.kit import application, stored
 
 TEXT = "lorem ipsum dolor sit amet " * 370

@@ -34,7 +34,7 @@ TEXTS = st.sampled_from(
         "\x00é\U0001f600",
     ]
 )
-LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS | st.text(max_size=8)
+LEAVES = st.none() | st.booleans() | st.integers(1 - 2**53, 2**53 - 1) | TEXTS | st.text(max_size=8)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.text(max_size=4), inner, max_size=4)
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -107,6 +108,11 @@ class Project:
         )
         return done.returncode, done.stdout + done.stderr
 
+    def verdicts(self) -> list[tuple[str, str]]:
+        """What the console is told of the tests."""
+        found = [json.loads(path.read_text()) for path in (self.folder / "home" / "golden").iterdir()]
+        return [(one["node"], one["status"]) for one in found]
+
     def effects(self) -> int:
         return len(self.ledger.read_text().splitlines()) if self.ledger.exists() else 0
 
@@ -135,14 +141,18 @@ def test_record_replay_rewrite(project: Project) -> None:
     assert "7 replayed" in out
     assert project.effects() == made + 1
 
+    assert not (project.folder / "home").exists()
+    (project.folder / "home").mkdir()
     code, out = project.run("-k", "payment", AMOUNT="6")
     assert code == 1
     assert "$.amount: 5 -> 6" in out
+    assert project.verdicts() == [("test_agent.py::test_payment", "fail")]
 
     code, out = project.run("-k", "payment", "--antiphon-rewrite", AMOUNT="6")
     assert code == 0, out
     code, out = project.run("-k", "payment", AMOUNT="6")
     assert code == 0, out
+    assert project.verdicts() == [("test_agent.py::test_payment", "pass")]
 
 
 def test_workers_do_not_disturb_each_other(project: Project) -> None:

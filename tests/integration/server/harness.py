@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from starlette.applications import Starlette
 
 from antiphon.host.host import Host
 from antiphon.host.http.app import create
+from tests.servers import free_port
 
 KEY = "test-key-with-all-rights"
 TERMINAL = ("completed", "failed", "cancelled")
@@ -105,12 +105,6 @@ def application(folder: Path, workflows: Path | None = None, **host: Any) -> Sta
 # -- a real server -----------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 class Served:
     """``antiphon serve`` in a process of its own."""
 
@@ -151,7 +145,7 @@ class Served:
         until = time.monotonic() + wait_s
         while time.monotonic() < until:
             if self.process.poll() is not None:
-                raise AssertionError(f"the host ended: {self.log()}")
+                raise AssertionError(f"the host ended with code {self.process.returncode}: {self.log()}")
             with contextlib.suppress(httpx.HTTPError):
                 if httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200:
                     return self

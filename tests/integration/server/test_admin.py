@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.server.harness import Client
+from tests.unit.gateway.kit import envelope
 
 EFFECT = "conformance/side-effect"
 WHERE = ["/debug/tool-reliability", "/v1/admin/tool-reliability"]
@@ -60,6 +61,12 @@ async def test_an_unknown_outcome_is_resolved(client: Client) -> None:
     await client.host.journal.settle("f" * 64, claimed.version, lost)
     listed = (await client.get("/v1/admin/claims", params={"state": "unknown"})).json()["claims"]
     assert [one["key"] for one in listed] == ["f" * 64]
+    tried = await act(client, WHERE[0], action="resolve", key="f" * 16, verdict="happened", dryRun=True)
+    assert tried["result"] == {"key": "f" * 64, "resolved": "happened", "before": "unknown", "dryRun": True}
+    several = [{"key": "f" * 64, "version": listed[0]["version"]}, {"key": "f" * 64, "version": 1}, {"key": "none"}]
+    tried = await act(client, WHERE[0], action="resolve", claims=several, verdict="did-not-happen", dryRun=True)
+    assert (tried["result"]["resolved"], [one["key"][0] for one in tried["result"]["refused"]]) == (1, ["f", "n"])
+    assert (await client.get("/v1/admin/audit")).json()["acts"] == []
     found = await act(client, WHERE[0], action="resolve", key="f" * 16, verdict="happened", value={"id": 7})
     assert found["result"] == {"key": "f" * 64, "resolved": "happened"}
     read = await client.host.journal.read("f" * 64)
@@ -89,6 +96,9 @@ async def test_an_unknown_outcome_is_resolved(client: Client) -> None:
         ({"action": "clear", "key": "nope"}, 404),
         ({"action": "resolve", "key": "nope", "verdict": "happened"}, 404),
         ({"action": "resolve", "key": "nope", "verdict": "maybe"}, 400),
+        ({"action": "resolve", "claims": [{"key": "nope"}], "verdict": "maybe"}, 400),
+        ({"action": "reconcile"}, 400),
+        ({"action": "flush", "tool": "tools/pay", "dryRun": True}, 400),
     ],
 )
 async def test_bad_acts_are_refused_and_leave_no_trace(client: Client, body: dict[str, Any], status: int) -> None:
@@ -112,3 +122,74 @@ async def test_status_changes_nothing_and_secrets_in_reasons_are_redacted(client
     secret = "sk-live-51HqLyjWDarjtT1zdp7dcABCDEFGH"
     await act(client, WHERE[0], action="force_open", tool=EFFECT, reason=f"token {secret} leaked")
     assert secret not in (await client.get("/v1/admin/audit")).text
+
+
+async def test_a_person_decides_over_http(client: Client) -> None:
+    ran: list[int] = []
+    gateway = client.host.tenant("default").async_gateway
+
+    async def pay(amount: int) -> str:
+        ran.append(amount)
+        return "paid"
+
+    gateway.tool("pay", namespace="approvals", idempotent=False, approve="always")(pay)
+    wire = envelope("pay", {"amount": 10}, namespace="approvals", call_id="call-1", actor="environment")
+    asked = (await gateway.execute(wire)).to_wire()["error"]["approvalId"]
+    listed = (await client.get("/v1/approvals", params={"tool": "approvals/pay"})).json()["approvals"]
+    assert [(one["id"], one["arguments"], one["asker"]) for one in listed] == [(asked, '{"amount":10}', "environment")]
+    where = f"/v1/approvals/{asked}"
+    own = await client.post(where, json={"decision": "approve"})
+    assert (own.status_code, own.json()["error"]) == (403, "self_approval")
+    token, key = await client.host.keys.create(role="admin", tenant="default")
+    headers = {"Authorization": f"Bearer {token}"}
+    other, _ = await client.host.keys.create(role="admin", tenant="stranger")
+    assert (await client.get(where, headers={"Authorization": f"Bearer {other}"})).status_code == 404
+    made = await client.post(where, json={"decision": "approve", "reason": "checked"}, headers=headers)
+    assert (made.status_code, made.json()["state"], made.json()["decidedBy"]) == (200, "approved", key.id)
+    assert made.headers["cache-control"] == "no-store"
+    again = await client.post(where, json={"decision": "approve"}, headers=headers)
+    assert (again.status_code, again.json()["error"]) == (409, "approval_decided")
+    assert (await gateway.execute(wire)).content == "paid"
+    assert ran == [10]
+    assert (await client.get(where)).status_code == 404
+    (act, *_) = (await client.get("/v1/admin/audit")).json()["acts"]
+    assert (act["act"], act["by"], act["approval"]) == ("approve", key.id, asked)
+
+
+async def test_a_signed_link_is_made_opened_and_decides_once(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    gateway = client.host.tenant("default").async_gateway
+
+    async def pay(amount: int, note: str) -> str:
+        return "paid"
+
+    gateway.tool("pay", namespace="links", idempotent=False, approve="always")(pay)
+    hidden = {"amount": 10, "note": "<script>alert(1)</script>"}
+    wire = envelope("pay", hidden, namespace="links", call_id="call-1", actor="agent")
+    asked = (await gateway.execute(wire)).to_wire()["error"]["approvalId"]
+    where = f"/v1/approvals/{asked}/links"
+    assert (await client.post(where, json={"to": "ada"})).json()["details"]["path"] == "$.url"
+    own = await client.post(where, json={"to": "agent", "url": "https://desk.example.com/approve"})
+    assert (own.status_code, own.json()["error"]) == (403, "self_approval")
+    made = await client.post(where, json={"to": "ada@example.com", "url": "https://desk.example.com/approve"})
+    assert (made.status_code, made.json()["to"]) == (201, "ada@example.com")
+    token = made.json()["url"].removeprefix("https://desk.example.com/approve?token=")
+
+    for _ in range(2):  # a scanner, then the person
+        shown = await client.get("/approve", params={"token": token}, headers={"Authorization": ""})
+        assert (shown.status_code, shown.headers["cache-control"]) == (200, "no-store")
+        assert shown.headers.get_list("referrer-policy") == ["no-referrer"]
+        assert "form-action 'self'" in shown.headers["content-security-policy"]
+        assert "&lt;script&gt;" in shown.text
+        assert "<script>" not in shown.text
+        assert "links/pay" in shown.text
+    form = {"token": token, "decision": "approve", "reason": "checked"}
+    decided = await client.post("/approve", data=form, headers={"Authorization": ""})
+    assert (decided.status_code, "This call is approved" in decided.text) == (200, True)
+    assert (await client.post("/approve", data=form)).status_code == 409
+    assert (await gateway.execute(wire)).content == "paid"
+    assert (await client.get("/approve", params={"token": token})).status_code == 404
+    acts = (await client.get("/v1/admin/audit")).json()["acts"]
+    said = [(act["act"], act["by"], act["from"].partition(" from ")[0], act.get("to")) for act in acts[:2]]
+    who = "ada@example.com"  # whoever decides is named, mail address or not
+    assert said == [("approve", who, "signed link", None), ("link", "environment", "HTTP", who)]
+    assert token not in caplog.text

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from antiphon.cli import main
-from tests.integration.server.harness import free_port
+from tests.servers import free_port
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_the_openapi_document_and_the_routes_agree() -> None:
         served = set()
         for route in routes(test_seams=seams):
             assert isinstance(route, Route)
-            path = route.path.replace("{run_id}", "{runId}").replace("{webhook_id}", "{webhookId}")
+            path = re.sub(r"_([a-z])", lambda found: found[1].upper(), route.path)
             served |= {(path, method) for method in (route.methods or set()) - {"HEAD"}}
         document = openapi(seams=seams)
         written = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import shutil
 import socket
 import sqlite3
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,9 +21,11 @@ import pytest
 from starlette.applications import Starlette
 
 from antiphon.errors import StoreUnavailable
+from antiphon.host.http import app as http_app
 from antiphon.host.http.app import create
 from tests.integration.server import workflows
 from tests.integration.server.harness import Client, Served, application, in_process
+from tests.ticks import Ticks
 
 DEAD = "0badb007.4026531836.999999.1"
 AGENTS = """
@@ -249,7 +253,7 @@ def _deaf() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/hook"
 
 
-async def test_a_hanging_receiver_keeps_nobody_elses_deliveries(tmp_path: Path, folder: Path) -> None:
+async def test_a_hanging_receiver_keeps_nobody_elses_deliveries(tmp_path: Path, folder: Path, ticks: Ticks) -> None:
     got: list[dict[str, Any]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -273,7 +277,7 @@ async def test_a_hanging_receiver_keeps_nobody_elses_deliveries(tmp_path: Path, 
             begun = time.monotonic()
             run = (await client.run("conformance-noop"))["runId"]
             while len(got) < 4:
-                assert time.monotonic() - begun < 8, f"{len(got)} of 4 deliveries"
+                assert ticks.since(begun) < 8, f"{len(got)} of 4 deliveries"
                 await asyncio.sleep(0.02)
             assert {event["runId"] for event in got} == {run}
     server.close()
@@ -446,3 +450,26 @@ async def client(tmp_path: Path, folder: Path) -> AsyncIterator[Client]:
 
 def test_the_application_is_made_without_a_server(tmp_path: Path) -> None:
     assert create({"store": {"url": f"sqlite:///{tmp_path}/x.db"}}).router.redirect_slashes is False
+
+
+async def test_a_served_process_gives_way_quickly_and_collects_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request takes the interpreter some fifty times, and waits for this long beside a thread that computes."""
+
+    async def started(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "lifespan.startup.complete"})
+
+    async def nothing(*_: Any) -> Any:
+        return None
+
+    monkeypatch.setattr(http_app, "share_metrics", lambda: None)
+    monkeypatch.setattr(http_app, "create", lambda: started)
+    before = sys.getswitchinterval()
+    try:
+        served = http_app.service()
+        assert sys.getswitchinterval() <= 0.0002
+        assert gc.get_freeze_count() == 0
+        await served({"type": "lifespan"}, nothing, nothing)
+        assert gc.get_freeze_count() > 10_000, "a full collection looks at everything that was loaded"
+    finally:
+        gc.unfreeze()
+        sys.setswitchinterval(before)

@@ -26,10 +26,15 @@ HOOK = {"url": "http://127.0.0.1:9/hook", "events": ["run.paused"]}
 SEAM = "/v1/host/sample/test"
 OPEN = {"/.well-known/openwop", "/v1/openapi.json", "/livez", "/healthz", "/readyz", "/metrics"}
 """What is answered without a key. Everything else says which role it needs."""
+SIGNED = {"/approve"}
+"""What the token of a signed link opens, and nothing else; the corpus of attacks on approvals has its cases."""
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/runs": {"workflowId": "conformance-noop"},
     "/v1/runs/{run}:fork": {"mode": "replay"},
     "/v1/webhooks": HOOK,
+    "/v1/approvals/{approval}": {"decision": "approve"},
+    "/v1/approvals/{approval}/links": {"to": "ada", "url": "https://desk.example.com/approve"},
+    "/v1/golden/{test}": {"run": "none"},
     "/debug/tool-reliability": {"action": "status"},
     "/v1/admin/tool-reliability": {"action": "status"},
     f"{SEAM}/llm-cache-key": {"model": "m", "provider": "p", "messages": []},
@@ -43,11 +48,12 @@ def calls_of(table: list[Route]) -> list[Call]:
     """One request for each method of each route, made from the table that the host serves."""
     found = []
     for route in table:
-        if route.path in OPEN:
+        if route.path in OPEN | SIGNED:
             continue
         role = getattr(route.endpoint, "role", None)
         assert role is not None, f"{route.path} needs a role: guarded(role, handler)"
-        path = route.path.replace("{run_id}", "{run}").replace("{webhook_id}", "{hook}")
+        path = route.path.replace("{webhook_id}", "{hook}")
+        path = path.replace("{run_id}", "{run}").replace("{other_id}", "{run}")
         assert "_id}" not in path, f"say here what {path} names"
         for method in sorted((route.methods or set()) - {"HEAD"}):
             body = None if method in ("GET", "DELETE") else BODIES.get(path, {})

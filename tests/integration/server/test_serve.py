@@ -16,7 +16,8 @@ import pytest
 
 from antiphon.cli import main
 from tests.integration.server import workflows
-from tests.integration.server.harness import KEY, Served, free_port
+from tests.integration.server.harness import KEY, Served
+from tests.servers import free_port
 
 SECRET = "sk-ant-api03-" + "Qz7rTy2uWx" * 9
 CODE = """

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.integration.server.harness import Client, application, in_process
+from tests.unit.gateway.kit import envelope
 
 Delivery = tuple[dict[str, str], bytes]
 
@@ -50,7 +51,7 @@ async def client(tmp_path: Path, folder: Path) -> AsyncIterator[Client]:
 
 
 async def _arrived(got: list[Delivery], number: int) -> None:
-    for _ in range(200):
+    for _ in range(3000):
         if len(got) >= number:
             return
         await asyncio.sleep(0.02)
@@ -151,3 +152,41 @@ async def test_a_repeated_subscription_does_not_show_or_keep_the_secret(
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert first.json()["secret"].encode() not in file.read_bytes()
+
+
+async def test_a_subscriber_is_told_when_a_person_is_needed(
+    client: Client, receiver: tuple[str, list[Delivery]]
+) -> None:
+    url, got = receiver
+    made = (await client.post("/v1/webhooks", json={"url": url, "events": ["approval.requested"]})).json()
+    app = client.host.tenant("default")
+
+    def pay(amount: int, card: str) -> str:
+        raise AssertionError("nobody approved")
+
+    for gateway in (app.gateway, app.async_gateway):  # the other tenant's person is not asked
+        gateway.tool("pay", namespace="told", idempotent=False, approve="always")(pay)
+    stranger = client.host.tenant("stranger").async_gateway
+    stranger.tool("pay", namespace="told", idempotent=False, approve="always")(pay)
+    asked, params = [], {"amount": 10, "card": "4111 1111 1111 1111"}
+    wires = [
+        envelope("pay", params, namespace="told", call_id=f"call-{number}", actor=actor)
+        for number, actor in enumerate(("agent", "ada@example.com"))
+    ]
+    for number, wire in enumerate(wires):
+        await stranger.execute(wire)
+        answer = await app.async_gateway.execute(wire) if number else await asyncio.to_thread(app.gateway.execute, wire)
+        asked.append(answer.to_wire()["error"]["approvalId"])
+    await app.async_gateway.execute(wires[1])  # it asks for nothing new
+    await _arrived(got, 2)
+    told = [json.loads(body) for _, body in got]
+    assert {(one["type"], one["payload"]["approvalId"], one["payload"]["tool"]) for one in told} == {
+        ("approval.requested", approval, "told/pay") for approval in asked
+    }
+    headers, body = got[0]
+    signed = f"{headers['openwop-timestamp']}.".encode() + body
+    expected = hmac.new(made["secret"].encode(), signed, hashlib.sha256).hexdigest()
+    assert headers["openwop-signature"] == f"v1={expected}"
+    assert "4111" not in str(told)
+    assert "ada@example.com" not in str(told)
+    assert "token" not in str(told)  # subscribers need no right to decide

@@ -51,7 +51,7 @@ def look(dsn: str, sql: str, *values: object) -> list[tuple[Any, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def eventually(what: Callable[[], Any], seconds: float = 10.0) -> Any:
+def eventually(what: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for *what* to be true."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

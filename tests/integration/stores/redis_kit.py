@@ -103,7 +103,7 @@ async def sleep(face: Face, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Wait for something another task does."""
     limit = time.monotonic() + seconds
     while not condition():
@@ -180,6 +180,34 @@ class Cluster:
     def _whole(client: redis.Redis) -> bool:
         about = command(client, "CLUSTER", "INFO")
         return "cluster_state:ok" in str(about) and len(command(client, "CLUSTER", "SLOTS")) == 3
+
+    def node_id(self, number: int) -> str:
+        with self.client(number) as client:
+            return str(command(client, "CLUSTER", "MYID").decode())
+
+    def owner(self, slot: int) -> int:
+        """The number of the node that has *slot*."""
+        with self.client(0) as client:
+            shards = command(client, "CLUSTER", "SLOTS")
+        port = next(primary[1] for first, last, primary, *_ in shards if first <= slot <= last)
+        return next(number for number, node in enumerate(self.nodes) if node.port == port)
+
+    def move(self, slot: int, target: int, pause_s: float = 0.0, *, keys: bool = True) -> None:
+        """Give *slot* to another node while it is used, one key after the other; without *keys* they are lost."""
+        source = self.owner(slot)
+        owner, port = self.node_id(target), self.nodes[target].port
+        with self.client(source) as before, self.client(target) as after:
+            command(after, "CLUSTER", "SETSLOT", slot, "IMPORTING", self.node_id(source))
+            command(before, "CLUSTER", "SETSLOT", slot, "MIGRATING", owner)
+            while found := command(before, "CLUSTER", "GETKEYSINSLOT", slot, 1):
+                time.sleep(pause_s)
+                command(before, *(("MIGRATE", HOST, port, found[0], 0, 5000) if keys else ("DEL", found[0])))
+            time.sleep(pause_s)
+            for number in (target, source, 3 - source - target):
+                with self.client(number) as client:
+                    command(client, "CLUSTER", "SETSLOT", slot, "NODE", owner)
+            command(after, "CLUSTER", "BUMPEPOCH")  # a late message of the old owner must not take it back
+            command(after, "CLUSTER", "SETSLOT", slot, "NODE", owner)
 
     def __exit__(self, *_: object) -> None:
         self._running.close()

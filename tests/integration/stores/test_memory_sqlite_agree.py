@@ -15,7 +15,7 @@ from antiphon.contract.record import DedupeRecord
 from antiphon.ports import Claimed, Existing, Settlement, StaticClaimRequest, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.stores.sqlite.store import ALL_NEW
-from antiphon.testing._harness import Harness
+from antiphon.testing.journal_conformance import Harness
 from tests.unit.stores.clock import ManualClock
 
 KEYS = st.sampled_from(["a", "b", "ab"])

@@ -17,7 +17,7 @@ from antiphon.ports import Claimed, SyncJournal
 from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.stores.sqlite.file import DatabaseFile, Operation
 from antiphon.stores.sqlite.schema import Connection
-from antiphon.testing._harness import Harness, claimed, done, existing
+from antiphon.testing.journal_conformance import Harness, claimed, done, existing
 
 
 @pytest.fixture

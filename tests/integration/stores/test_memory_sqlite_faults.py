@@ -17,7 +17,7 @@ from antiphon.errors import InvalidInput, StoreUnavailable, StoreVersionError
 from antiphon.ports import SyncJournal
 from antiphon.stores import SQLiteStore
 from antiphon.stores.sqlite import schema
-from antiphon.testing._harness import Harness, claimed, done, existing
+from antiphon.testing.journal_conformance import Harness, claimed, done, existing
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_a_file_size_limit_is_an_outage_not_a_crash(path: Path) -> None:
 import resource, sys
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import SQLiteStore
-from antiphon.testing._harness import Harness, claimed, done
+from antiphon.testing.journal_conformance import Harness, claimed, done
 store = SQLiteStore(sys.argv[1]); journal = store.open_sync(); harness = Harness(lambda: store)
 held = claimed(journal.begin(harness.request("k")))
 resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))

@@ -15,7 +15,7 @@ KILLS = 15
 CHILD = """
 import sys
 from antiphon.stores import SQLiteStore
-from antiphon.testing._harness import Harness, claimed, done
+from antiphon.testing.journal_conformance import Harness, claimed, done
 store = SQLiteStore(sys.argv[1])
 journal, harness, number = store.open_sync(), Harness(lambda: store), sys.argv[2]
 harness.tenant = "t"

@@ -14,7 +14,7 @@ from antiphon.stores.sqlite import schema
 from antiphon.stores.sqlite.claims import SQL
 from antiphon.stores.sqlite.index import Filter
 from antiphon.stores.sqlite.schema import FOLDER, migrations, statements
-from antiphon.testing._harness import Harness, claimed, done, existing
+from antiphon.testing.journal_conformance import Harness, claimed, done, existing
 
 ALLOWED_SCANS = {"tools", "o", "p", "breakers"}
 """One row per tool, the table of claims that are not done, and one row per breaker: none grows with history."""
@@ -81,6 +81,31 @@ def test_filters_never_scan(migrated: sqlite3.Connection, tool: str, session: st
     steps = plan(migrated, f"SELECT c.id FROM {source} AND c.expires_at_ms > ? ORDER BY c.id DESC LIMIT ?")
     scans = [step for step in steps if step.startswith("SCAN")]
     assert scans == (["SCAN p"] if "claim_open AS p" in source else []), steps
+    migrated.close()
+
+
+def test_runs_of_a_status_are_found_by_an_index(migrated: sqlite3.Connection) -> None:
+    query = "SELECT manifest FROM runs WHERE tenant = ? AND status = ? ORDER BY started_at_ms DESC, id DESC LIMIT ?"
+    (step,) = plan(migrated, query)
+    assert "runs_by_status (tenant=? AND status=?)" in step
+    migrated.close()
+
+
+def test_a_file_of_an_earlier_release_gets_later_indexes_when_it_is_free(
+    migrated: sqlite3.Connection, tmp_path: Path
+) -> None:
+    """Its number stays, so that processes of that release go on to use it; a lock does not keep it from opening."""
+    made = shape(migrated)
+    migrated.execute("DROP INDEX runs_by_status")
+    migrated.execute("BEGIN IMMEDIATE")
+    schema.connect(tmp_path / "a.db", "NORMAL", 0.01, new=True)[0].close()
+    migrated.execute("ROLLBACK")
+    assert shape(migrated) != made
+    for _ in range(2):
+        connection, number = schema.connect(tmp_path / "a.db", "NORMAL", 60.0, new=True)
+        connection.close()
+        assert number == len(migrations()) == 1
+        assert shape(migrated) == made
     migrated.close()
 
 

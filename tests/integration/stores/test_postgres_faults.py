@@ -25,6 +25,7 @@ from antiphon.stores.postgres.engine import Engine
 from tests.faultproxy import FaultProxy
 from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for, row, seqs
 from tests.servers import Postgres, ServerFailed
+from tests.ticks import Ticks
 
 StartProxy = Callable[[int], FaultProxy]
 StartServer = Callable[..., Postgres]
@@ -270,7 +271,7 @@ def test_a_restarted_server_loses_no_claim_and_runs_none_twice(postgres_server: 
     journal.close()
 
 
-def test_a_server_that_stays_away_is_an_outage_after_patience(postgres_server: StartServer) -> None:
+def test_a_server_that_stays_away_is_an_outage_after_patience(postgres_server: StartServer, ticks: Ticks) -> None:
     server = postgres_server()
     journal = PostgresStore(server.url, reconnect_s=0.5).open_sync()
     journal.ping()
@@ -278,7 +279,8 @@ def test_a_server_that_stays_away_is_an_outage_after_patience(postgres_server: S
     start = time.monotonic()
     with pytest.raises(StoreUnavailable, match=r"cannot be reached.*\[store\] url.*Nothing was written"):
         journal.begin(request_for("k"))
-    assert 0.4 < time.monotonic() - start < 5
+    assert time.monotonic() - start > 0.4
+    assert ticks.since(start) < 5
 
 
 def test_a_frozen_server_does_not_freeze_the_caller(
@@ -299,7 +301,7 @@ def test_a_frozen_server_does_not_freeze_the_caller(
         server.resume()
 
 
-def test_wrong_addresses_fail_at_once_and_keep_their_secrets(postgres_database: str) -> None:
+def test_wrong_addresses_fail_at_once_and_keep_their_secrets(postgres_database: str, ticks: Ticks) -> None:
     parts = psycopg.conninfo.conninfo_to_dict(postgres_database)
     elsewhere = f"postgresql://ada:s3cret-word@127.0.0.1:1/{parts['dbname']}"
     nobody = f"postgresql://nobody_here:s3cret-word@127.0.0.1:{parts['port']}/{parts['dbname']}"
@@ -309,7 +311,7 @@ def test_wrong_addresses_fail_at_once_and_keep_their_secrets(postgres_database: 
         start = time.monotonic()
         with pytest.raises(StoreUnavailable, match=words) as raised:
             store.open_sync().ping()
-        assert time.monotonic() - start < 2
+        assert ticks.since(start) < 2
         assert "[store] url" in str(raised.value)
         assert "s3cret-word" not in f"{raised.value!r} {raised.value} {raised.value.__cause__} {store.url} {store!r}"
     for dsn in ("postgresql://ada:s3cret-word@[oops/db", "host=127.0.0.1 password=s3cret-word port", "not an address"):
@@ -493,7 +495,7 @@ def test_a_forked_child_dials_for_itself(postgres_database: str) -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert journal.settle("parent", claimed.version, done()) is not None
-    waiting.result(timeout=5)
+    waiting.result(timeout=30)
     assert look(postgres_database, "SELECT count(*) FROM antiphon.claims WHERE state = 'done'") == [(2,)]
     journal.close()
 
@@ -552,7 +554,7 @@ def test_a_server_that_gives_no_more_connections_is_named_as_such(postgres_serve
     journal.close()
 
 
-def test_many_callers_of_a_server_that_is_away_all_get_the_reason(postgres_server: StartServer) -> None:
+def test_many_callers_of_a_server_that_is_away_all_get_the_reason(postgres_server: StartServer, ticks: Ticks) -> None:
     server = postgres_server()
     journal = PostgresStore(server.url, max_connections=4, reconnect_s=0.5).open_sync()
     for call in [Background(journal.ping) for _ in range(8)]:
@@ -562,7 +564,7 @@ def test_many_callers_of_a_server_that_is_away_all_get_the_reason(postgres_serve
     for call in [Background(lambda: journal.read("k")) for _ in range(8)]:
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             call.result()
-    assert time.monotonic() - start < 5
+    assert ticks.since(start) < 5
     server.start()
     assert journal.read("k") is None
     journal.close()
@@ -616,7 +618,9 @@ async def test_an_async_journal_that_nobody_holds_closes_its_connections(postgre
 
 
 @pytest.mark.parametrize("face", ["sync", "async"])
-def test_a_process_that_closes_nothing_ends_at_once_and_quietly(postgres_database: str, face: str) -> None:
+def test_a_process_that_closes_nothing_ends_at_once_and_quietly(
+    postgres_database: str, face: str, ticks: Ticks
+) -> None:
     program = {
         "sync": "journal = PostgresStore(sys.argv[1]).open_sync(); journal.ping()",
         "async": "async def main():\n    await PostgresStore(sys.argv[1]).open_async().ping()\nasyncio.run(main())",
@@ -629,5 +633,5 @@ def test_a_process_that_closes_nothing_ends_at_once_and_quietly(postgres_databas
         text=True,
         check=True,
     )
-    assert time.monotonic() - float(ended.stdout) < 3
+    assert ticks.since(float(ended.stdout)) < 3
     assert ended.stderr == ""

@@ -146,7 +146,7 @@ def test_a_planted_bug_is_caught(
             text = text.replace(old, new)
         sound[name] = Statement(name, text, sound[name].names)
     monkeypatch.setattr("antiphon.stores.postgres.connection.statements", lambda _: sound)
-    monkeypatch.setattr("antiphon.testing._rules.PATIENCE_S", 3.0)  # nobody comes; why wait longer
+    monkeypatch.setattr("antiphon.testing.journal_conformance.PATIENCE_S", 3.0)  # nobody comes; why wait longer
 
     def check_often() -> None:
         for _ in range(200):  # a race shows its bug only now and then

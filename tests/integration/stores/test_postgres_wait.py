@@ -18,6 +18,7 @@ from antiphon.stores.postgres import wait as wait_module
 from antiphon.stores.postgres.engine import Engine
 from antiphon.stores.postgres.journal import PostgresJournal
 from tests.integration.stores.postgres_kit import Background, done, eventually, look, request_for
+from tests.ticks import Ticks
 
 LISTENERS = (
     "SELECT pid FROM pg_stat_activity WHERE application_name = 'antiphon-listener' AND datname = current_database()"
@@ -63,12 +64,12 @@ def test_a_claim_is_announced_only_if_somebody_waits(postgres_database: str) -> 
         waiting = Background(lambda: journal.wait("watched", watched, 20))
         eventually(lambda: look(postgres_database, WAITED))
         journal.settle("watched", watched, done())
-        waiting.result(timeout=5)
+        waiting.result(timeout=30)
         assert [notify.payload for notify in ear.notifies(timeout=0.3)] == ["cwatched"]
     journal.close()
 
 
-def test_what_is_over_is_not_waited_for(postgres_database: str) -> None:
+def test_what_is_over_is_not_waited_for(postgres_database: str, ticks: Ticks) -> None:
     journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "k")
     settled = journal.settle("k", version, done())
@@ -76,7 +77,7 @@ def test_what_is_over_is_not_waited_for(postgres_database: str) -> None:
     start = time.monotonic()
     for key, number in (("k", version), ("k", settled), ("never", 1)):
         journal.wait(key, number, 20)
-    assert time.monotonic() - start < 5
+    assert ticks.since(start) < 5
     journal.close()
 
 
@@ -149,7 +150,7 @@ def test_journals_for_threads_and_loops_share_the_listener(postgres_database: st
     assert len(look(postgres_database, LISTENERS)) == 1
     one.settle("k", version, done())
     for thread in waiting:
-        thread.result(timeout=5)
+        thread.result(timeout=30)
     one.close()
     assert wait_module._subscribers
     two.close()
@@ -157,15 +158,16 @@ def test_journals_for_threads_and_loops_share_the_listener(postgres_database: st
     eventually(lambda: not look(postgres_database, LISTENERS))
 
 
-def test_the_end_of_a_lease_wakes_and_a_renewal_does_not(postgres_database: str) -> None:
+def test_the_end_of_a_lease_wakes_and_a_renewal_does_not(postgres_database: str, ticks: Ticks) -> None:
     journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "k", lease_ms=600)
     start = time.monotonic()
     waiting = Background(lambda: journal.wait("k", version, 20))
     time.sleep(0.3)
     assert journal.renew("k", version, 1000)
-    waiting.result(timeout=5)
-    assert 1.2 < time.monotonic() - start < 4
+    waiting.result(timeout=30)
+    assert time.monotonic() - start > 1.2
+    assert ticks.since(start) < 4
     journal.close()
 
 
@@ -175,12 +177,12 @@ def test_a_takeover_wakes(postgres_database: str) -> None:
     waiting = Background(lambda: journal.wait("k", version, 20))
     eventually(lambda: look(postgres_database, WAITED))
     assert isinstance(journal.take_over(request_for("k", "b"), version), Claimed)
-    waiting.result(timeout=5)
+    waiting.result(timeout=30)
     assert look(postgres_database, WAITED) == []
     journal.close()
 
 
-def test_a_listener_that_lost_its_connection_reads_what_it_missed(postgres_database: str) -> None:
+def test_a_listener_that_lost_its_connection_reads_what_it_missed(postgres_database: str, ticks: Ticks) -> None:
     journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "k")
     waiting = Background(lambda: wait_until_settled(journal, version))
@@ -190,20 +192,20 @@ def test_a_listener_that_lost_its_connection_reads_what_it_missed(postgres_datab
         connection.execute("SELECT pg_terminate_backend(pid) FROM (" + LISTENERS + ") AS listeners")
         connection.execute("UPDATE antiphon.claims SET state = 'done', version = version + 1")
     start = time.monotonic()
-    waiting.result(timeout=10)
-    assert time.monotonic() - start < 5
+    waiting.result(timeout=60)
+    assert ticks.since(start) < 5
     journal.close()
 
 
-def test_a_key_that_text_cannot_hold_is_waited_for(postgres_database: str) -> None:
+def test_a_key_that_text_cannot_hold_is_waited_for(postgres_database: str, ticks: Ticks) -> None:
     journal = PostgresStore(postgres_database).open_sync()
     version = claim(journal, "a\0b\ue000")
     started = time.monotonic()
     waiting = Background(lambda: journal.wait("a\0b\ue000", version, 20))
     eventually(lambda: look(postgres_database, "SELECT 1 FROM antiphon.claims WHERE waited"))
     assert journal.settle("a\0b\ue000", version, done()) is not None
-    waiting.result(timeout=10)
-    assert time.monotonic() - started < 10
+    waiting.result(timeout=60)
+    assert ticks.since(started) < 10
     journal.close()
 
 
@@ -234,7 +236,7 @@ def test_behind_a_pooler_without_a_direct_line_waiting_polls(postgres_database: 
     waiting = Background(lambda: journal.wait("k", version, 20))
     time.sleep(0.3)
     journal.settle("k", version, done())
-    waiting.result(timeout=5)
+    waiting.result(timeout=30)
     assert look(postgres_database, "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN%'") == []
     assert look(postgres_database, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
     journal.close()
@@ -247,11 +249,11 @@ def test_very_long_keys_wake_too(postgres_database: str) -> None:
     waiting = Background(lambda: journal.wait(key, version, 20))
     eventually(lambda: look(postgres_database, WAITED))
     journal.settle(key, version, done())
-    waiting.result(timeout=5)
+    waiting.result(timeout=30)
     journal.close()
 
 
-def test_breakers_are_pushed_to_every_process(postgres_database: str) -> None:
+def test_breakers_are_pushed_to_every_process(postgres_database: str, ticks: Ticks) -> None:
     mine, theirs = PostgresStore(postgres_database).open_sync(), PostgresStore(postgres_database).open_sync()
     theirs.save_breaker("acme", BreakerRow("early", "OPEN", 1, 0, "before", 1))
     heard: list[BreakerRow] = []
@@ -263,18 +265,18 @@ def test_breakers_are_pushed_to_every_process(postgres_database: str) -> None:
 
     unsubscribe = mine.subscribe_breakers("acme", told)
     assert unsubscribe is not None
-    assert changed.wait(5), "what is there is told at once"
+    assert changed.wait(30), "what is there is told at once"
     changed.clear()
     theirs.save_breaker("other", BreakerRow("x", "OPEN", 1, 0, "not mine", 1))
     start = time.monotonic()
     theirs.save_breaker("acme", BreakerRow("tool/x", "FORCED_OPEN", 2, 0, "an operator", 1))
-    assert changed.wait(5)
-    assert time.monotonic() - start < 1
+    assert changed.wait(30)
+    assert ticks.since(start) < 1
     assert [row.key for row in heard] == ["early", "tool/x"]
     changed.clear()
     look(postgres_database, "SELECT pg_terminate_backend(pid) FROM (" + LISTENERS + ") AS listeners")
     theirs.save_breaker("acme", BreakerRow("tool/x", "CLOSED", 3, 0, "reset", 2))
-    assert changed.wait(5), "what was missed during a reconnect is told afterwards"
+    assert changed.wait(30), "what was missed during a reconnect is told afterwards"
     assert heard[-1].state == "CLOSED"
     unsubscribe()
     theirs.save_breaker("acme", BreakerRow("tool/x", "OPEN", 4, 0, "unheard", 3))
@@ -291,7 +293,7 @@ async def test_breakers_are_told_in_the_event_loop(postgres_database: str) -> No
     unsubscribe = journal.subscribe_breakers("acme", lambda row: heard.put_nowait((row, threading.get_ident())))
     row = BreakerRow("tool/\0odd", "OPEN", 1, 7, "why\0", 1, "me")
     await journal.save_breaker("acme", row)
-    assert await asyncio.wait_for(heard.get(), 5) == (row, threading.get_ident())
+    assert await asyncio.wait_for(heard.get(), 30) == (row, threading.get_ident())
     unsubscribe()
     await journal.close()
 

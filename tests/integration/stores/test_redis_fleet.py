@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import random
 import signal
@@ -36,10 +35,10 @@ from tests.integration.stores.redis_kit import (
     request_for,
     until_sync,
 )
+from tests.processes import forked, process
 from tests.servers import Valkey
 
 PROCESSES, CALLERS, KEYS = 4, 64, 8
-_spawn = multiprocessing.get_context("spawn")
 both_faces = pytest.mark.parametrize("face", FACES)
 
 
@@ -80,11 +79,8 @@ def _fleet_worker(url: str, prefix: str, number: int, pipe: Connection) -> None:
 
 
 def test_each_intent_is_dispatched_once_by_a_whole_fleet(valkey_url: str, unique: str) -> None:
-    pipes = [_spawn.Pipe() for _ in range(PROCESSES)]
-    workers = [
-        _spawn.Process(target=_fleet_worker, args=(valkey_url, unique, number, there), daemon=True)
-        for number, (_, there) in enumerate(pipes)
-    ]
+    pipes = [forked.Pipe() for _ in range(PROCESSES)]
+    workers = [process(_fleet_worker, valkey_url, unique, number, there) for number, (_, there) in enumerate(pipes)]
     for worker in workers:
         worker.start()
     for here, _ in pipes:
@@ -112,8 +108,8 @@ def _holder(url: str, prefix: str, pipe: Connection) -> None:
 
 @both_faces
 def test_a_worker_paused_beyond_its_lease_is_fenced(face: Face, valkey_url: str, unique: str) -> None:
-    here, there = _spawn.Pipe()
-    child = _spawn.Process(target=_holder, args=(valkey_url, unique, there), daemon=True)
+    here, there = forked.Pipe()
+    child = process(_holder, valkey_url, unique, there)
     child.start()
     version = here.recv()
     assert child.pid is not None

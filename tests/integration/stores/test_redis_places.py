@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import datetime
 import gc
-import socket
-import ssl
 import subprocess
 import threading
 import time
@@ -37,6 +33,7 @@ from tests.integration.stores.redis_kit import (
     until_sync,
 )
 from tests.servers import HOST, Valkey, free_port
+from tests.tlsfront import TlsFront
 
 Start = Callable[..., Valkey]
 both_faces = pytest.mark.parametrize("face", FACES)
@@ -106,72 +103,6 @@ def test_another_database(face: Face, valkey_server: Start) -> None:
         assert client.dbsize() == 0
     with pytest.raises(StoreUnavailable, match="does not have this database"):
         in_face(face, RedisStore(f"redis://{HOST}:{server.port}/99"), everything)
-
-
-class TlsFront:
-    """Ends TLS before a plain server: what a managed Redis does.
-
-    One event loop serves it: an ``SSLSocket`` must not be read and written by two threads at once.
-    """
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.certificate = folder / "cert.pem"
-        key = folder / "key.pem"
-        _make_certificate(self.certificate, key)
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(self.certificate, key)
-        self._socket = socket.create_server((HOST, 0))
-        self.port = self._socket.getsockname()[1]
-        self._target = port
-        self._loop = asyncio.new_event_loop()
-        self._stopped = asyncio.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
-        self._thread.start()
-
-    async def _serve(self) -> None:
-        async with await asyncio.start_server(self._connected, sock=self._socket, ssl=self._context):
-            await self._stopped.wait()
-
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(HOST, self._target)
-        await asyncio.gather(_pump(reader, up_writer), _pump(up_reader, writer))
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join()
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
-def _make_certificate(certificate: Path, key: Path) -> None:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(private.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(private, hashes.SHA256())
-    )
-    certificate.write_bytes(built.public_bytes(serialization.Encoding.PEM))
-    pem, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    key.write_bytes(private.private_bytes(pem, plain, serialization.NoEncryption()))
 
 
 @both_faces
@@ -269,11 +200,6 @@ def slot_of(names: Names, key: str) -> int:
     return int(key_slot(names.shard(key).record.encode()))
 
 
-def _node_id(cluster: Cluster, number: int) -> str:
-    with cluster.client(number) as client:
-        return str(command(client, "CLUSTER", "MYID").decode())
-
-
 @both_faces
 def test_cluster(face: Face, cluster: Cluster, unique: str) -> None:
     in_face(face, RedisStore(cluster.url, prefix=unique), everything)
@@ -314,7 +240,7 @@ def test_a_moved_slot_is_followed(face: Face, own_cluster: Cluster, unique: str)
 
     async def work(journal: RedisJournal) -> None:
         claimed(await journal.begin(request_for("elsewhere")))
-        owner = _node_id(own_cluster, 1)
+        owner = own_cluster.node_id(1)
         for number in (1, 0, 2):
             with own_cluster.client(number) as client:
                 command(client, "CLUSTER", "SETSLOT", slot, "NODE", owner)
@@ -338,7 +264,7 @@ def test_servers_that_send_each_other_the_call_are_given_up(face: Face, own_clus
         claimed(await journal.begin(request_for("elsewhere")))
         for number, other in ((0, 1), (1, 0)):
             with own_cluster.client(number) as client:
-                command(client, "CLUSTER", "SETSLOT", slot_of(names, key), "NODE", _node_id(own_cluster, other))
+                command(client, "CLUSTER", "SETSLOT", slot_of(names, key), "NODE", own_cluster.node_id(other))
         with pytest.raises(StoreUnavailable):
             await journal.begin(request_for(key))
 
@@ -359,8 +285,8 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
     async def work(journal: RedisJournal) -> None:
         held = claimed(await journal.begin(request_for(key)))
         with own_cluster.client(1) as target, own_cluster.client(0) as source:
-            command(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", _node_id(own_cluster, 0))
-            command(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", _node_id(own_cluster, 1))
+            command(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", own_cluster.node_id(0))
+            command(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", own_cluster.node_id(1))
             assert command(source, "MIGRATE", HOST, port, record, 0, 1000) == b"OK"
             settled = await journal.settle(key, held.version, done())  # ASK
             assert settled is not None
@@ -368,7 +294,7 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
             def arrive() -> None:
                 assert command(source, "MIGRATE", HOST, port, index, 0, 1000) == b"OK"
                 for client in (target, source):
-                    command(client, "CLUSTER", "SETSLOT", slot, "NODE", _node_id(own_cluster, 1))
+                    command(client, "CLUSTER", "SETSLOT", slot, "NODE", own_cluster.node_id(1))
 
             timer = threading.Timer(0.3, arrive)
             timer.start()
@@ -377,6 +303,25 @@ def test_a_slot_on_the_move_settles_at_once_and_claims_when_it_has_arrived(
             timer.join()
 
     in_face(face, RedisStore(own_cluster.url, prefix=unique, retry_timeout_s=5), work)
+
+
+@both_faces
+def test_a_slot_that_stays_on_the_move_is_an_unavailable_store(face: Face, own_cluster: Cluster, unique: str) -> None:
+    """Redirections without end are an error of redis-py, which no caller of the store knows."""
+    names = Names(unique)
+    key = next(f"k{n}" for n in range(1000) if slot_of(names, f"k{n}") < 5461)
+
+    async def work(journal: RedisJournal) -> None:
+        claimed(await journal.begin(request_for(key)))
+        slot, port = slot_of(names, key), own_cluster.nodes[1].port
+        with own_cluster.client(1) as target, own_cluster.client(0) as source:
+            command(target, "CLUSTER", "SETSLOT", slot, "IMPORTING", own_cluster.node_id(0))
+            command(source, "CLUSTER", "SETSLOT", slot, "MIGRATING", own_cluster.node_id(1))
+            assert command(source, "MIGRATE", HOST, port, names.shard(key).record + key, 0, 1000) == b"OK"
+        with pytest.raises(StoreUnavailable, match=r"moving a slot|TRYAGAIN"):
+            await journal.read(key, "call-2")
+
+    in_face(face, RedisStore(own_cluster.url, prefix=unique, retry_timeout_s=0.3), work)
 
 
 @both_faces

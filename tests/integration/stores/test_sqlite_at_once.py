@@ -13,7 +13,7 @@ from antiphon.ports import Settlement
 from antiphon.stores import SQLiteStore
 from antiphon.stores.sqlite.file import DatabaseFile
 from antiphon.stores.sqlite.store import ALL_NEW, SyncSQLiteJournal
-from antiphon.testing._harness import Harness, claimed, done, existing, failed
+from antiphon.testing.journal_conformance import Harness, claimed, done, existing, failed
 
 TTL_MS = 3_600_000
 SENT = done(b'"sent"', TTL_MS, attempts=((5, 7, "", False),))

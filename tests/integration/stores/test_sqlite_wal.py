@@ -15,7 +15,7 @@ import pytest
 from antiphon.ports import SyncJournal
 from antiphon.stores import SQLiteStore
 from antiphon.stores.sqlite import file as file_module
-from antiphon.testing._harness import Harness, claimed, done
+from antiphon.testing.journal_conformance import Harness, claimed, done
 
 WRITER = """
 import os, sys

@@ -24,11 +24,16 @@ _few = settings(max_examples=6, deadline=None, suppress_health_check=[HealthChec
 @pytest.fixture(params=["redis", "postgres"])
 def on_server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores of the test are on a server, each under a name of its own."""
-    where = request.getfixturevalue("valkey_url" if request.param == "redis" else "postgres_dsn")
+    use_server(request.param, request, monkeypatch)
+
+
+def use_server(kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stores be on a server of *kind*."""
+    where = request.getfixturevalue("valkey_url" if kind == "redis" else "postgres_dsn")
 
     @contextmanager
     def store_on(clock: ManualClock, *, sqlite: bool) -> Iterator[Any]:
-        if request.param == "redis":
+        if kind == "redis":
             yield RedisStore(where, prefix=f"ways-{uuid.uuid4().hex[:8]}")
             return
         store = PostgresStore(where)
@@ -54,3 +59,9 @@ def test_the_ways_agree(on_server: None, setup: ways.Setup, loop: bool) -> None:
 @given(setup=ways.SETUPS, loop=st.booleans())
 def test_calls_for_a_key_agree(on_server: None, setup: ways.Setup, loop: bool) -> None:
     ways.check_ways(ways.keyed(setup, None), ways.KEYED, loop=loop, sqlite=False)
+
+
+@_few
+@given(setup=ways.SETUPS, loop=st.booleans())
+def test_calls_of_adapters_agree(on_server: None, setup: ways.Setup, loop: bool) -> None:
+    ways.check_ways(ways.adapted(setup), ways.GUARDED, loop=loop, sqlite=False)

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from antiphon.host.webhooks import QUEUE
 from antiphon.telemetry import BuiltinMetrics
 from antiphon.telemetry import _metrics as schema
 from antiphon.telemetry._metrics import DURATION, METRICS
@@ -33,6 +34,7 @@ STORE = "redis://cache:6379/0"
 KNOWN: dict[str, set[str]] = {metric.full_name("antiphon"): set(metric.labels) for metric in METRICS}
 KNOWN[DURATION.full_name("antiphon") + "_bucket"] = {*DURATION.labels, "le"}
 KNOWN |= {"antiphon_host_webhook_queue": {"instance"}, "antiphon_host_runs_executing": {"instance"}}
+KNOWN |= {"antiphon_host_webhook_lost_total": {"instance"}}
 """The host's own gauges have no labels but the one that Prometheus gives."""
 _SELECTOR = re.compile(r"(antiphon_\w+)(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
@@ -337,5 +339,11 @@ def test_interrupted_runs_fire(fires: Fires) -> None:
 
 def test_a_long_webhook_queue_fires(fires: Fires) -> None:
     where = frozenset({("instance", "host:8321")})
-    long: Series = {("antiphon_host_webhook_queue", where): dict.fromkeys(range(60), 1500.0)}
-    assert fires("AntiphonWebhookQueue", healthy, more=long) == {"host:8321"}
+    long: Series = {("antiphon_host_webhook_queue", where): dict.fromkeys(range(60), float(QUEUE))}
+    assert fires("AntiphonWebhookQueue", healthy, more=long) == {"host:8321"}, "one full queue"
+
+
+def test_lost_webhook_deliveries_fire(fires: Fires) -> None:
+    where = frozenset({("instance", "host:8321")})
+    lost: Series = {("antiphon_host_webhook_lost_total", where): {minute: float(minute > 50) for minute in range(60)}}
+    assert fires("AntiphonWebhookLost", healthy, more=lost) == {"host:8321"}

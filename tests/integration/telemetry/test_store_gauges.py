@@ -18,6 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from antiphon import AsyncGateway, Gateway
+from antiphon.host import webhooks
 from antiphon.stores import RedisStore, SQLiteStore
 from tests.integration.server import workflows
 from tests.integration.server.harness import KEY, Client, application, in_process
@@ -244,6 +245,23 @@ async def test_the_host_shows_the_queue_of_its_webhooks(
     assert (await client.post("/v1/webhooks", json={"url": url})).status_code == 201
     await client.run("conformance-noop")
     await _queued(client, 3)  # four events, one on its way
+    go.set()
+    await _queued(client, 0)
+
+
+async def test_a_full_queue_of_webhooks_drops_and_counts(
+    client: Client, slow_receiver: tuple[str, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, go = slow_receiver
+    monkeypatch.setattr(webhooks, "QUEUE_BYTES", 600)
+    assert value((await client.get("/metrics")).text, "host_webhook_lost_total") == 0
+    assert (await client.post("/v1/webhooks", json={"url": url})).status_code == 201
+    await client.run("conformance-noop")
+    end = time.monotonic() + PATIENCE_S
+    while not (lost := value((await client.get("/metrics")).text, "host_webhook_lost_total")):
+        assert time.monotonic() < end
+        await asyncio.sleep(0.05)
+    assert 0 < lost < 4, "those that have room wait"
     go.set()
     await _queued(client, 0)
 

@@ -8,7 +8,7 @@ import pytest
 from langchain_core.tools import StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from antiphon.adapters import _langchain_data as plain
+from antiphon.adapters import _langchain_calls as plain
 
 
 def look(query: str, limit: int = 10) -> str:

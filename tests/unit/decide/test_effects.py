@@ -192,6 +192,36 @@ def test_d20_fault_rules_name_their_fault(rule: BoundaryRule) -> None:
         BoundaryTable(rules=(rule,))
 
 
+@pytest.mark.parametrize(
+    ("match", "name", "fits"),
+    [
+        ("tool:search_*", "search_web", True),
+        ("tool:search_*", "shop/search_web", True),
+        ("tool:shop/search_*", "shop/search_web", True),
+        ("tool:search_*", "shop/send", False),
+        ("tool:search_*", "send", False),
+        ("tool:", "send", False),
+        ("mcp:*", "send", False),
+        ("tool", "send", True),
+    ],
+)
+def test_d20_a_namespace_may_be_left_out(match: str, name: str, fits: bool) -> None:
+    assert BoundaryRule(match=match, mode="live").fits("tool", name) is fits
+
+
+def test_d20_a_rule_for_the_tool_that_is_called() -> None:
+    table = BoundaryTable(rules=(BoundaryRule(match="tool:tool", mode="static"),))
+    read = spec(effect="read")
+    assert not may_run_live(read, None, "explore", table).allowed
+    assert may_run_live(read, None, "explore", table, name="other").allowed
+    assert not may_run_live(None, True, "explore", table, name="tool").allowed
+    assert may_run_live(None, True, "explore", table).allowed
+    everything = BoundaryTable(rules=(BoundaryRule(match="tool:", mode="static"),))
+    assert not may_run_live(None, True, "explore", everything).allowed
+    assert may_run_live(read, None, "explore", TOOLS_LIVE) == (True, "safe: live by the table")
+    assert may_run_live(read, None, "explore", MODEL_LIVE) == (True, "safe, and not in the recording")
+
+
 def test_d20_table_has_a_wire_form() -> None:
     table = BoundaryTable(rules=(BoundaryRule(match="llm", mode="fault", fault="rate_limited"),))
     assert BoundaryTable.from_wire(table.to_wire()) == table

@@ -69,6 +69,15 @@ def test_r8_first_retry_uses_exponent_zero() -> None:
     assert decide(UNAVAILABLE, attempt=3) == Retry(400)
 
 
+@pytest.mark.parametrize("floor", [1, 100])
+def test_r8_without_room_for_the_jitter_the_pause_is_the_retry_after(floor: int) -> None:
+    """At half a chance the pause would be 100 ms and the floor, which is all there is."""
+    told = UNAVAILABLE_LATER._replace(retry_after_ms=floor)
+    assert decide(told, max_elapsed_ms=100 + floor) == Retry(floor)
+    assert decide(told, remaining_ms=100 + floor) == Retry(floor)
+    assert decide(told, max_elapsed_ms=101 + floor) == Retry(100 + floor)
+
+
 def test_r8_retry_after_is_a_floor() -> None:
     for chance in (0.0, 0.5, 0.99):
         decision = decide(UNAVAILABLE_LATER, chance=chance)
@@ -111,6 +120,12 @@ def test_d5_definite_answer_stays_an_error_if_not_idempotent(failure: Failure) -
     assert decide(failure, idempotent=False) == Stop("error", "terminal")
 
 
+def test_d5_a_definite_answer_that_a_tool_lists_as_retriable_says_so_if_not_idempotent() -> None:
+    listed = BAD_REQUEST._replace(retriable=True)
+    assert decide(listed, idempotent=False) == Stop("retriable_error", "not_safe")
+    assert isinstance(decide(listed), Retry)
+
+
 @pytest.mark.parametrize("failure", OPEN_RETRIABLE)
 def test_d5_leave_to_repeat_allows_the_retry(failure: Failure) -> None:
     assert isinstance(decide(failure, idempotent=False, retry_safe=True), Retry)
@@ -148,6 +163,11 @@ def test_row_5_r1_one_attempt_allowed() -> None:
     assert decide(TIMEOUT, max_attempts=1) == Stop("timeout", "not_allowed")
     assert decide(UNAVAILABLE, max_attempts=1) == Stop("retriable_error", "not_allowed")
     assert decide(TIMEOUT, max_attempts=1, idempotent=False) == Stop("outcome_unknown", "not_safe")
+
+
+def test_row_5_r1_two_attempts_allowed() -> None:
+    assert isinstance(decide(TIMEOUT, max_attempts=2), Retry)
+    assert decide(TIMEOUT, max_attempts=2, attempt=2) == Stop("retry_exhausted", "attempts")
 
 
 @pytest.mark.parametrize("failure", CERTAIN + OPEN_RETRIABLE)

@@ -92,6 +92,9 @@ class Tally:
     def sampled(self, metric: Any, values: Mapping[tuple[str, ...], float]) -> None:
         return None
 
+    def undone(self, tool: str, state: str) -> None:
+        """Sagas have tests of their own."""
+
     def retried(self, tool: str, reason: str) -> None:
         self._count("retries", tool, reason)
 

@@ -166,6 +166,9 @@ class FaultWorld(SyncWorld):
     def reconcile(self, *args: Any) -> Any:
         return self.fault.around("reconcile", lambda: super(FaultWorld, self).reconcile(*args))
 
+    def audit(self, *args: Any) -> Any:
+        return self.fault.around("audit", lambda: super(FaultWorld, self).audit(*args))
+
     def put(self, *args: Any) -> Any:
         return self.fault.around("put", lambda: super(FaultWorld, self).put(*args))
 
@@ -206,6 +209,9 @@ class FaultLoopWorld(AsyncWorld):
 
     async def reconcile(self, function: Any, arguments: Any) -> Any:
         return self.fault.around("reconcile", lambda: function(*arguments))
+
+    async def audit(self, *args: Any) -> Any:
+        return await self._around("audit", super().audit(*args))
 
     async def put(self, blobs: Any, *args: Any) -> Any:
         return self.fault.around("put", lambda: blobs.put(*args))
@@ -437,6 +443,8 @@ SCENARIOS = {
     "reconciled": Scenario({"reconcile": lambda params: Happened("read back")}, prepare=_unknown),
     "reconciled, large": Scenario({"reconcile": lambda params: Happened("read back" * 9)}, prepare=_unknown),
     "did not happen": Scenario(reads_back=True, prepare=_unknown),
+    "approved": Scenario({"approve": "always", "approver": lambda asked: True}),
+    "approved, recorded": Scenario({"approve": "always", "approver": lambda asked: True}, prepare=_recorded),
     "shared": Scenario({"idempotent": True, "reuse": 3600.0}, prepare=_done),
     "shared, not remembered": Scenario({"idempotent": True, "reuse": 3600.0}, prepare=_without_alias),
     "waited for": Scenario(prepare=_waited_for),
@@ -579,8 +587,11 @@ async def test_every_step_was_broken_off() -> None:
     early = {"before the claim"}
     assert seen == {
         **dict.fromkeys(("Refresh", "Ask", "GivenUp", "BEGIN", "TakeOver", "Wait", "Alias", "Get", "Look"), early),
-        **{key: {"before the claim", "returned"} for key in ("Mark", "Reclaim")},
+        "Mark": {"before the claim", "claimed", "returned"},
+        "Reclaim": {"before the claim", "returned"},
         "Reconcile": early,
+        "Consult": early,
+        "Audit": early,
         "Forgotten": {"returned"},
         "Append": {"before the claim", "claimed", "settled"},
         "Dispatch": {"claimed", "entered"},

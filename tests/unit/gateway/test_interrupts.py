@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from antiphon._gateway.settings import Settings
+from antiphon.contract.spec import Ttls
 from antiphon.errors import OutcomeUnknown
 from antiphon.stores import MemoryStore
-from tests.unit.gateway.kit import AsyncRig, HttpError, Rig, settle_down
+from tests.unit.gateway.kit import AsyncRig, HttpError, ManualClock, Rig, settle_down
 
 
 def last(rig: Rig) -> tuple[str, bool, str]:
@@ -151,6 +152,85 @@ async def test_a_cancellation_while_the_result_is_written_loses_nothing() -> Non
     await settle_down()
     assert (await rig.execute(call_id="c1")).content == "sent"
     assert len(script) == 1
+
+
+class LateBegin:
+    """A store that gets the request for a claim long after its caller has been interrupted, if it is told so."""
+
+    url = "memory://late"
+    in_process = False
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.inner = MemoryStore(clock=clock)
+        self.interrupts = 0
+        self.under_way: list[Any] = []
+
+    def open_sync(self) -> Any:
+        journal, store = self.inner.open_sync(), self
+
+        class Late:
+            durable = False
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(journal, name)
+
+            def begin(self, *args: Any) -> Any:
+                if store.interrupts:
+                    store.interrupts -= 1
+                    store.under_way.append(args)
+                    raise KeyboardInterrupt
+                return journal.begin(*args)
+
+        return Late()
+
+    def arrive(self) -> list[Any]:
+        journal = self.inner.open_sync()
+        return [journal.begin(*args) for args in self.under_way]
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+@pytest.mark.parametrize("arrives", ["first", "last"])
+def test_a_request_that_arrives_after_the_record_before_it_expired_leaves_no_claim(
+    interrupts: int, arrives: str
+) -> None:
+    """The first look of the interrupted call finds the answer of an earlier one, which is about to expire."""
+    clock = ManualClock()
+    store = LateBegin(clock)
+    rig = Rig(store, clock=clock)
+    script = rig.tool("first", "second", ttl=Ttls(done_ms=8_000))
+    assert rig.execute(call_id="c1").content == "first"
+    clock.advance(7.9)
+    store.interrupts = interrupts
+    with pytest.raises(KeyboardInterrupt):
+        rig.execute(call_id="c2")
+    rig.leases.look()
+    clock.advance(0.2)
+    if arrives == "first":
+        assert store.arrive()
+    rig.leases.look()
+    if arrives == "last":
+        assert store.arrive()
+    assert [record.state for record in rig.records() if record.state == "inflight"] == []
+    assert rig.execute(call_id="c3").content == "second"
+    assert len(script) == 2
+
+
+@pytest.mark.parametrize("life_s", [8, 3_600])
+def test_an_interrupted_request_is_not_looked_after_for_ever(life_s: int) -> None:
+    clock = ManualClock()
+    store = LateBegin(clock)
+    rig = Rig(store, clock=clock)
+    rig.tool("sent", ttl=Ttls(done_ms=life_s * 1000))
+    rig.execute(call_id="c0")
+    store.interrupts = 1
+    with pytest.raises(KeyboardInterrupt):
+        rig.execute(call_id="c1")
+    for number in range(4):  # others keep it out for half a minute
+        clock.advance(7.9)
+        rig.execute(call_id=f"c{number + 2}")
+        clock.advance(0.2)
+        rig.leases.look()
+    assert not rig.leases._unfinished
 
 
 def test_an_exception_group_with_an_interrupt_is_an_interrupt() -> None:

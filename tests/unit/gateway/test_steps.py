@@ -253,7 +253,8 @@ def test_another_record(name: str) -> None:
     assert call.version == 0
     match step:
         case TakeOver(asked, version, events, then):
-            assert (asked, version, events, then) == (call, THEIRS, (), claim.claimed)
+            assert (asked, version, events) == (call, THEIRS, ())
+            assert then(call, Claimed(9, 0)) is INVOKE
         case Wait(key, version, seconds, _):
             assert (key, version, seconds) == (call.key, THEIRS, 1.0)  # looks by itself now and then
         case Mark(key, version, ends, _):
@@ -356,7 +357,9 @@ def test_what_a_read_back_says(answer: Any, follows: Any) -> None:
     else:
         assert step.then(call, 8) == Alias(call.key, "mine", 8, claim._aliased)
         assert call.outcome is not None
-    assert step.then(call, None) == Read(call.key, "mine", claim.looked)  # another one settled it
+    assert step.then(call, None) == Read(call.key, "mine", claim._not_kept)  # another one settled it, or followed it
+    moved_on = table.existing(table.record(call, "done", version=THEIRS + 100))
+    assert claim._not_kept(call, moved_on) == claim.looked(call, moved_on)
 
 
 # -- in shadow -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from antiphon._gateway.context import CallContext
+from antiphon.contract.spec import Happened
 from antiphon.errors import CallFailed, CallTimeout, InFlight, InvalidInput
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, envelope
 
@@ -341,3 +342,23 @@ def test_two_readers_of_equal_calls_share_one_stream() -> None:
     busy = rig.gateway.execute(envelope("read", {"n": 0}, mode="bestEffort", session="default", actor="default"))
     assert busy.code == "in_flight"
     assert list(first) == ["b"]
+
+
+@pytest.mark.parametrize("chunks", [["a", "b"], ("a", "b")])
+def test_reconcile_gives_the_chunks_of_a_stream(chunks: Any) -> None:
+    rig = Rig()
+    read = streaming(rig, [[TimeoutError()]], idempotent=False, reconcile=lambda params: Happened(chunks))
+    with pytest.raises(TimeoutError):
+        list(read())
+    assert list(read()) == ["a", "b"]
+
+
+def test_reconcile_that_gives_no_chunks_settles_nothing() -> None:
+    rig = Rig()
+    read = streaming(rig, [[TimeoutError()]], idempotent=False, reconcile=lambda params: Happened("ab"))
+    with pytest.raises(TimeoutError):
+        list(read())
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"must return Happened\(\[chunk, …\]\)"):
+            list(read())
+    assert rig.records()[0].state != "done"

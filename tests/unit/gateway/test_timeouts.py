@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 from antiphon._gateway.context import CallContext
 from antiphon.contract.spec import RetryPolicy
-from antiphon.errors import CallTimeout, OutcomeUnknown
-from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, Hold, HttpError, Rig, eventually
+from antiphon.errors import CallTimeout, IdempotencyConflict, OutcomeUnknown, RetryExhausted
+from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, Hold, HttpError, Rig, Script, eventually
 
 SHORT = 0.02
 ONCE = RetryPolicy(max_attempts=1)
@@ -112,6 +113,51 @@ def test_a_late_result_settles_an_idempotent_timeout() -> None:
     assert rig.execute(call_id="c1").status == "timeout"
     assert finish(rig, hold)["settled"] is True
     assert rig.execute(call_id="c1").content == "here it is"
+
+
+REFUSED = ConnectionRefusedError(111, "refused")
+
+
+def pay_twice(rig: Rig, *attempts: Any) -> Any:
+    """Two attempts for the key of one order; nobody learns in time what came of them."""
+    script = Script(*attempts)
+
+    @rig.gateway.tool(idempotent=True, timeout=SHORT, retry=RetryPolicy(max_attempts=2), key=lambda order, **_: order)
+    def pay(order: str, amount: int) -> Any:
+        return script(order=order, amount=amount)
+
+    with pytest.raises((RetryExhausted, TimeoutError)):
+        pay("order-1", 10)
+    return pay
+
+
+def heard(rig: Rig, number: int) -> bool:
+    return len(rig.ears.of("tool_call_late_result")) == number
+
+
+@pytest.mark.parametrize("second", ["lost", "still running"])
+def test_a_late_certain_failure_says_nothing_of_the_other_attempts(second: str) -> None:
+    """The key stays taken: another attempt of the call may have had its effect."""
+    rig, holds = Rig(), [Hold(), Hold()]
+    lost = TimeoutError("no answer")
+    pay = pay_twice(rig, slow(holds[0], REFUSED), lost if second == "lost" else slow(holds[1]))
+    assert finish(rig, holds[0])["settled"] is False
+    [record] = rig.records()
+    assert (record.state, record.dispatched) == ("cancelled", True)
+    with pytest.raises(IdempotencyConflict):
+        pay("order-1", 20)
+    holds[1].go.set()
+
+
+def test_late_certain_failures_of_all_attempts_free_the_key() -> None:
+    rig, holds = Rig(), [Hold(), Hold()]
+    pay_twice(rig, *(slow(hold, REFUSED) for hold in holds))
+    for number, hold in enumerate(holds, 1):
+        hold.go.set()
+        eventually(partial(heard, rig, number), "a late result was not looked at")
+    assert [late["settled"] for late in rig.ears.of("tool_call_late_result")] == [False, True]
+    [record] = rig.records()
+    assert (record.state, record.dispatched) == ("cancelled", False)
 
 
 def test_abandoned_threads_are_counted_and_capped() -> None:

@@ -15,6 +15,8 @@ from antiphon.errors import InvalidInput, OutcomeUnknown
 from antiphon.ports import Claimed
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, HttpError, Rig, Script, request_of
 
+_DAY_S = 24 * 3_600 + 1
+
 
 def test_the_model_is_told_to_verify() -> None:
     rig = Rig()
@@ -61,6 +63,27 @@ def test_reconcile_that_finds_the_effect_settles_it_as_done(answer: Any, content
         assert (again.content, again.from_cache) == (content, True)
     assert (len(script), len(asked)) == (1, 1)
     assert asked.calls[0]["to"] == "ada"
+
+
+@pytest.mark.parametrize("answer", [DidNotHappen(), Happened("read back")])
+def test_an_unknown_call_that_others_have_followed_is_read_back_once(answer: Any) -> None:
+    """Nothing can be written to its record any more: the gate ended, another call followed, and expired."""
+    rig = Rig()
+    asked: list[Any] = []
+
+    def reconcile(params: dict[str, Any]) -> Any:
+        asked.append(params)
+        assert len(asked) < 3, "asked again and again"
+        return answer
+
+    script = rig.tool(TimeoutError(), "second", "first again", reconcile=reconcile)
+    rig.execute(call_id="c1")
+    rig.clock.advance(_DAY_S)
+    assert rig.execute(call_id="c2").content == "second"
+    rig.clock.advance(_DAY_S)
+    expected = "read back" if isinstance(answer, Happened) else "first again"
+    assert rig.execute(call_id="c1").content == expected
+    assert (len(script), len(asked)) == (2 if isinstance(answer, Happened) else 3, 1)
 
 
 @pytest.mark.parametrize("answer", [True, False, DidNotHappen, Happened, {"happened": False}, [], 0, "not found"])

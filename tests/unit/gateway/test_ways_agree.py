@@ -1,5 +1,6 @@
 """However a call is made, it leaves the same behind: decorated function, ``turn.call``, ``execute``, calls for a key
-(``once``, ``turn.call(key=)``), the guard of adapters; in both faces.
+(``once``, ``turn.call(key=)``), the guard of adapters; in both faces. HTTP is compared in
+``tests/integration/server/test_calls_agree.py``.
 
 The faces are compared exactly: results, claim records, run events, breakers, retry budget, metrics, log lines, what
 listeners and hooks are told; only generated ids are numbered instead. The ways are compared where their semantics are
@@ -17,13 +18,15 @@ equal. They differ by design in this:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import logging
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import Context
 from dataclasses import dataclass, field, replace
 from inspect import isawaitable
 from pathlib import Path
@@ -53,15 +56,21 @@ from antiphon.stores import MemoryStore, SQLiteStore
 from antiphon.telemetry.logs import JsonLogListener
 from tests.unit.gateway.kit import Ears, HttpError, ManualClock, Script, Tally, envelope
 
-Way = Literal["function", "turn", "execute", "once", "turn with key", "adapter", "execute for adapter"]
+Way = Literal[
+    "function", "turn", "execute", "once", "turn with key", "adapter", "execute for adapter", "execute apart", "http"
+]
 WAYS: tuple[Way, ...] = ("function", "turn", "execute")
 KEYED: tuple[Way, ...] = ("once", "turn with key")
 GUARDED: tuple[Way, ...] = ("adapter", "execute for adapter")
 """An adapter puts the model's message before the call id, and names no actor."""
+APART: tuple[Way, ...] = ("execute apart", "http")
 REDACTOR = Redactor(Rules(), salt="00" * 16)
 LOGGER = logging.getLogger("antiphon.test.ways")
 LOGGER.propagate = False
 NOT_KEPT = "a result that was not kept"
+
+
+Host = Callable[[AsyncGateway], AbstractAsyncContextManager[Any]]
 
 
 class Opaque:
@@ -248,6 +257,8 @@ class Scene:
         self.function: Any = self.gateway.register(send_async if loop else send, self.spec)
         self.guarded = GuardedTools({"send": self.spec}, self.gateway)
         self.loop = loop
+        self.client: Any = None
+        """Of a host that has this gateway, for calls over HTTP."""
         if setup.hook:
             self.gateway.before(self._before)
             self.gateway.after(self._after)
@@ -277,6 +288,11 @@ class Scene:
 
     async def _call(self, way: Way, turn: Any, asked: Asked) -> Any:
         try:
+            if way in APART:  # as of another process: no turn, no session, no run
+                apart = Context()
+                if self.loop:
+                    return await asyncio.create_task(self._ask(way, asked), context=apart)
+                return apart.run(self.gateway.execute, self._envelope(asked))
             if way == "function":
                 found = self.function(asked.to)
             elif way == "once":
@@ -294,6 +310,13 @@ class Scene:
             return await found if isawaitable(found) else found
         except Exception as error:
             return error
+
+    async def _ask(self, way: Way, asked: Asked) -> Any:
+        if way == "execute apart":
+            return await self.gateway.execute(self._envelope(asked))
+        answer = await self.client.post("/v1/calls", json=self._envelope(asked))
+        assert answer.status_code == 200, answer.text
+        return answer.json()
 
     def _adapted(self, asked: Asked) -> Any:
         place = Place("s1", asked.call_id, message="m1")
@@ -373,16 +396,19 @@ def store_on(clock: ManualClock, *, sqlite: bool) -> Iterator[Any]:
         yield SQLiteStore(Path(folder) / "a.db", "NORMAL", clock=clock)
 
 
-def observe(setup: Setup, way: Way, *, loop: bool, sqlite: bool) -> Seen:
-    """Play *setup* on a new store."""
+def observe(setup: Setup, way: Way, *, loop: bool, sqlite: bool, host: Host | None = None) -> Seen:
+    """Play *setup* on a new store; over HTTP with the gateway in a *host*."""
     clock = ManualClock()
     with store_on(clock, sqlite=sqlite) as store, logging_at(setup.logs) as lines:
         scene = Scene(setup, store, clock, loop=loop)
         if loop:
 
             async def play() -> None:
-                await scene.play(way)
-                await scene.gateway.close()
+                async with contextlib.AsyncExitStack() as stack:
+                    if host is not None:
+                        scene.client = await stack.enter_async_context(host(scene.gateway))
+                    await scene.play(way)
+                    await scene.gateway.close()
 
             asyncio.run(play())
         else:
@@ -545,10 +571,22 @@ def test_calls_of_a_tool_with_a_key_agree(setup: Setup, loop: bool) -> None:
     check_ways(keyed(setup, "to"), (*WAYS, *KEYED), loop=loop, sqlite=False)
 
 
+def adapted(setup: Setup) -> Setup:
+    """The same calls as a framework makes them: each has an id, and its results can be written."""
+    calls = tuple(asked._replace(call_id=asked.call_id or "c3") for asked in setup.calls)
+    results = tuple(result for result in setup.results if not isinstance(result, Opaque)) or ("sent",)
+    return replace(setup, calls=calls, results=results)
+
+
 @settings(max_examples=40, deadline=None)
 @given(SETUPS, st.booleans())
 def test_calls_of_adapters_agree(setup: Setup, loop: bool) -> None:
     """What a framework calls leaves behind what the same envelope does."""
-    calls = tuple(asked._replace(call_id=asked.call_id or "c3") for asked in setup.calls)
-    results = tuple(result for result in setup.results if not isinstance(result, Opaque)) or ("sent",)
-    check_ways(replace(setup, calls=calls, results=results), GUARDED, loop=loop, sqlite=False)
+    check_ways(adapted(setup), GUARDED, loop=loop, sqlite=False)
+
+
+@settings(max_examples=8, deadline=None)
+@given(SETUPS, st.booleans())
+def test_keys_and_adapters_agree_on_sqlite(setup: Setup, loop: bool) -> None:
+    check_ways(keyed(setup, None), KEYED, loop=loop, sqlite=True)
+    check_ways(adapted(setup), GUARDED, loop=loop, sqlite=True)

@@ -158,7 +158,7 @@ def test_check_then_set_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def begin(self: Any, request: Any, events: Any = ()) -> Any:
         found = self.read(request.key, request.identity)
-        barrier.wait(5)
+        barrier.wait(30)
         if found is not None:
             return found
         self.clear(request.key)

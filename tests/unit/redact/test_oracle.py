@@ -251,3 +251,17 @@ def test_the_rules_alone_find_nothing_more(value: Any) -> None:
 def test_nor_in_a_line_that_is_no_json(text: str) -> None:
     document = text.encode()
     assert QUICK.redact_bytes(document) == THOROUGH.redact_bytes(document)
+
+
+# -- tokens within runs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "before", ["", "x", "-", "_x-", "A" * 30, "A" * 300 + "/", "0f" * 200 + "+", "C12345", "C12345-"]
+)
+def test_a_token_in_a_run_is_seen_wherever_the_rules_see_it(before: str) -> None:
+    quick, thorough = both(Rules(user=(Rule(name="customer", pattern=r"C\d{5}"),)))
+    for planted in tokens(Forge(21)):
+        for text in (before + planted.text, before + planted.text + "==", f"see {before}{planted.text}, please"):
+            agree({"a": text})
+            agree({"a": text}, quick, thorough)

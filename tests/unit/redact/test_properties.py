@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.redact import Redactor, Rules
-from antiphon.redact._detect import TextRules, _open_parts
+from antiphon.redact._detect import Span, TextRules, _open_parts, _tokens
 from antiphon.redact._names import classify
 from antiphon.redact._prefilter import RUNS, Prefilter
+from antiphon.redact._tokens import TOKENS
 from tests.unit.redact.corpus import KEPT_TEXTS, Forge, in_text, named, personal, tokens
 
 REDACTOR = Redactor(Rules(), salt="unit")
@@ -154,3 +155,22 @@ def test_looking_only_at_addresses_gives_what_the_walk_gives(value: object) -> N
     walked = redactor.redact(orjson.loads(document))
     assert orjson.loads(clean) == walked
     assert changed == (walked != orjson.loads(document))
+
+
+@settings(max_examples=400, deadline=None)
+@given(texts)
+def test_passing_over_what_is_no_token_loses_none(text: str) -> None:
+    """Only parts of a text are searched for tokens; the whole text has no more of them."""
+    assert list(_tokens(text)) == [Span(*match.span(), match.lastgroup or "") for match in TOKENS().finditer(text)]
+
+
+def test_every_token_is_found_wherever_it_stands() -> None:
+    for planted in tokens(Forge(16)):
+        for text in (
+            planted.text,
+            f"({planted.text})",
+            f"a {planted.text}, b",
+            "é" + planted.text,
+            "=" * 40 + planted.text,
+        ):
+            assert list(_tokens(text)) == [Span(*m.span(), m.lastgroup or "") for m in TOKENS().finditer(text)], text

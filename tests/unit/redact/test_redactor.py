@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.errors import ConfigError, InvalidInput
 from antiphon.redact import Redactor, Rule, Rules
+from antiphon.redact._prefilter import Prefilter
 from tests.unit.redact.corpus import Forge, bare, tokens
 
 KEY = tokens(Forge(81))[0].secret
@@ -194,3 +195,25 @@ def test_lone_surrogates_do_not_break_it() -> None:
 def test_a_very_long_text_takes_linear_time() -> None:
     for unit in ("a", "=", "password=", "://", "a:b@", "-----BEGIN ", "sk-", "eyJ.", "1 ", "a1B2", "--key "):
         REDACTOR.redact_text(unit * 20_000)
+
+
+def test_a_large_document_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    look = Prefilter._causes
+
+    def counted(self: Prefilter, document: bytes, within: int) -> int:
+        looked.append(len(document))
+        return look(self, document, within)
+
+    monkeypatch.setattr(Prefilter, "_causes", counted)
+    redactor = Redactor(Rules(), salt="unit")
+    runs = [redactor.for_run(bytes([number]) * 32) for number in range(3)]
+    clean, secret = b'"%b"' % (b"plain words " * 2_000), b'"%b sk-%b"' % (b"plain words " * 2_000, b"a1B2c3D4e5" * 5)
+    for run in runs:
+        assert run.mask(clean) is None
+        found = run.mask(secret)
+        assert found is not None
+        assert b"a1B2c3D4e5" not in found[0]
+        if run is runs[0]:
+            looked.clear()
+    assert not looked, "another run of the same rules has the same answer"

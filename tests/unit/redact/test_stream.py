@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import random
 from itertools import pairwise
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon.adapters._wire import body_of, content_of
 from antiphon.redact import Redactor, Rules, StreamRedactor
-from antiphon.redact._stream import TextStream
+from antiphon.redact._stream import TextStream, as_bytes, redacting
 from tests.unit.redact.corpus import Forge, Planted, bare, in_text, personal, tokens
 
 REDACTOR = Redactor(Rules(), salt="unit")
@@ -144,3 +146,41 @@ def test_tool_arguments_that_arrive_in_pieces() -> None:
 
 def test_other_chunks_are_redacted_one_by_one() -> None:
     assert bare(run([1, None, {"password": "hunter2"}, ["a"]])) == [1, None, {"password": "[password]"}, ["a"]]
+
+
+def _in_base64(data: bytes) -> dict[str, str]:
+    return {"$base64": base64.b64encode(data).decode()}
+
+
+@pytest.mark.parametrize("planted", tokens(Forge(31)), ids=lambda planted: planted.kind)
+def test_secrets_are_found_in_chunks_that_are_cut_inside_a_character(planted: Planted) -> None:
+    """Such a chunk is recorded in base64, in a stream of any kind and as its first chunk, too."""
+    text = b"\xbd " + planted.text.encode() + b" \xe4"
+    event = b"data: \xbd " + planted.text.encode() + b"\n\n"
+    for pieces in ([_in_base64(text)], ["So: ", _in_base64(text), "and more"], [_in_base64(event), "data: x\n\n"]):
+        stream = redacting(REDACTOR, pieces[0])
+        out = [chunk for piece in pieces for chunk in stream.feed(piece)] + stream.finish()
+        assert len(out) == len(pieces)
+        assert planted.secret.encode() not in b"".join(as_bytes(chunk) or b"" for chunk in out)
+
+
+def test_a_chunk_in_base64_without_a_secret_stays_as_it_is() -> None:
+    for chunk in (_in_base64(b"\xbd plain \xe4"), _in_base64(b"plain"), {"$base64": "is no base64"}):
+        assert run([chunk]) == [chunk]
+
+
+@given(st.binary(max_size=60))
+def test_a_body_is_recorded_as_text_in_which_secrets_are_found(data: bytes) -> None:
+    body = body_of(data + b"\xff")
+    assert content_of(body) == data + b"\xff"
+    secret = tokens(Forge(32))[0]
+    clean = REDACTOR.redact(body_of(b"\xff " + secret.text.encode()))
+    assert secret.secret not in str(clean)
+    assert set(clean) == {"$latin1"}
+
+
+@pytest.mark.parametrize("mark", ["$text", "$latin1", "$base64"])
+def test_an_answer_that_looks_like_our_markup_stays_what_it_was(mark: str) -> None:
+    data = b'{"%b": "aGk="}' % mark.encode()
+    assert content_of(body_of(data)) == data
+    assert content_of(body_of(b'{"%b": 1, "b": 2}' % mark.encode())) == b'{"%b":1,"b":2}' % mark.encode()

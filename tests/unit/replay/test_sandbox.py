@@ -202,8 +202,7 @@ def test_an_open_database_of_a_class_of_its_own_is_guarded(tmp_path: Path) -> No
         """Of a class below."""
 
     for kind in (sqlite3.Connection, Own, Deeper):
-        link = sqlite3.connect(tmp_path / f"{kind.__name__}.db", factory=kind, isolation_level=None)
-        link.set_authorizer(None)  # as one that was opened before the first replay of the process
+        link = kind(tmp_path / f"{kind.__name__}.db", isolation_level=None)  # not by connect()
         link.execute("create table t (n)")
         with sandboxed() as tried, pytest.raises(sqlite3.DatabaseError, match="not authorized"):
             link.execute("insert into t values (1)")

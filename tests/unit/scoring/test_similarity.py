@@ -9,6 +9,7 @@ import pytest
 
 from antiphon.scoring import contradictions, output_similarity
 from antiphon.similarity import lexical
+from antiphon.similarity._reading import _LONGEST_PREFIX, lexicon
 
 
 def one_vector(texts: Sequence[str]) -> list[list[float]]:
@@ -120,3 +121,8 @@ def test_the_similarity_stays_the_documented_one() -> None:
     flagged = output_similarity(["Total: $100"], ["Total: $900"], one_vector)
     assert flagged == 1.0
     assert [(index, found.recorded, found.replayed) for index, found in flagged.contradictions] == [(0, "100", "900")]
+
+
+def test_a_word_as_long_as_a_text_is_read_in_one_pass() -> None:
+    assert contradictions("x" * 1_000_000, "y") == []  # took minutes when every beginning of the word was looked up
+    assert max(map(len, lexicon().prefixes)) <= _LONGEST_PREFIX

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphon import _seal
 from antiphon._seal import Sealer
 from antiphon.errors import ConfigError, StoreError
 
@@ -198,3 +199,20 @@ def test_many_processes_agree_on_one_key(tmp_path: Path) -> None:
     ids = {process.communicate(timeout=60)[0].strip() for process in processes}
     assert len(ids) == 1
     assert ids == {Sealer.from_key_file(file).key_id}
+
+
+def test_a_key_file_that_was_replaced_is_taken_at_the_next_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process looks once in two milliseconds; what it sealed in between is read with the older key of the file."""
+    now = 100.0
+    monkeypatch.setattr(_seal, "monotonic", lambda: now)
+    sealer = Sealer.from_key_file(tmp_path / "key")
+    sealer.seal(b"first")
+    before = sealer.key_id
+    _seal.write_keys(tmp_path / "key", [b"n" * 32, *_seal.read_keys(tmp_path / "key")])
+    between = sealer.seal(b"between")
+    assert between.startswith(f"s2.{before}.")
+    now += 0.0021
+    assert sealer.seal(b"after").startswith(f"s2.{_seal.key_id_of(b'n' * 32)}.")
+    assert sealer.unseal(between) == Sealer.from_key_file(tmp_path / "key").unseal(between) == b"between"

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.errors import StoreUnavailable
 from antiphon.stores import SQLiteStore
-from antiphon.testing._harness import Harness, claimed
+from antiphon.testing.journal_conformance import Harness, claimed
 from antiphon.testing.sim import BUGS, explore, simulate
 from antiphon.testing.sim.__main__ import main
 from antiphon.testing.sim.disk import FAULTS, DiskFault, virtual_disk
@@ -18,15 +18,17 @@ from antiphon.testing.sim.world import TIME_WIDTH
 SEEDS = 2_000
 """Each planted bug is found by one of them."""
 RARE = {
-    "two-answers": 80,
-    "zombie-retries": 155,
-    "stale-epoch": 170,
-    "nothing-is-abandoned": 430,
-    "perhaps-means-no": 565,
-    "shadow-binds": 165,
-    "cancelled-probe-is-good": 100,
+    "two-answers": 105,
+    "zombie-retries": 600,
+    "stale-epoch": 295,
+    "nothing-is-abandoned": 530,
+    "perhaps-means-no": 308,
+    "shadow-binds": 70,
+    "cancelled-probe-is-good": 175,
     "not-recorded-unsaid": 45,
-    "stale-plan": 50,
+    "overtaken-request": 170,
+    "claim-left-in-flight": 90,
+    "no-fencing": 35,
 }
 """Near to where those show that take more than a few seeds; ``make prove`` looks at all of them."""
 
@@ -38,11 +40,38 @@ def test_the_invariants_hold(start: int) -> None:
     assert explored.seeds == 50
 
 
-@pytest.mark.parametrize("seed", [81, 121, 813])
+@pytest.mark.parametrize("seed", [109, 225, 545])
 def test_two_deliveries_of_one_call_while_an_equal_one_ends_get_one_answer(seed: int) -> None:
     """In these simulations one delivery shares the answer of the equal call while another is about to run."""
     assert simulate(seed, "two-answers").broken != ""
     assert simulate(seed).broken == ""
+
+
+def test_a_lost_call_that_others_have_followed_is_read_back_and_not_for_ever() -> None:
+    assert simulate(987).broken == ""
+
+
+def test_an_attempt_made_after_its_claim_was_lost_stops_nobody() -> None:
+    """Its worker was paused right before it; no record will say what became of it."""
+    assert simulate(20802).broken == ""
+
+
+@pytest.mark.parametrize(
+    ("seed", "what"),
+    [
+        (85087, "a twin in shadow mode asks the store from a thread, and later from a task"),
+        (86720, "the request of an interrupted caller arrives when the record that kept it out has expired"),
+        (94326, "a worker that was paused dispatches after others have given up on its claim"),
+        (98324, "an attempt that was given up fails for certain while another one may have had its effect"),
+        (147560, "a call that began before all is quiet ends long after it"),
+        (160139, "the same after an attempt whose answer was lost"),
+        (172750, "a claim whose lease had run out is renewed while another delivery is about to take it over"),
+        (180377, "whether a shared answer was remembered gets lost, while another delivery of the call runs"),
+        (168472, "a retry whose tool calls another tool outlives the last delivery"),
+    ],
+)
+def test_seeds_that_were_broken_once(seed: int, what: str) -> None:
+    assert simulate(seed).broken == "", what
 
 
 def test_the_seeds_reach_what_matters() -> None:
@@ -131,7 +160,7 @@ def test_a_fault_of_the_disk_reaches_the_store(fault: DiskFault) -> None:
 
 def test_a_fail_over_excuses_only_what_it_lost() -> None:
     """Twice the same effect is counted where the claim was lost, and broken where it was not."""
-    seen = explore(seed for seed in range(150) if Plan(seed).failovers).seen
+    seen = explore(seed for seed in range(200, 250) if Plan(seed).failovers).seen
     assert seen["fail-overs"] > 0
     assert seen["after a lost write, not promised: one dispatch"] > 0
 
@@ -154,10 +183,10 @@ def test_schedules_differ_by_their_order_and_not_by_their_times() -> None:
 def test_the_command_says_what_was_explored(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "10", "--bug", "release-on-cancel"]) == 0
     assert "found by seed" in capsys.readouterr().out
-    assert main(["--seed", "81", "--bug", "two-answers"]) == 1
+    assert main(["--seed", "109", "--bug", "two-answers"]) == 1
     shrunk = capsys.readouterr().out
     command = shrunk.splitlines()[-1]
-    assert command.startswith("again with: python -m antiphon.testing.sim --seed 81 --bug two-answers --without ")
+    assert command.startswith("again with: python -m antiphon.testing.sim --seed 109 --bug two-answers --without ")
     assert main(command.split()[5:]) == 1, "the command shows the same"
     assert capsys.readouterr().out == shrunk
     assert main(["--seed", "3"]) == 0

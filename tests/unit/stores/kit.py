@@ -6,7 +6,7 @@ from typing import Any
 
 from antiphon.ports import Begun, Settlement
 from antiphon.stores import MemoryStore
-from antiphon.testing._harness import Harness, claimed, done, existing, failed
+from antiphon.testing.journal_conformance import Harness, claimed, done, existing, failed
 from tests.unit.stores.clock import ManualClock
 
 __all__ = ["Kit", "claimed", "done", "existing", "failed"]

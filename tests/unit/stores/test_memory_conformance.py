@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from antiphon.stores import MemoryStore
-from antiphon.testing._rules import WaitRules
-from antiphon.testing.journal_conformance import FACES, Face, JournalConformance
+from antiphon.testing.journal_conformance import FACES, Face, JournalConformance, WaitRules
 from tests.unit.stores.clock import ManualClock
 
 INSTANT = [rule for rule in JournalConformance.rules() if not hasattr(WaitRules, f"rule_{rule}")]

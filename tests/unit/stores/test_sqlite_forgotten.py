@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from antiphon.stores import SQLiteStore
-from antiphon.testing._harness import Harness, claimed, done
+from antiphon.testing.journal_conformance import Harness, claimed, done
 from tests.unit.stores.clock import ManualClock
 
 

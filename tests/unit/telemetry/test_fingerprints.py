@@ -113,3 +113,9 @@ def test_a_fingerprint_is_an_hmac_and_older_keys_still_name_a_claim() -> None:
     assert prints.of("key") == hmac.digest(new, b"key", "sha256").hex()[:16]
     assert prints.name("key", Fingerprints(lambda: (old,)).of("key"))
     assert not prints.name("other", prints.of("key"))
+
+
+def test_a_fingerprint_is_of_its_own_key_whatever_was_asked_before() -> None:
+    prints = Fingerprints(lambda: (b"k" * 32,))
+    for key in ("a", "a", "b", "a", "b", "b", ""):
+        assert prints.of(key) == Fingerprints(lambda: (b"k" * 32,)).of(key)

@@ -12,7 +12,7 @@ from antiphon.canonical import canonical_digest
 from antiphon.host import http_idempotency, worker_lease
 from antiphon.host.http_idempotency import Reply, StillRunning, once
 from antiphon.host.worker_lease import WorkerLease, is_gone
-from antiphon.ops import retention
+from antiphon.ops import runs
 from antiphon.ports import Claimed, ClaimTemplate, Settlement, StaticClaimRequest, Store
 from antiphon.stores import ComposedStore, MemoryStore, SQLiteStore
 
@@ -73,11 +73,11 @@ def test_a_claim_of_a_dead_process_does_not_keep_payloads(composed: bool, tmp_pa
         store = ComposedStore(claims=store, log=SQLiteStore(tmp_path / "log.db"))
     app = Antiphon(store=store)
     journal = store.open_sync()
-    assert not retention._busy(app)
+    assert not runs._busy(app)
     assert isinstance(journal.begin(request("dead", DEAD)), Claimed)
-    assert not retention._busy(app)
+    assert not runs._busy(app)
     living = journal.begin(request("living", owner_token()))
     assert isinstance(living, Claimed)
-    assert retention._busy(app)
+    assert runs._busy(app)
     journal.settle("living", living.version, Settlement("done", 1000))
-    assert not retention._busy(app)
+    assert not runs._busy(app)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import re
 import sys
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon._gateway.ids import uuid7
 from antiphon.config.wiring import ConfigLike, share_metrics
+from antiphon.console import pages
 from antiphon.errors import AntiphonError, missing_extra
 from antiphon.host.discovery import self_test
 from antiphon.host.events import one_line
@@ -34,17 +36,19 @@ from antiphon.ops.app import Antiphon
 log: logging.Logger = logging.getLogger("antiphon.host")
 access: logging.Logger = logging.getLogger("antiphon.access")
 
-SWITCH_S = 0.001
-"""Threads of one tenant that encode large documents let the event loop go on after this, not after Python's 5 ms."""
+SWITCH_S = 0.0001
+"""A thread that encodes a large document lets others go on after this, not after Python's 5 ms: a run of three events
+takes the interpreter some fifty times, in the event loop and after each statement of the store, and waits each time."""
 _LARGEST = 16 * 1024 * 1024
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
-    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
 )
-_NO_STORE = (b"cache-control", b"no-store")
+"""Unless an answer says it for itself, as pages do."""
 _QUIET = frozenset({"/healthz", "/livez", "/readyz", "/metrics"})
 """Asked for every few seconds."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,64}")
@@ -52,7 +56,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"
 
 
 def routes(*, test_seams: bool) -> list[Route]:
-    """Every path the host answers."""
+    """Every path of the API."""
     found = [
         Route("/.well-known/openwop", handlers.well_known),
         Route("/v1/openapi.json", handlers.api_document),
@@ -67,11 +71,33 @@ def routes(*, test_seams: bool) -> list[Route]:
         Route("/v1/runs/{run_id}/cancel", guarded("run", handlers.cancel_run), methods=["POST"]),
         Route("/v1/runs/{run_id}/events", guarded("read", handlers.events)),
         Route("/v1/runs/{run_id}/events/poll", guarded("read", handlers.poll)),
+        Route("/v1/me", guarded("read", handlers.whoami)),
+        Route("/v1/recordings", guarded("read", handlers.list_recordings)),
+        Route("/v1/recordings/{run_id}", guarded("read", handlers.get_recording)),
+        Route("/v1/recordings/{run_id}/events", guarded("read", handlers.recorded_events)),
+        Route("/v1/recordings/{run_id}/events/{seq}", guarded("read", handlers.recorded_event)),
+        Route("/v1/recordings/{run_id}/compare/{other_id}", guarded("read", handlers.compare_recordings)),
+        Route("/v1/matrices", guarded("read", handlers.list_matrices)),
+        Route("/v1/matrices/{matrix}", guarded("read", handlers.get_matrix)),
+        Route("/v1/golden", guarded("read", handlers.list_golden)),
+        Route("/v1/golden/{test}", guarded("read", handlers.get_golden), methods=["GET"]),
+        Route("/v1/golden/{test}", guarded("admin", handlers.accept_golden), methods=["POST"]),
+        Route("/v1/totals", guarded("read", handlers.run_totals)),
+        Route("/v1/inbox", guarded("read", handlers.inbox)),
+        Route("/v1/effects", guarded("read", handlers.effects)),
+        Route("/v1/health", guarded("read", handlers.health)),
+        Route("/v1/what-if", guarded("read", handlers.tried_limits)),
         Route("/v1/tools", guarded("read", handlers.tools), methods=["GET"]),
         Route("/v1/calls", guarded("run", handlers.call), methods=["POST"]),
         Route("/v1/webhooks", guarded("run", handlers.create_webhook), methods=["POST"]),
         Route("/v1/webhooks", guarded("read", handlers.list_webhooks), methods=["GET"]),
         Route("/v1/webhooks/{webhook_id}", guarded("run", handlers.delete_webhook), methods=["DELETE"]),
+        Route("/v1/approvals", guarded("admin", handlers.list_approvals), methods=["GET"]),
+        Route("/v1/approvals", guarded("admin", handlers.decide_approvals), methods=["POST"]),
+        Route("/v1/approvals/{approval}", guarded("admin", handlers.get_approval), methods=["GET"]),
+        Route("/v1/approvals/{approval}", guarded("admin", handlers.decide_approval), methods=["POST"]),
+        Route("/v1/approvals/{approval}/links", guarded("admin", handlers.link_approval), methods=["POST"]),
+        Route("/approve", handlers.open_link, methods=["GET", "POST"]),
         Route("/debug/tool-reliability", guarded("admin", handlers.tool_reliability), methods=["POST"]),
         Route("/v1/admin/tool-reliability", guarded("admin", handlers.tool_reliability), methods=["POST"]),
         Route("/v1/admin/audit", guarded("admin", handlers.audit)),
@@ -137,10 +163,9 @@ class Edge:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), *_HEADERS, (b"x-request-id", request_id.encode())]
-                if not any(name == b"cache-control" for name, _ in headers):
-                    headers.append(_NO_STORE)
-                message["headers"] = headers
+                headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                said = {name for name, _ in headers}
+                message["headers"] = [*headers, *(one for one in _HEADERS if one[0] not in said)]
             else:
                 size += len(message.get("body", b""))
             await send(message)
@@ -210,8 +235,19 @@ async def post(
         raise ConnectionError(type(error).__name__) from error
 
 
-def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str | None = None) -> Starlette:
-    """The application; the host behind it starts and stops with the server."""
+def create(
+    config: ConfigLike = None,
+    *,
+    app: Antiphon | None = None,
+    bind: str | None = None,
+    executes: bool = True,
+    operator: str = "environment",
+) -> Starlette:
+    """The application; the host behind it starts and stops with the server.
+
+    One that does not *execute* is for looking and settling: it starts no run, makes no call, and resumes nothing.
+    *operator* is who has the key of the environment, for the audit log.
+    """
     base = app or Antiphon(config)
     settings = base.config.host
 
@@ -220,10 +256,10 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
         failed = await self_test(settings.llm_key_recipe)
         if failed:
             log.error("the self-test failed; replay support is not advertised: %s", "; ".join(failed))
-        host = Host(base, post)
+        host = Host(base, post, operator)
         host.claims = {"passed": not failed, "failed": failed}
         application.state.host = host
-        await host.start()
+        await host.start(resume=executes)
         try:
             yield
         finally:
@@ -240,8 +276,11 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
     async def failed_badly(request: Request, problem: Exception) -> Response:
         return failure(problem)
 
+    table = routes(test_seams=settings.test_seams and executes)
+    if not executes:
+        table = [route for route in table if getattr(route.endpoint, "role", "") != "run"]
     application = Starlette(
-        routes=list(routes(test_seams=settings.test_seams)),
+        routes=[*table, *pages.routes()],
         lifespan=life,
         exception_handlers={HTTPException: refused, Exception: failed_badly},
     )
@@ -250,6 +289,15 @@ def create(config: ConfigLike = None, *, app: Antiphon | None = None, bind: str 
     application.router.redirect_slashes = False
     application.add_middleware(Edge, counters=counters)
     return application
+
+
+def leave_to_stay() -> None:
+    """Let the garbage collector pass over modules, routes and workflows: they stay as long as the process.
+
+    Each full collection looked at all of them, 40 ms in which no client was served, and large documents bring it about.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Service:
@@ -269,6 +317,8 @@ class Service:
 
         async def sent(message: Message) -> None:
             said.add(message["type"])
+            if message["type"] == "lifespan.startup.complete":
+                leave_to_stay()
             await send({"type": message["type"]})  # without the traceback
 
         try:

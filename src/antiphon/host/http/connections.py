@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import Any, NamedTuple
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
+import httptools
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from antiphon.config.model import HostSection
 
 log: logging.Logger = logging.getLogger("antiphon.host")
 
+_MOST_HEAD = 65_536
+"""Bytes that a head may have which comes in parts."""
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+_FRAMING = (b"content-length", b"transfer-encoding")
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -36,18 +43,56 @@ class Limits(NamedTuple):
         return cls(settings.header_timeout_s, settings.idle_timeout_s, most)
 
 
-class LimitedProtocol(H11Protocol):
+class Peer(tuple[str, int]):
+    """The address of a client, for one connection: equal to itself alone, because ports are used again."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class ServerConfig(uvicorn.Config):
+    """How a server process of ours speaks HTTP, the same for all of them."""
+
+    def __init__(self, app: Any, settings: HostSection, *, limits: Limits | None = None, **more: Any) -> None:
+        self.limits: Limits = limits or Limits.of(settings)
+        given: dict[str, Any] = {
+            "server_header": False,
+            "date_header": False,
+            "access_log": False,
+            "timeout_graceful_shutdown": max(1, int(settings.shutdown_grace_s)),
+            "timeout_keep_alive": math.ceil(settings.idle_timeout_s),
+            "lifespan": "on",
+            "http": LimitedProtocol,
+            "ws": "none",
+        }
+        super().__init__(app, **(given | more))
+
+
+class LimitedProtocol(HttpToolsProtocol):
     """Closes what makes no progress; where there is no more room, the connection that waited longest gives way."""
 
     refused: bool = False
     _deadline: asyncio.TimerHandle | None = None
     _stalled: asyncio.TimerHandle | None = None
     waiting_since: float = 0.0
+    config: ServerConfig
+    _in_head: bool = False
+    _head: int = 0
+    """Bytes of a head that has not ended."""
+    _declines: bool = False
+    """Whether the parser reads once more how the body of a request ends."""
 
     @property
     def limits(self) -> Limits:
-        found: Limits = self.config.limits  # type: ignore[attr-defined]
-        return found
+        return self.config.limits
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.limits.connections and not self._give_way():
@@ -57,6 +102,7 @@ class LimitedProtocol(H11Protocol):
             transport.close()
             return
         super().connection_made(transport)
+        self.client = None if self.client is None else Peer(self.client)
         self.waiting_since = self.loop.time()
         self._expect_headers()
 
@@ -87,11 +133,76 @@ class LimitedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self.refused:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self.is_waiting:
             self._expect_headers()  # from the first byte on; more bytes do not buy more time
         else:
             self._stop_waiting()
+
+    def _parse(self, data: bytes) -> None:
+        goes_on = self._in_head
+        left = memoryview(data)
+        try:
+            while left:
+                try:
+                    self.parser.feed_data(left)
+                    break
+                except httptools.HttpParserUpgrade as found:
+                    left = left[found.args[0] :]
+                    self._decline()
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        if goes_on and self._in_head:
+            self._head += len(data)
+            if self._head > _MOST_HEAD:
+                self._refuse_head()
+
+    def _decline(self) -> None:
+        """A request that offers another protocol, as those of Java do, goes on in this one.
+
+        The parser would take its body for that protocol: another one is told how long it is.
+        """
+        self._declines = True
+        self.parser = httptools.HttpRequestParser(self)
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING]
+        self.parser.feed_data(b"".join([b"POST / HTTP/1.1\r\n", *lines, b"\r\n"]))
+        self._declines = False
+
+    def on_message_begin(self) -> None:
+        if not self._declines:
+            super().on_message_begin()
+            self._in_head, self._head = True, 0
+
+    def on_url(self, url: bytes) -> None:
+        if not self._declines:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._declines:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self._declines:
+            self._in_head = False
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _refuse_head(self) -> None:
+        if self.is_waiting and not self.transport.is_closing():
+            self.transport.write(_TOO_LONG)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.is_waiting:
+            super().send_400_response(msg)
+            return
+        self.transport.close()  # after an answer that has begun, or for a request before this one
+        self.cycle.disconnected = True  # what is being answered has nobody to answer any more
+        self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         self.waiting_since = self.loop.time()

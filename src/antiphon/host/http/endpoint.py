@@ -8,7 +8,7 @@ import hashlib
 import ipaddress
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -83,6 +83,7 @@ def failure(problem: Exception) -> Response:
 # -- credentials -----------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)
 def is_loopback(name: str) -> bool:
     """Whether an address or host name means this machine."""
     if name in ("localhost", ""):
@@ -108,7 +109,7 @@ async def authenticate(host: Host, request: Request) -> Principal:
         principal = await host.keys.find(token)
         if principal is not None:
             return principal
-    elif not host.settings.auth and is_loopback(_host_name(request)):
+    elif not host.settings.auth and is_loopback(host_name(request.headers)):
         _refuse_other_sites(request)
         return Principal("anonymous", host.app.tenant, "admin")
     text = "A valid API key is needed: Authorization: Bearer <key>. Create one with: antiphon apikeys create"
@@ -117,18 +118,22 @@ async def authenticate(host: Host, request: Request) -> Principal:
 
 def _refuse_other_sites(request: Request) -> None:
     """Without keys, a page that a browser of this machine has open must not be able to ask for anything."""
-    headers = request.headers
-    site = headers.get("sec-fetch-site", "none")
-    origin = headers.get("origin")
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
-    if foreign or site not in ("none", "same-origin") or (request.method not in ("GET", "HEAD") and kind in _FORMS):
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if is_of_other_site(request.headers) or (request.method not in ("GET", "HEAD") and kind in _FORMS):
         text = "Without API keys the host does not answer pages of other sites. Use a key, or a client of this machine."
         raise Rejected(403, "cross_site", text)
 
 
-def _host_name(request: Request) -> str:
-    name = request.headers.get("host", "")
+def is_of_other_site(headers: Mapping[str, str]) -> bool:
+    """Whether a browser says that a page of another site asks."""
+    origin = headers.get("origin")
+    foreign = origin is not None and urlsplit(origin).netloc != headers.get("host")
+    return foreign or headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+
+def host_name(headers: Mapping[str, str]) -> str:
+    """The name by which a client calls this machine."""
+    name = headers.get("host", "")
     return name.rpartition(":")[0] if name.rpartition(":")[2].isdigit() and not name.endswith("]") else name
 
 
@@ -204,9 +209,9 @@ async def body_of(request: Request, host: Host) -> dict[str, Any]:
     return value
 
 
-def run_id_of(request: Request) -> str:
+def run_id_of(request: Request, name: str = "run_id") -> str:
     """The run a path names; what cannot be an id is not looked for."""
-    run_id: str = request.path_params["run_id"]
+    run_id: str = request.path_params[name]
     if not _RUN_ID.fullmatch(run_id):
         raise not_found(run_id)
     tell(request, runId=run_id)

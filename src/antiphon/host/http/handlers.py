@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from importlib.resources import files
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from antiphon._drive import drive
 from antiphon._gateway.ids import uuid7
 from antiphon._version import __version__
 from antiphon.canonical import parse_json
@@ -23,7 +25,7 @@ from antiphon.contract.envelope import ToolCallEnvelope
 from antiphon.contract.events import RunManifest
 from antiphon.contract.result import ToolResultEnvelope
 from antiphon.errors import AntiphonError, InvalidInput
-from antiphon.host import calls, runs
+from antiphon.host import calls, recordings, runs
 from antiphon.host.api_keys import Principal
 from antiphon.host.discovery import discovery
 from antiphon.host.events import document
@@ -49,13 +51,19 @@ from antiphon.host.webhooks import Webhooks
 from antiphon.host.wire import to_json
 from antiphon.host.workflow.nodes import SIDE_EFFECT_TOOL, logical_invocation_id
 from antiphon.llm.key import llm_cache_key
-from antiphon.ops.admin import Admin, as_breaker_key
+from antiphon.ops.admin import Admin, Verdict, as_breaker_key
+from antiphon.ops.approval_page import ApprovalPage
+from antiphon.ops.approvals import AlreadyDecided, Approvals, SelfApproval
+from antiphon.ops.gateways import declared
+from antiphon.ops.what_if import Wanted
 
 SEAMS = "/v1/host/sample/test"
 KEEPALIVE_S = 15.0
 LOOK_S = 0.5
 """How often a silent stream looks whether its key was revoked."""
 _STATUSES = ("running", "completed", "failed", "cancelled")
+_RECORDED = ("running", "completed", "failed", "cancelled", "interrupted")
+_CLAIM_STATES = ("inflight", "done", "failed", "cancelled", "unknown")
 _LAST = 2**31
 
 
@@ -218,6 +226,139 @@ async def poll(request: Request, host: Host, principal: Principal) -> Response:
     return Json(await runs.poll(host, principal, run_id_of(request), last, timeout))
 
 
+# -- recordings ------------------------------------------------------------------------------------------------------
+
+
+async def whoami(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/me``: tenant and role of the key."""
+    return Json({"tenant": principal.tenant, "role": principal.role, "key": principal.key_id, "version": __version__})
+
+
+async def list_recordings(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/recordings``."""
+    found = await recordings.recordings(
+        host,
+        principal,
+        limit=integer(request, "limit", 50, 1, 200),
+        before=request.query_params.get("before", "")[:128],
+        status=choice(request, "status", _RECORDED),
+        text=request.query_params.get("text", "")[:128],
+        tool=request.query_params.get("tool", "")[:200],
+        content=request.query_params.get("content", "")[:200],
+    )
+    return Json(found)
+
+
+async def get_recording(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/recordings/{runId}``."""
+    return Json(await recordings.recording(host, principal, run_id_of(request)))
+
+
+async def recorded_events(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/recordings/{runId}/events``."""
+    start, limit = integer(request, "start", 0, 0, _LAST), integer(request, "limit", 1_000, 1, 2_000)
+    return Json(await recordings.lines(host, principal, run_id_of(request), start=start, limit=limit))
+
+
+async def recorded_event(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/recordings/{runId}/events/{seq}``."""
+    run_id = run_id_of(request)
+    await recordings.visible(host, principal, run_id)
+    return Json(
+        await recordings.event(host, principal, run_id, whole_number(request.path_params["seq"], "seq", 0, _LAST))
+    )
+
+
+async def list_matrices(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/matrices``."""
+    return Json(await recordings.matrices(host, principal, limit=integer(request, "limit", 20, 1, 100)))
+
+
+async def get_matrix(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/matrices/{matrix}``."""
+    return Json(await recordings.one_matrix(host, principal, request.path_params["matrix"]))
+
+
+async def list_golden(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/golden``."""
+    return Json(await recordings.golden_tests(host, principal))
+
+
+async def get_golden(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/golden/{test}``."""
+    return Json(await recordings.golden_test(host, principal, request.path_params["test"]))
+
+
+class Acceptance(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """The body of a request to accept a run as the new recording."""
+
+    run: Annotated[str, Meta(min_length=1, max_length=256)]
+    digest: Annotated[str, Meta(max_length=64)] = ""
+    reason: Annotated[str, Meta(max_length=500)] = ""
+    dry_run: bool = False
+
+
+@mutation
+async def accept_golden(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
+    """``POST /v1/golden/{test}``: replace the artifact of a golden test by a run."""
+    asked = decode(body, Acceptance)
+    told: dict[str, Any] = {name: getattr(asked, name) for name in ("run", "digest", "reason", "dry_run")}
+    return Reply(200, await recordings.accept_golden(host, principal, request.path_params["test"], **told))
+
+
+async def run_totals(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/totals``: tokens, money and tools of some runs."""
+    runs = [one for one in request.query_params.get("runs", "")[:16_384].split(",") if one][:200]
+    return Json(await recordings.run_totals(host, principal, runs))
+
+
+async def compare_recordings(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/recordings/{runId}/compare/{otherId}``."""
+    every = choice(request, "all", ("true", "false")) == "true"
+    other = run_id_of(request, "other_id")
+    return Json(await recordings.comparison(host, principal, run_id_of(request), other, every=every))
+
+
+async def inbox(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/inbox``: what waits for a person."""
+    return Json(await recordings.inbox(host, principal, limit=integer(request, "limit", 1_000, 1, 1_000)))
+
+
+async def effects(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/effects``: what was sent, by whom, how often it was suppressed, and who settled it."""
+    found = await recordings.effects(
+        host,
+        principal,
+        limit=integer(request, "limit", 50, 1, 200),
+        before=request.query_params.get("before", "")[:128],
+        tool=request.query_params.get("tool", "")[:256],
+        state=choice(request, "state", _CLAIM_STATES),
+        count=choice(request, "count", ("true", "false")) == "true",
+    )
+    return Json(found)
+
+
+async def health(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/health``: how the tools did, from their recorded attempts."""
+    return Json(await recordings.healthy(host, principal, tool=request.query_params.get("tool", "")[:256]))
+
+
+async def tried_limits(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/what-if``: the recorded attempts under tighter limits."""
+    given = request.query_params
+    limits = (("consecutive", 1_000), ("minCalls", 1_000), ("cooldownMs", 86_400_000), ("maxAttempts", 100))
+    numbers = {name: whole_number(given[name], name, 1, most) for name, most in limits if given.get(name)}
+    rate = whole_number(given["ratePercent"], "ratePercent", 1, 100) / 100 if given.get("ratePercent") else None
+    wanted = Wanted(
+        consecutive=numbers.get("consecutive"),
+        rate=rate,
+        min_calls=numbers.get("minCalls"),
+        cooldown_ms=numbers.get("cooldownMs"),
+        max_attempts=numbers.get("maxAttempts"),
+    )
+    return Json(await recordings.tried_limits(host, principal, wanted))
+
+
 # -- calls -----------------------------------------------------------------------------------------------------------
 
 
@@ -275,10 +416,18 @@ async def delete_webhook(request: Request, host: Host, principal: Principal, bod
 # -- admin -----------------------------------------------------------------------------------------------------------
 
 
+class OfClaim(msgspec.Struct, kw_only=True, rename="camel", forbid_unknown_fields=True):
+    """One of several claims to settle; a version makes sure that it is the one that somebody looked at."""
+
+    key: Annotated[str, Meta(min_length=1, max_length=128)]
+    version: int | None = None
+    verdict: str = ""
+
+
 class Act(msgspec.Struct, kw_only=True, rename="camel"):
     """The body of an operator's request."""
 
-    action: Literal["status", "force_open", "reset", "flush", "clear", "resolve"]
+    action: Literal["status", "force_open", "reset", "flush", "clear", "resolve", "reconcile"]
     tool: str = ""
     context: str = ""
     session: str = ""
@@ -288,19 +437,59 @@ class Act(msgspec.Struct, kw_only=True, rename="camel"):
     verdict: str = ""
     value: Any = None
     for_ms: Annotated[int, Meta(lt=2**53)] | None = None
+    claims: Annotated[list[OfClaim], Meta(max_length=10_000)] = []
+    dry_run: bool = False
 
-    async def make(self, admin: Admin) -> Any:
-        if self.action == "force_open":
-            return await admin.force_open(as_breaker_key(self.tool, self.context), self.reason, self.for_ms)
-        if self.action == "reset":
-            return await admin.reset(as_breaker_key(self.tool, self.context), self.reason)
+    async def make(self, host: Host, principal: Principal) -> Any:
+        admin = host.admin(principal)
+        if self.dry_run and self.action in ("flush", "clear"):
+            raise InvalidInput(f"There is no dry run of {self.action}; nothing was changed.", path="$.dryRun")
+        if self.action in ("force_open", "reset"):
+            key = as_breaker_key(self.tool, self.context)
+            if self.action == "reset":
+                return await admin.reset(key, self.reason, dry_run=self.dry_run)
+            return await admin.force_open(key, self.reason, self.for_ms, dry_run=self.dry_run)
         if self.action == "flush":
             return await admin.flush(tool=self.tool, session=self.session, prefix=self.prefix, reason=self.reason)
         if self.action == "clear":
             return await admin.clear(self.key, self.reason)
+        if self.action == "reconcile":
+            return await self._reconcile(host, principal)
+        if self.action == "resolve" and self.claims:
+            if self.verdict not in ("happened", "did-not-happen"):
+                raise InvalidInput("The verdict is 'happened' or 'did-not-happen'.", path="$.verdict")
+            verdicts = [Verdict(one.key, self.verdict, self.value, one.version) for one in self.claims]
+            return await admin.resolve_all(verdicts, reason=self.reason, dry_run=self.dry_run)
         if self.action == "resolve":
-            return await admin.resolve(self.key, self.verdict, value=self.value, reason=self.reason)
+            told = {"value": self.value, "reason": self.reason, "dry_run": self.dry_run}
+            return await admin.resolve(self.key, self.verdict, **told)
         return None
+
+    async def _reconcile(self, host: Host, principal: Principal) -> dict[str, Any]:
+        """Settle claims as their tools' ``reconcile`` says, where it says what somebody has seen it say before."""
+        if not self.claims:
+            raise InvalidInput("Name the claims to reconcile.", path="$.claims")
+        asked = {one.key: one for one in self.claims}
+        app = host.tenant(principal.tenant)
+        said = await host.in_thread(
+            principal.tenant, lambda: drive(Admin(app).evidence(declared(app.store), keys=asked))
+        )
+        verdicts, changed = [], []
+        for claim in said:
+            seen = asked[claim["key"]]
+            if claim["verdict"] is None:
+                continue
+            if seen.verdict not in ("", claim["verdict"]):
+                text = f"reconcile says {claim['verdict']} by now, not {seen.verdict}. Nothing was changed."
+                changed.append({"key": claim["key"], "message": text})
+                continue
+            version = claim["version"] if seen.version is None else seen.version
+            verdicts.append(Verdict(claim["key"], claim["verdict"], claim["value"], version))
+        admin = host.admin(principal)
+        made = await admin.resolve_all(verdicts, reason=self.reason or "reconcile", dry_run=self.dry_run)
+        refused = [*made.pop("refused", ()), *changed]
+        shown = [{**claim, "value": admin.shown_value(claim["value"])} for claim in said]
+        return {**made, **({"refused": refused} if refused else {}), "claims": shown}
 
 
 async def tool_reliability(request: Request, host: Host, principal: Principal) -> Response:
@@ -311,9 +500,9 @@ async def tool_reliability(request: Request, host: Host, principal: Principal) -
     async def act(_: str, again: bool) -> Reply:
         admin = host.admin(principal)
         before = await admin.status()
-        result = await asked.make(admin)
+        result = await asked.make(host, principal)
         await host.refresh_breakers(principal.tenant)
-        after = before if asked.action == "status" else await admin.status()
+        after = before if asked.action == "status" or asked.dry_run else await admin.status()
         return Reply(200, {"action": asked.action, "result": result, "before": before, "after": after})
 
     return await idempotent(request, host, principal, f"POST admin {asked.action}", body, act)
@@ -330,6 +519,106 @@ async def list_claims(request: Request, host: Host, principal: Principal) -> Res
     wanted = {name: request.query_params.get(name, "")[:most] for name, most in longest.items()}
     limit = integer(request, "limit", 100, 1, 1000)
     return Json({"claims": await host.admin(principal).claims(**wanted, limit=limit)})
+
+
+# -- approvals: calls that wait for a person ---------------------------------------------------------------------------
+
+_APPROVAL_STATES = ("waiting", "approved", "denied", "withdrawn", "expired", "all")
+
+
+class Decision(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """The body of a decision."""
+
+    decision: Literal["approve", "deny", "withdraw"]
+    reason: Annotated[str, Meta(max_length=500)] = ""
+    dry_run: bool = False
+
+
+class Decisions(Decision):
+    """The body of a decision on several approvals."""
+
+    approvals: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(min_length=1, max_length=10_000)] = []
+
+
+class Invitation(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
+    """The body of a request for a signed link."""
+
+    to: Annotated[str, Meta(min_length=1, max_length=200)]
+    may: Annotated[tuple[Literal["approve", "deny"], ...], Meta(min_length=1, max_length=2)] = ("approve", "deny")
+    expires_in_s: Annotated[int, Meta(ge=1, le=31_536_000)] | None = None
+    url: Annotated[str, Meta(max_length=1000)] = ""
+
+
+async def list_approvals(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/approvals``: what waits for a person, with masked arguments."""
+    state = choice(request, "state", _APPROVAL_STATES) or "waiting"
+    tool, limit = request.query_params.get("tool", "")[:256], integer(request, "limit", 100, 1, 1000)
+    return Json({"approvals": await host.approvals(principal, "").waiting(state=state, tool=tool, limit=limit)})
+
+
+async def get_approval(request: Request, host: Host, principal: Principal) -> Response:
+    """``GET /v1/approvals/{approval}``."""
+    return Json(await host.approvals(principal, "").show(request.path_params["approval"][:64]))
+
+
+@mutation
+async def decide_approval(
+    request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool
+) -> Reply:
+    """``POST /v1/approvals/{approval}``: approve, deny or withdraw."""
+    asked = decode(body, Decision)
+    told: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
+    with _refusals():
+        desk = _desk(request, host, principal)
+        return Reply(200, await desk.decide(request.path_params["approval"][:64], asked.decision, **told))
+
+
+@mutation
+async def link_approval(request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool) -> Reply:
+    """``POST /v1/approvals/{approval}/links``: a signed link with which somebody decides; it is shown once."""
+    asked = decode(body, Invitation)
+    with _refusals():
+        made = await _desk(request, host, principal).link(
+            request.path_params["approval"][:64],
+            to=asked.to,
+            may=asked.may,
+            expires_in_s=asked.expires_in_s,
+            url=asked.url,
+        )
+    return Reply(201, made, unkept=("url",))
+
+
+async def open_link(request: Request) -> ApprovalPage:
+    """``GET`` and ``POST /approve``: the page of a signed link. Its token is all that it needs, so there is no key."""
+    host: Host = request.app.state.host
+    return ApprovalPage(host.app, host.behind_link)
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except AlreadyDecided as decided:
+        raise Rejected(409, decided.code, str(decided)) from None
+    except SelfApproval as own:
+        raise Rejected(403, own.code, str(own)) from None
+
+
+@mutation
+async def decide_approvals(
+    request: Request, host: Host, principal: Principal, body: Any, new: str, again: bool
+) -> Reply:
+    """``POST /v1/approvals``: approve, deny or withdraw several alike."""
+    asked = decode(body, Decisions)
+    if not asked.approvals:
+        raise InvalidInput("Name the approvals.", path="$.approvals")
+    told: dict[str, Any] = {"reason": asked.reason, "dry_run": asked.dry_run}
+    return Reply(200, await _desk(request, host, principal).decide_all(asked.approvals, asked.decision, **told))
+
+
+def _desk(request: Request, host: Host, principal: Principal) -> Approvals:
+    client = "" if request.client is None else request.client.host
+    return host.approvals(principal, f"HTTP from {client or 'an unknown address'}")
 
 
 # -- test seams: only behind an explicit switch, and with a key like everything else (L8) ------------------------------

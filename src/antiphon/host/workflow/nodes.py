@@ -63,7 +63,6 @@ class Services(Protocol):
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any], key: str) -> Any:
         """Call a registered tool under the idempotency key *key*."""
-        ...
 
     async def run_agent(self, visit: Visit) -> Any: ...
 
@@ -71,15 +70,12 @@ class Services(Protocol):
 
     def draw(self, what: str) -> Any:
         """A value of clock or chance, written down."""
-        ...
 
     def asked(self, visit: Visit) -> str:
         """Digest of what a node asks the world for; of redacted values, so that it gives none of them away."""
-        ...
 
     def secrets(self, visit: Visit) -> Mapping[str, str]:
         """What an exception must not quote of a node's inputs, and what stands for it."""
-        ...
 
 
 class Heard(msgspec.Struct, eq=False):

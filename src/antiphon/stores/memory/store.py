@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -76,13 +77,23 @@ class SyncMemoryJournal(MemoryClaims):
             return len(doomed)
 
     def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tenant: str,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> Records:
         found: Records = []
-        for node in sorted(self._all_current(), key=attrgetter("serial"), reverse=True):
+        nodes = self._all_current()
+        older = max((node.serial for node in nodes if node.key == before), default=0) if before else math.inf
+        for node in sorted(nodes, key=attrgetter("serial"), reverse=True):
             if len(found) >= limit:
                 break
-            if _matches(node, tenant, tool, session, prefix):
+            if node.serial < older and _matches(node, tenant, tool, session, prefix):
                 with self.lock:  # a record that is built beside a settlement would be kept, and be wrong
                     if node.lives(self._now()) and state in ("", node.state):
                         found.append(node.to_record())

@@ -329,7 +329,8 @@ FROM antiphon.claims AS c, clock
 WHERE c.tenant = %(tenant)s AND {_lives}
     AND (%(tool)s = '' OR c.tool = %(tool)s) AND (%(session)s = '' OR c.session = %(session)s)
     AND (%(state)s = '' OR c.state = %(state)s) AND (%(prefix)s = '' OR starts_with(c.key, %(prefix)s))
-ORDER BY c.fence DESC
+    AND (%(before)s = '' OR (c.fence, c.key) < (SELECT b.fence, b.key FROM antiphon.claims AS b WHERE b.key = %(before)s))
+ORDER BY c.fence DESC, c.key DESC
 LIMIT %(limit)s
 
 -- name: counts

@@ -110,9 +110,17 @@ class PostgresJournal(PostgresLog):
                 return total
 
     async def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tenant: str,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> Records:
-        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state}
+        which = {"tenant": tenant, "tool": tool, "session": session, "prefix": prefix, "state": state, "before": before}
         rows = await self._engine.run("list", {**which, "limit": max(0, limit)}, prepare=False)
         return [record_of(row) for row in rows]
 

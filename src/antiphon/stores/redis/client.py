@@ -20,7 +20,7 @@ import redis
 from hiredis import pack_command
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.crc import key_slot
-from redis.exceptions import AskError, MovedError, RedisClusterException, RedisError, ResponseError
+from redis.exceptions import AskError, ClusterError, MovedError, RedisClusterException, RedisError, ResponseError
 
 from antiphon.errors import StoreUnavailable
 from antiphon.stores.redis.schema import in_full
@@ -38,6 +38,8 @@ _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterExcepti
 
 _TRANSIENT: Final = ("LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY ", "READONLY", "NOREPLICAS")
 """Replies that a fail-over, a start or a moved slot makes go away: the command is retried."""
+_ON_THE_MOVE: Final = (AskError, ClusterError)
+"""A slot between two servers: redirections that redis-py followed until it gave up were never executed."""
 
 _TOO_FEW_RIGHTS: Final = (
     "does not allow this user what the store needs",
@@ -57,6 +59,7 @@ _MEANING: Final = {
     "CLUSTERDOWN": ("is a Cluster that is down", "Check CLUSTER INFO."),
     "MASTERDOWN": ("has lost its primary", "Look at the replication state."),
     "NOREPLICAS": ("has too few replicas to accept writes", "Look at the replication state."),
+    "TTL exhausted": ("is a Cluster that is moving a slot", "Try again in a moment."),
     "BUSY ": ("is busy with a script", "Look for slow scripts of others."),
     "ERR DB index": ("does not have this database", "Check the number after the host in the URL."),
     "ERR unknown command": ("does not know a command this store needs", "Use Redis 6.2 or newer, or Valkey."),
@@ -183,7 +186,7 @@ class Client:
         if isinstance(error, RedisClusterException) and isinstance(error.__cause__, Exception):
             error = error.__cause__  # why the topology could not be read
         lost = isinstance(error, _LOST)
-        transient = _reply_text(error).startswith(_TRANSIENT) or isinstance(error, AskError)
+        transient = _reply_text(error).startswith(_TRANSIENT) or isinstance(error, _ON_THE_MOVE)
         if isinstance(error, redis.AuthenticationError) or (isinstance(error, ResponseError) and not transient):
             raise _refused(self.target, error) from None
         if not lost and not transient:
@@ -323,7 +326,8 @@ class PipelinedConnection:
             if self._timer is None:
                 self._timer = self._loop.call_later(self._timeout_s, self._check)
             self._sent.extend([future for _, future in batch])
-            self._writer.write(b"".join([data for data, _ in batch]))
+            with contextlib.suppress(RuntimeError):  # closed already, says uvloop; whoever reads says what was lost
+                self._writer.write(b"".join([data for data, _ in batch]))
 
     async def _read(self, read: Callable[[], Awaitable[Any]]) -> None:
         while self._sent or self._queue or not self._retired:

@@ -40,11 +40,28 @@ class RedisIndex:
     _sweep_rank = _FIRST_RANK
 
     async def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tenant: str,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> Records:
         found: Records = []
-        async for entries in self._newest(tenant, max(8, limit // 32)):
-            fitting = [entry for entry in entries if entry[2].startswith(prefix)]
+        first: int | str = "-inf"
+        after: Entry | None = None
+        if before:
+            number = self._names.number(before)
+            score = await self._client.execute(("ZSCORE", self._names.shards[number].entries + tenant, before))
+            if score is None:
+                return found
+            first = int(float(score))
+            after = (first, number, before)
+        async for entries in self._newest(tenant, max(8, limit // 32), first):
+            fitting = [entry for entry in entries if entry[2].startswith(prefix) and (after is None or entry > after)]
             for start in range(0, len(fitting), BATCH):
                 records = await self._records(fitting[start : start + BATCH])
                 found += [record for record in records if _fits(record, tool, session, state)]
@@ -116,10 +133,10 @@ class RedisIndex:
             [(command, shard.entries + tenant, *words) for shard in self._names.shards]
         )
 
-    async def _newest(self, tenant: str, page: int) -> AsyncIterator[Entries]:
-        """The entries of all shards, newest first, a round of pages at a time."""
+    async def _newest(self, tenant: str, page: int, first: int | str = "-inf") -> AsyncIterator[Entries]:
+        """The entries of all shards from a score on, newest first, a round of pages at a time."""
         waiting: Entries = []
-        async for pages in self._pages(tenant, "ZRANGEBYSCORE", "-inf", _EARLIEST, page):
+        async for pages in self._pages(tenant, "ZRANGEBYSCORE", first, _EARLIEST, page):
             horizon = min([entries[-1][0] for _, entries, more in pages if more], default=0)  # what follows is older
             waiting = sorted([*waiting, *(entry for _, entries, _ in pages for entry in entries)])
             ready = [entry for entry in waiting if entry[0] <= horizon]

@@ -72,6 +72,10 @@ class Names:
         """Where the intent *key* lives."""
         return self.shards[crc32(key.encode()) & 255]
 
+    def number(self, key: str) -> int:
+        """The number of that shard."""
+        return crc32(key.encode()) & 255
+
     def run(self, run: str) -> tuple[str, str]:
         """Manifest and events of a run."""
         base = f"{self.prefix}:{{r:{run.replace('}', '')}}}"

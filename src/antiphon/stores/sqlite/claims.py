@@ -17,7 +17,6 @@ from antiphon.ports import Begun, Claimed, ClaimRequest, ClaimTemplate, Existing
 from antiphon.stores._common import (
     NO_OUTCOME,
     Outcome,
-    asked,
     check_version,
     named_queries,
     next_version,
@@ -41,6 +40,8 @@ _ONE_SUCCESS = (
     b'{"startedAtMs":%d,"finishedAtMs":%d,"status":"success","retriable":false}]}}'
 )
 """The outcome of a :class:`~antiphon.ports.Success`."""
+_ASKED = b'{"arguments":%b}'
+"""What stands in place of the outcome while the claim is in flight."""
 
 _encode = msgspec.json.Encoder().encode
 _request = msgspec.json.Decoder(RecordedRequest).decode
@@ -156,15 +157,9 @@ def settle(connection: sqlite3.Connection, key: str, version: int, settlement: S
         return None
     if settlement.state != "done":
         connection.execute(SQL["open_claim"], (key,))
-    if not is_plain(settlement):
+    if settlement.state != "done" or settlement.ttl_ms < LOOK_AGAIN_MS:
         connection.execute(SQL["expire_claim"], (key,))
     return new_version
-
-
-def is_plain(settlement: Settlement) -> bool:
-    """Whether the statement :data:`SETTLE` is all there is to do."""
-    state, ttl_ms = settlement[:2]
-    return state == "done" and ttl_ms >= LOOK_AGAIN_MS
 
 
 def claim_values(
@@ -192,7 +187,7 @@ def claim_values(
         sweep_at if sweep_at > expires else expires,
         history,
         _request_json(request),
-        _encode(asked(shown)) if (shown := request.shown) else None,
+        _ASKED % dumps(shown) if (shown := request.shown) else None,
         RECORD_VERSION,
         version,
     )
@@ -225,13 +220,14 @@ def settle_values(key: str, version: int, settlement: Settlement, new_version: i
 
 def _request_json(request: ClaimRequest) -> bytes:
     template, params, call_id = request.template, request.params, request.call_id
-    if isinstance(params, bytes):
-        digest = exact = b'"%b"' % sha256(params).hexdigest().encode()
+    if type(params) is bytes:
+        digest = exact = dumps(sha256(params).hexdigest())
     else:
         digest, exact = map(dumps, params)
     request_id, identity = request.request_id, request.identity
-    named = dumps(request_id)
-    caller = named if identity is request_id else dumps(identity)
+    caller = named = dumps(request_id)
+    if identity is not request_id:
+        caller = dumps(identity)
     values = (template.session_json, template.actor_json, named, digest, caller, exact)
     return _REQUEST % values if call_id is None else _REQUEST_OF_CALL % (*values, dumps(call_id))
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 from antiphon.errors import StoreUnavailable
@@ -161,12 +162,10 @@ class DatabaseFile:
 
         ``False`` means that nothing was changed; :meth:`write` knows why.
         """
-        now = time.monotonic()
-        lock = self._writer_lock
+        now, lock, idle = monotonic(), self._writer_lock, self._idle
         if self._queue or now < self._yield_until or lock.locked():
             return False
         with lock:
-            idle = self._idle
             connection = idle.pop() if idle else self.open()
             try:
                 if now >= connection.look_at or self._wal is not None:
@@ -220,9 +219,9 @@ class DatabaseFile:
         self._forking = self._writer_lock.acquire(timeout=self.busy_s + 5)
         self.poller.pause()
         self._opening.acquire()
-        limit = time.monotonic() + 5
+        limit = monotonic() + 5
         self._close_idle()
-        while any(connection.is_open for connection in self._open) and time.monotonic() < limit:
+        while any(connection.is_open for connection in self._open) and monotonic() < limit:
             time.sleep(0.0002)  # until readers give their connections back
             self._close_idle()
 
@@ -288,13 +287,13 @@ class DatabaseFile:
             operation.deliver(operation)
 
     def _begin(self, connection: Connection) -> None:
-        if time.monotonic() < self._yield_until:
+        if monotonic() < self._yield_until:
             time.sleep(0.0002)  # other processes try in intervals: leave them a moment
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
             retry_busy(lambda: connection.execute("BEGIN IMMEDIATE"), self.busy_s)
-            self._yield_until = time.monotonic() + 1.0
+            self._yield_until = monotonic() + 1.0
 
     def _step(self, connection: Connection, run: Run[T]) -> T:
         try:
@@ -309,7 +308,7 @@ class DatabaseFile:
             return self.open()
 
     def _before_commit(self, connection: Connection) -> None:
-        now = time.monotonic()
+        now = monotonic()
         if now >= connection.look_at:
             self._check_still_there(connection)
             connection.look_at = now + _LOOK_EVERY_S

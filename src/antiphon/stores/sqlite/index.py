@@ -69,13 +69,18 @@ class Filter(NamedTuple):
         return [self._replace(tool=tool) for (tool,) in connection.execute(SQL["tools"], (self.tenant, self.tenant))]
 
 
-def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int) -> list[DedupeRecord]:
-    """Live claims, newest first."""
+def find(connection: sqlite3.Connection, which: Filter, limit: int, now: int, before: str = "") -> list[DedupeRecord]:
+    """Live claims, newest first; with *before* those older than the claim of that key."""
     rows = []
+    older: list[int] = []
+    if before:
+        older = [connection.execute(SQL["row_of"], (before,)).fetchone()[0] or 0]
     for part in which.each(connection):
         source, values = part.source()
+        if older:
+            source += f" AND {'p' if ' AS p ' in source else 'c'}.id < ?"
         query = f"{COLUMNS} FROM {source} AND (c.expires_at_ms > ? OR c.state = 'inflight') ORDER BY c.id DESC LIMIT ?"
-        rows += connection.execute(query, (*values, now, limit)).fetchall()
+        rows += connection.execute(query, (*values, *older, now, limit)).fetchall()
     rows.sort(key=itemgetter(ID), reverse=True)
     return [to_record(row) for row in rows[:limit]]
 

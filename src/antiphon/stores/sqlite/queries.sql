@@ -74,6 +74,9 @@ INSERT OR IGNORE INTO claim_expiry (at_ms, id) SELECT sweep_at_ms, id FROM claim
 -- name: newest_claim
 SELECT coalesce(max(id), 0) FROM claims;
 
+-- name: row_of
+SELECT max(id) FROM claims WHERE key = ?
+
 -- name: indexed
 SELECT value FROM meta WHERE name = 'catalogued';
 

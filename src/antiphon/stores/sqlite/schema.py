@@ -1,10 +1,13 @@
 """Opening the database file: its settings and its schema, waiting for its lock, and its errors as one sentence.
 
-The schema is made by numbered migrations, forward only.
+The schema is made by numbered migrations, forward only. An index that came later has no number: every release works
+with and without it, so old and new ones can share a file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 import sqlite3
@@ -21,6 +24,8 @@ T = TypeVar("T")
 APPLICATION_ID = 0x416E7068
 FOLDER = Path(__file__).parent
 OLDEST_SQLITE = (3, 37, 0)  # STRICT tables
+LATER_INDEXES = {"runs_by_status": "CREATE INDEX runs_by_status ON runs (tenant, status, started_at_ms, id)"}
+_INDEX_BUSY_S = 0.25
 _KEPT = "Nothing was written."
 _SENTENCES = {
     sqlite3.SQLITE_BUSY: ("locked", "is locked by another process", "Find the process with an open transaction."),
@@ -58,7 +63,10 @@ def connect(path: Path, synchronous: str, busy_s: float, *, new: bool) -> tuple[
         try:
             retry_busy(lambda: _set_up(connection, path, synchronous), busy_s)
             connection.inode = path.stat().st_ino
-            return connection, _migrate(connection, path, busy_s)
+            number = _migrate(connection, path, busy_s)
+            if new:
+                _add_indexes(connection, min(busy_s, _INDEX_BUSY_S))
+            return connection, number
         except BaseException:
             connection.close()
             raise
@@ -126,6 +134,15 @@ def _migrate(connection: Connection, path: Path, busy_s: float) -> int:
         found = _schema(connection, path)
     check_version(f"The database {path}", found, len(steps))
     return found
+
+
+def _add_indexes(connection: Connection, busy_s: float) -> None:
+    """Make the indexes that are missing; where that cannot be done now, the next process tries again."""
+    there = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    for name, statement in LATER_INDEXES.items():
+        if name not in there:
+            with contextlib.suppress(sqlite3.Error):  # another process makes it or is at work; full; read-only
+                retry_busy(functools.partial(connection.execute, statement), busy_s)
 
 
 def migrations() -> list[Path]:

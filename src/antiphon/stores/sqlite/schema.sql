@@ -1,4 +1,5 @@
--- The schema after all migrations. A test compares it with a database that applied them one by one.
+-- The schema after all migrations, with the indexes that came later. A test compares it with a database that applied
+-- them one by one.
 
 CREATE TABLE meta (
     name TEXT PRIMARY KEY,
@@ -92,6 +93,7 @@ CREATE TABLE runs (
 ) STRICT;
 
 CREATE INDEX runs_by_time ON runs (tenant, started_at_ms, id);
+CREATE INDEX runs_by_status ON runs (tenant, status, started_at_ms, id);
 
 -- The id of an event is its run's number in the upper 32 bits and its sequence number in the lower: a run's events lie
 -- side by side, found without an index of their own. Tenant and workspace are those of the run.

@@ -36,7 +36,7 @@ from antiphon.stores._adapters import SyncFromAsync
 from antiphon.stores._common import event_of, manifest_of, manifests_of
 from antiphon.stores._waiters import NewWaiter, ThreadWaiter, loop_waiter
 from antiphon.stores.sqlite import claims, index, log
-from antiphon.stores.sqlite.claims import INSERT_CLAIM, SETTLE
+from antiphon.stores.sqlite.claims import INSERT_CLAIM, LOOK_AGAIN_MS, SETTLE
 from antiphon.stores.sqlite.file import DatabaseFile, Operation, Run, shared_file
 
 T = TypeVar("T")
@@ -192,11 +192,19 @@ class SQLiteJournal:
                 return total
 
     async def list(
-        self, *, tenant: str, tool: str = "", session: str = "", state: str = "", prefix: str = "", limit: int = 100
+        self,
+        *,
+        tenant: str,
+        tool: str = "",
+        session: str = "",
+        state: str = "",
+        prefix: str = "",
+        limit: int = 100,
+        before: str = "",
     ) -> Records:
         await self._catch_up()
         which = index.Filter(tenant, tool, session, prefix, state)
-        return await self._read(lambda connection: index.find(connection, which, limit, self.now()))
+        return await self._read(lambda connection: index.find(connection, which, limit, self.now(), before))
 
     async def counts(self, tenant: str) -> Mapping[tuple[str, str], int]:
         await self._catch_up()
@@ -293,7 +301,7 @@ class SyncSQLiteJournal(SyncFromAsync):
         return drive(journal.begin(request, events))
 
     def settle(self, key: str, version: int, settlement: Settlement, events: Sequence[Row] = ()) -> int | None:
-        if claims.is_plain(settlement):
+        if settlement[0] == "done" and settlement[1] >= LOOK_AGAIN_MS:
             file = self._file
             now = self._time_ns() // 1_000_000
             settled = now * 1000 if now * 1000 > version else version + 1

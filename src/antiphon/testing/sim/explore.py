@@ -11,13 +11,13 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from antiphon._gateway import breakers, claim, source
+from antiphon._gateway import breakers, claim, gateway, source
 from antiphon._gateway import plan as plans
 from antiphon.testing.sim.bugs import BUGS
 from antiphon.testing.sim.invariants import Asked, Invariants, asking
 from antiphon.testing.sim.plan import CALM_S, INSIDE, QUIET_S, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared
-from antiphon.testing.sim.worker import Worker, within
+from antiphon.testing.sim.worker import Worker, tool_of, within
 from antiphon.testing.sim.world import TIME_WIDTH, Dead, Nap, Task, World, blocking, here
 
 
@@ -214,15 +214,23 @@ def _generators_just_go() -> Iterator[None]:
 
 def simulate(seed: int, bug: str = "", without: frozenset[str] = frozenset()) -> Simulation:
     """The simulation of one seed, with a planted bug if one is named. *without*: parts of it that are left out."""
+    with _one_process_for_many(bug):
+        return _Simulator(seed, without).simulate()
+
+
+@contextmanager
+def _one_process_for_many(bug: str = "") -> Iterator[None]:
+    """What belongs to a process belongs to a simulated one here, and a bug may be planted."""
     with (
         patch.object(plans, "owner_token", _owner_token),
         patch.object(breakers, "owner_token", _owner_token),
         patch.object(claim, "certainly_dead", _certainly_dead),
         patch.object(source, "within", within),
+        patch.object(gateway, "Tool", tool_of),
         _generators_just_go(),
         BUGS[bug].plant() if bug else nullcontext(),
     ):
-        return _Simulator(seed, without).simulate()
+        yield
 
 
 def shrink(simulation: Simulation, bug: str = "") -> tuple[Simulation, frozenset[str]]:
@@ -247,14 +255,15 @@ def explore(seeds: Iterable[int], bug: str = "", *, stop_at: int = 0) -> Explore
     seen: Counter[str] = Counter()
     broken: list[Simulation] = []
     schedules: set[int] = set()
-    for seed in seeds:
-        simulation = simulate(seed, bug)
-        count += 1
-        steps += simulation.steps
-        seen.update(simulation.seen)
-        schedules.add(simulation.schedule)
-        if simulation.broken:
-            broken.append(simulation)
-            if stop_at and len(broken) >= stop_at:
-                break
+    with _one_process_for_many(bug):
+        for seed in seeds:
+            simulation = _Simulator(seed, frozenset()).simulate()
+            count += 1
+            steps += simulation.steps
+            seen.update(simulation.seen)
+            schedules.add(simulation.schedule)
+            if simulation.broken:
+                broken.append(simulation)
+                if stop_at and len(broken) >= stop_at:
+                    break
     return Explored(count, steps, seen, broken, schedules)

@@ -22,7 +22,8 @@
 
 A worker has no way to know when it was paused after the store had confirmed its claim and before it entered the tool:
 no client can look and act in one step. That is what the fence is for that a tool can hand to its sink. Before it tries
-again, it can look again.
+again, it can look again. A worker that looks after its lease has run out knows as little: who saw that it had run out
+may be about to take over, and a renewal does not stop that.
 
 Calls have no claim that binds anybody while the layer is off or in shadow, while keys are not derived, with
 ``dedupeMode: disabled``, or unprotected because the store cannot be reached (reads only). For them *intent*, *alone*,
@@ -47,7 +48,7 @@ from antiphon.contract.result import ToolDenied, ToolResultEnvelope
 from antiphon.decide.breaker import RESET_REASON, Transition
 from antiphon.decide.claim import UNKNOWN_CODE
 from antiphon.ports import Settlement
-from antiphon.testing.sim.plan import SHORT_LIFE_S
+from antiphon.testing.sim.plan import LEASE_S, SHORT_LIFE_S
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.plan import Plan
@@ -164,6 +165,12 @@ class Dispatch:
     """A record says that it was not made."""
 
 
+def _leaves_open(settlement: Settlement, code: str) -> bool:
+    """Whether a record says that nobody knows what became of its call."""
+    failed = settlement.state == "failed" and code != UNKNOWN_CODE
+    return settlement.dispatched and settlement.state != "done" and not failed
+
+
 class Claim(NamedTuple):
     """A claim that was won and has not been settled."""
 
@@ -191,8 +198,14 @@ class Invariants:
         """Fences of claims that bind nobody."""
         self._fences: dict[int, int] = {}
         """The fence behind every later version of a record."""
+        self._unknown: dict[int, float] = {}
+        """Since when the record of a fence says that nobody knows."""
+        self._over: set[int] = set()
+        """Fences whose records say what became of them."""
         self._verified: dict[int, float] = {}
         """When the store last said that a fence holds its claim."""
+        self._lapsed: set[int] = set()
+        """Fences whose lease had run out when it did."""
         self._answers: dict[str, tuple[float, Any]] = {}
         """By identity: when it was first answered for good, and with what."""
         self._first_asked: dict[str, float] = {}
@@ -245,6 +258,8 @@ class Invariants:
 
     def renewed(self, version: int) -> None:
         """The store said that a claim is still held."""
+        ran_out = self.world.now >= self._verified.get(version, self.world.now) + LEASE_S
+        (self._lapsed.add if ran_out else self._lapsed.discard)(version)
         self._verified[version] = self.world.now
 
     def settled(self, key: str, version: int, settlement: Settlement, worker: Worker, became: int) -> None:
@@ -257,6 +272,10 @@ class Invariants:
             self.breaks("leases", f"{worker.name} gave up on {held.worker.name}, which was well")
         if fence in self._shadows:
             return
+        if _leaves_open(settlement, code):
+            self._unknown.setdefault(fence, self.world.now)
+        else:
+            self._over.add(fence)
         for dispatch in self._of_fence(fence):
             self._judge_record(dispatch, settlement, code, read_back=fence != version)
         assert self.shared is not None
@@ -275,11 +294,10 @@ class Invariants:
         if failed and not self.plan.idempotent and (code in _OPEN_ENDS or dispatch.effect):
             self.breaks("honest records", f"act({dispatch.intent}) may have happened, but is recorded as {code}")
         dispatch.denied = settlement.state == "cancelled" and not settlement.dispatched
-        if settlement.state == "done" or failed or not settlement.dispatched:
-            dispatch.closed = True
-            dispatch.closed_at = min(dispatch.closed_at, self.world.now)
-        else:
+        if _leaves_open(settlement, code):
             dispatch.unknown_at = min(dispatch.unknown_at, self.world.now)
+        else:
+            self._close(dispatch)
 
     def took_effect(self, dispatch: Dispatch) -> None:
         """Something changed in the world."""
@@ -294,7 +312,13 @@ class Invariants:
             return True
         if any(dispatch.ended is None and not dispatch.worker.dead for dispatch in found):
             return None
+        for dispatch in found:  # whoever is told so may act on it: a record that others have followed cannot be settled
+            self._close(dispatch)
         return False
+
+    def _close(self, dispatch: Dispatch) -> None:
+        dispatch.closed = True
+        dispatch.closed_at = min(dispatch.closed_at, self.world.now)
 
     def _of_fence(self, fence: int) -> list[Dispatch]:
         return [dispatch for found in self._dispatches.values() for dispatch in found if dispatch.fence == fence]
@@ -345,10 +369,16 @@ class Invariants:
         """Look at the earlier dispatches of the same intent."""
         intent, fence = dispatch.intent, dispatch.fence
         earlier = self._dispatches.setdefault(intent, [])
-        knew = tried_blindly or worker.healthy_since(self._verified[fence])
+        looked = worker.healthy_since(self._verified[fence]) and fence not in self._lapsed
+        knew = tried_blindly or looked
+        dispatch.unknown_at = self._unknown.get(fence, inf)  # others gave up on it: its record says so already
+        if fence in self._over:
+            self._late(knew, intent, "fencing", f"fence {fence} was dispatched after its record was settled")
+            self._close(dispatch)
         for other in earlier:
             if other.fence > fence:
                 self._late(knew, intent, "fencing", f"fence {fence} was dispatched after {other.fence}")
+                self._close(dispatch)  # its record is over, and says nothing of it
             if self.plan.idempotent:
                 continue
             if other.fence == fence and not other.no_effect:
@@ -396,7 +426,11 @@ class Invariants:
             return
         since, number = self._first_asked[asked.identity], answer.value["number"]
         for dispatch in self._dispatches.get(asked.intent, ()):
-            if dispatch.number == number and dispatch.closed_at < since:
+            if dispatch.number != number or dispatch.closed_at >= since:
+                continue
+            if asked.intent in self._forgotten:  # its end was lost and written anew: it was in flight once more
+                self.seen["after a lost write, not promised: no call vanishes"] += 1
+            else:
                 self.breaks("no call vanishes", f"{asked.identity} was given dispatch {number}, which was over before")
 
     def _answered_alone(self, asked: Asked, answer: Answered) -> None:
@@ -419,10 +453,10 @@ class Invariants:
         uncertain = "fenced" in metadata or "notRecorded" in metadata
         if asked.untold and not asked.worker.healthy_since(asked.at):
             uncertain = True  # a decorated function returns no metadata
+        if asked.cut_off and (asked.untold or metadata.get("reused") or metadata.get("reconciled")):
+            uncertain = True  # the store may not have learned that this caller shared an answer, or could not say no
         if first is not None and first[1] != value and (first[0] <= asked.at or not uncertain):
             self.breaks("identity", f"{identity} was answered {first[1]}, and another delivery of it {value}")
-        if asked.cut_off and (asked.untold or metadata.get("reused") or metadata.get("reconciled")):
-            uncertain = True  # the store may not have learned that this caller shared an answer
         if first is None and not uncertain:
             self._answers[identity] = (self.world.now, value)
 

@@ -109,6 +109,8 @@ def _policies(kind: Kind) -> tuple[BreakerPolicy, ...]:
 
 
 _OFFSETS_S = ((0.0, 0.01, 0.5, 4.0, 15.0), (0.05, 0.3))
+_LONG_EVERY = 5
+"""Of so many schedules of a kind one is long."""
 _KINDS: tuple[Kind, ...] = ("claims", "crowd", "retries", "interrupts", "claims", "crowd", "retries", "breaker")
 
 
@@ -122,17 +124,21 @@ class Plan:
         self.without = without
         """What a smaller schedule leaves out (:meth:`parts`)."""
         self.kind: Kind = _KINDS[seed % len(_KINDS)]
-        self.workers: int = random.randint(1, 2) if self.kind == "breaker" else random.randint(2, 4)
+        self.short: bool = seed // len(_KINDS) % _LONG_EVERY != 0
+        """Most schedules are: few calls find most of what can be found, in a third of the time."""
+        most = 2 if self.kind == "breaker" else 3 if self.short else 4
+        self.workers: int = random.randint(1 if self.kind == "breaker" else 2, most)
         self.threads: list[bool] = [random.random() < 0.3 for _ in range(self.workers)]
         """Which workers have a synchronous gateway; the others have an asynchronous one."""
         self.idempotent: bool = self.kind == "breaker" or random.random() < 0.5
-        self.reconciles: bool = not self.idempotent and random.random() < 0.4
+        self.reconciles: bool = not self.idempotent and random.random() < 0.6
         self.wants_context: bool = random.random() < 0.5
         """Whether the tool has a parameter for its context; one without takes the shortest way through the driver."""
         self.on_threads: bool = random.random() < 0.2
         """Whether the tool is synchronous for asynchronous gateways, too."""
         self.retry_base_ms = 1_000 if self.kind == "retries" else 50
-        self.ends: float = QUIET_S + (40.0 if self.kind == "breaker" else 15.0)
+        self.ends: float = QUIET_S + 80.0
+        """Then nobody renews a lease any more: an attempt that begins last is over by then, and the one around it."""
         self.loss: float = random.choice((0.0, 0.0, 0.02, 0.1))
         self.outages: list[Outage] = [
             Outage(random.uniform(0, 20), random.choice((0.3, 2.0, LEASE_S, 6.0)), random.random() < 0.5)
@@ -245,16 +251,21 @@ class Plan:
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _claim_calls(self) -> list[Delivery]:
-        random, most = self._random, 5 if self.kind == "crowd" else 3
+        random, crowd = self._random, self.kind == "crowd"
+        intents = (2, 4) if self.kind == "interrupts" else (1, 2)
+        identities, most = (2 if crowd else 1, 4), 5 if crowd else 3
+        if self.short:
+            intents = (1, 2) if self.kind == "interrupts" else (1, 1)
+            identities, most = (2 if crowd else 1, 3), 3 if crowd else 2
         calls: list[Delivery] = []
-        for number in range(random.randint(2, 4) if self.kind == "interrupts" else random.randint(1, 2)):
+        for number in range(random.randint(*intents)):
             intent = f"i{number}"
             tool, named = self._way_of(intent)
             if random.random() < 0.2 and tool == TOOL and not named:
                 self.given_keys[intent] = f"key-{intent}"
             base = random.uniform(0, 12)
-            for identity in range(random.randint(2, 4) if self.kind == "crowd" else random.randint(1, 4)):
-                base = base if self.kind == "crowd" else random.uniform(0, 12)
+            for identity in range(random.randint(*identities)):
+                base = base if crowd else random.uniform(0, 12)
                 calls += [
                     self._another_way(self._claim_call(intent, f"{intent}c{identity}", base), tool)
                     for _ in range(random.randint(1, most))
@@ -312,9 +323,9 @@ class Plan:
     def _breaker_calls(self) -> list[Delivery]:
         random = self._random
         calls = []
-        for n in range(random.randint(15, 40)):
+        for n in range(random.randint(12, 20) if self.short else random.randint(15, 40)):
             way: Way = random.choice(("execute", "turn", "function"))
-            at, worker = random.uniform(0, 25), random.randrange(self.workers)
+            at, worker = random.uniform(0, 14 if self.short else 25), random.randrange(self.workers)
             cancel = (random.uniform(0, 3),) if random.random() < 0.15 else ()
             calls.append(Delivery(at, worker, f"i{n}", f"i{n}c0", way, named=way != "function", cancel_after=cancel))
         return calls

@@ -20,7 +20,7 @@ from antiphon.stores._common import owner_of
 from antiphon.stores.memory.claims import Node
 from antiphon.testing.sim.disk import Disk, DiskFault, virtual_disk
 from antiphon.testing.sim.invariants import asking
-from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, blocking, either, in_thread
+from antiphon.testing.sim.world import Bell, Dead, Nap, VirtualClock, World, blocking, either, in_thread
 
 if TYPE_CHECKING:
     from antiphon.testing.sim.invariants import Invariants
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from antiphon.testing.sim.worker import Worker
 
 T = TypeVar("T")
-_LOOK_S = 0.1
+_LOOK_S = 2.0
+_TOLD_S = 0.1
+"""So long it takes at most until those who wait for a record hear of it."""
 _LOSS_UNTIL_S = 25.0
 _JOURNEY_S = (0.0001, 0.02)
 _PATIENCE_S = 1.0
@@ -94,6 +96,7 @@ class Shared:
         self.call_inside: Callable[[Worker, str], Awaitable[None]]
         """How a tool calls another one."""
         self._disk: Disk | None = None
+        self._bells: dict[str, Bell] = {}
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -128,6 +131,17 @@ class Shared:
         self.invariants.lost_writes(lost)
         for worker in self.workers.values():
             worker.disturbed()
+        for key in self._bells:
+            self.moved(key)
+
+    def bell(self, key: str) -> Bell:
+        """For those who wait for a record."""
+        return self._bells.setdefault(key, [])
+
+    def moved(self, key: str) -> None:
+        """Tell them that it moved on."""
+        if bell := self._bells.get(key):
+            self.world.ring(bell, _TOLD_S)
 
     def on_disk(self) -> AbstractContextManager[None]:
         """While a worker writes: the disk may fail."""
@@ -186,7 +200,8 @@ class SimJournal:
         self._at_once = at_once
         """For the renewer, which is driven in one go."""
 
-    async def _step(self, name: str, run: Callable[[], Awaitable[T] | T]) -> T:
+    async def _step(self, name: str, run: Callable[[], Awaitable[T] | T], *, back: bool = True) -> T:
+        """*back*: whether the answer takes its time, too."""
         shared, worker = self._shared, self._worker
         if worker.dead:
             raise Dead
@@ -211,7 +226,8 @@ class SimJournal:
         except StoreError as error:
             self._lost(f"{worker.name}: {name} failed: {error.data.get('reason')}")
             raise
-        await self._travel()
+        if back:
+            await self._travel()
         if shared.loses():
             shared.lost_answers += 1
             self._lost(f"{worker.name}: the answer to {name} got lost")
@@ -294,6 +310,7 @@ class SimJournal:
                 self._perhaps_claimed(request, asked)
                 raise
             if isinstance(answer, Claimed):
+                self._shared.moved(request.key)
                 self._shared.invariants.claimed(request.key, answer.version, self._worker, asked)
             return answer
 
@@ -324,6 +341,7 @@ class SimJournal:
                 self._perhaps_settled(key, version, settlement)
                 raise
             if answer is not None:
+                self._shared.moved(key)
                 self._shared.invariants.settled(key, version, settlement, self._worker, answer)
             return answer
 
@@ -352,22 +370,22 @@ class SimJournal:
         return await self._step("read", lambda: self._shared.read(key, identity))
 
     async def wait(self, key: str, version: int, timeout_s: float) -> None:
-        """Until the record moved on; looked at now and then, as a message may get lost."""
+        """Until the record moved on; looked at now and then, as a record may expire."""
         world = self._shared.world
         until = world.now + timeout_s
         while world.now < until:
             found = self._shared.inner.read(key, "")
             if found is None or found.current.version != version or found.current.state != "inflight":
                 return
-            await Nap(min(_LOOK_S * world.random.uniform(0.2, 1.0), until - world.now + 0.0001))
+            await world.listen(self._shared.bell(key), min(_LOOK_S, until - world.now + 0.0001))
             if self._worker.dead:
                 raise Dead
 
     async def load_breakers(self, tenant: str) -> list[BreakerRow]:
-        return await self._step("load breakers", lambda: self._shared.inner.load_breakers(tenant))
+        return await self._step("load breakers", lambda: self._shared.inner.load_breakers(tenant), back=False)
 
     async def save_breaker(self, tenant: str, row: BreakerRow) -> None:
-        await self._step("save breaker", lambda: self._shared.inner.save_breaker(tenant, row))
+        await self._step("save breaker", lambda: self._shared.inner.save_breaker(tenant, row), back=False)
 
     def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> None:
         """This store does not push."""
@@ -377,16 +395,16 @@ class SimJournal:
 
 
 class SyncSimJournal:
-    """The same for the threads of a worker, and for its renewer."""
+    """The same for the threads of a worker; where none runs, as in its renewer, steps take no time."""
 
     durable = True
 
-    def __init__(self, journal: SimJournal) -> None:
-        self._journal = journal
+    def __init__(self, shared: Shared, worker: Worker) -> None:
+        self._journals = SimJournal(shared, worker), SimJournal(shared, worker, at_once=True)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        step = getattr(self._journal, name)
-        return lambda *args: blocking(step(*args))
+        in_time, at_once = self._journals
+        return lambda *args: blocking(getattr(in_time if in_thread() else at_once, name)(*args))
 
     def subscribe_breakers(self, tenant: str, callback: Callable[[BreakerRow], None]) -> None:
         """This store does not push."""
@@ -403,8 +421,7 @@ class SimStore:
         self._worker = worker
 
     def open_sync(self) -> Any:
-        """Outside of a simulated thread, that is in the renewer, steps take no time."""
-        return SyncSimJournal(SimJournal(self._shared, self._worker, at_once=not in_thread()))
+        return SyncSimJournal(self._shared, self._worker)
 
     def open_async(self) -> Any:
         return SimJournal(self._shared, self._worker)

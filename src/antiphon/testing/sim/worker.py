@@ -5,6 +5,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -21,22 +22,27 @@ from antiphon._gateway.plan import Dependencies
 from antiphon._gateway.report import Reporter
 from antiphon._gateway.settings import Settings, ToolOverride
 from antiphon._gateway.threads import Abandoned, Late, ThreadRunner, TimedOut
+from antiphon._gateway.tool import Tool
 from antiphon.adapters._calls import GuardedTools, Place
-from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy
+from antiphon.contract.spec import DidNotHappen, Happened, RetryPolicy, ToolSpec
 from antiphon.decide.breaker import Transition
 from antiphon.decide.loop import LoopPolicy
 from antiphon.testing.sim.invariants import LEFT, Answered, Dispatch, Invariants, Mode, answer_of, asking, failure_of
 from antiphon.testing.sim.plan import ADAPTED, INSIDE, LEASE_S, STREAMED, TOOL, AttemptPlan, Change, Delivery, Plan
 from antiphon.testing.sim.store import Shared, SimStore
-from antiphon.testing.sim.world import Dead, Nap, VirtualClock, World, block, blocking, either
+from antiphon.testing.sim.world import Bell, Dead, Nap, VirtualClock, World, block, blocking, either, here
 
 _LOOK_S = 0.3
+_LONG_S = 100.0
+_RENEWS_S = LEASE_S * 0.3
+"""So long a renewer sleeps at most."""
 _HOOK_LIMIT_MS = 9_000
 
 
 async def within(awaitable: Any, seconds: float) -> Any:
     """Await with a time limit, as asyncio does: what takes longer is cancelled, and may tidy up first."""
     steps = awaitable.__await__()
+    world = _here().world
     left, late, cancelled = seconds, False, False
     go_on: Any = partial(next, steps)
     while True:
@@ -48,20 +54,25 @@ async def within(awaitable: Any, seconds: float) -> Any:
             if late and not cancelled:
                 raise TimedOut(seconds) from None
             raise
-        runs_out = not late and nap.seconds >= left
+        limited, began = not late and nap.seconds >= left, world.now
         try:
-            await (Nap(left) if runs_out and not nap.deaf else nap)
+            await (Nap(left) if limited and not nap.deaf else nap)
         except CancelledError as error:
             cancelled = True
             go_on = partial(steps.throw, error)
             continue
-        left -= nap.seconds
+        slept = min(nap.seconds, world.now - began)  # it may have been woken
+        runs_out = limited and slept > left - 1e-6
+        left -= slept
         late = late or runs_out
         go_on = partial(steps.throw, CancelledError()) if runs_out else partial(steps.send, None)
 
 
 class _Job:
     """A tool on its thread."""
+
+    def __init__(self) -> None:
+        self.over: Bell = []
 
     done = False
     gave_up = False
@@ -86,14 +97,12 @@ class SimThreads(ThreadRunner):
         world, job = self._worker.world, _Job()
         world.start_thread("tool", partial(self._work, job, work, late), self._worker)
         until = None if limit is None else world.now + limit
-        look = 0.01
         try:
             while not job.done:
-                left = look if until is None else min(look, until - world.now)
+                left = _LONG_S if until is None else until - world.now
                 if left <= 0:
                     raise TimedOut(limit or 0.0, still_running=True)
-                await Nap(left)
-                look = min(look * 2, _LOOK_S)
+                await world.listen(job.over, left)
         except BaseException:
             job.gave_up = True
             self.abandoned += 1
@@ -110,6 +119,7 @@ class SimThreads(ThreadRunner):
         except BaseException as error:
             job.error = error
         job.done = True
+        self._worker.world.ring(job.over, _LOOK_S)
         if not job.gave_up:
             return
         self.abandoned -= 1
@@ -159,8 +169,7 @@ class SimWorld(AsyncWorld):
             rest.close()
             raise Dead
         task = self.worker.world.start("the rest of a call", rest, self.worker)
-        while not task.done:
-            await Nap(0.005)
+        await self.worker.world.join(task)
         if task.error is not None:
             raise task.error
 
@@ -212,54 +221,17 @@ class Worker:
         plans.threads = SimThreads(plans.settings.abandoned_threads, self)
         self.leases: Leases = plans.leases
         self._wakes(self.leases)
-        spec = msgspec.structs.replace(plan.spec, reconcile=self.read_back) if plan.reconciles else plan.spec
-        self.function: Any = self.gateway.register(self._tool(), spec)
+        spec = msgspec.structs.replace(plan.spec, reconcile=_read_back) if plan.reconciles else plan.spec
+        self.function: Any = self.gateway.register(_tool_for(plan, threads), spec)
         self._specs = {name: msgspec.structs.replace(spec, name=name) for name in plan.tools}
         self._stream: Any = None
         if STREAMED in plan.tools:
-            self._stream = self.gateway.register(self._streaming(), self._specs[STREAMED])
+            self._stream = self.gateway.register(_chunks_in_thread if threads else _chunks, self._specs[STREAMED])
         self._guarded = GuardedTools(self._specs, self.gateway)
         self._shared = shared
         if plan.given_keys:
             self.gateway.before(self._give_key)
         self._turn = self.gateway.session("s", actor="a").turn()
-
-    def _tool(self) -> Any:
-        """The tool as this gateway calls it: with or without a context, synchronous or not."""
-        act, plan = self.act, self.plan
-
-        async def with_context(what: str, ctx: CallContext) -> Any:
-            return await act(what, ctx.fence)
-
-        async def plain(what: str) -> Any:
-            return await act(what, None)
-
-        def with_context_on_thread(what: str, ctx: CallContext) -> Any:
-            return blocking(act(what, ctx.fence))
-
-        def plain_on_thread(what: str) -> Any:
-            return blocking(act(what, None))
-
-        if self.threads or plan.on_threads:
-            return with_context_on_thread if plan.wants_context else plain_on_thread
-        return with_context if plan.wants_context else plain
-
-    def _streaming(self) -> Any:
-        """A tool that answers in chunks, of which each says the same."""
-
-        async def chunks(what: str, ctx: CallContext) -> AsyncIterator[Any]:
-            async for chunk in self.act_in_chunks(what, ctx.fence):
-                yield chunk
-
-        def chunks_in_thread(what: str, ctx: CallContext) -> Iterator[Any]:
-            steps = self.act_in_chunks(what, ctx.fence)
-            try:
-                while (chunk := blocking(_next(steps))) is not None:
-                    yield chunk
-            finally:
-                blocking(_closed(steps))
-
-        return chunks_in_thread if self.threads else chunks
 
     # -- what befalls it -----------------------------------------------------------------------------------------
 
@@ -304,9 +276,10 @@ class Worker:
 
     async def _renew(self) -> None:
         asking.set(None)  # what it asks is not asked by the call that woke it
+        due = _RENEWS_S
         while (self.leases._held or self.leases._unfinished) and self.world.now < self.plan.ends:
-            await Nap(LEASE_S * 0.15)
-            self.leases.look()
+            await Nap(min(max(due, 0.05), _RENEWS_S))
+            due = self.leases.look()
         self._renews = False
 
     # -- its configuration ---------------------------------------------------------------------------------------
@@ -492,6 +465,70 @@ class Worker:
             return None if found is None else DidNotHappen()
         said = {"what": params["what"], "fence": lost.fence, "number": 0}
         return Happened([said] if params["what"] in self.plan.streamed else said)
+
+
+# -- the tools as gateways know them: they run where they are called ----------------------------------------------
+
+
+async def _with_context(what: str, ctx: CallContext) -> Any:
+    return await _here().act(what, ctx.fence)
+
+
+async def _plain(what: str) -> Any:
+    return await _here().act(what, None)
+
+
+def _with_context_in_thread(what: str, ctx: CallContext) -> Any:
+    return blocking(_here().act(what, ctx.fence))
+
+
+def _plain_in_thread(what: str) -> Any:
+    return blocking(_here().act(what, None))
+
+
+async def _chunks(what: str, ctx: CallContext) -> AsyncIterator[Any]:
+    """A tool that answers in chunks, of which each says the same."""
+    async for chunk in _here().act_in_chunks(what, ctx.fence):
+        yield chunk
+
+
+def _chunks_in_thread(what: str, ctx: CallContext) -> Iterator[Any]:
+    steps = _here().act_in_chunks(what, ctx.fence)
+    try:
+        while (chunk := blocking(_next(steps))) is not None:
+            yield chunk
+    finally:
+        blocking(_closed(steps))
+
+
+def _read_back(params: dict[str, Any], lost: CallContext) -> Any:
+    return _here().read_back(params, lost)
+
+
+def _here() -> Worker:
+    found: Worker = here.get()
+    return found
+
+
+def _tool_for(plan: Plan, threads: bool) -> Callable[..., Any]:
+    """With or without a context, synchronous or not."""
+    if threads or plan.on_threads:
+        return _with_context_in_thread if plan.wants_context else _plain_in_thread
+    return _with_context if plan.wants_context else _plain
+
+
+_known: dict[tuple[Any, ...], Tool] = {}
+
+
+def tool_of(function: Callable[..., Any], spec: ToolSpec, settings: Settings) -> Tool:
+    """A tool as a gateway makes it. What it finds out about a function is the same for all workers of all seeds."""
+    asked = (function, spec.namespace, spec.name, spec.reconcile)
+    found = _known.get(asked)
+    if found is None:
+        found = _known[asked] = Tool(function, spec, settings)
+    tool = copy(found)
+    tool.configure(spec, settings)
+    return tool
 
 
 def _said(dispatch: Dispatch) -> dict[str, Any]:

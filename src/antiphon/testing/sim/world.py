@@ -1,13 +1,12 @@
 """Virtual time, and a scheduler that decides by a seed who goes next.
 
-Coroutines suspend with :class:`Nap`. Synchronous code runs in threads of which only one runs at a time: it hands over
-to the scheduler with :func:`block`, so the same seed gives the same order.
+Coroutines suspend with :class:`Nap`. Synchronous code hands over to the scheduler with :func:`block`. Only one of them
+runs at a time, so the same seed gives the same order.
 """
 
 from __future__ import annotations
 
 import heapq
-import threading
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
@@ -16,7 +15,13 @@ from inspect import isawaitable
 from random import Random
 from typing import Any, TypeVar
 
+from antiphon.errors import missing_extra
 from antiphon.ports import Clock
+
+try:
+    from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+except ImportError:
+    raise missing_extra("greenlet", "sim", "The simulator") from None
 
 T = TypeVar("T")
 EPOCH_MS = 1_700_000_000_000
@@ -24,6 +29,7 @@ TIME_WIDTH = 11
 """Of the time at the beginning of a line of the trace."""
 MAX_STEPS = 200_000
 """A simulation that takes longer than this is an endless loop."""
+_LONG_S, _SOON_S = 100.0, 0.005
 here: ContextVar[Any] = ContextVar("antiphon_sim_here")
 """The simulated process that runs."""
 
@@ -61,6 +67,8 @@ class Task:
         self.done: bool = False
         self.value: Any = None
         self.error: BaseException | None = None
+        self.over: Bell = []
+        """Rings when it is."""
         self.ticket = 0
         """Of its place in the queue: an older one counts no more."""
 
@@ -83,6 +91,10 @@ class Task:
     def drop(self) -> None:
         """Let go of a task that will never run again, as a kill does: nothing of it is tidied up."""
         raise NotImplementedError
+
+
+Bell = list[Task]
+"""Those who nap until something happens (:meth:`World.listen`)."""
 
 
 class CoroutineTask(Task):
@@ -114,47 +126,49 @@ class CoroutineTask(Task):
 
 
 class ThreadTask(Task):
-    """A function in a thread. It runs only while the scheduler waits for it; a cancellation is a KeyboardInterrupt."""
+    """A synchronous function, as a thread runs it; a cancellation is a KeyboardInterrupt.
+
+    A greenlet carries it: a hand-over between real threads costs more than most of what they do in between.
+    """
 
     def __init__(self, name: str, function: Callable[[], Any], place: Any) -> None:
         super().__init__(name, place)
         self._function = function
-        self._carrier: _Carrier | None = None
-        self._go, self._back = threading.Lock(), threading.Lock()
-        self._go.acquire()
-        self._back.acquire()
+        self._greenlet = greenlet(self._run)
+        self._greenlet.gr_context = self.context
         self._dropped = False
 
     def step(self) -> Nap | None:
-        if self._carrier is None:
-            self._carrier = _idle.pop() if _idle else _Carrier()
-            self._carrier.carry(self)
-        else:
-            self._go.release()
-        self._back.acquire()
+        self._go_on()
         if not self.done:
             return self.napping
         if self.error is not None and not isinstance(self.error, (KeyboardInterrupt, Dead)):
             raise self.error
         return None
 
-    def run(self, carrier: _Carrier) -> None:
-        """In its thread, from the beginning to the end."""
-        _thread.task = self
+    def _go_on(self) -> None:
+        global _running
+        self._greenlet.parent = getcurrent()
+        before, _running = _running, self
+        try:
+            self._greenlet.switch()
+        finally:
+            _running = before
+
+    def _run(self) -> None:
         try:
             self.end(self._function())
         except BaseException as error:
             self.end(error=error)
-        _idle.append(carrier)
-        self._back.release()
 
     def nap(self, nap: Nap) -> None:
         """Let others run (called in the thread)."""
         if self._dropped:
             raise Dead
         self.napping = nap
-        self._back.release()
-        self._go.acquire()
+        scheduler = self._greenlet.parent
+        assert scheduler is not None
+        scheduler.switch()
         if self._dropped:
             raise Dead
         if self.wakes_for_cancellation:
@@ -163,54 +177,24 @@ class ThreadTask(Task):
 
     def drop(self) -> None:
         self._dropped = True
-        if self._carrier is None:
+        if not self._greenlet:  # never began
             self.done = True
-            return
         while not self.done:
-            self._go.release()
-            self._back.acquire()
+            self._go_on()
 
 
-class _Carrier:
-    """A thread that carries one simulated thread after the other: starting one costs more than most of them do."""
-
-    def __init__(self) -> None:
-        self._given = threading.Lock()
-        self._given.acquire()
-        self._task: ThreadTask | None = None
-        threading.Thread(target=self._work, name="antiphon-sim", daemon=True).start()
-
-    def carry(self, task: ThreadTask) -> None:
-        self._task = task
-        self._given.release()
-
-    def _work(self) -> None:
-        while True:
-            self._given.acquire()
-            task, self._task = self._task, None
-            assert task is not None
-            task.context.run(task.run, self)
-
-
-_idle: list[_Carrier] = []
-
-
-class _Thread(threading.local):
-    task: ThreadTask | None = None
-
-
-_thread = _Thread()
+_running: ThreadTask | None = None
 
 
 def in_thread() -> bool:
     """Whether a simulated thread runs."""
-    return _thread.task is not None
+    return _running is not None
 
 
 def block(nap: Nap) -> None:
     """Suspend the simulated thread that runs."""
-    assert _thread.task is not None, "only simulated threads can block"
-    _thread.task.nap(nap)
+    assert _running is not None, "only simulated threads can block"
+    _running.nap(nap)
 
 
 def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -244,6 +228,7 @@ class World:
         self._queue: list[tuple[float, float, int, Task]] = []
         self._dropped: list[Task] = []
         self._stopped = False
+        self._running: Task | None = None
         self.trace: list[str] = []
 
     def say(self, text: str) -> None:
@@ -271,6 +256,28 @@ class World:
         if task.napping is not None and not task.napping.deaf:
             self._put(task, 0.0)
 
+    async def listen(self, bell: Bell, seconds: float) -> None:
+        """Nap until the bell rings, and no longer than that."""
+        task = self._running
+        assert task is not None
+        bell.append(task)
+        try:
+            await Nap(seconds)
+        finally:
+            if task in bell:
+                bell.remove(task)
+
+    def ring(self, bell: Bell, longest: float) -> None:
+        """Wake those who listen, one after the other, within some seconds."""
+        for task in bell:
+            self._put(task, self.random.uniform(0, longest))
+        bell.clear()
+
+    async def join(self, task: Task) -> None:
+        """Until a task is over."""
+        while not task.done:
+            await self.listen(task.over, _LONG_S)
+
     def run(self) -> None:
         """Until nothing is left to do."""
         while self._queue:
@@ -287,12 +294,15 @@ class World:
             if place is not None and place.paused_until > self.now:
                 self._put(task, place.paused_until - self.now + self.random.uniform(0, 0.01))
                 continue
+            self._running = task
             nap = task.step()
             if self._stopped:
                 self._dropped.append(task)
                 return
             if nap is not None:
                 self._put(task, nap.seconds)
+            elif task.over:
+                self.ring(task.over, _SOON_S)
 
     def stop(self) -> None:
         """End the simulation here."""

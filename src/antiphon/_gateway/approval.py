@@ -1,0 +1,185 @@
+"""Asks a person before a call is dispatched, and spends what was approved. The approval is the claim of the call."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+
+from antiphon._gateway import outcome as outcomes
+from antiphon._gateway.approving import Asked
+from antiphon._gateway.outcome import Outcome
+from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, WITHDRAWN, Approval, spent_by, written
+from antiphon.contract.events import RunManifest, audit_manifest
+from antiphon.contract.record import DedupeRecord
+from antiphon.decide.claim import UNKNOWN_CODE, Need, may_spend
+from antiphon.ports import Row, Settlement
+
+if TYPE_CHECKING:
+    from antiphon._gateway.call import GuardedCall
+    from antiphon._gateway.plan import Plan, Verdict
+
+log = logging.getLogger("antiphon.gateway")
+
+KEPT_MS = 86_400_000
+"""How long an approval can be looked at after it is over."""
+MESSAGES = {
+    GRANTED: "A person approved this call; the next delivery of it runs.",
+    DENIED: "A person denied this call. It was not made. Do not make it again; say so, or suggest something else.",
+    WITHDRAWN: "The approval of this call was withdrawn. It was not made. Do not make it again.",
+}
+
+
+def needed(plan: Plan, arguments: dict[str, Any]) -> bool:
+    """Whether a person must approve a call with these arguments."""
+    return plan.approving is not None and plan.approving.needs(arguments)
+
+
+def consider(call: GuardedCall) -> None:
+    """Find out whether a person must approve the call, and what the approval must be bound to."""
+    approving = call.plan.approving
+    assert approving is not None
+    if not approving.needs(call.arguments):
+        return
+    if call.run is not None:
+        call.run.approval = approving.policy
+    anonymous = call.token == call.identity
+    need = Need(approving.policy, approving.version, _digests(call), approving.bind == "intent", anonymous)
+    call.off_path().asked = Asked(need)
+
+
+def _digests(call: GuardedCall) -> tuple[str, ...]:
+    approving = call.plan.approving
+    assert approving is not None
+    return call.plan.plans.fingerprints.bindings(approving.bound_to(call.key, call.arguments))
+
+
+def is_good(call: GuardedCall, asked: Asked, now_ms: int) -> bool:
+    """Whether the claim just won may be dispatched: the approval it replaced is good for it, at the store's time.
+
+    The digest is made anew from the arguments as they are now. A worker that was away for longer than its lease may
+    have replaced what followed that approval: it asks again.
+    """
+    approval = asked.spending
+    if approval is None or now_ms - asked.seen_ms > call.plan.lease_ms:
+        return False
+    return may_spend(approval, asked.need._replace(digests=_digests(call)), now_ms)
+
+
+def question(call: GuardedCall, now_ms: int) -> tuple[Approval, Settlement]:
+    """A new approval that waits for a decision, and the record that says so."""
+    plan, asked = call.plan, call.extras.asked
+    assert plan.approving is not None and asked is not None
+    ttl_ms = plan.approving.ttl_ms
+    approval = Approval(
+        id=secrets.token_hex(8),
+        digest=_digests(call)[0],
+        policy=asked.need.policy,
+        policy_version=asked.need.version,
+        asker=call.place[1],
+        asked_at_ms=now_ms,
+        expires_at_ms=now_ms + ttl_ms,
+        arguments=plan.results.noted(call.key, call.arguments),
+        shown_in=call.options.shown_in,
+    )
+    message = outcomes.approval_required(plan.name, approval.id).message
+    error = (REQUIRED, message, True, False)
+    return approval, Settlement("failed", ttl_ms + KEPT_MS, payload=written(approval), error=error, dispatched=False)
+
+
+def decided(approval: Approval, code: str, *, by: str, at_ms: int, where: str, reason: str = "") -> Settlement:
+    """The record of an approval that somebody decided."""
+    made = msgspec.structs.replace(approval, decided_by=by, decided_at_ms=at_ms, decided_from=where, reason=reason)
+    said = f"{MESSAGES[code]} Reason: {reason}" if reason and code != GRANTED else MESSAGES[code]
+    left_ms = max(0, approval.expires_at_ms - at_ms) + KEPT_MS
+    return Settlement("failed", left_ms, payload=written(made), error=(code, said, True, False), dispatched=False)
+
+
+def counts(verdict: Verdict, asked: Asked, found: Approval) -> bool:
+    """Whether what was decided in a framework is about this approval.
+
+    It names it; or it is about the one that this framework has shown, and then this very delivery cannot have asked.
+    The asker decides nothing.
+    """
+    if verdict.by == found.asker:
+        log.error("%s made this call and cannot decide on it", verdict.by)
+        return False
+    if verdict.approval:
+        return verdict.approval == found.id
+    return bool(found.shown_in) and found.shown_in == verdict.where and not asked.is_new
+
+
+def audited(call: GuardedCall, found: Approval, code: str, verdict: Verdict, at_ms: int) -> tuple[RunManifest, Row]:
+    """The line of the audit log about a decision that the process of the call made."""
+    plan = call.plan
+    manifest = audit_manifest(plan.results.tenant, plan.plans.settings.workspace, at_ms)
+    about = {"approval": found.id, "key": call.key, "tool": plan.name, "asker": found.asker, "from": verdict.where}
+    if verdict.reason:
+        about["reason"] = verdict.reason
+    redactor = plan.results.redactor
+    clean = about if redactor is None else orjson.loads(redactor.redact_bytes(orjson.dumps(about))[0])
+    said = {"act": "approve" if code == GRANTED else "deny", **clean, "by": verdict.by}
+    return manifest, Row(manifest.id, "admin.act", at_ms, orjson.dumps({"payload": said, "meta": {}, "v": 1}))
+
+
+def is_granted(call: GuardedCall, found: Approval) -> Outcome:
+    """The answer to a call that only asks, when somebody has approved it."""
+    outcome = outcomes.failed("error", GRANTED, MESSAGES[GRANTED])
+    outcome.note(approvalId=found.id, approvalExpiresAtMs=found.expires_at_ms)
+    return outcome
+
+
+def given_back(approval: Approval) -> Settlement:
+    """The call certainly took no effect: its approval can be spent again."""
+    error = (GRANTED, MESSAGES[GRANTED], True, False)
+    ttl_ms = max(0, approval.expires_at_ms - approval.asked_at_ms) + KEPT_MS
+    return Settlement("failed", ttl_ms, payload=written(approval), error=error, dispatched=False)
+
+
+def settles(call: GuardedCall, settlement: Settlement) -> Settlement:
+    """How a call ends that has spent an approval: what certainly had no effect gives it back."""
+    asked = call.extras.asked
+    if asked is None or asked.spent is None:
+        return settlement
+    if settlement.error is not None and settlement.error[0] == UNKNOWN_CODE:
+        return settlement._replace(payload=written(asked.spent))
+    nothing = settlement.state == "cancelled" and not settlement.dispatched
+    if nothing or (settlement.state == "failed" and not call.extras.may_have_applied):
+        return given_back(asked.spent)._replace(attempts=settlement.attempts, attempt_count=settlement.attempt_count)
+    return settlement
+
+
+def kept_by(found: DedupeRecord, settlement: Settlement) -> Settlement:
+    """The same for the record of another call, whose worker is lost or whose outcome was read back."""
+    approval = spent_by(found)
+    if approval is None or settlement.state == "done":
+        return settlement
+    if settlement.error is not None and settlement.error[0] == UNKNOWN_CODE:
+        return settlement._replace(payload=written(approval))
+    return given_back(approval)
+
+
+def required(call: GuardedCall, approval: Approval) -> Outcome:
+    """The answer to a call that waits for a person."""
+    outcome = outcomes.approval_required(call.plan.name, approval.id)
+    outcome.note(approvalId=approval.id, approvalExpiresAtMs=approval.expires_at_ms)
+    return outcome
+
+
+def view(call: GuardedCall, approval: Approval) -> dict[str, Any]:
+    """What an approver function and listeners are told; the arguments are masked."""
+    plan = call.plan
+    return {
+        "approvalId": approval.id,
+        "tool": plan.name,
+        "description": plan.tool.spec.description,
+        "arguments": plan.results.told(call.arguments),
+        "asker": approval.asker,
+        "session": call.place[0],
+        "policy": approval.policy,
+        "policyVersion": approval.policy_version,
+        "expiresAtMs": approval.expires_at_ms,
+    }

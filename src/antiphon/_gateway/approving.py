@@ -1,0 +1,128 @@
+"""Whether calls of a tool need a person, and what an approval of one is bound to."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from antiphon._gateway.settings import ApprovalPolicy
+from antiphon.canonical import canonical_json
+from antiphon.contract.approval import Approval
+from antiphon.contract.spec import ToolSpec
+from antiphon.decide.claim import Need
+from antiphon.errors import InvalidInput
+from antiphon.keys import exact_params
+
+log = logging.getLogger("antiphon.gateway")
+
+
+class Approving:
+    """What one tool declares about approval, settled with the policies of the configuration."""
+
+    __slots__ = ("_defaults", "_needs", "_spec", "approver", "bind", "policy", "ttl_ms", "version", "wait_s")
+
+    def __init__(
+        self, spec: ToolSpec, policies: Mapping[str, ApprovalPolicy], defaults: Mapping[str, Any], accepts: Any
+    ) -> None:
+        self._spec = spec
+        self._defaults = {name: _plain(value) for name, value in defaults.items() if name not in spec.approve_ignore}
+        self.bind: str = spec.approve_bind
+        self.ttl_ms: int = int(spec.approval_ttl * 1000)
+        self.wait_s: float = spec.approval_wait
+        self.approver: Callable[..., Any] | None = spec.approver
+        self.policy: str
+        self.version: str
+        self._needs: Callable[[dict[str, Any]], bool]
+        self.policy, self.version, self._needs = _policy(spec, policies, accepts)
+        unknown = sorted(set(spec.approve_ignore) - accepts) if accepts is not None else []
+        if unknown:
+            raise InvalidInput(f"approve_ignore of {spec.name!r} names {unknown[0]!r}, which the tool does not have.")
+
+    def needs(self, arguments: dict[str, Any]) -> bool:
+        """Whether a person must approve this call; a policy that fails does not let it pass."""
+        try:
+            return bool(self._needs({**self._defaults, **arguments}))
+        except Exception as error:
+            name = type(error).__name__  # its message may quote the arguments
+            log.error("the approval policy of %s failed (%s), so the call needs approval", self._spec.name, name)
+            return True
+
+    def bound_to(self, key: str, arguments: dict[str, Any]) -> str:
+        """What the digest of an approval is made from: the intent, and the exact arguments after defaults."""
+        given = {**self._defaults, **arguments}
+        for name in self._spec.approve_ignore:
+            given.pop(name, None)
+        params = exact_params(given, self._spec)
+        return f"{key}\n{params.decode() if isinstance(params, bytes) else params[1]}"
+
+
+class Asked:
+    """What is known of the approval of one call."""
+
+    __slots__ = ("approval", "consulted", "is_new", "need", "pause_s", "seen_ms", "spending", "spent", "until")
+
+    def __init__(self, need: Need) -> None:
+        self.need: Need = need
+        self.spending: Approval | None = None
+        """The approval that the claim on its way replaces."""
+        self.seen_ms: int = 0
+        """When it was read, by the store's time."""
+        self.spent: Approval | None = None
+        """The approval that this call runs with."""
+        self.approval: Approval | None = None
+        """The one that waits for a decision."""
+        self.is_new: bool = False
+        """Whether this delivery asked: nobody can have decided yet."""
+        self.consulted: bool = False
+        self.pause_s: float = 0.05
+        """Until it looks at the record again."""
+        self.until: float = 0.0
+        """How long the call itself waits, on the monotonic clock."""
+
+
+def _plain(value: Any) -> Any:
+    """A default as it can be written down."""
+    try:
+        canonical_json(value)
+    except InvalidInput:
+        return repr(value)
+    return value
+
+
+def _policy(
+    spec: ToolSpec, policies: Mapping[str, ApprovalPolicy], accepts: Any
+) -> tuple[str, str, Callable[[dict[str, Any]], bool]]:
+    approve: Any = spec.approve
+    if approve == "always":
+        return "always", spec.approve_version, lambda _: True
+    if isinstance(approve, str):
+        named = policies.get(approve)
+        if named is None:
+            known = ", ".join(["always", *sorted(policies)])
+            raise InvalidInput(
+                f"approve={approve!r} of {spec.name!r} names no policy (there are: {known}).",
+                hint=f'Add it to antiphon.toml: [approvals.policies.{approve}] version = "1".',
+            )
+        return approve, named.version, named.needs
+    if not callable(approve) or inspect.iscoroutinefunction(approve):
+        raise InvalidInput(
+            f"approve of {spec.name!r} must be 'always', the name of a policy, or a plain function of the arguments.",
+            hint="Write approve=lambda amount, **_: amount > 100. A function that decides is approver=.",
+        )
+    if not spec.approve_version:
+        raise InvalidInput(
+            f"approve of {spec.name!r} is a function: say which version of it this is.",
+            hint='Write approve_version="1", and change it with the rule: open approvals are void then.',
+        )
+    return "function", spec.approve_version, _by_name(approve)
+
+
+def _by_name(function: Callable[..., Any]) -> Callable[[dict[str, Any]], bool]:
+    """The predicate is given the parameters it names."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+        return lambda arguments: bool(function(**arguments))
+    names = [one.name for one in parameters]
+    return lambda arguments: bool(function(**{name: arguments[name] for name in names if name in arguments}))

@@ -1,0 +1,241 @@
+"""Runs that were recorded elsewhere: what their formats share when they become events of ours (K1).
+
+A format tells less than a recording of ours, so each import counts what is there and names what is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+
+from antiphon._recording.artifact import LAST_MS, USABLE_ID
+from antiphon.canonical import canonical_json
+from antiphon.contract.events import Event, RunManifest
+from antiphon.errors import CanonicalError
+
+_MOST_GAPS = 100
+PARTIAL = "partial"
+"""In the payload of a model call whose request is not in the file: its messages are those since the call before."""
+Place = dict[str, Any]
+
+
+class Told(NamedTuple):
+    """A run that a file tells of."""
+
+    manifest: RunManifest
+    events: list[Event]
+    digest: str = ""
+    """Of its source, by which the same run is known again; by default that of the events."""
+
+
+class Completeness:
+    """How much of what a recording of ours holds a file tells: by field, overall, and the gaps in words."""
+
+    def __init__(self) -> None:
+        self._fields: dict[str, list[int]] = {}
+        self._gaps: list[str] = []
+        self._more = 0
+
+    def count(self, field: str, there: object, gap: str = "") -> None:
+        """One more place where *field* belongs; *gap* says what it means that it is not there."""
+        found = self._fields.setdefault(field, [0, 0])
+        found[0] += bool(there)
+        found[1] += 1
+        if gap and not there:
+            self.gap(gap)
+
+    def gap(self, text: str) -> None:
+        """Something that the file does not tell."""
+        if len(self._gaps) < _MOST_GAPS:
+            self._gaps.append(text)
+        else:
+            self._more += 1
+
+    def to_wire(self) -> dict[str, Any]:
+        """``fields`` (present, of), ``overall`` and ``gaps``."""
+        fields = {name: {"present": there, "of": of} for name, (there, of) in self._fields.items()}
+        return {"overall": overall(fields), "fields": fields, "gaps": self._gaps, "moreGaps": self._more}
+
+
+def overall(fields: Mapping[str, Mapping[str, int]]) -> float:
+    """The mean of the shares of all fields, each with the same weight: no long run outvotes a missing field."""
+    shares = [one["present"] / one["of"] for one in fields.values() if one["of"]]
+    return round(sum(shares) / len(shares), 4) if shares else 0.0
+
+
+def together(many: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The completeness of several runs: their counts summed; ``overall`` is made from the sums."""
+    fields: dict[str, dict[str, int]] = {}
+    for one in many:
+        for name, count in one["fields"].items():
+            found = fields.setdefault(name, {"present": 0, "of": 0})
+            found["present"] += count["present"]
+            found["of"] += count["of"]
+    return {"overall": overall(fields), "fields": fields}
+
+
+class Lines:
+    """Writes the events of an imported run, numbered as our own are."""
+
+    def __init__(self, run: str, at_ms: int) -> None:
+        self.run = run
+        self.at_ms = at_ms
+        """Of an event that has no time of its own."""
+        self.events: list[Event] = []
+        self._index = 0
+        self._seen: dict[tuple[str, str], int] = {}
+
+    def place(self) -> Place:
+        """The next place in the order of the run."""
+        self._index += 1
+        return {"lane": "0", "index": self._index - 1, "call": f"0@{self._index - 1}"}
+
+    def add(self, kind: str, payload: dict[str, Any], *, at_ms: int | None = None, **fields: Any) -> None:
+        """One more event."""
+        at = self.at_ms if at_ms is None else at_ms
+        self.events.append(Event(run=self.run, seq=len(self.events), type=kind, at_ms=at, payload=payload, **fields))
+
+    def start(
+        self,
+        kind: str,
+        name: str,
+        said: Any,
+        *,
+        provider: str = "",
+        partial: bool = False,
+        rest: Mapping[str, Any] | None = None,
+        at_ms: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Place:
+        """The start of a call; *said* is its arguments, or the request to a model."""
+        digest = digest_of(said)
+        nth = self._seen.get((name, digest), 0)
+        self._seen[(name, digest)] = nth + 1
+        field = "request" if kind == "llm" else "arguments"
+        place = self.place()
+        started: dict[str, Any] = {"kind": kind, "name": name, field: said, "digest": digest, "nth": nth}
+        if provider:
+            started["provider"] = provider
+        if partial:
+            started[PARTIAL] = True
+        if rest:
+            started["imported"] = dict(rest)
+        self.add("call.started", started, at_ms=at_ms, meta=dict(meta or {}), **place)
+        return place
+
+    def finish(
+        self,
+        place: Place,
+        value: Any,
+        *,
+        error: str | None = None,
+        rest: Mapping[str, Any] | None = None,
+        at_ms: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """The end of a call; *rest* is what else the file tells of it."""
+        payload: dict[str, Any] = {"outcome": "ok", "value": value}
+        if error is not None:
+            payload = {"outcome": "error", "error": error_of(error), "value": value}
+        if rest:
+            payload["imported"] = dict(rest)
+        self.add("call.finished", payload, at_ms=at_ms, meta=dict(meta or {}), **place)
+
+
+def error_of(message: str) -> dict[str, str]:
+    """An error of which only the message is known."""
+    return {"class": "", "code": "error", "message": message}
+
+
+def digest_of(said: Any) -> str:
+    """Of arguments or a request."""
+    try:
+        return hashlib.sha256(canonical_json(said)).hexdigest()
+    except CanonicalError:
+        return hashlib.sha256(orjson.dumps(said, default=str)).hexdigest()
+
+
+def usable_id(given: str, kind: str) -> str:
+    """*given* if it can be the id of a run, else one made from it."""
+    return given if USABLE_ID.fullmatch(given) else hashed_id(given, kind)
+
+
+def hashed_id(given: str, kind: str) -> str:
+    """The id of a run made from whatever names it."""
+    return f"{kind}-{hashlib.sha256(given.encode()).hexdigest()[:32]}"
+
+
+def ms_of(text: Any) -> int:
+    """Milliseconds of an ISO 8601 time; 0 for anything else."""
+    try:
+        moment = datetime.fromisoformat(str(text))
+        return max(0, int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def whole_ms(value: Any) -> int:
+    """A duration or time in milliseconds; 0 for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LAST_MS:
+        return 0
+    return int(value)
+
+
+# -- model calls, in the words of the chat API that most clients speak -------------------------------------------------
+
+
+def assistant(text: Any, calls: Sequence[tuple[str, str, Any]], reasoning: str | None = None) -> dict[str, Any]:
+    """What a model said: text, and calls as (id, name, arguments)."""
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": _text(arguments)}}
+            for id_, name, arguments in calls
+        ]
+    return message
+
+
+def _text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+
+
+def answer_of(message: dict[str, Any], model: str | None, finish: str | None = None) -> dict[str, Any]:
+    """The answer that holds this message."""
+    stop = finish or ("tool_calls" if "tool_calls" in message else "stop")
+    choice = {"index": 0, "message": message, "finish_reason": stop}
+    return {"choices": [choice], **({"model": model} if model else {})}
+
+
+def usage_of(given: Any, taken: Any) -> dict[str, int | None]:
+    """Tokens in and out, as far as they are numbers."""
+
+    def count(value: Any) -> int | None:
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+    return {"inputTokens": count(given), "outputTokens": count(taken)}
+
+
+def conversation(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """What a partial request stands for, by the events before its answer: all messages since the run began."""
+    messages: list[dict[str, Any]] = []
+    asked: set[str | None] = set()
+    for event in events:
+        payload = event.payload
+        if event.type == "call.started" and payload.get("kind") == "llm" and PARTIAL in payload:
+            asked.add(event.call)
+            request = payload.get("request")
+            given = request.get("messages") if isinstance(request, dict) else None
+            messages += [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+        elif event.type == "call.finished" and event.call in asked:
+            value = payload.get("value")
+            choices = value.get("choices") if isinstance(value, dict) else None
+            first = choices[0] if isinstance(choices, list) and choices else None
+            if isinstance(first, dict) and isinstance(first.get("message"), dict):
+                messages.append(first["message"])
+    return messages

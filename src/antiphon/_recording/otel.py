@@ -1,0 +1,385 @@
+"""OpenTelemetry traces with GenAI spans (OTLP as JSON) as runs: one run for each trace.
+
+Spans follow the semantic conventions of generative AI: ``chat`` and its kin are model calls, ``execute_tool`` is a
+tool call. What a model was asked and said is there only where its instrumentation captured content; a run without it
+can be looked at, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from antiphon._recording.artifact import LAST_MS
+from antiphon._recording.foreign import Completeness, Lines, Told, answer_of, assistant, usable_id, usage_of
+from antiphon.contract.events import RunManifest
+from antiphon.errors import ArtifactError
+
+FORMAT = "otel"
+_MODEL = frozenset({"chat", "generate_content", "text_completion"})
+_TOOL = "execute_tool"
+_AGENT = frozenset({"invoke_agent", "create_agent", "invoke_workflow"})
+_DETAILS = "gen_ai.client.inference.operation.details"
+_OPTIONS = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
+_ERROR = (2, "STATUS_CODE_ERROR")
+_DEEPEST = 64
+_Span = dict[str, Any]
+
+
+def is_otlp(document: Any) -> bool:
+    """Whether a document has the shape of an OTLP export of traces."""
+    return isinstance(document, dict) and "resourceSpans" in document
+
+
+def runs_of(documents: list[dict[str, Any]], *, tenant: str, workspace: str) -> Iterator[Told]:
+    """The runs of all traces in which there is a GenAI span, in the order in which they began."""
+    traces: dict[str, list[_Span]] = {}
+    for number, document in enumerate(documents):
+        for span in _spans(document, f"line {number + 1}: " if len(documents) > 1 else ""):
+            traces.setdefault(span["trace"], []).append(span)
+    found = {trace: spans for trace, spans in traces.items() if any("gen_ai" in span for span in spans)}
+    if not found:
+        raise ArtifactError(
+            "There is no GenAI span in the file.", hint="Spans of agents have the attribute gen_ai.operation.name."
+        )
+    for trace, spans in sorted(found.items(), key=lambda one: min(span["start"] for span in one[1])):
+        yield _Writer(trace, spans, tenant, workspace).told()
+
+
+# -- reading OTLP -----------------------------------------------------------------------------------------------------
+
+
+def _spans(document: dict[str, Any], where: str) -> Iterator[_Span]:
+    for resource in _list(document, "resourceSpans", where):
+        service = _attributes(_object(resource, "resource", where), where).get("service.name")
+        for scope in _list(resource, "scopeSpans", where):
+            for raw in _list(scope, "spans", where):
+                yield _span(raw, service, where)
+
+
+def _span(raw: dict[str, Any], service: Any, where: str) -> _Span:
+    trace = raw.get("traceId")
+    if not isinstance(trace, str) or not trace:
+        raise ArtifactError(f"{where}a span has no traceId.")
+    attributes = _attributes(raw, where)
+    for event in _list(raw, "events", where):
+        if event.get("name") == _DETAILS:
+            attributes = {**_attributes(event, where), **attributes}
+    status = _object(raw, "status", where)
+    operation = attributes.get("gen_ai.operation.name")
+    return {
+        "trace": trace,
+        "id": str(raw.get("spanId") or ""),
+        "parent": str(raw.get("parentSpanId") or ""),
+        "name": str(raw.get("name") or ""),
+        "service": service,
+        "start": _ms(raw.get("startTimeUnixNano")),
+        "end": _ms(raw.get("endTimeUnixNano")),
+        "error": str(status.get("message") or attributes.get("error.type") or "error")
+        if status.get("code") in _ERROR
+        else None,
+        "attributes": attributes,
+        **({"gen_ai": str(operation)} if operation is not None else {}),
+    }
+
+
+def _object(value: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    found = value.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise ArtifactError(f"{where}{name} is not an object.")
+    return found or {}
+
+
+def _list(value: dict[str, Any], name: str, where: str) -> list[dict[str, Any]]:
+    found = value.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise ArtifactError(f"{where}{name} is not a list of objects.")
+    return found
+
+
+def _ms(nanoseconds: Any) -> int:
+    """OTLP writes 64-bit numbers as text."""
+    try:
+        return min(max(0, int(nanoseconds) // 1_000_000), LAST_MS)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def _attributes(value: dict[str, Any], where: str) -> dict[str, Any]:
+    return {str(one.get("key")): _value(one.get("value")) for one in _list(value, "attributes", where)}
+
+
+def _value(wire: Any, depth: int = 0) -> Any:
+    """The plain value of an ``AnyValue``."""
+    if not isinstance(wire, dict) or not wire or depth > _DEEPEST:
+        return None
+    name, value = next(iter(wire.items()))
+    if name == "intValue":
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            return None
+    if name == "arrayValue":
+        values = value.get("values") if isinstance(value, dict) else None
+        return [_value(one, depth + 1) for one in values] if isinstance(values, list) else []
+    if name == "kvlistValue":
+        values = value.get("values") if isinstance(value, dict) else None
+        pairs = [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+        return {str(one.get("key")): _value(one.get("value"), depth + 1) for one in pairs}
+    if name == "bytesValue":
+        try:
+            return base64.b64decode(str(value), validate=True).decode("utf-8", "replace")
+        except (binascii.Error, ValueError):
+            return None
+    return value
+
+
+def _json(value: Any) -> Any:
+    """Structured content: as it is, or as the JSON text that most exporters make of it."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value
+
+
+# -- writing events ---------------------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """One trace on its way to events."""
+
+    def __init__(self, trace: str, spans: list[_Span], tenant: str, workspace: str) -> None:
+        self._trace = trace
+        self._spans = sorted(spans, key=lambda span: (span["start"], -span["end"]))
+        self._told = Completeness()
+        self._input: Any = None
+        self._output: Any = None
+        inside = {span["id"] for span in spans}
+        roots = [span for span in self._spans if span["parent"] not in inside]
+        agents = [span for span in self._spans if span.get("gen_ai") in _AGENT]
+        self._head = (agents or roots or self._spans)[0]
+        named = self._head["attributes"].get("gen_ai.agent.name") or self._head["name"] or self._head["service"]
+        models = [span for span in self._spans if span.get("gen_ai") in _MODEL]
+        failed = next((span["error"] for span in roots if span["error"]), None)
+        self._error = failed
+        start = min((span["start"] for span in spans if span["start"]), default=0)
+        self._definitions = _tools(self._spans)
+        self.manifest = RunManifest(
+            id=usable_id(trace, FORMAT),
+            name=str(named or FORMAT)[:256],
+            status="failed" if failed else "completed",
+            started_at_ms=start,
+            finished_at_ms=max([start, *(span["end"] for span in spans)]),
+            tenant=tenant,
+            workspace=workspace,
+            llm_config=_config(models[0]) if models else {},
+            tool_schemas=self._definitions,
+            tags={"imported": FORMAT},
+        )
+        self._lines = Lines(self.manifest.id, start)
+
+    def told(self) -> Told:
+        """The run, with its completeness in the event ``import``."""
+        lines, told = self._lines, self._told
+        started: dict[str, Any] = {"name": self.manifest.name}
+        lines.add("run.started", started)
+        said: dict[str, Any] = {"format": FORMAT, "trace": self._trace}
+        lines.add("import", said)
+        ends: list[tuple[int, int, _Span, Any]] = []
+        others = 0
+        for number, span in enumerate(self._spans):
+            self._ended(ends, before=span["start"])
+            operation = span.get("gen_ai")
+            if operation in _MODEL:
+                ends.append((span["end"], number, span, self._model(span)))
+            elif operation == _TOOL:
+                ends.append((span["end"], number, span, self._tool(span)))
+            elif operation is not None and operation not in _AGENT:
+                others += 1
+                told.gap(f"{span['name']}: {operation} has no place in a run and is not imported")
+        self._ended(ends)
+        told.count("tool definitions", self._definitions, "the tools are not defined (gen_ai.tool.definitions)")
+        attributes = self._head["attributes"]
+        whole = _messages(attributes.get("gen_ai.input.messages"))
+        task = _last(whole, "user") if self._head.get("gen_ai") in _AGENT else None
+        answer = _texts(attributes.get("gen_ai.output.messages"))
+        started["input"] = task if task is not None else self._input
+        told.count("task", started["input"] is not None, "no captured message says what the task was")
+        output = answer or self._output
+        last: dict[str, Any] = {"status": self.manifest.status, "output": output}
+        if self._error:
+            last["error"] = {"class": "", "code": "error", "message": self._error}
+        said |= {"spans": len(self._spans), "otherSpans": others, "completeness": told.to_wire()}
+        lines.add("run.finished", last, at_ms=self.manifest.finished_at_ms)
+        digest = hashlib.sha256(orjson.dumps(self._spans, option=orjson.OPT_SORT_KEYS, default=str)).hexdigest()
+        return Told(self.manifest, lines.events, digest)
+
+    def _ended(self, ends: list[tuple[int, int, _Span, Any]], before: int | None = None) -> None:
+        """Write the ends of calls that ended before the next one began."""
+        ends.sort(key=lambda one: one[:2])
+        while ends and (before is None or ends[0][0] <= before):
+            _, _, span, finish = ends.pop(0)
+            finish(span)
+
+    def _model(self, span: _Span) -> Any:
+        told, attributes, name = self._told, span["attributes"], span["name"] or "a model call"
+        asked, model = attributes.get("gen_ai.input.messages"), attributes.get("gen_ai.request.model")
+        messages = _messages(asked)
+        system = _system(attributes.get("gen_ai.system_instructions"))
+        self._input = self._input if self._input is not None else _last(messages, "user")
+        told.count("timestamps", span["start"])
+        told.count("model name", model, f"{name}: the model is not named")
+        told.count("model requests", messages, f"{name}: the request was not captured (gen_ai.input.messages)")
+        told.count("system prompt", system or any(one["role"] == "system" for one in messages))
+        options = {option: attributes[key] for option in _OPTIONS if (key := f"gen_ai.request.{option}") in attributes}
+        told.count("sampling parameters", "temperature" in options)
+        provider = attributes.get("gen_ai.provider.name") or attributes.get("gen_ai.system")
+        request = {
+            "model": str(model or attributes.get("gen_ai.response.model") or "unknown"),
+            **({"provider": str(provider)} if provider else {}),
+            "messages": [*system, *messages],
+            **({"tools": list(self._definitions.values())} if self._definitions else {}),
+            **options,
+        }
+        place = self._lines.start(
+            "llm", "llm", request, at_ms=span["start"], provider="openai-chat", meta={"importedId": span["id"]}
+        )
+
+        def finish(span: _Span) -> None:
+            attributes = span["attributes"]
+            said = _messages(attributes.get("gen_ai.output.messages"))
+            there = bool(said) or span["error"] is not None
+            told.count("model answers", there, f"{name}: the answer was not captured (gen_ai.output.messages)")
+            given, taken = (attributes.get(f"gen_ai.usage.{side}_tokens") for side in ("input", "output"))
+            usage = usage_of(given, taken)
+            told.count("token usage", None not in usage.values(), f"{name}: no token usage")
+            reasons = attributes.get("gen_ai.response.finish_reasons")
+            stop = str(reasons[0]) if isinstance(reasons, list) and reasons else None
+            value = None
+            if said:
+                value = answer_of(said[0], attributes.get("gen_ai.response.model"), stop)
+                text = said[0].get("content")
+                self._output = text if isinstance(text, str) and text else self._output
+            meta = {"usage": usage, "durationMs": max(0, span["end"] - span["start"])}
+            self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, rest=_rest(attributes))
+
+        return finish
+
+    def _tool(self, span: _Span) -> Any:
+        told, attributes = self._told, span["attributes"]
+        name = str(attributes.get("gen_ai.tool.name") or span["name"].removeprefix(f"{_TOOL} ") or "tool")
+        arguments = _json(attributes.get("gen_ai.tool.call.arguments"))
+        told.count("timestamps", span["start"])
+        told.count(
+            "tool arguments", arguments is not None, f"{name}: arguments not captured (gen_ai.tool.call.arguments)"
+        )
+        meta = {"importedId": str(attributes.get("gen_ai.tool.call.id") or span["id"])}
+        place = self._lines.start("tool", name, arguments, at_ms=span["start"], meta=meta)
+
+        def finish(span: _Span) -> None:
+            attributes = span["attributes"]
+            there = "gen_ai.tool.call.result" in attributes or span["error"] is not None
+            told.count("tool results", there, f"{name}: no result was captured (gen_ai.tool.call.result)")
+            if not there:
+                return  # whether and how it ended is known, what it brought is not
+            value = _json(attributes.get("gen_ai.tool.call.result"))
+            meta = {"durationMs": max(0, span["end"] - span["start"])}
+            self._lines.finish(place, value, error=span["error"], at_ms=span["end"], meta=meta, rest=_rest(attributes))
+
+        return finish
+
+
+_READ = frozenset(
+    "gen_ai.input.messages gen_ai.output.messages gen_ai.system_instructions gen_ai.tool.definitions gen_ai.tool.name"
+    " gen_ai.tool.call.arguments gen_ai.tool.call.result gen_ai.tool.call.id gen_ai.request.model"
+    " gen_ai.usage.input_tokens gen_ai.usage.output_tokens gen_ai.operation.name".split()
+)
+
+
+def _rest(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name not in _READ}
+
+
+def _config(span: _Span) -> dict[str, Any]:
+    attributes = span["attributes"]
+    found = {
+        "model_name": attributes.get("gen_ai.request.model"),
+        "provider": attributes.get("gen_ai.provider.name") or attributes.get("gen_ai.system"),
+        **{name: attributes.get(f"gen_ai.request.{name}") for name in ("temperature", "seed")},
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _tools(spans: list[_Span]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for span in spans:
+        given = _json(span["attributes"].get("gen_ai.tool.definitions"))
+        for one in given if isinstance(given, list) else ():
+            inner = one.get("function") if isinstance(one, dict) else None
+            name = (inner if isinstance(inner, dict) else one).get("name") if isinstance(one, dict) else None
+            if isinstance(name, str):
+                found.setdefault(name, one if isinstance(inner, dict) else {"type": "function", "function": one})
+    return found
+
+
+def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = message.get("parts")
+    if isinstance(parts, list):
+        return [one for one in parts if isinstance(one, dict)]
+    content = message.get("content")
+    return [{"type": "text", "content": content}] if isinstance(content, str) else []
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    """Messages of the conventions (role and parts) in the words of the chat API."""
+    given = _json(value)
+    found: list[dict[str, Any]] = []
+    for one in given if isinstance(given, list) else ():
+        if not isinstance(one, dict):
+            continue
+        parts = _parts(one)
+        role = str(one.get("role") or "user")
+        text = "\n".join(str(p.get("content") or "") for p in parts if p.get("type") == "text")
+        calls = [
+            (str(p.get("id") or ""), str(p.get("name") or ""), p.get("arguments") or {})
+            for p in parts
+            if p.get("type") == "tool_call"
+        ]
+        replies = [p for p in parts if p.get("type") == "tool_call_response"]
+        for reply in replies:
+            content = reply.get("response", reply.get("result"))
+            shown = content if isinstance(content, str) else orjson.dumps(content).decode()
+            found.append({"role": "tool", "tool_call_id": str(reply.get("id") or ""), "content": shown})
+        if role == "assistant":
+            thought = "\n".join(str(p.get("content") or "") for p in parts if p.get("type") == "reasoning")
+            found.append(assistant(text, calls, thought))
+        elif not replies:
+            found.append({"role": role, "content": text})
+    return found
+
+
+def _system(value: Any) -> list[dict[str, Any]]:
+    given = _json(value)
+    if isinstance(given, str):
+        return [{"role": "system", "content": given}] if given else []
+    parts = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    text = "\n".join(str(one.get("content") or "") for one in parts)
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _last(messages: list[dict[str, Any]], role: str) -> Any:
+    return next((one["content"] for one in messages if one["role"] == role), None)
+
+
+def _texts(value: Any) -> str | None:
+    text = "\n".join(one["content"] for one in _messages(value) if isinstance(one.get("content"), str))
+    return text or None

@@ -1,0 +1,187 @@
+"""The command that replays many runs with several models, and says whether one of them is worse."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any, TextIO
+
+from antiphon.cli import _ui as ui
+from antiphon.cli._base import (
+    CONFIG,
+    JSON,
+    application,
+    argument,
+    command,
+    flag,
+    group,
+    no_sandbox,
+    non_negative_int,
+    non_negative_number,
+    positive_int,
+    ratio,
+    repeated,
+)
+from antiphon.errors import InvalidInput
+
+_EVERY_S = 0.5
+
+
+def _samples(text: str) -> int | str:
+    return text if text == "auto" else positive_int(text)
+
+
+@command(
+    argument("runs", nargs="*", metavar="RUN", help="run ids, artifacts or s3://… (or use --select)"),
+    argument("--select", metavar="WORDS", help="which runs: 'name=refund status=failed since=7d limit=100'"),
+    group(
+        "variants",
+        repeated("--model", "MODEL", "a variant with another model; give it several times to compare several"),
+        repeated("--prompt", "FILE", "a variant with the system prompt in FILE"),
+        argument("--llm", metavar="TARGET", help="file.py:function that answers model requests"),
+        argument("--entry", metavar="TARGET", help="file.py:function to run instead of the recorded entry points"),
+        argument("--temperature", type=non_negative_number, help="of every variant"),
+        flag("--baseline", "compare with the recorded model, replayed as often (else: with the first variant)"),
+    ),
+    group(
+        "verdict",
+        argument("--samples", type=_samples, default="auto", metavar="N", help="rounds, or auto: as many as it needs"),
+        argument("--metric", choices=["pass", "score"], default="pass", help="compare pass rates or scores"),
+        argument("--alpha", type=ratio, default=0.05, metavar="X", help="chance of a wrong verdict (default 0.05)"),
+        argument("--margin", type=ratio, default=0.05, metavar="X", help="how much worse is harmless (default 0.05)"),
+        argument("--min-ars", type=ratio, metavar="X", help="a cell passes from this score on (default 0.8)"),
+    ),
+    group(
+        "execution",
+        argument("--on", default="local", metavar="WHERE", help="local (default), here or dask://host:8786"),
+        argument(
+            "--jobs", "-j", type=positive_int, metavar="N", help="processes of --on local (default: one per core)"
+        ),
+        argument("--budget", type=non_negative_number, metavar="MONEY", help="stop before more is spent, by [prices]"),
+        argument("--max-calls", type=non_negative_int, metavar="N", help="stop before more model calls are made"),
+        argument("--resume", metavar="ID", help="go on with a matrix that was interrupted or out of budget"),
+        flag("--estimate", "print what it would ask for, and stop"),
+        flag("--fresh", "ask again for cells that an earlier matrix has"),
+        no_sandbox("the code"),
+    ),
+    argument("--html", metavar="FILE", type=Path, help="write the result as one page"),
+    CONFIG,
+    JSON,
+)
+def matrix(arguments: argparse.Namespace) -> int:
+    """Replay many runs with several models or prompts, and tell whether one is worse.
+
+    examples:
+      antiphon matrix --select 'name=refund since=7d' --model gpt-5 --baseline --estimate
+      antiphon matrix --select 'name=refund since=7d' --model gpt-5 --baseline --budget 50
+      antiphon matrix --select 'status=failed' --model a --model b --samples 3 --on dask://10.0.0.5:8786
+      antiphon matrix --resume 01a1dd44 --json
+
+    Cells that are done are never paid for again; whoever starts the matrix again goes on where it was.
+    With --json it prints one line per step of progress and the result as the last line.
+    exit codes: 0 no variant is worse, 1 a variant is worse, 2 usage, 3 blocked for review, 4 not found,
+                5 entry point or model missing, 130 interrupted
+    """
+    from antiphon.ops.executors import executor_of
+    from antiphon.ops.matrix import Status
+
+    with application(arguments) as app:
+        plan = _plan(app, arguments)
+        estimate = plan.estimate()
+        if arguments.estimate:
+            ui.output(arguments, {**estimate._asdict()}, estimate.text())
+            return 0
+        _tell(arguments, {"matrix": plan.id, "estimate": estimate._asdict()}, f"matrix {plan.id}: {estimate.text()}")
+        said, out = 0.0, sys.stdout
+
+        def progress(status: Status) -> None:
+            nonlocal said
+            now = time.monotonic()
+            if now - said >= _EVERY_S:
+                said = now
+                _show(arguments, status, out)
+
+        try:
+            with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
+                result = plan.run(executor_of(arguments.on, app, arguments.jobs), progress=progress)
+        except KeyboardInterrupt:
+            print(f"\nantiphon: interrupted; go on with: antiphon matrix --resume {plan.id}", file=sys.stderr)
+            return 130
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr)
+    if arguments.html:
+        arguments.html.write_text(result.html(), encoding="utf-8")
+    if arguments.json:
+        _line(result.to_wire())
+    else:
+        print(result.text())
+        print(ui.dim(f"table: {result.path}"))
+        if arguments.html:
+            print(ui.dim(f"report: {arguments.html}"))
+    return int(result.exit_code)
+
+
+def _plan(app: Any, arguments: argparse.Namespace) -> Any:
+    from antiphon.ops import matrix as ops
+
+    if arguments.resume:
+        if arguments.runs or arguments.select or arguments.model or arguments.prompt:
+            raise InvalidInput("A matrix that is resumed has its runs and variants.", hint="Give --resume ID alone.")
+        plan = ops.resumed(arguments.resume, app)
+        for name in ("budget", "max_calls"):
+            if getattr(arguments, name) is not None:
+                setattr(plan.document, name, getattr(arguments, name))
+        return plan
+    if bool(arguments.runs) == bool(arguments.select):
+        raise InvalidInput("Name the runs, or say which with --select.", hint="For example: --select 'name=refund'")
+    variants = [ops.Variant(name=model, model=model, temperature=arguments.temperature) for model in arguments.model]
+    for file in arguments.prompt:
+        text = Path(file).read_text(encoding="utf-8")
+        variants.append(ops.Variant(name=Path(file).name, prompt=text, temperature=arguments.temperature))
+    return ops.matrix(
+        arguments.select or arguments.runs,
+        variants,
+        arguments.samples,
+        baseline=arguments.baseline,
+        llm=arguments.llm,
+        entry=arguments.entry,
+        metric=arguments.metric,
+        alpha=arguments.alpha,
+        margin=arguments.margin,
+        min_ars=arguments.min_ars,
+        budget=arguments.budget,
+        max_calls=arguments.max_calls,
+        fresh=arguments.fresh,
+        sandbox=not arguments.no_sandbox,
+        app=app,
+        progress=ui.progress,
+    )
+
+
+def _show(arguments: argparse.Namespace, status: Any, out: TextIO) -> None:
+    if arguments.json:
+        _line({"progress": status.to_wire()}, out)
+    elif sys.stderr.isatty():
+        wide = 20
+        full = "#" * int(wide * status.done / max(1, status.total))
+        rest = ui.duration(status.left_s * 1000)
+        counts = f"{status.done} of at most {status.total}, {status.per_second:.1f}/s, {rest} left"
+        bad = f"{status.failed} failed, {status.errors} bad rows, cost {status.cost:.2f}"
+        print(f"\r\x1b[K[{full:<{wide}}] {counts}, {bad}", end="", file=sys.stderr, flush=True)
+
+
+def _tell(arguments: argparse.Namespace, data: dict[str, Any], text: str) -> None:
+    if arguments.json:
+        _line(data)
+    else:
+        print(text, file=sys.stderr)
+
+
+def _line(data: dict[str, Any], out: TextIO | None = None) -> None:
+    """One JSON document on a line; what agents print meanwhile goes to standard error."""
+    import orjson
+
+    print(orjson.dumps(data, default=str).decode(), file=out or sys.stdout, flush=True)

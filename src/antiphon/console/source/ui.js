@@ -1,0 +1,91 @@
+// Parts that every page uses. All text goes through Preact as text nodes; nothing is ever parsed as HTML.
+import {html} from "htm/preact";
+import {useEffect, useRef, useState} from "preact/hooks";
+
+const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
+/** Text with control and direction characters made visible, so that a name cannot pose as another. */
+export const plain = text =>
+  String(text ?? "").replace(CONTROL, one => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+/** Text for a place of limited width. Each box that clips its text costs work in every frame of scrolling; a row has one. */
+export const cut = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
+
+export const when = ms => ms == null ? "" : new Date(ms).toLocaleString("sv-SE");
+export const span = ms => {
+  if (ms == null) return "";
+  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 60000) return `${(ms / 1000).toFixed(1)} s`;
+  return ms < 3600000 ? `${(ms / 60000).toFixed(1)} min` : `${(ms / 3600000).toFixed(1)} h`;
+};
+
+const SIGNS = {completed: "✓", running: "▶", failed: "✗", interrupted: "‖", cancelled: "–"};
+export const Status = ({value}) => html`<span class=${`status ${value}`}><span aria-hidden="true">${SIGNS[value] || "·"}</span> ${plain(value)}</span>`;
+
+/** A value as JSON text; a large one is shown in part, and whole when asked for. */
+export function Value({value, label}) {
+  const [whole, setWhole] = useState(false);
+  const text = plain(typeof value === "string" ? value : JSON.stringify(value, null, 2));
+  const shown = whole || text.length <= 20000 ? text : text.slice(0, 20000) + "…";
+  return html`<pre tabindex="0" aria-label=${label}>${shown}</pre>
+    ${shown.length < text.length && html`<button onClick=${() => setWhole(true)}>Show all ${text.length} characters</button>`}`;
+}
+
+export function Command({text}) {
+  const [copied, setCopied] = useState(false);
+  const copy = () => navigator.clipboard?.writeText(text).then(() => setCopied(true), () => {});
+  return html`<p class="command"><code>${plain(text)}</code> <button onClick=${copy}>${copied ? "Copied" : "Copy"}</button></p>`;
+}
+
+const STEP = 4;  // rows that come and go at once: most frames of scrolling then draw nothing anew
+/** A list of any length: only the rows in view exist. `row(item, index)` gives what stands in a row.
+ * Scrolling makes only the rows that come into view; they take the elements of those that went. */
+export function LongList({items, height, row, selected, onSelect, label}) {
+  const box = useRef(null);
+  const made = useRef({});
+  const [top, setTop] = useState(0);
+  const [tall, setTall] = useState(600);
+  useEffect(() => {
+    const watch = new ResizeObserver(() => setTall(box.current?.clientHeight || 600));
+    watch.observe(box.current);
+    return () => watch.disconnect();
+  }, []);
+  useEffect(() => {
+    if (selected == null || selected < 0) return;
+    const at = selected * height, seen = box.current;
+    if (at < seen.scrollTop) seen.scrollTop = at;
+    else if (at + height > seen.scrollTop + seen.clientHeight) seen.scrollTop = at + height - seen.clientHeight;
+  }, [selected]);
+  const first = Math.max(0, Math.floor(top / height) - STEP);
+  const last = Math.min(items.length, Math.ceil((top + tall) / height) + 2 * STEP);
+  const places = Math.ceil(tall / height) + 3 * STEP;  // as many as are drawn: who goes and who comes have the same one
+  const known = made.current.of?.every((one, at) => one === [items, row, selected, places][at]) ? made.current.rows : new Map();
+  const rows = new Map();
+  for (let index = first; index < last; index++) {
+    rows.set(index, known.get(index) || html`<div key=${index % places} id=${`row-${index}`} role="option" aria-selected=${index === selected} aria-posinset=${index + 1}
+      aria-setsize=${items.length} class="line" style=${{top: `${index * height}px`, height: `${height}px`}}
+      onClick=${() => onSelect(index)}>${row(items[index], index)}</div>`);
+  }
+  made.current = {of: [items, row, selected, places], rows};
+  return html`<div class="long" ref=${box} role="listbox" tabindex="0" aria-label=${label}
+      aria-activedescendant=${selected >= first && selected < last ? `row-${selected}` : undefined}
+      onScroll=${event => setTop(Math.floor(event.currentTarget.scrollTop / height / STEP) * height * STEP)}>
+    <div role="presentation" style=${{height: `${items.length * height}px`}}>${[...rows.values()]}</div></div>`;
+}
+
+/** Keys of a page, while it is shown: {"j": function, …}. Not while somebody types. */
+export function useKeys(keys) {
+  const now = useRef(keys);
+  now.current = keys;
+  useEffect(() => {
+    const pressed = event => {
+      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
+      const act = now.current[event.key];
+      if (act) {
+        event.preventDefault();
+        act();
+      }
+    };
+    addEventListener("keydown", pressed);
+    return () => removeEventListener("keydown", pressed);
+  }, []);
+}

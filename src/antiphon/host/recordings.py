@@ -1,0 +1,319 @@
+"""Every recorded run of a tenant, whoever made it: the use cases behind the pages of the console."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any, cast
+
+import orjson
+
+from antiphon.contract.events import RunManifest
+from antiphon.errors import InvalidInput
+from antiphon.host.api_keys import Principal
+from antiphon.host.host import Host, not_found
+from antiphon.ops import matrix, verdicts
+from antiphon.ops.compare import compare
+from antiphon.ops.gateways import declared
+from antiphon.ops.health import health
+from antiphon.ops.lines import line
+from antiphon.ops.runs import is_audit, load_recording, one_event, real_status, summary
+from antiphon.ops.traffic import counted, totals
+from antiphon.ops.what_if import Wanted, what_if
+from antiphon.redact._pointers import viewed
+from antiphon.scoring import ReplayReport
+from antiphon.scoring.html import report_view
+
+SEARCHED = 2_000
+"""Runs that one request looks through; the answer says where the next one goes on."""
+LOOKED = 20_000
+"""Events that one request reads to find a tool or a text, or to sum up tokens."""
+_PAGE = 200
+COMPARED = 50_000
+"""Events of a run up to which the host compares it; the command line compares longer ones."""
+UNFINISHED = 1_000
+"""Runs that never said how they ended, as far as the inbox looks."""
+LONG_S, RESTS, LONGEST_REST_S = 0.25, 10, 30.0
+"""A search for them that took longer is made again after so many times as long."""
+
+
+async def visible(host: Host, principal: Principal, run_id: str) -> RunManifest:
+    """The manifest of a run of the principal's tenant; any other is not found."""
+    manifest = await host.journal.manifest(run_id)
+    if manifest is None or manifest.tenant != principal.tenant or is_audit(manifest):
+        raise not_found(run_id)
+    return manifest
+
+
+async def recordings(
+    host: Host,
+    principal: Principal,
+    *,
+    limit: int,
+    before: str,
+    status: str,
+    text: str,
+    tool: str = "",
+    content: str = "",
+) -> dict[str, Any]:
+    """Runs that fit, newest first, and after which one to go on; a request looks at a limited number of runs.
+
+    *tool* and *content* are looked for in the events, which limits a request to so many of them.
+    """
+    found: list[dict[str, Any]] = []
+    wanted, seen = text.casefold(), 0
+    inside = _Inside(host, tool, content)
+    said = "" if status == "interrupted" else status  # a killed run never said how it ended
+    while seen < SEARCHED:
+        size = min(limit + 1, _PAGE) if not (wanted or status or tool or content) else _PAGE
+        page = await host.journal.runs(tenant=principal.tenant, limit=size, before=before, status=said)
+        for manifest in page:
+            seen, before = seen + 1, manifest.id
+            if _fits(manifest, wanted, status) and await inside.has(manifest):
+                found.append(summary(manifest))
+            if len(found) == limit or inside.read >= LOOKED:
+                return {"runs": found, "next": before}
+        if len(page) < size:
+            return {"runs": found, "next": None}
+    return {"runs": found, "next": before}
+
+
+class _Inside:
+    """Looks for a tool and for text in the events of runs; masked values are not found."""
+
+    def __init__(self, host: Host, tool: str, content: str) -> None:
+        self._host = host
+        self._tool = tool.casefold()
+        self._content = orjson.dumps(content.casefold()).decode()[1:-1]  # as it stands in JSON
+        self.read = 0
+
+    async def has(self, manifest: RunManifest) -> bool:
+        if self._tool:
+            calls = await self._host.traffic.of(manifest)
+            self.read += calls.next
+            if not any(self._tool in call.name.casefold() for call in calls.found.values()):
+                return False
+        return not self._content or await self._says(manifest)
+
+    def _in(self, payload: Any) -> bool:
+        return self._content in orjson.dumps(payload).decode().casefold()
+
+    async def _says(self, manifest: RunManifest) -> bool:
+        start = 0
+        while events := await self._host.journal.events(manifest.id, start=start, limit=1_000):
+            start = events[-1].seq + 1
+            self.read += len(events)
+            for event in events:
+                if self._in(event.payload) and self._in(viewed(event).payload):
+                    return True
+        return False
+
+
+async def run_totals(host: Host, principal: Principal, runs: Sequence[str]) -> dict[str, Any]:
+    """Tokens, money and tools of runs; after so many events the rest is left for the next request."""
+    found: dict[str, Any] = {}
+    read = 0
+    prices = host.tenant(principal.tenant).config.prices
+    for run in runs:
+        manifest = await host.journal.manifest(run)
+        if manifest is None or manifest.tenant != principal.tenant or is_audit(manifest):
+            continue
+        known = host.traffic.known(run)
+        calls = await host.traffic.of(manifest)
+        found[run] = totals(list(calls.found.values()), prices)
+        read += calls.next - known
+        if read >= LOOKED:
+            break
+    return {"totals": found}
+
+
+def _fits(manifest: RunManifest, text: str, status: str) -> bool:
+    if is_audit(manifest) or (status and real_status(manifest) != status):
+        return False
+    return not text or manifest.id.startswith(text) or any(text in part for part in _searched(manifest))
+
+
+def _searched(manifest: RunManifest) -> list[str]:
+    return [part.casefold() for part in (manifest.name, manifest.entry or "", manifest.source_run or "")]
+
+
+async def recording(host: Host, principal: Principal, run_id: str) -> dict[str, Any]:
+    """A run in one line."""
+    return summary(await visible(host, principal, run_id))
+
+
+async def lines(host: Host, principal: Principal, run_id: str, *, start: int, limit: int) -> dict[str, Any]:
+    """Events from number *start* without their payloads, and whether the run was over before they were read."""
+    manifest = await visible(host, principal, run_id)
+    over = real_status(manifest) != "running"
+    events = await host.journal.events(run_id, start=start, limit=limit)
+    return {
+        "events": [line(viewed(event)) for event in events],
+        "next": events[-1].seq + 1 if events else start,
+        "isComplete": over and len(events) < limit,
+    }
+
+
+async def event(host: Host, principal: Principal, run_id: str, seq: int) -> dict[str, Any]:
+    """One event, whole, with masks in place of what was redacted."""
+    await visible(host, principal, run_id)
+    app = host.tenant(principal.tenant)
+    found = await host.in_thread(principal.tenant, lambda: one_event(app, run_id, seq))
+    return found.to_wire()
+
+
+async def matrices(host: Host, principal: Principal, *, limit: int) -> dict[str, Any]:
+    """The matrices that are driven from this machine, newest first: verdicts, variants in numbers, progress."""
+    app = host.tenant(principal.tenant)
+    return {"matrices": await host.in_thread(principal.tenant, lambda: matrix.matrices(app, limit))}
+
+
+async def one_matrix(host: Host, principal: Principal, wanted: str) -> dict[str, Any]:
+    """One of them, with what its page shows."""
+    app = host.tenant(principal.tenant)
+    return await host.in_thread(principal.tenant, lambda: matrix.one_matrix(app, wanted))
+
+
+async def golden_tests(host: Host, principal: Principal) -> dict[str, Any]:
+    """The last verdict of each golden test that ran on this machine, failed ones first."""
+    app = host.tenant(principal.tenant)
+    return {"tests": await asyncio.to_thread(verdicts.verdicts, app)}
+
+
+async def golden_test(host: Host, principal: Principal, wanted: str) -> dict[str, Any]:
+    """One of them, with recording and replay side by side, and the runs that could be accepted."""
+    app = host.tenant(principal.tenant)
+    return await asyncio.to_thread(verdicts.verdict, app, wanted)
+
+
+async def accept_golden(
+    host: Host, principal: Principal, wanted: str, *, run: str, digest: str, reason: str, dry_run: bool
+) -> dict[str, Any]:
+    """Write a run over the artifact of a golden test, and a line in the audit log; or try it."""
+    _comparable(await visible(host, principal, run), f"antiphon export {run} -o FILE")
+    app = host.tenant(principal.tenant)
+
+    def work() -> dict[str, Any]:
+        return verdicts.accept(app, wanted, run, digest=digest, dry_run=dry_run)
+
+    done = await host.in_thread(principal.tenant, work)
+    if not dry_run:
+        await host.admin(principal).accepted_recording(done["path"], run, reason)
+    return done
+
+
+def _comparable(manifest: RunManifest, command: str) -> None:
+    if manifest.events > COMPARED:
+        said = f"Run {manifest.id} has {manifest.events} events; the host compares up to {COMPARED}."
+        raise InvalidInput(said, hint=command)
+
+
+async def comparison(host: Host, principal: Principal, run_id: str, other: str, *, every: bool) -> dict[str, Any]:
+    """Two runs side by side, as `antiphon diff` finds them, and what a page shows of it."""
+    manifests = [await visible(host, principal, one) for one in (run_id, other)]
+    for manifest in manifests:
+        _comparable(manifest, f"antiphon diff {run_id} {other}")
+    app = host.tenant(principal.tenant)
+
+    def work() -> dict[str, Any]:
+        left, right = (load_recording(app, manifest) for manifest in manifests)
+        data = compare(app, left, right, every=every)
+        kept = ("sourceRun", "replayRun", "equal", "verdict", "verdictReasons", "ars", "hiddenIds")
+        return {**{name: data[name] for name in kept if name in data}, "view": report_view(cast(ReplayReport, data))}
+
+    return await host.in_thread(principal.tenant, work)
+
+
+async def inbox(host: Host, principal: Principal, *, limit: int) -> dict[str, Any]:
+    """What waits for a person: unknown outcomes, approvals, open breakers, failed golden tests, interrupted runs.
+
+    At most *limit* of each, and how many there are.
+    """
+    admin = host.approvals(principal, "")
+    unknown, number = await admin.unsettled(limit)
+    stopped = await _interrupted(host, principal.tenant)
+    groups: dict[str, list[Any]] = {
+        "approvals": await admin.waiting(limit=1_000),
+        "breakers": [one for one in await admin.breakers() if one["state"] not in ("CLOSED",)],
+        "golden": await asyncio.to_thread(verdicts.failed, host.tenant(principal.tenant)),
+        "interrupted": stopped,
+    }
+    return {
+        "unknown": unknown,
+        **{name: found[:limit] for name, found in groups.items()},
+        "interrupted": [summary(one) for one in stopped[:limit]],
+        "counts": {"unknown": number, **{name: len(found) for name, found in groups.items()}},
+    }
+
+
+async def _interrupted(host: Host, tenant: str) -> list[RunManifest]:
+    """Runs whose process is gone, newest first. A store that has to look through all runs is not asked all the time."""
+    until, stopped = host.seen_interrupted.get(tenant, (0.0, []))
+    began = monotonic()
+    if began < until:
+        return stopped
+    unfinished: list[RunManifest] = []
+    for status in ("running", "interrupted"):
+        unfinished += await host.journal.runs(tenant=tenant, status=status, limit=UNFINISHED)
+    stopped = [one for one in unfinished if not is_audit(one) and real_status(one) == "interrupted"]
+    stopped.sort(key=lambda one: one.started_at_ms, reverse=True)
+    ended = monotonic()
+    if ended - began > LONG_S:
+        host.seen_interrupted[tenant] = ended + min((ended - began) * RESTS, LONGEST_REST_S), stopped
+    return stopped
+
+
+async def effects(
+    host: Host, principal: Principal, *, limit: int, before: str, tool: str, state: str, count: bool
+) -> dict[str, Any]:
+    """The ledger: claims of all runs and machines, newest first, who settled them, and how often they were asked for.
+
+    With *count* the newest runs are read for that; without, only the claims.
+    """
+    admin = host.admin(principal)
+    found = await admin.claims(tool=tool, state=state, limit=limit + 1, before=before)
+    more, found = len(found) > limit, found[:limit]
+    settled = {act["key"]: act for act in reversed(await admin.audit(limit=10_000)) if act.get("key")}
+    rows = []
+    for claim in found:
+        token, _, process = claim["owner"].rpartition("/")
+        act = settled.get(claim["key"])
+        by = {name: act.get(name) for name in ("act", "by", "atMs", "verdict", "reason")} if act else None
+        rows.append({**claim, "process": process or token, "settledBy": by})
+    answer: dict[str, Any] = {"effects": rows, "next": found[-1]["key"] if more else None}
+    if count:
+        looked = await host.traffic.newest(principal.tenant)
+        numbers = counted(looked.calls, (claim["key"] for claim in found))
+        answer["effects"] = [{**row, **numbers[row["key"][:16]]} for row in rows]
+        answer["looked"] = looked.to_wire()
+    return answer
+
+
+async def healthy(host: Host, principal: Principal, *, tool: str) -> dict[str, Any]:
+    """How the tools did: latency, retries and refusals over time, breakers, store, and claims in flight."""
+    looked = await host.traffic.newest(principal.tenant)
+    claims: dict[str, int] = {}
+    for (_, state), number in (await host.journal.counts(principal.tenant)).items():
+        claims[state] = claims.get(state, 0) + number
+    store = await host.journal.ping()
+    mark = (tool, looked.runs, looked.events, len(looked.calls))
+    known = host.seen_health.get(principal.tenant)
+    if known is None or known[0] != mark:
+        known = mark, await asyncio.to_thread(health, looked.calls, tool=tool)
+        host.seen_health[principal.tenant] = known
+    shown = ("store", "version", "durable", "latencyMs")
+    return {
+        **known[1],
+        "breakers": await host.admin(principal).breakers(),
+        "claims": claims,
+        "store": {name: store[name] for name in shown if name in store},
+        "looked": looked.to_wire(),
+    }
+
+
+async def tried_limits(host: Host, principal: Principal, wanted: Wanted) -> dict[str, Any]:
+    """The recorded attempts under tighter limits, before and after."""
+    looked = await host.traffic.newest(principal.tenant)
+    found = await asyncio.to_thread(what_if, looked.calls, wanted, declared().get)
+    return {**found, "looked": looked.to_wire()}

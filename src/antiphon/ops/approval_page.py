@@ -1,0 +1,216 @@
+"""The page behind a signed link. Opening it shows the call and a form; only the form, sent with the token, decides.
+
+Mail scanners, previews and prefetching browsers follow links. They open the page as often as they like: nothing is
+decided and nothing is spent. It is plain ASGI, for the host and for any web framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import html
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs
+
+from antiphon._drive import drive
+from antiphon.config.wiring import fingerprints_of
+from antiphon.errors import AntiphonError, InvalidInput, NotFound, Refused, StoreError
+from antiphon.ops.app import Antiphon
+from antiphon.ops.approvals import AlreadyDecided, Approvals, Link
+
+log: logging.Logger = logging.getLogger("antiphon.host")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Desk = Callable[[Scope, Link], Approvals]
+"""Where the approvals of a link are, for the person it was made for."""
+
+_LARGEST, _SLOWEST_S = 16_384, 30.0
+_LONGEST_REASON = 500
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:2rem auto;padding:0 1rem}"
+    "dt{font-weight:600}dd{margin:0 0 .75rem}pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f4f5f7;"
+    "color:#1a1c20;padding:.75rem}textarea{width:100%;font:inherit}button{font:inherit;padding:.5rem 1.5rem;"
+    "margin:1rem 1rem 0 0}"
+)
+_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+HEADERS = (
+    (b"content-type", b"text/html; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-robots-tag", b"noindex, nofollow"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (
+        b"content-security-policy",
+        f"default-src 'none'; style-src 'sha256-{_HASH}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "".encode(),
+    ),
+)
+
+
+class ApprovalPage:
+    """The page as an ASGI application: mount it where ``[approvals] url`` says.
+
+    >>> from antiphon.stores import MemoryStore
+    >>> page = ApprovalPage(Antiphon(store=MemoryStore()))  # Route("/approve", page)
+    """
+
+    def __init__(self, app: Antiphon, desk: Desk | None = None) -> None:
+        """*desk* says where approvals are decided, on a journal of the event loop (default: those of *app*)."""
+        self._app = app
+        self._fingerprints = fingerprints_of(app.config, app.store)
+        self._desk = desk or self._own_desk
+        self._do: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]] = _here if desk is not None else _on_a_thread
+
+    def _own_desk(self, scope: Scope, link: Link) -> Approvals:
+        if link.tenant != self._app.tenant:
+            raise NotFound("This link is not valid.", code="link_invalid")
+        return Approvals(self._app, actor=link.to, where=where(scope))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        method = scope["method"]
+        try:
+            status, body = await self._answer(scope, receive, method)
+        except Exception as problem:
+            status, body = _told(problem)
+        headers = [*HEADERS, (b"content-length", str(len(body)).encode())]
+        if status == 405:
+            headers.append((b"allow", b"GET, HEAD, POST"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if method == "HEAD" else body})
+
+    async def _answer(self, scope: Scope, receive: Receive, method: str) -> tuple[int, bytes]:
+        if method in ("GET", "HEAD"):
+            token = _field(parse_qs(scope.get("query_string", b"").decode("utf-8", "replace")), "token")
+            link = Link.read(token, self._fingerprints)
+            return 200, _page(await self._do(self._desk(scope, link).behind(link)), link, token)
+        if method != "POST":
+            return 405, _document("Not here", _paragraph("Open the link, or send its form."))
+        async with asyncio.timeout(_SLOWEST_S):
+            body = await _body(receive)
+        form = _form(scope, body)
+        token = _field(form, "token")
+        link = Link.read(token, self._fingerprints)
+        reason = _field(form, "reason")[:_LONGEST_REASON]
+        work = self._desk(scope, link).decide_with(link, _field(form, "decision"), reason=reason)
+        return 200, _page(await self._do(work), link, token)
+
+
+async def _here(work: Coroutine[Any, Any, Any]) -> Any:
+    return await work
+
+
+async def _on_a_thread(work: Coroutine[Any, Any, Any]) -> Any:
+    """The journal for threads must not hold up the event loop."""
+    return await asyncio.to_thread(drive, work)
+
+
+def where(scope: Scope) -> str:
+    """How the audit log names a decision by link."""
+    client = scope.get("client")
+    return f"signed link from {client[0] if client else 'an unknown address'}"
+
+
+async def _body(receive: Receive) -> bytes:
+    data = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidInput("The form is incomplete. Nothing was changed.")
+        data += message.get("body", b"")
+        if len(data) > _LARGEST:
+            raise InvalidInput("The form is too large. Nothing was changed.")
+        if not message.get("more_body"):
+            return bytes(data)
+
+
+def _form(scope: Scope, body: bytes) -> dict[str, list[str]]:
+    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    if kind.partition(b";")[0].strip().lower() != b"application/x-www-form-urlencoded":
+        raise InvalidInput("Send the form of the page. Nothing was changed.")
+    return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
+
+
+def _field(fields: dict[str, list[str]], name: str) -> str:
+    """The one value of a field; one that is given twice says nothing."""
+    values = fields.get(name, [])
+    return values[0] if len(values) == 1 else ""
+
+
+def _told(problem: Exception) -> tuple[int, bytes]:
+    """A failure in words; an unexpected one does not reveal its cause."""
+    if isinstance(problem, StoreError):
+        log.warning("the store failed: %s", problem)
+        return 503, _document("Try again", _paragraph("The store cannot be reached. Nothing was changed."))
+    if isinstance(problem, TimeoutError):
+        return 408, _document("Try again", _paragraph("The form took too long to arrive. Nothing was changed."))
+    status = {NotFound: 404, AlreadyDecided: 409, Refused: 403, InvalidInput: 400}
+    for kind in (AlreadyDecided, NotFound, Refused, InvalidInput):
+        if isinstance(problem, kind):
+            return status[kind], _document("Nothing was changed", _paragraph(str(problem)))
+    if isinstance(problem, AntiphonError):
+        return int(getattr(problem, "status", 422)), _document("Nothing was changed", _paragraph(str(problem)))
+    log.error("a signed link could not be answered", exc_info=problem)
+    return 500, _document("Something failed", _paragraph("See the log of the host."))
+
+
+def _page(shown: dict[str, Any], link: Link, token: str) -> bytes:
+    """The call, and the form if nobody has decided yet."""
+    state = str(shown["state"])
+    facts = [
+        ("Tool", shown["tool"]),
+        ("What it does", shown.get("description")),
+        ("Asked by", shown.get("asker")),
+        ("Session", shown.get("session")),
+        ("Rule", shown.get("policy")),
+        ("Decided by", shown.get("decidedBy")),
+        ("Reason", shown.get("reason")),
+        ("Good until", _time(min(link.expires_at_ms, shown.get("expiresAtMs", link.expires_at_ms)))),
+    ]
+    listed = "".join(
+        f"<dt>{html.escape(name)}</dt><dd>{html.escape(str(value))}</dd>" for name, value in facts if value
+    )
+    call = f"<dl>{listed}</dl><p>Arguments:</p><pre>{html.escape(str(shown.get('arguments', '')))}</pre>"
+    if state != "waiting":
+        return _document(f"This call is {state}", call)
+    return _document("Approve this call?", call, _questions(link, token))
+
+
+def _questions(link: Link, token: str) -> str:
+    names = {"approve": "Approve", "deny": "Deny"}
+    buttons = "".join(f'<button name="decision" value="{one}">{names[one]}</button>' for one in link.may)
+    return (
+        f'<form method="post" action="?"><input type="hidden" name="token" value="{html.escape(token)}">'
+        f'<p><label for="reason">Reason (the agent is told when you deny)</label>'
+        f'<textarea id="reason" name="reason" rows="2" maxlength="{_LONGEST_REASON}"></textarea></p>'
+        f"<p>You decide as {html.escape(link.to)}. The approval is good for this call with these arguments, once.</p>"
+        f"{buttons}</form>"
+    )
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _document(title: str, *parts: str) -> bytes:
+    return "".join(_whole(title, parts)).encode()
+
+
+def _whole(title: str, parts: Iterable[str]) -> Iterable[str]:
+    yield f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+    yield '<meta name="viewport" content="width=device-width"><meta name="robots" content="noindex">'
+    yield f"<style>{_STYLE}</style></head><body><h1>{html.escape(title)}</h1>"
+    yield from parts
+    yield "</body></html>"

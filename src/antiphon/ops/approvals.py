@@ -1,0 +1,348 @@
+"""Deciding on calls that wait for a person: list, show, approve, deny, withdraw, and links that let somebody decide.
+
+Written once for the host and the commands, as :class:`~antiphon.ops.admin.Admin` is. A decision replaces the record of
+the call by version, so that of two people one decides; then it goes to the audit log.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Collection
+from typing import Any, Final, NamedTuple, Self
+
+from antiphon._drive import drive
+from antiphon._gateway.approval import decided
+from antiphon._gateway.ids import Fingerprints
+from antiphon._gateway.result_store import masked
+from antiphon.contract._base import UNSET
+from antiphon.contract.approval import DENIED, GRANTED, REQUIRED, STATES, WITHDRAWN, Approval, Kept, approval_of
+from antiphon.contract.record import DedupeRecord
+from antiphon.errors import ConfigError, InvalidInput, NotFound, Refused, StoreError
+from antiphon.ops.admin import Admin
+from antiphon.ops.app import Antiphon
+from antiphon.ops.gateways import declared
+from antiphon.ports import Journal
+
+VERDICTS: Final = {"approve": GRANTED, "deny": DENIED, "withdraw": WITHDRAWN}
+_SCAN = 10_000
+_LINK: Final = "approval link "
+_LINK_DIGITS, _LONGEST_TOKEN, _LONGEST_NAME = 32, 4096, 200
+
+
+class SelfApproval(Refused):
+    """The asker may not approve its own call."""
+
+    code = "self_approval"
+
+
+class AlreadyDecided(InvalidInput):
+    """Somebody has decided, or the time is over."""
+
+    code = "approval_decided"
+
+
+class Link(NamedTuple):
+    """What a signed link says. Only whoever has the seal key of the store can make one.
+
+    It is good for one approval with these arguments, for one person, until it is over or anybody has decided.
+    """
+
+    tenant: str
+    approval: str
+    digest: str
+    """What the approval is bound to: the beginning of its HMAC."""
+    expires_at_ms: int
+    to: str
+    """Who decides with it."""
+    may: tuple[str, ...]
+    """What it may be used for: ``approve``, ``deny`` or both."""
+
+    def token(self, fingerprints: Fingerprints) -> str:
+        """The link as text for a URL."""
+        said = base64.urlsafe_b64encode(json.dumps(self, separators=(",", ":")).encode()).decode().rstrip("=")
+        signature = fingerprints.sign(_LINK + said)
+        if signature is None:
+            raise ConfigError(
+                "There is no key to sign links with.",
+                hint="Name a key file: [store] seal_key_file.",
+                path="store.seal_key_file",
+            )
+        return f"{said}.{signature}"
+
+    @classmethod
+    def read(cls, token: str, fingerprints: Fingerprints) -> Self:
+        """The link of a token; anything that was not signed here is refused before it is looked at."""
+        said, _, signature = token.partition(".")
+        try:
+            if len(token) > _LONGEST_TOKEN or not fingerprints.signed(_LINK + said, signature):
+                raise ValueError
+            tenant, approval, digest, expires, to, may = json.loads(
+                base64.urlsafe_b64decode(said + "=" * (-len(said) % 4))
+            )
+        except ValueError:
+            raise NotFound("This link is not valid.", hint="Ask for a new one.", code="link_invalid") from None
+        return cls(tenant, approval, digest, expires, to, tuple(may))
+
+
+class Approvals(Admin):
+    """The approvals of one tenant, for one person."""
+
+    def __init__(
+        self, app: Antiphon, journal: Journal | None = None, *, actor: str = "cli", where: str = "command line"
+    ) -> None:
+        """*actor* decides, from *where*."""
+        super().__init__(app, journal, actor=actor)
+        self._where = where
+        self._allow_self: bool = app.config.approvals.allow_self
+        self._url: str = app.config.approvals.url
+
+    async def waiting(self, *, state: str = "waiting", tool: str = "", limit: int = 100) -> list[dict[str, Any]]:
+        """Approvals in one state (``all``: in any), the newest first."""
+        found = [self._shown_approval(record, kept) for record, kept in await self._kept(tool)]
+        return [one for one in found if state in ("all", one["state"])][:limit]
+
+    async def show(self, approval: str) -> dict[str, Any]:
+        """One approval."""
+        return self._shown_approval(*await self._by_id(approval))
+
+    async def link(
+        self,
+        approval: str,
+        *,
+        to: str,
+        may: Collection[str] = ("approve", "deny"),
+        expires_in_s: float | None = None,
+        url: str = "",
+    ) -> dict[str, Any]:
+        """A signed link with which *to* decides on one approval: opening it shows the call, the form on it decides.
+
+        It is over with the approval, or after *expires_in_s*. *url*: where the page is (default: ``[approvals] url``).
+        """
+        base = url or self._url
+        if not base:
+            raise InvalidInput(
+                "Nobody said where the page of signed links is.",
+                hint='Set [approvals] url = "https://…/approve", the address of antiphon serve, or give url.',
+                path="$.url",
+            )
+        if not to or len(to) > _LONGEST_NAME or not to.isprintable():
+            raise InvalidInput(f"Say who decides with the link, in at most {_LONGEST_NAME} characters.", path="$.to")
+        unknown = [one for one in may if one not in ("approve", "deny")]
+        if unknown or not may:
+            raise InvalidInput("A link is good for approve, deny or both.", path="$.may")
+        if expires_in_s is not None and not expires_in_s > 0:
+            raise InvalidInput("A link lasts longer than nothing.", path="$.expiresInS")
+        record, (code, asked) = await self._by_id(approval)
+        now = self._clock.now_ms()
+        self._check_open(code, asked, (REQUIRED,), now)
+        if "approve" in may:
+            self._check_asker(to, asked)
+        lasts = asked.expires_at_ms if expires_in_s is None else now + int(expires_in_s * 1000)
+        made = Link(
+            self.tenant,
+            asked.id,
+            asked.digest[:_LINK_DIGITS],
+            min(lasts, asked.expires_at_ms),
+            to,
+            tuple(sorted(set(may))),
+        )
+        token = made.token(self._fingerprints)
+        about = {"approval": asked.id, "key": record.key, "tool": record.tool, "to": to, "may": list(made.may)}
+        await self._note("link", {**about, "from": self._where, "expiresAtMs": made.expires_at_ms})
+        place = f"{base}{'&' if '?' in base else '?'}token={token}"
+        return {"id": asked.id, "url": place, "to": to, "may": list(made.may), "expiresAtMs": made.expires_at_ms}
+
+    async def behind(self, link: Link) -> dict[str, Any]:
+        """The approval that a link is for; nothing is changed."""
+        shown = self._shown_approval(*await self._of_link(link))
+        if shown["state"] == "waiting" and self._clock.now_ms() >= link.expires_at_ms:
+            shown["state"] = "expired"
+        return shown
+
+    async def decide_with(self, link: Link, verdict: str, *, reason: str = "") -> dict[str, Any]:
+        """Decide with a link, as the person it was made for."""
+        if verdict not in link.may:
+            raise InvalidInput(f"This link is good for: {', '.join(link.may)}. Nothing was changed.", path="decision")
+        if self._clock.now_ms() >= link.expires_at_ms:
+            raise AlreadyDecided("This link is over. Nothing was changed.", hint="Ask for a new one.")
+        return await self._decide(*await self._of_link(link), verdict, reason, False)
+
+    async def _of_link(self, link: Link) -> tuple[DedupeRecord, Kept]:
+        record, kept = await self._by_id(link.approval)
+        if kept.approval.digest[:_LINK_DIGITS] != link.digest:
+            raise NotFound("The call behind this link has other arguments by now.", code="link_invalid")
+        return record, kept
+
+    def _check_asker(self, person: str, asked: Approval) -> None:
+        if person == asked.asker and not self._allow_self:
+            raise SelfApproval(
+                f"{person} made this call and cannot approve it. Nothing was changed.",
+                hint="Somebody else decides, or the configuration allows it: [approvals] allow_self = true.",
+            )
+
+    async def decide(self, approval: str, verdict: str, *, reason: str = "", dry_run: bool = False) -> dict[str, Any]:
+        """Approve, deny or withdraw. A decision stands; an approval can be withdrawn until it is spent.
+
+        *dry_run* makes every check and changes nothing.
+        """
+        _check(verdict)
+        return await self._decide(*await self._by_id(approval), verdict, reason, dry_run)
+
+    async def decide_all(
+        self, approvals: Collection[str], verdict: str, *, reason: str = "", dry_run: bool = False
+    ) -> dict[str, Any]:
+        """Decide on several alike; one that is refused does not stop the others."""
+        _check(verdict)
+        found = {kept.approval.id: (record, kept) for record, kept in await self._kept()}
+        decided, refused = [], []
+        for approval in approvals:
+            try:
+                if approval not in found:
+                    raise self._missing(approval)
+                decided.append(await self._decide(*found[approval], verdict, reason, dry_run))
+            except (InvalidInput, NotFound, Refused) as error:
+                refused.append({"id": approval, "message": str(error)})
+        told = {"refused": refused} if refused else {}
+        return {"decision": verdict, "approvals": decided, **told, **({"dryRun": True} if dry_run else {})}
+
+    async def _decide(
+        self, record: DedupeRecord, kept: Kept, verdict: str, reason: str, dry_run: bool
+    ) -> dict[str, Any]:
+        code, asked = kept
+        open_codes = (REQUIRED, GRANTED) if verdict == "withdraw" else (REQUIRED,)
+        now = self._clock.now_ms()
+        self._check_open(code, asked, open_codes, now)
+        if verdict == "approve":
+            self._check_asker(self.actor, asked)
+        clean = self._shown(reason)
+        if dry_run:
+            will = {"state": STATES[VERDICTS[verdict]], "before": STATES[code], "dryRun": True}
+            return {**self._shown_approval(record, kept), **will}
+        settlement = decided(asked, VERDICTS[verdict], by=self.actor, at_ms=now, where=self._where, reason=clean)
+        version = await self._journal.settle(record.key, record.version, settlement)
+        if version is None:
+            raise AlreadyDecided(
+                f"Approval {asked.id} changed at the same moment. Nothing was changed by this decision.",
+                hint="Look at it again: antiphon approvals show.",
+                path="$.decision",
+            )
+        about = {"approval": asked.id, "key": record.key, "tool": record.tool, "asker": asked.asker}
+        await self._note(verdict, {**about, "from": self._where, "reason": clean})
+        made = await self._journal.read(record.key)
+        now_kept = None if made is None else approval_of(made.current)
+        if made is None or now_kept is None or now_kept.approval.id != asked.id:  # spent at once
+            return {"id": asked.id, "state": "spent", "tool": record.tool}
+        return self._shown_approval(made.current, now_kept)
+
+    def _check_open(self, code: str, asked: Approval, open_codes: Collection[str], now: int) -> None:
+        if code not in open_codes:
+            by = f" by {asked.decided_by}" if asked.decided_by else ""
+            raise AlreadyDecided(
+                f"Approval {asked.id} is {STATES[code]}{by}. Nothing was changed.",
+                hint="An approval that is not spent yet can be withdrawn." if code == GRANTED else "",
+                path="$.decision",
+            )
+        if now >= asked.expires_at_ms:
+            raise AlreadyDecided(
+                f"Approval {asked.id} is over since {now - asked.expires_at_ms} ms. Nothing was changed.",
+                hint="The next delivery of the call asks anew.",
+                path="$.decision",
+            )
+
+    async def _kept(self, tool: str = "") -> list[tuple[DedupeRecord, Kept]]:
+        records = await self._journal.list(tenant=self.tenant, state="failed", tool=tool, limit=_SCAN)
+        return [(record, kept) for record in records if (kept := approval_of(record)) is not None]
+
+    async def _by_id(self, approval: str) -> tuple[DedupeRecord, Kept]:
+        for record, kept in await self._kept() if approval else ():
+            if kept.approval.id == approval:
+                return record, kept
+        raise self._missing(approval)
+
+    def _missing(self, approval: str) -> NotFound:
+        return NotFound(
+            f"There is no approval {approval!r}: it was spent, its call was made anew, or it is long over.",
+            hint=f"Looked in {self._place}. List them: antiphon approvals list",
+        )
+
+    def _shown_approval(self, record: DedupeRecord, kept: Kept) -> dict[str, Any]:
+        code, asked = kept
+        now, request, spec = self._clock.now_ms(), record.request, declared().get(record.tool)
+        state = STATES[code]
+        if code in (REQUIRED, GRANTED) and now >= asked.expires_at_ms:
+            state = "expired"
+        return {
+            "id": asked.id,
+            "state": state,
+            "tool": record.tool,
+            "description": "" if spec is None else visible(spec.description),
+            "arguments": visible(self._arguments_of(record, asked)),
+            "asker": visible(asked.asker),
+            "session": visible(request.session_key),
+            "callId": None if request.tool_call_id is UNSET else visible(request.tool_call_id),
+            "policy": asked.policy,
+            "policyVersion": asked.policy_version,
+            "askedAtMs": asked.asked_at_ms,
+            "ageMs": max(0, now - asked.asked_at_ms),
+            "expiresAtMs": asked.expires_at_ms,
+            "decidedBy": asked.decided_by or None,
+            "decidedAtMs": asked.decided_at_ms or None,
+            "decidedFrom": asked.decided_from or None,
+            "reason": asked.reason or None,
+        }
+
+    def _arguments_of(self, record: DedupeRecord, asked: Approval) -> str:
+        """The arguments as a person may see them: secrets masked."""
+        if not asked.arguments.startswith("s2."):
+            return masked(asked.arguments.encode(), self._redactor)
+        sealer = self._sealer()
+        with contextlib.suppress(StoreError):  # of another key, or damaged
+            if sealer is not None:
+                return masked(sealer.unseal(asked.arguments, context=record.key.encode()), self._redactor)
+        return "(sealed: the seal key of the store is missing)"
+
+
+def _check(verdict: str) -> None:
+    if verdict not in VERDICTS:
+        raise InvalidInput("Decide with approve, deny or withdraw.", path="$.decision")
+
+
+class Desk:
+    """The approvals of one tenant for code without ``await``: what one person sees and decides.
+
+    ``app.approvals("grace")`` makes it.
+    """
+
+    def __init__(self, app: Antiphon, actor: str, where: str) -> None:
+        self._inner = Approvals(app, actor=actor, where=where)
+
+    def list(self, *, state: str = "waiting", tool: str = "", limit: int = 100) -> list[dict[str, Any]]:
+        """Approvals in one state (``all``: in any), the newest first."""
+        return drive(self._inner.waiting(state=state, tool=tool, limit=limit))
+
+    def show(self, approval: str) -> dict[str, Any]:
+        """One approval."""
+        return drive(self._inner.show(approval))
+
+    def decide(self, approval: str, verdict: str, *, reason: str = "", dry_run: bool = False) -> dict[str, Any]:
+        """``approve``, ``deny`` or ``withdraw``; *dry_run* makes every check and changes nothing."""
+        return drive(self._inner.decide(approval, verdict, reason=reason, dry_run=dry_run))
+
+    def decide_all(self, approvals: Collection[str], verdict: str, **options: Any) -> dict[str, Any]:
+        """Decide on several alike; one that is refused does not stop the others."""
+        return drive(self._inner.decide_all(approvals, verdict, **options))
+
+    def link(self, approval: str, *, to: str, **options: Any) -> dict[str, Any]:
+        """A signed link with which *to* decides; see :meth:`Approvals.link`."""
+        return drive(self._inner.link(approval, to=to, **options))
+
+
+def visible(text: str) -> str:
+    """Text as a person can trust it: control, direction and invisible characters are written as escapes.
+
+    >>> visible("pay\\u202e001")
+    'pay\\\\u202e001'
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "replace").decode() for one in text)

@@ -1,0 +1,230 @@
+"""One cell of a matrix: a recorded run replayed with one variant. It is a guarded call, so it is paid for once.
+
+What goes to a worker is plain data; recordings are read from the store. A cell that was interrupted is taken over and
+goes on in the same run: what its models had answered is not asked again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from antiphon import _lineage
+from antiphon._gateway.ids import uuid7
+from antiphon._recording.manifest import source_digest, source_files
+from antiphon._replay.setup import code_of
+from antiphon.canonical import canonical_json
+from antiphon.errors import AntiphonError, InvalidInput
+from antiphon.ops.app import Antiphon
+from antiphon.ops.entry import load_entry
+from antiphon.ops.gateways import Gateway
+from antiphon.ops.replay import replay
+
+Work = dict[str, Any]
+"""A cell on its way to a worker, as JSON."""
+Row = dict[str, Any]
+"""What came of a cell, as JSON."""
+
+HELD = "held"
+"""The status of a cell that another process works on."""
+_NAME, _NAMESPACE = "cell", "matrix"
+_LEASE_MS = 30_000
+_REASONS, _LONG = 3, 300
+
+
+class ModelFailed(AntiphonError):
+    """The model could not be asked: this says nothing about the variant, and the cell is tried again."""
+
+    code = "model_failed"
+
+
+def digest_of(*parts: Any) -> str:
+    """One name for plain data."""
+    return hashlib.sha256(canonical_json(list(parts))).hexdigest()
+
+
+def run_of(source: str, key: str) -> str:
+    """The id of a cell's own run: the same whoever begins or takes over the cell, beside its source in lists."""
+    marks = (8, 13, 18, 23)
+    head = source[:14] if len(source) == 36 and all(source[at] == "-" for at in marks) else f"{key[:8]}-{key[8:12]}-"
+    return f"{head}7{key[12:15]}-8{key[15:18]}-{key[18:30]}"
+
+
+def code_at(target: str) -> dict[str, Any]:
+    """Digests of the files behind a function, taken before it ran."""
+    return _code(resolve(target))
+
+
+@functools.cache
+def _code(function: Callable[..., Any]) -> dict[str, Any]:
+    return code_of(source_digest(function), source_files(function)) or {}
+
+
+def perform(batch: Sequence[Work], app: Antiphon | None = None) -> list[Row]:
+    """Do the cells of a batch, one after the other; a cell that cannot be done is a row that says why."""
+    return [_perform(work, app) for work in batch]
+
+
+def perform_in_engine(batch: Sequence[Work]) -> list[Row]:
+    """The same in a worker of an engine, whose own threads go on while a replay runs."""
+    if not _lineage.engine_threads:
+        me = threading.current_thread()
+        _lineage.engine_threads.update(one for one in threading.enumerate() if one is not me)
+    return perform(batch)
+
+
+def _perform(work: Work, app: Antiphon | None) -> Row:
+    began = time.perf_counter()
+    row: Row = {name: work[name] for name in ("key", "run", "variant", "sample")}
+    try:
+        app = app or _app(work["config"], work["tenant"], work["workspace"])
+        row |= _guarded(app, work)
+    except AntiphonError as error:
+        row |= _bad(error.code, error.message)
+    except Exception as error:  # a bad row is a row
+        row |= _bad(type(error).__name__, str(error))
+    row.setdefault("seconds", round(time.perf_counter() - began, 4))
+    return row
+
+
+def _bad(code: str, message: str) -> Row:
+    return {"status": "error", "code": code, "reasons": [message[:_LONG]]}
+
+
+@functools.cache
+def _app(config: str | None, tenant: str, workspace: str) -> Antiphon:
+    return Antiphon(config, tenant=tenant, workspace=workspace)
+
+
+def _guarded(app: Antiphon, work: Work) -> Row:
+    """Through the gateway: claimed under the cell's key, taken over when its process is gone, answered when done."""
+    if app.store.url != work["store"]:
+        raise InvalidInput(
+            f"The worker uses the store {app.store.url}, the matrix is in {work['store']}.",
+            hint="Give the workers the configuration of whoever starts the matrix.",
+            code="other_store",
+        )
+    for target, wanted in work["code"].items():
+        here = code_at(target)
+        other = sorted(name for name in here.keys() & wanted.keys() if here[name] != wanted[name])
+        if other or bool(here) != bool(wanted):
+            raise InvalidInput(
+                f"The worker has other code than the matrix was planned with: {', '.join(other) or target}.",
+                hint="Bring the workers up to date, or plan the matrix anew.",
+                code="other_code",
+            )
+    _now[work["key"]] = work
+    result = _gateway(app).execute(
+        {
+            "contractVersion": "1.1",
+            "requestId": uuid7(),
+            "toolName": _NAME,
+            "toolNamespace": _NAMESPACE,
+            "target": {"sessionKey": _NAMESPACE, "actorId": _NAMESPACE},
+            "payload": {"version": "1.0", "params": {"key": work["key"]}, "idempotencyKey": work["key"]},
+            "transport": {"dedupeMode": "bestEffort", "retryBudget": {"maxAttempts": 1, "maxElapsedMs": 86_400_000}},
+            "control": {},
+            "trace": {},
+        }
+    )
+    del _now[work["key"]]
+    if result.ok:
+        row: Row = dict(result.content)
+        return {**row, "reused": True, "seconds": 0.0} if result.from_cache else row
+    assert result.error is not None
+    if result.error.code == "in_flight":
+        return {"status": HELD, "reasons": []}
+    return _bad(result.error.code, result.error.message)
+
+
+_now: dict[str, Work] = {}
+"""Cells that this process works on; the claim knows them by their key alone."""
+_gateways: dict[int, tuple[Antiphon, Gateway]] = {}
+
+
+def _gateway(app: Antiphon) -> Gateway:
+    """A gateway of our own on the same store: the cell is no tool of the agent."""
+    known = _gateways.get(id(app))
+    if known is not None:
+        return known[1]
+    gateway = Gateway(app.store, app.loaded, tenant=app.tenant, workspace=app.workspace)
+
+    @gateway.tool(
+        name=_NAME,
+        namespace=_NAMESPACE,
+        idempotent=True,
+        effect="read",
+        breaker={"consecutive": 1_000_000, "rate": 1.0, "min_calls": 1_000_000},
+        ttl={"done_ms": 30 * 86_400_000, "failed_ms": 1, "lease_ms": _LEASE_MS},
+    )
+    def cell(key: str) -> Row:
+        return _replayed(app, _now[key])
+
+    _gateways[id(app)] = (app, gateway)
+    return gateway
+
+
+def _replayed(app: Antiphon, work: Work) -> Row:
+    """Replay the run once, in the cell's own run."""
+    began = time.perf_counter()
+    with_ = work["with"]
+    report = replay(
+        work["run"],
+        app=app,
+        mode="explore",
+        function=None if work["entry"] is None else resolve(work["entry"]),
+        llm=None if with_.get("llm") is None else resolve(with_["llm"]),
+        **{name: with_[name] for name in ("model", "temperature", "seed", "prompt") if with_.get(name) is not None},
+        min_ars=work["minArs"],
+        into=run_of(work["run"], work["key"]),
+        sandbox=work["sandbox"],
+    )
+    data = report.to_wire()
+    spent = data["spent"]
+    if data.get("error") and (spent["failed"] or data["liveModelErrors"]):
+        raise ModelFailed(f"The model could not be asked: {data['error'].get('message', '')}"[:_LONG])
+    return {
+        "status": report.verdict,
+        "score": round(float(data["ars"]["score"]), 6),
+        "reasons": [str(reason)[:_LONG] for reason in data["verdictReasons"][:_REASONS]],
+        "refused": bool(data.get("refusals")),
+        "replayRun": data["replayRun"],
+        **{name: spent[name] for name in ("calls", "inputTokens", "outputTokens", "cost")},
+        "seconds": round(time.perf_counter() - began, 4),
+    }
+
+
+# -- functions that have no name: for a matrix in this process ---------------------------------------------------------
+
+_HERE = "here:"
+_given: dict[str, Callable[..., Any]] = {}
+
+
+def named(function: str | Callable[..., Any]) -> str:
+    """How a cell names a function: its target, or for one of this process a name that only this process knows."""
+    if isinstance(function, str):
+        return function
+    name = f"{_HERE}{digest_of(_code(function), getattr(function, '__qualname__', ''))[:16]}"
+    _given[name] = function
+    return name
+
+
+def resolve(target: str) -> Callable[..., Any]:
+    """The function behind a name."""
+    return _given[target] if target in _given else _loaded(target, Path.cwd())
+
+
+@functools.cache
+def _loaded(target: str, folder: Path) -> Callable[..., Any]:
+    """A module is loaded once in a process; to find that out for each cell takes longer than its claim."""
+    return load_entry(target)
+
+
+def is_here(target: str | None) -> bool:
+    """Whether only this process knows the function."""
+    return target is not None and target.startswith(_HERE)

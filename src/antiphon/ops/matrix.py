@@ -1,0 +1,920 @@
+"""``antiphon.matrix``: recorded runs × variants × samples, replayed, scored and compared, with a verdict that holds.
+
+A matrix is a plan and a table that grows, both files in the state folder; its cells are claims in the store. So it can
+be interrupted at any time, and whoever starts it again goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import orjson
+
+from antiphon._diff import plural
+from antiphon._gateway.ids import uuid7
+from antiphon._version import __version__
+from antiphon.config.wiring import ensure_home
+from antiphon.contract.events import RunManifest
+from antiphon.errors import InvalidInput, NotFound
+from antiphon.ops import Progress, silent
+from antiphon.ops.app import Antiphon, Spent, cost_of, current
+from antiphon.ops.artifacts import open_run
+from antiphon.ops.cells import HELD, Row, Work, code_at, digest_of, is_here, named
+from antiphon.ops.execution import known_tools
+from antiphon.ops.executors import Executor, Here, Local
+from antiphon.ops.runs import all_runs, events_of, is_audit, load_recording, real_status
+from antiphon.ops.side_effects import gate
+from antiphon.scoring.sequential import Comparison, shares
+
+Metric = Literal["pass", "score"]
+BASELINE = "baseline"
+CAP = 5
+"""Rounds of ``samples="auto"``."""
+_BATCH_S, _LARGEST = 0.25, 32
+"""A batch is so long that handing it out costs nothing beside it."""
+_LOWEST = 10
+_FOLDER, _PLAN, _TABLE = "matrix", "plan.json", "table.jsonl"
+_WORDS = re.compile(r"(name|status|since|limit)=(\S+)")
+_SPAN = re.compile(r"(\d+)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+class Variant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is changed: another model, temperature, seed, system prompt, model client or code. Nothing: the baseline."""
+
+    name: str
+    model: str | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    prompt: str | None = None
+    llm: str | None = None
+    """``file.py:function`` that answers model requests."""
+    entry: str | None = None
+    """``file.py:function`` to run instead of the recorded entry point."""
+
+
+class Estimate(NamedTuple):
+    """What a matrix will ask for, by the usage of the recorded runs; with ``samples="auto"`` it is at most that."""
+
+    cells: int
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    cost: float | None
+    """``None`` if a model has no price."""
+    unpriced: list[str]
+    without_usage: int
+    """Runs whose recording tells no usage: they are counted with no tokens."""
+
+    def text(self) -> str:
+        """One line for people."""
+        tokens = f"{self.input_tokens:,} tokens in, {self.output_tokens:,} out"
+        money = (
+            "cost unknown: no price for " + ", ".join(self.unpriced) if self.cost is None else f"cost {self.cost:.2f}"
+        )
+        less = f"; {plural(self.without_usage, 'run')} without recorded usage" if self.without_usage else ""
+        return f"at most {plural(self.cells, 'cell')}, {plural(self.calls, 'model call')}, {tokens}, {money}{less}"
+
+
+class Status(NamedTuple):
+    """How far a matrix is."""
+
+    done: int
+    total: int
+    """At most; fewer when every comparison is decided before."""
+    failed: int
+    errors: int
+    calls: int
+    cost: float
+    seconds: float
+    decided: dict[str, str]
+    before: int = 0
+    """Cells that were done when it was started."""
+
+    @property
+    def per_second(self) -> float:
+        """Cells per second."""
+        return (self.done - self.before) / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def left_s(self) -> float:
+        """How long the rest takes at most, at this rate."""
+        return (self.total - self.done) / self.per_second if self.per_second else 0.0
+
+    def to_wire(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {**self._asdict(), "perSecond": round(self.per_second, 2), "leftSeconds": round(self.left_s, 1)}
+
+
+class _Usage(NamedTuple):
+    calls: int
+    given: int
+    taken: int
+    cost: float
+    unpriced: tuple[str, ...]
+
+
+class Document(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A plan as it is kept: everything that a second start needs."""
+
+    id: str
+    created_at_ms: int
+    version: str
+    store: str
+    tenant: str
+    workspace: str
+    runs: list[str]
+    variants: list[Variant]
+    """The first one is what the others are compared with, if ``compares``."""
+    compares: bool
+    rounds: int
+    stops: bool
+    """Whether it ends as soon as all comparisons are decided."""
+    code: dict[str, dict[str, Any]]
+    entries: dict[str, str]
+    """The entry point of each run, where they differ; ``""`` is that of all others."""
+    metric: Metric = "pass"
+    alpha: float = 0.05
+    margin: float = 0.05
+    min_ars: float | None = None
+    budget: float | None = None
+    max_calls: int | None = None
+    order: int = 0
+    salt: str = ""
+    config: str | None = None
+    sandbox: bool = True
+    sizes: dict[str, int] = {}
+
+
+def select(app: Antiphon, words: str) -> list[str]:
+    """Runs by ``name=refund status=failed since=7d limit=100``; replays are never among them."""
+    wanted = dict(_WORDS.findall(words))
+    rest = _WORDS.sub("", words).split()
+    if rest or not wanted:
+        raise InvalidInput(
+            f"The selection {words!r} is not understood{': ' + rest[0] if rest else ''}.",
+            hint="For example: name=refund status=failed since=7d limit=100",
+            path="select",
+        )
+    since = 0
+    if "since" in wanted:
+        span = _SPAN.fullmatch(wanted["since"])
+        if span is None:
+            raise InvalidInput(f"since={wanted['since']} is no time.", hint="For example: since=7d", path="select")
+        since = app.clock.now_ms() - int(span[1]) * _SECONDS[span[2]] * 1000
+    if not wanted.get("limit", "1").isdecimal():
+        raise InvalidInput(f"limit={wanted['limit']} is no number.", path="select")
+    limit = int(wanted.get("limit", "1000000"))
+    found: list[str] = []
+    named_ = {"name": wanted["name"]} if "name" in wanted else {}
+    for manifest in all_runs(app, **named_):
+        fits = manifest.source_run is None and not is_audit(manifest) and manifest.started_at_ms >= since
+        if fits and wanted.get("status", real_status(manifest)) == real_status(manifest):
+            found.append(manifest.id)
+        if len(found) >= limit:
+            break
+    if not found:
+        raise NotFound(f"No run fits {words!r}.", hint=f"Looked in {app.store.url}. List runs: antiphon runs")
+    return found
+
+
+def matrix(
+    runs: str | Iterable[Any],
+    variants: Sequence[Variant | Mapping[str, Any] | str],
+    samples: int | Literal["auto"] = "auto",
+    *,
+    baseline: bool = False,
+    llm: str | Callable[[dict[str, Any]], Any] | None = None,
+    entry: str | Callable[..., Any] | None = None,
+    metric: Metric = "pass",
+    alpha: float = 0.05,
+    margin: float = 0.05,
+    min_ars: float | None = None,
+    budget: float | None = None,
+    max_calls: int | None = None,
+    order: int = 0,
+    fresh: bool = False,
+    sandbox: bool = True,
+    app: Antiphon | None = None,
+    progress: Progress = silent,
+) -> Plan:
+    """Plan the replay of *runs* with each of *variants*. Nothing is asked yet.
+
+    *runs* are ids, artifacts, or a selection such as ``"name=refund status=failed since=7d"``. A variant is the name of
+    a model, or a mapping with ``name`` and any of ``model``, ``temperature``, ``seed``, ``prompt``, ``llm``, ``entry``.
+    With *baseline* the
+    variants are compared with the recorded model, else with the first of them. *samples* is a number of rounds, or
+    ``auto``: at most 5, and no more than the verdict needs. The verdict calls a variant worse that is not, or not worse
+    by *margin* that is, with a chance of at most *alpha*, all variants together. *budget* (money, by ``[prices]``) and
+    *max_calls* (of models) are never exceeded by more than what is under way. Equal cells that are done are not paid
+    for again; *fresh* asks for them anew.
+    """
+    app = app or current()
+    lanes = [_variant(one) for one in variants]
+    client = None if llm is None else named(llm)
+    lanes = [msgspec.structs.replace(one, llm=one.llm or client) for one in lanes]
+    if baseline:
+        lanes = [Variant(name=BASELINE, llm=client), *lanes]
+    _check(lanes, samples, alpha, margin)
+    given = select(app, runs) if isinstance(runs, str) and "=" in runs else [runs] if isinstance(runs, str) else runs
+    manifests = {one.id: one for one in (open_run(app, wanted) for wanted in given)}
+    if not manifests:
+        raise NotFound("A matrix needs at least one run.", hint="List the runs with: antiphon runs")
+    own = None if entry is None else named(entry)
+    entries = _entries(manifests.values(), own)
+    code = {target: code_at(target) for target in sorted({*entries.values(), *_targets(lanes)})}
+    compares = len(lanes) > 1
+    found = Document(
+        id=uuid7(),
+        created_at_ms=app.clock.now_ms(),
+        version=__version__,
+        store=app.store.url,
+        tenant=app.tenant,
+        workspace=app.workspace,
+        runs=list(manifests),
+        variants=lanes,
+        compares=compares,
+        rounds=(CAP if compares else 1) if samples == "auto" else samples,
+        stops=samples == "auto",
+        code=code,
+        entries=entries,
+        metric=metric,
+        alpha=alpha,
+        margin=margin,
+        min_ars=min_ars,
+        budget=budget,
+        max_calls=max_calls,
+        order=order,
+        config=None if app.loaded.file is None else str(app.loaded.file.absolute()),
+        sandbox=sandbox,
+        sizes={one.id: one.events for one in manifests.values()},
+    )
+    if fresh:
+        found.salt = found.id
+    return Plan(app, found, progress=progress)
+
+
+def _variant(given: Variant | Mapping[str, Any] | str) -> Variant:
+    if isinstance(given, Variant):
+        return given
+    try:
+        return Variant(name=given, model=given) if isinstance(given, str) else msgspec.convert(given, Variant)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{given!r} is no variant: {error}.", path="variants") from None
+
+
+def _check(lanes: Sequence[Variant], samples: int | str, alpha: float, margin: float) -> None:
+    if not lanes:
+        raise InvalidInput("A matrix needs a variant.", hint="Name a model: --model gpt-5", path="model")
+    names = [one.name for one in lanes]
+    if len(set(names)) < len(names):
+        raise InvalidInput("Two variants have the same name.", path="model")
+    if samples != "auto" and (not isinstance(samples, int) or samples < 1):
+        raise InvalidInput("samples is a number from 1, or auto.", path="samples")
+    for name, value in (("alpha", alpha), ("margin", margin)):
+        if not 0.0 < value < 1.0:
+            raise InvalidInput(f"{name} is between 0 and 1.", path=name)
+
+
+def _targets(lanes: Iterable[Variant]) -> Iterator[str]:
+    for one in lanes:
+        yield from (target for target in (one.llm, one.entry) if target)
+
+
+def _entries(manifests: Iterable[RunManifest], own: str | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for manifest in manifests:
+        target = own or manifest.entry
+        if not target:
+            raise InvalidInput(
+                f"The recording of run {manifest.id} does not name its entry point.",
+                hint="Pass --entry file.py:function (in Python: entry=).",
+                code="entry_missing",
+            )
+        if found.setdefault("", target) != target:
+            found[manifest.id] = target
+    return found
+
+
+def folder_of(matrix_id: str) -> Path:
+    """Where the plan and the table of a matrix are."""
+    return ensure_home() / _FOLDER / matrix_id
+
+
+def resumed(wanted: str, app: Antiphon | None = None) -> Plan:
+    """The plan of a matrix that was begun, by its id or a unique prefix."""
+    app = app or current()
+    parent = ensure_home() / _FOLDER
+    found = sorted(path.name for path in parent.glob(f"{wanted}*") if (path / _PLAN).is_file()) if wanted else []
+    if re.search(r"[^\w-]", wanted) or len(found) != 1:
+        said = f"matches several matrices: {', '.join(found)}" if len(found) > 1 else f"is not in {parent}"
+        raise NotFound(f"The matrix {wanted!r} {said}.", hint="A matrix prints its id when it starts.")
+    document = msgspec.json.decode((parent / found[0] / _PLAN).read_bytes(), type=Document)
+    if document.store != app.store.url:
+        raise InvalidInput(f"The matrix {found[0]} is in the store {document.store}, this is {app.store.url}.")
+    if any(map(is_here, document.code)):
+        raise InvalidInput("This matrix runs functions of the process that planned it, which cannot be found again.")
+    changed = sorted(
+        target for target, files in document.code.items() if digest_of(code_at(target)) != digest_of(files)
+    )
+    if changed:
+        raise InvalidInput(
+            f"The code behind {', '.join(changed)} has changed since the matrix {found[0]} was planned.",
+            hint="Start a new matrix: one table never mixes two versions.",
+            code="other_code",
+        )
+    return Plan(app, document)
+
+
+def matrices(app: Antiphon, limit: int = 50) -> list[dict[str, Any]]:
+    """The matrices of this tenant and store that are driven from this machine, newest first."""
+    found: list[dict[str, Any]] = []
+    for path in sorted((ensure_home() / _FOLDER).glob(f"*/{_PLAN}"), reverse=True):
+        document = _own(app, path.parent)
+        if document is not None:
+            wire = Matrix(document, Table(path.parent, document, write=False)).to_wire()
+            found.append({name: value for name, value in wire.items() if name not in ("lowest", "table")})
+            if len(found) == limit:
+                break
+    return found
+
+
+def one_matrix(app: Antiphon, wanted: str) -> dict[str, Any]:
+    """A matrix as it is now: its verdicts, how far it is, and as ``view`` what its page shows."""
+    folder = ensure_home() / _FOLDER / wanted
+    document = _own(app, folder) if re.fullmatch(r"[\w-]{1,64}", wanted) else None
+    if document is None:
+        raise NotFound(f"There is no matrix {wanted[:64]!r} here.", hint="List them: GET /v1/matrices")
+    found = Matrix(document, Table(folder, document, write=False))
+    wire = found.to_wire()
+    del wire["table"]  # a path of this machine
+    return {**wire, "view": found.view()}
+
+
+def _own(app: Antiphon, folder: Path) -> Document | None:
+    """The plan in a folder, if it is one of this tenant in this store."""
+    try:
+        document = msgspec.json.decode((folder / _PLAN).read_bytes(), type=Document)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return document if (document.tenant, document.store) == (app.tenant, app.store.url) else None
+
+
+class Plan:
+    """What a matrix will do. ``estimate()`` tells what it costs, ``run()`` does it."""
+
+    def __init__(self, app: Antiphon, document: Document, *, progress: Progress = silent) -> None:
+        self.app = app
+        self.document = document
+        self._progress = progress
+        self._usages: dict[str, _Usage] | None = None
+        self._keys = {one.name: digest_of(msgspec.to_builtins(one)) for one in document.variants}
+        self._code = digest_of(document.code)
+
+    @property
+    def id(self) -> str:
+        """For ``--resume``."""
+        return self.document.id
+
+    @property
+    def cells(self) -> int:
+        """How many there are at most."""
+        return len(self.document.runs) * len(self.document.variants) * self.document.rounds
+
+    def _used(self) -> dict[str, _Usage]:
+        """What each recorded run asked its models for; read once."""
+        if self._usages is None:
+            self._usages = {}
+            runs = self.document.runs
+            for run in self._progress(runs, len(runs), "reading recorded usage, runs"):
+                spent = Spent(self.app.config.prices)
+                for event in events_of(self.app, run):
+                    spent.add(event)
+                self._usages[run] = _Usage(
+                    spent.calls, spent.input_tokens, spent.output_tokens, spent.cost, tuple(spent.unpriced)
+                )
+        return self._usages
+
+    def _cost(self, usage: _Usage, variant: Variant) -> float | None:
+        """What a cell costs, by the price of its model; ``None`` without one."""
+        if variant.model is None:
+            return None if usage.unpriced else usage.cost
+        price = self.app.config.prices.get(variant.model)
+        tokens = {"inputTokens": usage.given, "outputTokens": usage.taken}
+        return None if price is None else cost_of(price, tokens)
+
+    def estimate(self) -> Estimate:
+        """Calls, tokens and money, by the usage of the recorded runs."""
+        document = self.document
+        used = self._used().values()
+        costs = [self._cost(usage, one) for usage in used for one in document.variants]
+        unpriced = {one.model for one in document.variants if one.model and one.model not in self.app.config.prices}
+        if any(one.model is None for one in document.variants):
+            unpriced |= {model or "the recorded model" for usage in used for model in usage.unpriced}
+        times = len(document.variants) * document.rounds
+        known = [cost for cost in costs if cost is not None]
+        return Estimate(
+            cells=self.cells,
+            calls=sum(usage.calls for usage in used) * times,
+            input_tokens=sum(usage.given for usage in used) * times,
+            output_tokens=sum(usage.taken for usage in used) * times,
+            cost=sum(known) * document.rounds if len(known) == len(costs) else None,
+            unpriced=sorted(unpriced),
+            without_usage=sum(not usage.given and not usage.taken for usage in used),
+        )
+
+    def work(self, run: str, variant: Variant, sample: int) -> Work:
+        """The cell of a run, a variant and a sample, for a worker."""
+        document = self.document
+        changed = {name: value for name, value in msgspec.to_builtins(variant).items() if name not in ("name", "entry")}
+        named_ = digest_of(
+            2,
+            run,
+            document.sizes.get(run, 0),
+            self._code,
+            changed,
+            variant.entry,
+            sample,
+            document.min_ars,
+            document.salt,
+        )
+        return {
+            "key": named_,
+            "run": run,
+            "variant": variant.name,
+            "sample": sample,
+            "with": changed,
+            "entry": variant.entry or document.entries.get(run, document.entries[""]),
+            "code": document.code,
+            "minArs": document.min_ars,
+            "sandbox": document.sandbox,
+            "store": document.store,
+            "tenant": document.tenant,
+            "workspace": document.workspace,
+            "config": document.config,
+        }
+
+    def run(self, executor: Executor | None = None, *, progress: Callable[[Status], object] | None = None) -> Matrix:
+        """Do what is not done yet. Interrupted, it can be started again: ``antiphon.ops.matrix.resumed(plan.id)``."""
+        document = self.document
+        here = any(map(is_here, document.code))
+        if executor is None:
+            executor = Here(self.app) if here or self.app.store.in_process else Local()
+        self._check(executor, here)
+        self._review()
+        table = Table(folder_of(self.id), document)
+        if document.budget is not None:
+            priced = self.estimate()
+            if priced.cost is None:
+                raise InvalidInput(
+                    f"A budget needs prices, and there is none for {', '.join(priced.unpriced)}.",
+                    hint='Add [prices."MODEL"] input = …, output = … to antiphon.toml, or use --max-calls.',
+                    path="budget",
+                )
+        drive = _Drive(self, executor, table, progress)
+        try:
+            drive.run()
+        finally:
+            executor.cancel()
+            table.close()
+        return Matrix(document, table, stopped=drive.stopped)
+
+    def result(self) -> Matrix:
+        """What is in the table now."""
+        return Matrix(self.document, Table(folder_of(self.id), self.document, write=False))
+
+    def _check(self, executor: Executor, here: bool) -> None:
+        """Refuse, before anything is paid for, what cannot work."""
+        url = self.app.store.url
+        if isinstance(executor, Here):
+            return
+        if here:
+            raise InvalidInput(
+                "A function of this process cannot be run by another one.",
+                hint="Name it: file.py:function, or run the matrix here (--on here).",
+            )
+        if self.app.store.in_process:
+            raise InvalidInput("A memory store is seen by this process only.", hint="Use --on here, or another store.")
+        if executor.remote and "sqlite:" in url:
+            raise InvalidInput(
+                f"Workers on other machines cannot share the store {url}.",
+                hint="Use redis: or postgresql: ([store] url), or --on local.",
+                path="on",
+            )
+
+    def _review(self) -> None:
+        """The review of side effects that every explore replay needs, once for each entry point (K6)."""
+        document = self.document
+        first: dict[str, str] = {}
+        for run in document.runs:
+            first.setdefault(document.entries.get(run, document.entries[""]), run)
+        for run in first.values():
+            manifest = self.app.journal.manifest(run)
+            if manifest is None:
+                raise NotFound(f"There is no run {run} any more.")
+            gate(manifest.entry, known_tools(self.app, load_recording(self.app, manifest)))
+
+
+class Table:
+    """The rows, in a file that grows; each cell once."""
+
+    def __init__(self, folder: Path, document: Document, *, write: bool = True) -> None:
+        self.path: Path = folder / _TABLE
+        self._file: Any = None
+        if not write:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / _PLAN).exists():
+            _replace(folder / _PLAN, [msgspec.json.encode(document)])
+        if self.path.exists():  # a line that was not finished goes, and so do cells that are tried again
+            kept = {(row["variant"], row["sample"], row["run"]): row for row in self if row["status"] != "error"}
+            _replace(self.path, [orjson.dumps(row) + b"\n" for row in kept.values()])
+        self._file = self.path.open("ab")
+
+    def __iter__(self) -> Iterator[Row]:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield orjson.loads(line)
+
+    def add(self, row: Row) -> None:
+        """One more."""
+        self._file.write(orjson.dumps(row) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """No more."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _replace(path: Path, lines: Iterable[bytes]) -> None:
+    temporary = path.with_suffix(".new")
+    with temporary.open("wb") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def ordered(document: Document, round_: int) -> list[str]:
+    """The runs in the order of a round: drawn before anything is known, the same at every start."""
+    mark = f"{document.order}:{round_}:"
+    return sorted(document.runs, key=lambda run: hashlib.sha256(f"{mark}{run}".encode()).digest())
+
+
+class Judge:
+    """Feeds the comparisons, pair by pair in the drawn order, whatever order the cells are done in."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        base, *others = document.variants
+        self._base = base.name
+        rest = [one.name for one in others] if document.compares else []
+        share = document.alpha / max(1, len(rest))
+        split = shares(document.rounds)
+        self.tests: dict[str, Comparison] = {
+            name: Comparison(alpha=share, margin=document.margin, shares=split) for name in rest
+        }
+        self.left_out: dict[str, int] = dict.fromkeys(rest, 0)
+        """Pairs that could not be compared because one of them is a bad row."""
+        self._at = dict.fromkeys(rest, (0, 0))
+        self._values: dict[tuple[str, int, str], float | None] = {}
+        self._orders: dict[int, list[str]] = {}
+
+    def order(self, round_: int) -> list[str]:
+        """The runs of a round."""
+        if round_ not in self._orders:
+            self._orders[round_] = ordered(self._document, round_)
+        return self._orders[round_]
+
+    @property
+    def decided(self) -> dict[str, str]:
+        """The comparisons that are decided."""
+        return {name: test.decision for name, test in self.tests.items() if test.decision != "undecided"}
+
+    def add(self, row: Row) -> None:
+        """One more cell."""
+        value: float | None = None
+        if row["status"] in ("pass", "fail"):
+            value = float(row["score"]) if self._document.metric == "score" else float(row["status"] == "pass")
+        self._values[(row["variant"], row["sample"], row["run"])] = value
+        for name in self.tests:
+            if row["variant"] in (name, self._base):
+                self._advance(name)
+
+    def _advance(self, name: str) -> None:
+        round_, place = self._at[name]
+        while round_ < self._document.rounds:
+            run = self.order(round_)[place]
+            mine, base = (name, round_, run), (self._base, round_, run)
+            if mine not in self._values or base not in self._values:
+                break
+            value, against = self._values.pop(mine), self._values[base]
+            if value is None or against is None:
+                self.left_out[name] += 1
+            else:
+                self.tests[name].see(round_, run, value - against)
+            place += 1
+            if place == len(self._document.runs):
+                round_, place = round_ + 1, 0
+        self._at[name] = (round_, place)
+
+
+class _Drive:
+    """Hands out cells within capacity and budget, and writes rows as they come."""
+
+    def __init__(
+        self, plan: Plan, executor: Executor, table: Table, progress: Callable[[Status], object] | None
+    ) -> None:
+        self._plan, self._executor, self._table, self._progress = plan, executor, table, progress
+        self._document = plan.document
+        self._judge = Judge(plan.document)
+        self._done: set[tuple[str, int, str]] = set()
+        self._failed = self._errors = self._calls = 0
+        self._cost = 0.0
+        self._again = False
+        for row in table:
+            self._again = True
+            self._count(row)
+        self._under_way: dict[str, tuple[Work, float, int]] = {}
+        self._held: deque[tuple[Work, float, int]] = deque()
+        self._began = time.monotonic()
+        self._before = len(self._done)
+        self._took, self._timed = 0.0, 0
+        self.stopped = ""
+
+    def _count(self, row: Row) -> None:
+        self._done.add((row["variant"], row["sample"], row["run"]))
+        self._judge.add(row)
+        self._failed += row["status"] == "fail"
+        self._errors += row["status"] == "error"
+        if self._again or not row.get("reused"):  # what an interrupted start had paid for was paid by this matrix
+            self._cost += row.get("cost", 0.0)
+            self._calls += row.get("calls", 0)
+
+    def _cells(self) -> Iterator[tuple[str, Variant, int]]:
+        document, judge = self._document, self._judge
+        for round_ in range(document.rounds):
+            for run in judge.order(round_):
+                decided = judge.decided if document.stops else {}
+                if judge.tests and len(decided) == len(judge.tests):
+                    return
+                for variant in document.variants:
+                    if variant.name not in decided and (variant.name, round_, run) not in self._done:
+                        yield run, variant, round_
+
+    def run(self) -> None:
+        cells = self._cells()
+        waiting: tuple[Work, float, int] | None = None
+        while True:
+            workers = self._executor.capacity()
+            size = self._size(workers)
+            while not self.stopped and len(self._under_way) < 2 * workers * size:
+                batch: list[Work] = []
+                while len(batch) < size:
+                    waiting = waiting or self._next(cells)
+                    if waiting is None or not self._affordable(waiting):
+                        break
+                    work = waiting[0]
+                    self._under_way[work["key"]] = waiting
+                    batch.append(work)
+                    waiting = None
+                if not batch:
+                    break
+                self._executor.submit(batch)
+            if waiting is not None and not self._under_way:
+                self.stopped = "budget"
+            if not self._under_way:
+                if self.stopped or not self._held:
+                    return
+                time.sleep(0.2)  # all that is left is held by other processes
+                again, self._held = list(self._held), deque()
+                for cell in again:
+                    self._under_way[cell[0]["key"]] = cell
+                self._executor.submit([cell[0] for cell in again])
+            for row in self._executor.completed(1.0):
+                self._take(row)
+            if workers == 0:
+                time.sleep(0.2)  # no worker is there yet, or any more
+
+    def _size(self, workers: int) -> int:
+        """Cells of a batch; where the next pair may decide, no more is under way than a quarter of what is done."""
+        mean = self._took / self._timed if self._timed else _BATCH_S
+        most = len(self._done) // (8 * workers or 1) if self._document.stops else _LARGEST
+        return max(1, min(_LARGEST, most, int(_BATCH_S / max(mean, 1e-6))))
+
+    def _next(self, cells: Iterator[tuple[str, Variant, int]]) -> tuple[Work, float, int] | None:
+        found = next(cells, None)
+        if found is None:
+            return None
+        run, variant, sample = found
+        cost, calls = 0.0, 0
+        if self._document.budget is not None or self._document.max_calls is not None:
+            usage = self._plan._used()[run]
+            cost, calls = self._plan._cost(usage, variant) or 0.0, usage.calls
+        return self._plan.work(run, variant, sample), cost, calls
+
+    def _affordable(self, cell: tuple[Work, float, int]) -> bool:
+        """Whether the budget has room for the cell beside all that is under way."""
+        budget, most = self._document.budget, self._document.max_calls
+        if budget is None and most is None:
+            return True
+        cost = self._cost + cell[1] + sum(one[1] for one in self._under_way.values())
+        calls = self._calls + cell[2] + sum(one[2] for one in self._under_way.values())
+        return (budget is None or cost <= budget) and (most is None or calls <= most)
+
+    def _take(self, row: Row) -> None:
+        cell = self._under_way.pop(row.pop("key"), None)
+        if cell is None:
+            return
+        if row["status"] == HELD:
+            self._held.append(cell)
+            return
+        if not row.get("reused"):
+            self._took, self._timed = self._took + row["seconds"], self._timed + 1
+        self._count(row)
+        self._table.add(row)
+        if self._progress is not None:
+            self._progress(self._status())
+
+    def _status(self) -> Status:
+        return Status(
+            done=len(self._done),
+            total=self._plan.cells,
+            failed=self._failed,
+            errors=self._errors,
+            calls=self._calls,
+            cost=self._cost,
+            seconds=time.monotonic() - self._began,
+            decided=self._judge.decided,
+            before=self._before,
+        )
+
+
+class Matrix:
+    """The table and the verdicts."""
+
+    def __init__(self, document: Document, table: Table, *, stopped: str = "") -> None:
+        self.document = document
+        self.stopped = stopped
+        """``budget`` if it ended before all cells were done; a second start with a larger one goes on."""
+        self._table = table
+        self._judge = Judge(document)
+        self._lanes: dict[str, dict[str, Any]] = {
+            one.name: {"cells": 0, "passed": 0, "errors": 0, "refused": 0, "scores": 0.0, "cost": 0.0, "calls": 0}
+            for one in document.variants
+        }
+        self._of_run: dict[str, list[float]] = {}
+        for row in table:
+            self._add(row)
+
+    def _add(self, row: Row) -> None:
+        self._judge.add(row)
+        lane = self._lanes[row["variant"]]
+        lane["cells"] += 1
+        lane["errors"] += row["status"] == "error"
+        lane["passed"] += row["status"] == "pass"
+        lane["refused"] += bool(row.get("refused"))
+        lane["scores"] += row.get("score", 0.0)
+        lane["cost"] += row.get("cost", 0.0)
+        lane["calls"] += row.get("calls", 0)
+        if row["status"] != "error" and row["variant"] != self.document.variants[0].name:
+            sums = self._of_run.setdefault(row["run"], [0.0, 0.0])
+            sums[0] += row["score"]
+            sums[1] += 1
+
+    @property
+    def id(self) -> str:
+        """Of the matrix."""
+        return self.document.id
+
+    @property
+    def path(self) -> Path:
+        """The file with the rows, one JSON document a line."""
+        return self._table.path
+
+    def to_dicts(self) -> list[Row]:
+        """All rows."""
+        return list(self._table)
+
+    def to_pandas(self) -> Any:
+        """All rows as a ``pandas.DataFrame``."""
+        import importlib
+
+        return importlib.import_module("pandas").DataFrame(self.to_dicts())
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """What each comparison found."""
+        base = self.document.variants[0].name
+        found = []
+        for name, test in self._judge.tests.items():
+            result = test.result()
+            found.append(
+                {
+                    "variant": name,
+                    "comparedWith": base,
+                    "verdict": result.decision,
+                    "difference": round(result.difference, 6),
+                    "pairs": result.pairs,
+                    "leftOut": self._judge.left_out[name],
+                    "evidenceWorse": round(min(result.evidence_worse, 1.0), 4),
+                    "evidenceNotWorse": round(min(result.evidence_not_worse, 1.0), 4),
+                }
+            )
+        return found
+
+    def lanes(self) -> list[dict[str, Any]]:
+        """Each variant in numbers."""
+        found = []
+        for name, lane in self._lanes.items():
+            good = lane["cells"] - lane["errors"]
+            rate = lane["passed"] / good if good else None
+            mean = lane["scores"] / good if good else None
+            kept = {key: lane[key] for key in ("cells", "passed", "errors", "refused", "calls", "cost")}
+            found.append({"variant": name, **kept, "passRate": rate, "meanScore": mean})
+        return found
+
+    def lowest(self) -> list[dict[str, Any]]:
+        """The runs with the lowest mean score among the variants; a list to look at, not a test."""
+        means = sorted((total / count, run) for run, (total, count) in self._of_run.items())
+        return [{"run": run, "meanScore": round(mean, 6)} for mean, run in means[:_LOWEST]]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a variant is worse, else 0."""
+        return int(any(one["verdict"] == "worse" for one in self.verdicts()))
+
+    def to_wire(self) -> dict[str, Any]:
+        """The result without its rows."""
+        document = self.document
+        done = sum(lane["cells"] for lane in self._lanes.values())
+        total = len(document.runs) * len(document.variants) * document.rounds
+        tests = self._judge.tests
+        return {
+            "id": self.id,
+            "createdAtMs": document.created_at_ms,
+            "done": done,
+            "total": total,
+            "isComplete": done >= total or (document.stops and 0 < len(tests) == len(self._judge.decided)),
+            "runs": len(document.runs),
+            "rounds": document.rounds,
+            "metric": document.metric,
+            "alpha": document.alpha,
+            "margin": document.margin,
+            "stopped": self.stopped,
+            "variants": self.lanes(),
+            "verdicts": self.verdicts(),
+            "lowest": self.lowest(),
+            "table": str(self.path),
+        }
+
+    def text(self) -> str:
+        """The result for a console."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        document = self.document
+        yield f"{plural(len(document.runs), 'run')}, {plural(len(document.variants), 'variant')}"
+        for lane in self.lanes():
+            rate = "-" if lane["passRate"] is None else f"{lane['passRate']:.1%} pass, mean ARS {lane['meanScore']:.3f}"
+            bad = f", {plural(lane['errors'], 'bad row')}" if lane["errors"] else ""
+            refused = f", {lane['refused']} refused" if lane["refused"] else ""
+            money = f", cost {lane['cost']:.4f}" if lane["cost"] else ""
+            yield f"  {lane['variant']}: {plural(lane['cells'], 'cell')}, {rate}{refused}{bad}{money}"
+        margin = f"{document.margin * 100:g} points"
+        words = {
+            "worse": "WORSE",
+            "not worse": f"not worse by {margin} or more",
+            "undecided": f"undecided: neither worse nor within {margin} is clear",
+        }
+        for one in self.verdicts():
+            points = f"{one['difference'] * 100:+.1f} points in {plural(one['pairs'], 'pair')}"
+            left = f", {plural(one['leftOut'], 'pair')} left out" if one["leftOut"] else ""
+            yield f"{one['variant']} beside {one['comparedWith']}: {words[one['verdict']]} ({points}{left})"
+        if not self._judge.tests:
+            yield "Nothing to compare with: add --baseline, or a second variant."
+        if self.stopped:
+            yield f"Stopped by the {self.stopped}: antiphon matrix --resume {self.id} with a larger one goes on."
+
+    def view(self) -> dict[str, Any]:
+        """What the page of the result shows, as plain data."""
+        from antiphon.scoring.html import matrix_view
+
+        return matrix_view(self.to_wire(), self._table)
+
+    def html(self) -> str:
+        """The result as one page."""
+        from antiphon.scoring.html import render_matrix
+
+        return render_matrix(self.view())

@@ -1,0 +1,434 @@
+"""The ASGI application of the proxy: who may ask, which run, which upstream; then the request passes on.
+
+| path                          | what it is                                                             |
+|-------------------------------|------------------------------------------------------------------------|
+| ``/run/NAME/UPSTREAM/…``      | a request to an upstream, in the run NAME                              |
+| ``/UPSTREAM/…``               | the same; the run is named by ``Antiphon-Run``, else one per client    |
+| ``/run/NAME``                 | ``GET``: what became of its requests; ``DELETE``: the same, and its end |
+| ``/healthz``                  | whether the proxy answers                                              |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from antiphon.adapters import _mcp, _wire
+from antiphon.adapters._retries import retrying
+from antiphon.adapters.httpx import async_transport
+from antiphon.contract.spec import BreakerPolicy, DidNotHappen
+from antiphon.decide.breaker import Refusal
+from antiphon.errors import AntiphonError, InvalidInput, NotFound, ReplayMiss, StoreError
+from antiphon.host.api_keys import KeyRing
+from antiphon.host.http.endpoint import host_name, is_loopback, is_of_other_site
+from antiphon.ops.app import Antiphon
+from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, ended_by
+from antiphon.proxy.mcp import McpGuard
+from antiphon.proxy.options import Breakers, ToolRules, deadline_of
+from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, told
+from antiphon.proxy.upstreams import NAME, Upstream, first, passed_on
+
+log: logging.Logger = logging.getLogger("antiphon.proxy")
+
+_MODEL = "antiphon_model"
+"""Extension of a request: the model that it asks."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+ANYONE = "local"
+"""The client of requests without a key, which only this machine may send."""
+
+
+class Settings(NamedTuple):
+    """What an operator decides."""
+
+    upstreams: Mapping[str, Upstream]
+    mode: Mode = "record"
+    require_key: bool = False
+    retries: int = 0
+    timeout_s: float = 600.0
+    """Seconds that an upstream may be silent."""
+    connect_s: float = 10.0
+    realtime: bool = False
+    """Whether replayed streams keep their pauses."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    body_s: float = 60.0
+    """Seconds that the body of a request may take to arrive."""
+    max_connections: int = 1000
+    grace_s: float = 10.0
+    """Seconds that calls whose client has left get to finish at the end."""
+    lost_answer_s: float = 120.0
+    """Seconds for which a lost answer of an MCP tool waits for an equal call."""
+    tools: Sequence[str] = ()
+    """Rules for single MCP tools: ``server/tool:options``."""
+    identity: tuple[str, ...] = ()
+    """Fields of ``_meta`` that name a call, beside our own."""
+    breaker: BreakerPolicy | None = None
+    """When an upstream that fails is held back for a while."""
+
+
+class Proxy:
+    """The application."""
+
+    def __init__(self, app: Antiphon, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self.runs: Runs = Runs(app, settings.mode, realtime=settings.realtime)
+        self._ways: dict[str, _Ways] = {}
+        self._keys: KeyRing | None = None
+        policies = app.config.approvals.policies
+        rules = ToolRules(settings.tools, window_s=settings.lost_answer_s, policies=policies)
+        self._mcp = McpGuard(app, rules=rules, identity=settings.identity, timeout_s=settings.timeout_s)
+        self._breakers = Breakers(settings.breaker, app.clock.monotonic)
+        self.ended: list[dict[str, Any]] = []
+        """The reports of all runs, once the proxy has stopped."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+
+    async def _live(self, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def stop(self) -> None:
+        """End all runs and let go of all connections."""
+        await self._mcp.stop(self._settings.grace_s)
+        self.ended += await self.runs.end_all()
+        for ways in self._ways.values():
+            with contextlib.suppress(Exception):
+                await ways.plain.aclose()
+
+    # -- a request -----------------------------------------------------------------------------------------------
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        answer = Reply(send)
+        try:
+            await self._route(scope, receive, answer)
+        except Gone:
+            return
+        except Refused as refused:
+            await answer.refuse(refused)
+        except ReplayMiss as miss:
+            if isinstance(answer.run, OpenRun):
+                answer.run.missed_one(miss)
+            more = {"divergence": miss.data["divergence"]} if "divergence" in miss.data else {}
+            await answer.refuse(Refused(422, "replay_miss", str(miss), **more))
+        except StoreError as error:
+            log.warning("the store failed: %s", error)
+            text = "The store cannot be reached, so the request was not passed on: it could not have been recorded."
+            await answer.refuse(Refused(503, "store_unavailable", text))
+        except AntiphonError as error:
+            status = 404 if isinstance(error, NotFound) else 400 if isinstance(error, InvalidInput) else 422
+            await answer.refuse(Refused(status, error.code, str(error)))
+        except Exception:
+            log.exception("a request failed")
+            await answer.refuse(Refused(500, "internal_error", "Internal error; see the proxy's log."))
+
+    async def _route(self, scope: Any, receive: Any, answer: Reply) -> None:
+        if scope["method"] not in METHODS:  # CONNECT asks for a tunnel; what others mean is not known
+            raise Refused(405, "method_not_allowed", f"The proxy passes on {', '.join(METHODS)}.")
+        named = first(scope["headers"])
+        client = await self._client(named)
+        name, rest = _run_of(scope["raw_path"], named)
+        if rest == b"/healthz" and name is None:
+            await answer.json(200, {"status": "ok", "mode": self._settings.mode})
+        elif not rest.strip(b"/"):
+            await self._about_run(scope["method"], client, name, answer)
+        else:
+            request = await self._read(scope, receive, named, client, name, rest)
+            await self._serve(request, receive, answer)
+
+    async def _serve(self, request: Request, receive: Any, answer: Reply) -> None:
+        """A request for an upstream: guarded, recorded, answered from a recording, or only passed on."""
+        mode, ways = self._settings.mode, self._ways_to(request.upstream)
+        asked = self._mcp.guards(request) if request.upstream.mcp else None
+        known = request.upstream.mcp or _wire.endpoint_of(request.method, request.path.decode("latin-1")) is not None
+        run: OpenRun | None = None
+        if known and mode != "live":
+            answer.run = run = await self.runs.open(request.client, request.run)
+            run.requests += 1
+            answer.headers.append((b"antiphon-run", run.run.id.encode()))
+        if asked is not None and (run is None or self._mcp.is_known(run.recording, request, asked)):
+
+            async def send(after: str | None) -> Any:
+                outgoing = self.outgoing(request if after is None else _resuming(request, after))
+                ask = functools.partial(ways.raw.handle_async_request, outgoing)
+                return await self._breakers.around((request.upstream.name, ""), ask, _not_sent)
+
+            await self._mcp.call(request, asked, send, None if run is None else run.scope, receive, answer)
+        elif run is not None:
+            if not request.upstream.mcp:
+                self.runs.check_cost(run, _model_of(request))
+            run.scope.adopt()
+            await self._pass_on(request, ways.recording, receive, answer)
+        elif known:
+            await self._pass_on(request, ways.retrying, receive, answer)
+        else:
+            if mode == "replay":
+                what = f"{request.method} {request.path.decode('latin-1')}"
+                raise ReplayMiss(f"{what} is no model call, so no recording answers it.")
+            if mode != "live":
+                answer.headers.append((b"antiphon-recorded", b"no"))
+            await self._pass_on(request, ways.plain, receive, answer)
+
+    async def _client(self, named: Mapping[str, str]) -> str:
+        """Who asks: the owner of a key, or anybody on this machine if keys are not required."""
+        token = named.get("antiphon-key")
+        if token:
+            if self._keys is None:
+                journal = self._app.store.open_async()
+                self._keys = KeyRing(journal, self._app.clock, default_tenant=self._app.tenant)
+            principal = await self._keys.find(token)
+            if principal is not None and principal.may("run") and principal.tenant == self._app.tenant:
+                return principal.key_id
+            raise Refused(401, "unauthenticated", "The key in Antiphon-Key is not valid here.")
+        if self._settings.require_key:
+            text = "A key is needed in the header Antiphon-Key. Create one with: antiphon apikeys create"
+            raise Refused(401, "unauthenticated", text)
+        if not is_loopback(host_name(named)):
+            raise Refused(403, "wrong_host", "Without a key the proxy is only reached as localhost or 127.0.0.1.")
+        if is_of_other_site(named):
+            raise Refused(403, "cross_site", "Without a key the proxy does not answer pages of other sites.")
+        return ANYONE
+
+    async def _about_run(self, method: str, client: str, name: str | None, answer: Reply) -> None:
+        if name is None:
+            raise NotFound("No upstream is named.", hint=self._known())
+        if method == "DELETE":
+            await answer.json(200, await self.runs.end(client, name))
+            return
+        found = self.runs.get(client, name)
+        if found is None or method != "GET":
+            raise NotFound(f"No run {name!r} is open here.", hint="It opens with its first request.")
+        await answer.json(200, found.report())
+
+    def _known(self) -> str:
+        return "Upstreams: " + ", ".join(f"/{name}" for name in self._settings.upstreams)
+
+    async def _read(
+        self, scope: Any, receive: Any, named: Mapping[str, str], client: str, run: str | None, rest: bytes
+    ) -> Request:
+        part, slash, path = rest.lstrip(b"/").partition(b"/")
+        name = part.decode("latin-1")
+        upstream = self._settings.upstreams.get(name)
+        if upstream is None:
+            raise NotFound(f"There is no upstream {name!r}.", hint=self._known())
+        body = await self._body(receive, named)
+        return Request(
+            scope["method"],
+            upstream,
+            slash + path,
+            scope["query_string"],
+            scope["headers"],
+            named,
+            body,
+            client,
+            run,
+            scope.get("client"),
+            deadline_of(named.get("antiphon-deadline"), self._settings.timeout_s),
+        )
+
+    async def _body(self, receive: Any, named: Mapping[str, str]) -> bytes:
+        most = self._settings.max_body_bytes
+        too_large = Refused(413, "payload_too_large", f"The body is larger than {most} bytes.")
+        declared = named.get("content-length", "")
+        if declared.isdigit() and int(declared) > most:
+            raise too_large
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._settings.body_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Gone
+                    chunks.append(message.get("body", b""))
+                    size += len(chunks[-1])
+                    if size > most:
+                        raise too_large
+                    if not message.get("more_body"):
+                        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        except TimeoutError:
+            raise Refused(408, "request_timeout", "The body took too long to arrive.") from None
+
+    # -- the way out ---------------------------------------------------------------------------------------------
+
+    def _ways_to(self, upstream: Upstream) -> _Ways:
+        """The transports to an upstream; a replay has none that leads anywhere."""
+        found = self._ways.get(upstream.name)
+        if found is None:
+            from antiphon.proxy.outward import Outward
+
+            settings = self._settings
+            replays = settings.mode == "replay"
+            raw: Any = _Nowhere() if replays else Outward(upstream.url, settings.max_connections)
+            plain = _Held(raw, upstream.name, self._breakers)
+            again = retrying(plain, 0 if upstream.mcp else settings.retries, module="httpx", asynchronous=True)
+            found = self._ways[upstream.name] = _Ways(raw, plain, again, async_transport(again, module="httpx"))
+        return found
+
+    def outgoing(self, request: Request) -> Any:
+        """The request as it goes to the upstream."""
+        import httpx
+
+        settings = self._settings
+        url = _parsed(request.upstream.at(request.path, request.query))
+        waits = {"connect": settings.connect_s, "read": settings.timeout_s, "write": 60.0, "pool": settings.connect_s}
+        headers = passed_on(request.headers)
+        content = request.body if request.body or request.method not in ("GET", "HEAD", "DELETE") else None
+        known: dict[str, Any] = {"timeout": waits}
+        if settings.breaker is not None and not request.upstream.mcp:
+            known[_MODEL] = _model_of(request)
+        return httpx.Request(request.method, url, headers=headers, content=content, extensions=known)
+
+    async def _pass_on(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
+        """The same within the deadline of the client, if it has one."""
+        try:
+            async with asyncio.timeout(request.wait_s):
+                await self._pass_all(request, transport, receive, answer)
+        except TimeoutError:
+            if answer.begun:
+                log.warning("the deadline of a client came amid the answer of %s", request.upstream.name)
+                return
+            text = f"The upstream {request.upstream.name} did not answer within {request.wait_s:g} s."
+            raise Refused(504, "deadline_exceeded", text) from None
+
+    async def _pass_all(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
+        """Send the request and give the response back as it comes; a client that leaves ends both."""
+        import httpx
+
+        outgoing = self.outgoing(request)
+        by = Told()
+        told.set(by)
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            async with ended_by(gone):
+                response = await transport.handle_async_request(outgoing)
+        except Gone:
+            gone.cancel()
+            raise
+        except httpx.RequestError as error:
+            gone.cancel()
+            status = 504 if isinstance(error, httpx.TimeoutException) else 502
+            text = f"The upstream {request.upstream.name} gave no answer that can be read: {type(error).__name__}."
+            raise Refused(status, "upstream_unreachable", text, retry=True) from None
+        except BaseException:
+            gone.cancel()
+            raise
+        answer.headers.append((b"antiphon-source", by.source.encode()))
+        try:
+            async with ended_by(gone):
+                headers = passed_on(response.headers.raw)
+                if response.is_stream_consumed:  # read, and decoded, by the retries
+                    headers = [(name, value) for name, value in headers if name != b"content-encoding"]
+                    await answer.start(response.status_code, headers, {})
+                    await answer.chunk(response.content)
+                else:
+                    await answer.start(response.status_code, headers, response.headers)
+                    async for chunk in response.stream:
+                        await answer.chunk(chunk)
+            await answer.finish()
+        except Gone:
+            await response.aclose()  # the log says that the reader left
+            raise
+        except httpx.RequestError as error:
+            log.warning("the stream of %s broke off: %s", request.upstream.name, type(error).__name__)
+        except ReplayMiss:
+            log.warning("the recorded reader of %s left this stream here; this one reads on", request.upstream.name)
+            raise
+        finally:
+            gone.cancel()
+            with contextlib.suppress(Exception):
+                await response.aclose()
+
+
+class _Ways(NamedTuple):
+    """How requests get to an upstream."""
+
+    raw: Any
+    plain: Any
+    """Behind its breaker."""
+    retrying: Any
+    recording: Any
+
+
+class _Held:
+    """A transport behind the breaker of its upstream and of the model that is asked."""
+
+    def __init__(self, inner: Any, upstream: str, breakers: Breakers) -> None:
+        self._inner, self._upstream, self._breakers = inner, upstream, breakers
+
+    async def handle_async_request(self, request: Any) -> Any:
+        place = (self._upstream, request.extensions.get(_MODEL, ""))
+        return await self._breakers.around(place, lambda: self._inner.handle_async_request(request), self._refused)
+
+    def _refused(self, refusal: Refusal) -> Exception:
+        text = f"The upstream {self._upstream} failed too often; requests are held back for a while."
+        return Refused(503, "circuit_open", text, after_ms=refusal.retry_after_ms)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(url: str) -> Any:
+    import httpx
+
+    try:
+        return httpx.URL(url)
+    except httpx.InvalidURL:
+        raise InvalidInput("The path cannot be passed on.", path="path") from None
+
+
+def _resuming(request: Request, after: str) -> Request:
+    """The request for what came after an event of a stream that ended too early."""
+    left_out = (b"accept", b"content-type", b"last-event-id", b"mcp-method", b"mcp-name")
+    headers = [(name, value) for name, value in request.headers if name.lower() not in left_out]
+    headers += [(b"accept", b"text/event-stream"), (b"last-event-id", after.encode("latin-1"))]
+    return request._replace(method="GET", headers=headers, body=b"")
+
+
+def _not_sent(refusal: Refusal) -> Exception:
+    return DidNotHappen("The server failed too often; calls are held back for a while, and this one was not sent.")
+
+
+def _model_of(request: Request) -> str:
+    """The model that is asked; nothing for a request that asks none."""
+    endpoint = _wire.endpoint_of(request.method, request.path.decode("latin-1"))
+    if endpoint is None or endpoint.model is not None:
+        return "" if endpoint is None else str(endpoint.model)
+    body = _mcp.parsed(request.body)
+    model = body.get("model") if isinstance(body, dict) else None
+    return model if isinstance(model, str) else ""
+
+
+class _Nowhere:
+    """The transport of a replay: what the recording does not answer is not sent anywhere."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        raise ReplayMiss(f"{request.method} {request.url.path} cannot be answered from a recording.")
+
+    async def aclose(self) -> None:
+        return None
+
+
+def _run_of(path: bytes, named: Mapping[str, str]) -> tuple[str | None, bytes]:
+    """The run that a request names, and the rest of its path."""
+    name = named.get("antiphon-run")
+    if path.startswith(b"/run/"):
+        part, slash, rest = path[5:].partition(b"/")
+        in_path, path = part.decode("latin-1"), slash + rest
+        if name is not None and name != in_path:
+            raise InvalidInput("Path and Antiphon-Run name different runs.", path="Antiphon-Run")
+        name = in_path
+    if name is not None and not NAME.fullmatch(name):
+        raise InvalidInput("The name of a run has 1 to 128 letters, digits and . _ ~ -", path="Antiphon-Run")
+    return name, path

@@ -1,0 +1,134 @@
+"""A client of the proxy: its request, the response it is given, and that it may leave at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from antiphon.proxy.upstreams import Headers, Upstream
+
+
+class Refused(Exception):
+    """A request that is not passed on."""
+
+    def __init__(self, status: int, code: str, text: str, **more: Any) -> None:
+        super().__init__(text)
+        self.status: int = status
+        self.code: str = code
+        self.text: str = text
+        self.more: dict[str, Any] = more
+
+
+class Request(NamedTuple):
+    """One request of a client."""
+
+    method: str
+    upstream: Upstream
+    path: bytes
+    """Below the upstream, as it was sent."""
+    query: bytes
+    headers: Headers
+    """As they were sent."""
+    named: Mapping[str, str]
+    """The same by name."""
+    body: bytes
+    client: str
+    run: str | None
+    connection: object
+    """Which of the client's connections it came over."""
+    wait_s: float | None = None
+    """Seconds after which the client does not wait any longer, if it says so."""
+
+
+class Gone(Exception):
+    """The client has left."""
+
+
+async def disconnected(receive: Any) -> None:
+    """Wait until the client leaves, or has its response."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class ended_by:  # noqa: N801 (used like a function)
+    """Raises :class:`Gone` in this task as soon as *gone* is done."""
+
+    __slots__ = ("_gone", "_left", "_over", "_task")
+
+    def __init__(self, gone: asyncio.Future[None]) -> None:
+        self._gone = gone
+        self._left = False
+        self._over = False
+
+    def _leave(self, _: Any) -> None:
+        if not self._gone.cancelled() and not self._over:  # a callback of a future that is done cannot be taken back
+            self._left = True
+            self._task.cancel()
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._gone.add_done_callback(self._leave)
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._over = True
+        self._gone.remove_done_callback(self._leave)
+        if self._left:
+            self._task.uncancel()
+            raise Gone from None
+
+
+class Reply:
+    """The response to a client."""
+
+    def __init__(self, send: Any) -> None:
+        self._send = send
+        self.headers: Headers = []
+        """Our own, beside those of the upstream."""
+        self.run: object = None
+        """The run that it belongs to, if any."""
+        self.begun: bool = False
+        self.complete: bool = False
+
+    async def start(self, status: int, headers: Headers, named: Mapping[str, str]) -> None:
+        """Begin a response; its length is told where it is passed on as it came."""
+        length = named.get("content-length")
+        if length is not None and "transfer-encoding" not in named:
+            headers.append((b"content-length", length.encode()))
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})
+
+    async def chunk(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self) -> None:
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def json(self, status: int, value: Any) -> None:
+        data = orjson.dumps(value, default=str)
+        self.headers += [(b"content-type", b"application/json"), (b"content-length", str(len(data)).encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": self.headers})
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def refuse(self, refused: Refused) -> None:
+        """An error in the form that SDKs show; after the first byte the connection is cut instead."""
+        if self.begun:
+            return
+        more = dict(refused.more)
+        if not more.pop("retry", False):
+            self.headers.append((b"x-should-retry", b"false"))
+        after = more.pop("after_ms", None)
+        if after is not None:
+            self.headers.append((b"retry-after", str(-(-after // 1000)).encode()))
+        self.headers.append((b"antiphon-error", refused.code.encode()))
+        message = more.pop("message", None)
+        if message is not None:  # in the words of the client's protocol
+            await self.json(refused.status, message)
+            return
+        error = {"type": "antiphon_error", "code": refused.code, "message": refused.text, **more}
+        await self.json(refused.status, {"type": "error", "error": error})

@@ -1,0 +1,591 @@
+"""Tool calls of MCP clients: each is a guarded call with a key, so that one that is sent again runs once.
+
+The key is the identity that the client gives the call. One without identity gets a key of its own, or, by the rule of
+:mod:`antiphon.decide.lost`, that of an equal call whose answer was lost. All other messages pass on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import logging
+import re
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import orjson
+
+from antiphon._gateway.ids import uuid7
+from antiphon._replay.recording import Recording
+from antiphon._scope import RunScope, current_scope, running_site, without_run
+from antiphon.adapters import _mcp
+from antiphon.adapters._calls import Given, GuardedTools, Place
+from antiphon.contract.approval import DENIED, REQUIRED, WITHDRAWN
+from antiphon.contract.spec import DidNotHappen, ToolSpec
+from antiphon.decide.lost import LostAnswers
+from antiphon.errors import AntiphonError, StoreError
+from antiphon.ops.app import Antiphon
+from antiphon.proxy.clients import Gone, Refused, Reply, Request, disconnected, ended_by
+from antiphon.proxy.options import ToolRule, ToolRules, first_of
+from antiphon.proxy.runs import Told, told
+from antiphon.proxy.upstreams import Headers, passed_on
+
+log: logging.Logger = logging.getLogger("antiphon.proxy")
+
+CALL_ID = "dev.antiphon/callId"
+"""The field of ``_meta`` that names a call."""
+OUTCOME = "dev.antiphon/outcome"
+"""The field of ``_meta`` that says why there is no result of the tool."""
+HEADER_MISMATCH = -32020
+PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602
+NEWEST = "2026-07-28"
+"""From this revision on headers repeat what the body says."""
+ERROR = "$jsonrpcError"
+"""Where the recorded value of a call keeps an error of the protocol; ``None`` beside a result that has this name."""
+_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_SENTINEL = re.compile(r"=\?base64\?(.*)\?=")
+_FORMS = ("application/x-www-form-urlencoded", "multipart/")
+_MOST_TOOLS = 10_000
+_MOST_ASKING = 10_000
+_UNAPPROVED = frozenset({REQUIRED, DENIED, WITHDRAWN})
+_MOST_HEARD = 256
+"""Events that a client has not taken yet; then the server waits for it."""
+_LONGEST_KEY = 1024
+
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 60.0
+Send = Callable[[str | None], Awaitable[Any]]
+"""Sends the call; with the id of an event it asks for what came after that."""
+
+
+class McpGuard:
+    """The guarded calls of all clients of a proxy."""
+
+    def __init__(self, app: Antiphon, *, rules: ToolRules, timeout_s: float, identity: Sequence[str] = ()) -> None:
+        """*identity* are fields of ``_meta`` that name a call, beside our own."""
+        self._clock = app.clock
+        self.tools: GuardedTools = GuardedTools({}, app)
+        self._rules = rules
+        self._kept: dict[tuple[float, bool], LostAnswers] = {}
+        """Lost answers, by how long they wait and whether those that were handed over are among them."""
+        self._names: tuple[str, ...] = (CALL_ID, *identity)
+        self._timeout_s = timeout_s
+        self._specs: dict[tuple[str, str], ToolSpec] = {}
+        self._running: set[asyncio.Task[Any]] = set()
+        self._undecided: dict[str, asyncio.Event] = {}
+        """Calls without identity whose clients wait; set when it is known what became of their answer."""
+        self._asking: OrderedDict[str, str] = OrderedDict()
+        """Keys of calls without identity that a person must approve; equal calls have them until one is made."""
+        self._over: dict[object, Any] = {}
+        """For the log at debug level: the answer that was last handed over on a connection."""
+
+    async def stop(self, seconds: float) -> None:
+        """Wait for the calls whose clients have left."""
+        if self._running:
+            await asyncio.wait(tuple(self._running), timeout=seconds)
+
+    def guards(self, request: Request) -> _mcp.Request | None:
+        """The tool call in a request; ``None`` for anything else, which passes on."""
+        for kept in self._kept.values():
+            kept.confirmed(request.connection)
+        if self._over and request.connection in self._over:
+            log.debug("the answer to %s is confirmed", self._over.pop(request.connection))
+        if request.method != "POST" or not request.body or request.named.get("content-type", "").startswith(_FORMS):
+            return None
+        if request.named.get("content-encoding", "identity") != "identity":
+            text = "A message to an MCP server is passed on only if it can be read; this one is compressed."
+            raise Refused(415, "unreadable_message", text)
+        asked = checked(request.body)
+        if asked is None:
+            return None
+        check_headers(request, asked)
+        return asked if asked.method == "tools/call" else None
+
+    def is_known(self, recording: Recording | None, request: Request, asked: _mcp.Request) -> bool:
+        """Whether a recording has this tool as a guarded call; others have it as a message."""
+        if recording is None:
+            return True
+        return f"mcp.{request.upstream.name}/{asked.params['name']}" in recording.by_name or not any(
+            name == asked.name for name in recording.by_name
+        )
+
+    def _lost(self, rule: ToolRule) -> LostAnswers:
+        place = (rule.window_s, rule.guard_handed_over)
+        found = self._kept.get(place)
+        if found is None:  # 0: no answer is kept for anybody
+            found = self._kept[place] = LostAnswers(rule.window_s or -1.0, handed_over=rule.guard_handed_over)
+        return found
+
+    def waiting(self, equal: str) -> str | None:
+        """The key of an equal call that was not made, because a person must approve it or has denied it."""
+        return self._asking.get(equal)
+
+    def told(self, equal: str, key: str, given: Given | None, failure: BaseException | None = None) -> bool:
+        """What came of a call without identity; whether it certainly was not made."""
+        if given is not None and given.code in _UNAPPROVED:
+            self._asking[equal] = key
+            while len(self._asking) > _MOST_ASKING:
+                self._asking.popitem(last=False)
+            return True
+        unmade = isinstance(failure, DidNotHappen)  # then an approval is given back
+        if not unmade and self._asking.get(equal) == key:
+            del self._asking[equal]
+        return unmade
+
+    def name_of(self, header: str | None, asked: _mcp.Request) -> str | None:
+        """What the client calls the call by."""
+        return identity_of(header, asked, self._names)
+
+    def spec(self, upstream: str, tool: str) -> ToolSpec:
+        """How a tool of a server is guarded: as one that must not be repeated, unless the operator says it reads."""
+        place = (upstream, tool)
+        found = self._specs.get(place)
+        if found is None:
+            if len(self._specs) >= _MOST_TOOLS:
+                raise Refused(429, "too_many_tools", f"The proxy guards {_MOST_TOOLS} tools at most.")
+            rule = self._rules.of(upstream, tool)
+            reads = rule.read
+            found = self._specs[place] = ToolSpec(
+                name=tool,
+                namespace=f"mcp.{upstream}",
+                idempotent=reads,
+                effect="read" if reads else None,
+                approve=rule.approve,  # type: ignore[arg-type]
+                poll=True,
+                retry={"max_attempts": 1},  # type: ignore[arg-type]
+                timeout=self._timeout_s,
+            )
+        return found
+
+    async def call(
+        self,
+        request: Request,
+        asked: _mcp.Request,
+        send: Send,
+        scope: RunScope | None,
+        receive: Any,
+        answer: Reply,
+    ) -> None:
+        """Make the call, or give the answer of the one it repeats. A client that leaves ends what the rules say."""
+        spec = self.spec(request.upstream.name, asked.params["name"])
+        rule = self._rules.of(request.upstream.name, asked.params["name"])
+        arguments: dict[str, Any] = asked.params.get("arguments") or {}
+        place = scope_of(request, asked)
+        named = self.name_of(request.named.get("idempotency-key"), asked)
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            if named is not None or (rule.read and rule.approve is None):
+                own = uuid7() if named is None else hashlib.sha256(named.encode()).hexdigest()
+                exchange = _Exchange(asked, send, request.wait_s)
+                task = self._start(spec, arguments, f"{place}:{own}", exchange, scope)
+                await self._deliver(exchange, task, gone, answer, rule, request.connection)
+            else:
+                await self._without_identity(request, asked, spec, rule, arguments, place, send, scope, gone, answer)
+        finally:
+            gone.cancel()
+
+    async def _without_identity(
+        self,
+        request: Request,
+        asked: _mcp.Request,
+        spec: ToolSpec,
+        rule: ToolRule,
+        arguments: dict[str, Any],
+        place: str,
+        send: Send,
+        scope: RunScope | None,
+        gone: asyncio.Future[None],
+        answer: Reply,
+    ) -> None:
+        """A call that may be one sent again. It waits until it is known what became of the answer to an equal one."""
+        equal = f"{place}:{digest_of(arguments)}"
+        async with ended_by(gone):
+            while (before := self._undecided.get(equal)) is not None:
+                await before.wait()
+        decided = self._undecided[equal] = asyncio.Event()
+        lost, now = self._lost(rule), self._clock.monotonic
+        try:
+            key = self.waiting(equal) or lost.begin(equal, now(), f"{place}:{uuid7()}")
+            exchange = _Exchange(asked, send, request.wait_s)
+            task = self._start(spec, arguments, key, exchange, scope)
+
+            def settled(done: asyncio.Task[Any]) -> None:
+                failure = asyncio.CancelledError() if done.cancelled() else done.exception()
+                if self.told(equal, key, done.result() if failure is None else None, failure):
+                    lost.failed(equal, key)
+                else:
+                    lost.settled(equal, key, now())
+
+            task.add_done_callback(settled)
+            try:
+                await self._deliver(exchange, task, gone, answer, rule, request.connection)
+            except Gone:
+                if self.waiting(equal) != key:
+                    lost.lost(equal, key, now())
+                raise
+            if self.waiting(equal) != key:
+                lost.handed_over(equal, key, request.connection, now())
+        finally:
+            del self._undecided[equal]
+            decided.set()
+
+    def _start(
+        self, spec: ToolSpec, arguments: dict[str, Any], key: str, exchange: _Exchange, scope: RunScope | None
+    ) -> asyncio.Task[Given]:
+        """The guarded call, which goes on if its client leaves."""
+
+        async def made() -> Given:
+            told.set(exchange.told)
+            if scope is not None:
+                scope.adopt()
+                return await self.tools.call_async(spec, arguments, Place(None, None, key=key), exchange.run)
+            with without_run():
+                return await self.tools.call_async(spec, arguments, Place(None, None, key=key), exchange.run)
+
+        def ended(done: asyncio.Task[Any]) -> None:
+            self._running.discard(done)
+            exchange.heard.put_nowait(None)
+            if not done.cancelled():
+                done.exception()  # told to the client, if there is one
+
+        task = asyncio.ensure_future(made())
+        self._running.add(task)
+        task.add_done_callback(ended)
+        return task
+
+    async def _deliver(
+        self,
+        exchange: _Exchange,
+        task: asyncio.Task[Given],
+        gone: asyncio.Future[None],
+        answer: Reply,
+        rule: ToolRule,
+        connection: object,
+    ) -> None:
+        """Give the answer to the client; :class:`Gone` if the connection ended before its last byte was written."""
+        try:
+            async with ended_by(gone):
+                last = await exchange.deliver(task, answer)
+                await asyncio.sleep(0)  # whether the connection has ended is told in between
+            if gone.done():
+                raise Gone
+        except Gone:
+            log.debug("the answer to %s is lost: its client has left", exchange.asked.id)
+            exchange.leave()
+            if rule.ends_with_client:
+                task.cancel()
+            raise
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("the answer to %s is handed over", exchange.asked.id)
+            self._over[connection] = exchange.asked.id
+        await last()
+
+
+class _Exchange:
+    """One call on its way to the server, and what comes back of it."""
+
+    def __init__(self, asked: _mcp.Request, send: Send, wait_s: float | None) -> None:
+        self.asked = asked
+        self._send = send
+        self._wait_s = wait_s
+        self.heard: asyncio.Queue[bytes | None] = asyncio.Queue()
+        """Events of the server as they came; ``None`` after the last."""
+        self._taken = asyncio.Event()
+        self._left = False
+        self.head: tuple[int, Headers] | None = None
+        """Status and headers of the server's response, if it was asked."""
+        self.answered = False
+        """Whether the answer was among the events."""
+        self.whole: bytes | None = None
+        """The body, if it did not come as events."""
+        self.told = Told()
+        """Who answered it, if not the server."""
+
+    def leave(self) -> None:
+        """Nobody takes the events any more."""
+        self._left = True
+        self._taken.set()
+
+    async def _tell(self, event: bytes) -> None:
+        """Give the client an event; a slow one slows its server down."""
+        if self._left:
+            return
+        self.heard.put_nowait(event)
+        while self.heard.qsize() > _MOST_HEARD and not self._left:
+            self._taken.clear()
+            await self._taken.wait()
+
+    async def run(self, params: dict[str, Any]) -> Any:
+        """Ask the server; what it answers is the outcome of the call."""
+        self.notices = Notices()
+        async with asyncio.timeout(self._wait_s):
+            response = await self._send(None)
+            try:
+                return await self._read(response)
+            finally:
+                await response.aclose()
+                await self.notices.write()
+
+    async def _read(self, response: Any) -> Any:
+        headers = [(name, value) for name, value in passed_on(response.headers.raw) if name != b"content-encoding"]
+        if response.status_code >= 400:
+            self.head, self.whole = (response.status_code, headers), await _whole(response)
+            error = _error_in(self.whole)
+            if error is not None and error.get("code") in _mcp.UNEXECUTED:
+                raise DidNotHappen(str(error.get("message", "")))
+            import httpx
+
+            text = f"The server answered {response.status_code}."
+            raise httpx.HTTPStatusError(text, request=httpx.Request("POST", "http://upstream"), response=response)
+        if not response.headers.get("content-type", "").startswith("text/event-stream"):
+            self.head, self.whole = (response.status_code, headers), await _whole(response)
+            return value_of(_mcp.parsed(self.whole))
+        self.head = (response.status_code, headers)
+        return await self._follow(response)
+
+    async def _follow(self, response: Any) -> Any:
+        """The answer in an event stream. One that ends before it goes on where it ended, if the server offers that."""
+        last, pause = "", _PAUSE_S
+        while True:
+            async for event in _events(response):
+                message = _mcp.message_of(event)
+                await self._tell(event)
+                if _mcp.answers(message, self.asked):
+                    self.answered = True
+                    return value_of(message)
+                self.notices.add(message)
+                fields = _mcp.fields_of(event)
+                last = fields.get(b"id", b"").decode("latin-1") or last
+                if fields.get(b"retry", b"").isdigit() and len(fields[b"retry"]) < 10:
+                    pause = min(max(int(fields[b"retry"]) / 1000, _PAUSE_S), _LONGEST_PAUSE_S)
+            if not last:
+                raise ConnectionResetError("The server ended the stream without an answer.")
+            await response.aclose()
+            await asyncio.sleep(pause)
+            response = await self._send(last)
+            kind = response.headers.get("content-type", "")
+            if response.status_code != 200 or not kind.startswith("text/event-stream"):
+                await response.aclose()
+                raise ConnectionResetError("The server ended the stream without an answer, and does not go on with it.")
+
+    async def deliver(self, task: asyncio.Task[Given], answer: Reply) -> Callable[[], Awaitable[None]]:
+        """Give the client what comes, up to the last byte; what is returned writes that."""
+        begun = False
+        while (event := await self.heard.get()) is not None:
+            self._taken.set()
+            if not begun:
+                begun = True
+                assert self.head is not None
+                await answer.start(*self.head, {})
+            await answer.chunk(event)
+        failure = task.exception()
+        if begun and self.answered:
+            return answer.finish
+        if self.head is not None and self.whole is not None:  # this very call asked the server
+            status, headers = self.head
+            await answer.start(status, headers, {})
+            await answer.chunk(self.whole)
+            return answer.finish
+        message = given_again(task.result()) if failure is None else unknown(failure)
+        message = {"jsonrpc": "2.0", "id": self.asked.id, **message}
+        recorded = [(_mcp.notice_for(notice, self.asked), gap) for notice, gap in self.told.notices]
+        notices = [(notice, gap) for notice, gap in recorded if notice is not None]
+        if not begun:
+            kind = b"text/event-stream" if notices else b"application/json"
+            await answer.start(200, [(b"content-type", kind)], {})
+        for notice, gap in notices:
+            if gap:
+                await asyncio.sleep(gap / 1000)
+            await answer.chunk(_mcp.event_of(notice))
+        await answer.chunk(_mcp.event_of(message) if begun or notices else orjson.dumps(message))
+        return answer.finish
+
+
+def value_of(message: Any) -> Any:
+    """What is kept of an answer: the result, or the error of the protocol."""
+    if not isinstance(message, dict) or ("result" not in message and "error" not in message):
+        raise ConnectionResetError("The server gave no answer.")
+    error = message.get("error")
+    if error is None:
+        result = message["result"]
+        return {ERROR: None, "result": result} if isinstance(result, dict) and ERROR in result else result
+    if isinstance(error, dict) and error.get("code") in _mcp.UNEXECUTED:
+        raise DidNotHappen(str(error.get("message", "")))
+    return {ERROR: error}
+
+
+def given_again(given: Given) -> dict[str, Any]:
+    """An answer that was kept, as the answer of another request."""
+    if not given.ok:
+        return _failed(given.code, given.message, given.question)
+    if isinstance(given.value, dict) and ERROR in given.value:
+        error = given.value[ERROR]
+        return {"result": given.value["result"]} if error is None else {"error": error}
+    return {"result": given.value}
+
+
+def unknown(failure: BaseException) -> dict[str, Any]:
+    """The answer of a call that failed on its way; an error of ours is raised."""
+    if isinstance(failure, AntiphonError):
+        raise failure
+    notes = " ".join(getattr(failure, "__notes__", ()))
+    code = "outcome_unknown" if "outcome_unknown" in notes else "error"
+    text = f"{type(failure).__name__}: {failure}".removesuffix(": ")
+    if code == "outcome_unknown":
+        text = f"It is not known whether the tool ran: {text}. It is not called again for this call."
+    return _failed(code, text)
+
+
+def _failed(code: str, text: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A call without a result, in words that a model reads."""
+    meta = {OUTCOME: code} if question is None else {OUTCOME: code, _mcp.APPROVAL: question}
+    return {"result": {"content": [{"type": "text", "text": text}], "isError": True, "_meta": meta}}
+
+
+def identity_of(header: str | None, asked: _mcp.Request, names: Sequence[str] = (CALL_ID,)) -> str | None:
+    """What the client calls the call by; never the id of the message, which belongs to one delivery."""
+    given: Any = header
+    if given is None:
+        given = first_of(asked.params.get("_meta"), names)
+    if given is None:
+        return None
+    if not isinstance(given, str) or not 0 < len(given) <= _LONGEST_KEY:
+        raise Refused(400, "idempotency_key_invalid", f"The key of a call is a text of 1 to {_LONGEST_KEY} characters.")
+    return given
+
+
+def scope_of(request: Request, asked: _mcp.Request) -> str:
+    """What a key is good for: client, credential, run or session, server, tool and leg of an exchange."""
+    named = request.named
+    credentials = [named.get(name, "") for name in ("authorization", "x-api-key", "cookie")]
+    parts = [
+        request.client,
+        credentials,
+        request.run if request.run is not None else named.get("mcp-session-id", ""),
+        request.run is None,
+        request.upstream.name,
+        asked.params["name"],
+        _mcp.leg_of(asked.params.get("requestState"), asked.params.get("inputResponses")),
+    ]
+    return hashlib.sha256(orjson.dumps(parts)).hexdigest()
+
+
+def digest_of(value: Any) -> str:
+    """What two equal calls have in common."""
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def checked(body: bytes) -> _mcp.Request | None:
+    """The request in a message of a client; ``None`` for an answer. What cannot be read is not passed on: a server
+    that reads it all the same would make a call that nobody guards."""
+    message = _mcp.parsed(body)
+    if message is None:
+        raise _malformed(PARSE_ERROR, "The message is no JSON.")
+    if not isinstance(message, dict):
+        raise _malformed(INVALID_REQUEST, "The message is no object: batches are not part of this protocol.")
+    if "method" not in message:
+        return None
+    asked, place = _mcp.read_request(body), message.get("id")
+    if asked is None or isinstance(place, bool) or not isinstance(place, (str, int, float, type(None))):
+        raise _malformed(
+            INVALID_REQUEST, 'A message has "jsonrpc": "2.0", a method, and an id that is text or a number.'
+        )
+    if asked.method == "tools/call":
+        name, arguments = asked.params.get("name"), asked.params.get("arguments")
+        if place is None or not isinstance(name, str) or not isinstance(arguments, (dict, type(None))):
+            text = "A tools/call has an id, the name of a tool, and an object of arguments."
+            raise _malformed(INVALID_PARAMS, text, place)
+    return asked
+
+
+def _malformed(code: int, text: str, place: Any = None) -> Refused:
+    error = {"jsonrpc": "2.0", "id": place, "error": {"code": code, "message": text}}
+    return Refused(400, "unreadable_message", text, message=error)
+
+
+def check_headers(request: Request, asked: _mcp.Request) -> None:
+    """In the newest revision the headers repeat the body: a request that contradicts itself is not passed on."""
+    named = request.named
+    if named.get("mcp-protocol-version", "") < NEWEST:
+        return
+    field = _NAMED.get(asked.method)
+    said = None if field is None else asked.params.get(field)
+    wrong = ""
+    if named.get("mcp-method", asked.method) != asked.method:
+        wrong = "Mcp-Method"
+    elif "mcp-name" in named and said is not None and _plain(named["mcp-name"]) != said:
+        wrong = "Mcp-Name"
+    if wrong:
+        text = f"The header {wrong} and the body differ."
+        error = {"jsonrpc": "2.0", "id": asked.id, "error": {"code": HEADER_MISMATCH, "message": text}}
+        raise Refused(400, "header_mismatch", text, message=error)
+
+
+def _plain(text: str) -> str | None:
+    """A header's text, also if it is written in base64; ``None`` if that cannot be read."""
+    found = _SENTINEL.fullmatch(text)
+    if found is None:
+        return text
+    try:
+        data = base64.b64decode(found[1], validate=True)
+        return data.decode() if base64.b64encode(data).decode() == found[1] else None
+    except (binascii.Error, UnicodeDecodeError, ValueError):
+        return None
+
+
+async def _events(response: Any) -> AsyncIterator[bytes]:
+    """The events of a stream, each as it came, as soon as it is complete."""
+    reader = _mcp.EventReader()
+    async for chunk in response.aiter_bytes():
+        for event in reader.feed(chunk):
+            yield event
+    if rest := reader.rest():
+        yield rest
+
+
+async def _whole(response: Any) -> bytes:
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > _mcp.LARGEST:
+            raise ConnectionResetError(f"The server sent a message of over {_mcp.LARGEST} bytes.")
+    return bytes(body)
+
+
+def _error_in(body: bytes) -> dict[str, Any] | None:
+    message = _mcp.parsed(body)
+    error = message.get("error") if isinstance(message, dict) else None
+    return error if isinstance(error, dict) else None
+
+
+class Notices:
+    """What a server tells while a call runs, written into the run of the call."""
+
+    def __init__(self) -> None:
+        site, scope = running_site(), current_scope()
+        self._chunks: Any = None if scope is None or site is None or not scope.records else scope.chunks(site)
+        self._scope = scope
+        self._last = time.monotonic()
+        self._left = _mcp.MOST_NOTICES
+
+    def add(self, message: Any) -> None:
+        """Note a message of the server, unless it is a question."""
+        if self._chunks is not None and self._left and _mcp.is_notice(message):
+            now = time.monotonic()
+            self._chunks.add(message, (now - self._last) * 1000)
+            self._last = now
+            self._left -= 1
+
+    async def write(self) -> None:
+        """Write them, before the end of the call is written."""
+        if self._chunks is None or self._scope is None or self._scope.write_async is None:
+            return
+        rows = self._chunks.rest()
+        if rows:
+            try:
+                await self._scope.write_async(rows)
+            except StoreError as error:
+                log.error("%d notices of a call are missing from the run log: %s", len(rows), error)

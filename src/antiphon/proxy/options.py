@@ -1,0 +1,157 @@
+"""What an operator says about single tools and clients, and how calls to an upstream that fails are held back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+from antiphon.contract.spec import BreakerPolicy
+from antiphon.decide.breaker import Breaker, Refusal
+from antiphon.errors import InvalidInput
+
+RESERVED_META = "io.modelcontextprotocol/"
+_NO_IDENTITY = frozenset({"progresstoken", "traceparent", "tracestate", "baggage", "clientinfo"})
+_META_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_MOST_BREAKERS = 1000
+
+
+class ToolRule(NamedTuple):
+    """How the calls of a tool are treated."""
+
+    window_s: float
+    """Seconds for which a lost answer waits for an equal call."""
+    read: bool = False
+    """Whether repeating it is harmless: it ends with its client, and equal calls run each."""
+    on_disconnect: Literal["detach", "cancel"] = "detach"
+    guard_handed_over: bool = False
+    """Whether an answer that was written in full but not confirmed answers the next equal call, too."""
+    approve: str | None = None
+    """By which policy a person must approve a call first: ``always``, or one of ``antiphon.toml``."""
+
+    @property
+    def ends_with_client(self) -> bool:
+        return self.read or self.on_disconnect == "cancel"
+
+
+class ToolRules:
+    """The rules of ``--tool SERVER/TOOL:OPTIONS``; later ones stand above earlier ones."""
+
+    def __init__(self, texts: Iterable[str] = (), *, window_s: float, policies: Collection[str] = ()) -> None:
+        """*policies* are those that ``approve=NAME`` may name."""
+        self._default = ToolRule(window_s)
+        self._rules = [self._read(text) for text in texts]
+        for _, fields in self._rules:
+            policy = fields.get("approve", "always")
+            if policy != "always" and policy not in policies:
+                raise InvalidInput(
+                    f"--tool …:approve={policy} names no policy.",
+                    hint=f'Add it to antiphon.toml: [approvals.policies.{policy}] version = "1".',
+                )
+
+    def of(self, server: str, tool: str) -> ToolRule:
+        """The rule of a tool."""
+        found = self._default
+        for pattern, fields in self._rules:
+            if fnmatchcase(f"{server}/{tool}", pattern):
+                found = found._replace(**fields)
+        return found
+
+    @staticmethod
+    def _read(text: str) -> tuple[str, dict[str, Any]]:
+        pattern, colon, options = text.partition(":")
+        wrong = InvalidInput(
+            f"--tool {text!r} cannot be read.",
+            hint="Write: --tool files/read_*:read or --tool shop/charge:window=30,approve",
+        )
+        if not colon or "/" not in pattern:
+            raise wrong
+        fields: dict[str, Any] = {}
+        for option in options.split(","):
+            name, _, value = option.strip().partition("=")
+            if name in ("read", "guard_handed_over") and not value:
+                fields[name] = True
+            elif name == "approve" and re.fullmatch(r"[A-Za-z0-9_-]{0,64}", value):
+                fields[name] = value or "always"
+            elif name == "on_disconnect" and value in ("detach", "cancel"):
+                fields[name] = value
+            elif name == "window" and re.fullmatch(r"\d{1,7}(\.\d{1,3})?", value):
+                fields["window_s"] = float(value)
+            else:
+                raise wrong
+        return pattern, fields
+
+
+def identity_keys(given: Iterable[str]) -> tuple[str, ...]:
+    """The fields of ``_meta`` that an operator takes for the identity of a call."""
+    keys = tuple(given)
+    for key in keys:
+        if not _META_KEY.fullmatch(key) or key.startswith(RESERVED_META) or key.lower() in _NO_IDENTITY:
+            raise InvalidInput(
+                f"--identity {key!r} is no identity of a call.",
+                hint="Name a field of _meta that a client keeps when it sends a call again; the protocol's own change.",
+            )
+    return keys
+
+
+class Breakers:
+    """One breaker per upstream and model: one that is dead is refused for a while, and the others are not."""
+
+    def __init__(self, policy: BreakerPolicy | None, monotonic: Callable[[], float]) -> None:
+        """Without a policy nothing is refused."""
+        self._policy = policy
+        self._now = monotonic
+        self._known: dict[tuple[str, str], Breaker] = {}
+
+    async def around(
+        self, place: tuple[str, str], send: Callable[[], Any], refused: Callable[[Refusal], Exception]
+    ) -> Any:
+        """The response that *send* gets; *refused* makes the exception of a call that is not made."""
+        policy = self._policy
+        if policy is None:
+            return await send()
+        breaker = self._known.get(place)
+        if breaker is None:
+            if len(self._known) >= _MOST_BREAKERS:
+                self._known.pop(next(iter(self._known)))
+            breaker = self._known[place] = Breaker(policy)
+        permit = breaker.permit(self._now())
+        if isinstance(permit, Refusal):
+            raise refused(permit)
+        import httpx
+
+        try:
+            response = await send()
+        except httpx.TransportError:
+            breaker.failure(permit, self._now())
+            raise
+        except BaseException:
+            breaker.neutral(permit, self._now())
+            raise
+        status = response.status_code
+        if status >= 500:
+            breaker.failure(permit, self._now())
+        elif status == 429:
+            breaker.failure(permit, self._now(), "rate_only", _seconds(response.headers.get("retry-after")))
+        else:
+            breaker.success(permit, self._now())
+        return response
+
+
+def _seconds(text: str | None) -> int | None:
+    return int(text) * 1000 if text is not None and text.isdecimal() and len(text) < 6 else None
+
+
+def deadline_of(text: str | None, most: float) -> float | None:
+    """The seconds of ``Antiphon-Deadline``, if the client gives any."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"\d{1,6}(\.\d{1,6})?", text) or not float(text):
+        raise InvalidInput("Antiphon-Deadline is a number of seconds, more than 0.", path="Antiphon-Deadline")
+    return min(float(text), most)
+
+
+def first_of(meta: Any, keys: Sequence[str]) -> Any:
+    """The first of these fields that ``_meta`` has."""
+    return next((meta[key] for key in keys if meta.get(key) is not None), None) if isinstance(meta, dict) else None

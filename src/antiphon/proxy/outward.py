@@ -1,0 +1,116 @@
+"""The connections to an upstream. They take and give what transports of httpx do; aiohttp moves the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import httpx
+from multidict import CIMultiDict
+from yarl import URL
+
+from antiphon.host.http.app import _trusted
+
+_AUTOMATIC = ("accept", "accept-encoding", "content-type", "user-agent")
+"""Headers that aiohttp adds where they are missing; an upstream gets what the client sent."""
+_HEAD = 65_536
+
+
+class Outward:
+    """A transport to one upstream: no cookies, no redirects, no retries; the environment's proxy if there is one."""
+
+    def __init__(self, url: str, most: int) -> None:
+        parts = urlsplit(url)
+        self._is_secure = parts.scheme == "https"
+        self._most = most
+        self._session: aiohttp.ClientSession | None = None
+        proxies = {} if proxy_bypass(parts.hostname or "") else getproxies()
+        way = proxies.get(parts.scheme) or proxies.get("all")
+        proxy = URL(way) if way else None
+        self._proxy = proxy and proxy.with_user(None)
+        self._proxy_auth = aiohttp.BasicAuth.from_url(proxy) if proxy else None
+
+    def _open(self) -> aiohttp.ClientSession:
+        trusted = _trusted() if self._is_secure else False
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=trusted, limit=self._most, keepalive_timeout=30),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=_AUTOMATIC,
+            max_line_size=_HEAD,
+            max_field_size=_HEAD,
+            max_headers=1_000,
+        )
+        session._retry_connection = False  # else PUT and DELETE are sent again if their connection breaks
+        return session
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send *request*; its response when the head is there. The timeouts are in its extensions."""
+        if self._session is None:
+            self._session = self._open()
+        waits = request.extensions["timeout"]
+        try:
+            response = await self._session.request(
+                request.method,
+                URL(str(request.url), encoded=True),
+                headers=CIMultiDict((name.decode(), _text(value)) for name, value in request.headers.raw),
+                data=request.content or None,
+                allow_redirects=False,
+                proxy=self._proxy,
+                proxy_auth=self._proxy_auth,
+                timeout=aiohttp.ClientTimeout(
+                    connect=waits["pool"] + waits["connect"], sock_connect=waits["connect"], sock_read=waits["read"]
+                ),
+            )
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _failed(error, request) from error
+        if not 200 <= response.status <= 599:  # another protocol, or none: there is nothing to pass on
+            response.close()
+            raise httpx.RemoteProtocolError(f"The status {response.status} is no answer.", request=request)
+        return httpx.Response(response.status, headers=response.raw_headers, stream=_Body(response, request))
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        if self._session is not None:
+            await self._session.close()
+
+
+class _Body(httpx.AsyncByteStream):
+    """The body of a response as it comes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, request: httpx.Request) -> None:
+        self._response, self._request = response, request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for chunk in self._response.content.iter_any():
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise _failed(error, self._request) from error
+
+    async def aclose(self) -> None:
+        self._response.close()  # of one that was read to its end, the connection is in the pool already
+
+
+def _failed(error: BaseException, request: httpx.Request) -> httpx.RequestError:
+    """The same failure in httpx's words. Only where no connection came about was certainly nothing sent."""
+    kind: type[httpx.RequestError] = httpx.ReadError
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        kind = httpx.ConnectTimeout
+    elif isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ClientHttpProxyError)):
+        kind = httpx.ConnectError
+    elif isinstance(error, TimeoutError):
+        kind = httpx.ReadTimeout
+    elif isinstance(error, aiohttp.ClientPayloadError):
+        kind = httpx.RemoteProtocolError
+    return kind(str(error), request=request)
+
+
+def _text(value: bytes) -> str:
+    """A header as text. It is sent as UTF-8: what was that is passed on byte by byte, what was Latin-1 as text."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

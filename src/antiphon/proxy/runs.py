@@ -1,0 +1,286 @@
+"""The runs of a proxy: named by clients, recorded, or answered from a recording."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import Context, ContextVar
+from itertools import zip_longest
+from typing import Any, Literal, get_args
+
+from antiphon._recording.run import Run
+from antiphon._replay.recording import RecordedCall, Recording
+from antiphon._replay.strict import StrictInvoker
+from antiphon._scope import RunScope
+from antiphon.contract.events import RunManifest
+from antiphon.errors import AntiphonError, InvalidInput, NotFound
+from antiphon.ops.app import Antiphon
+from antiphon.ops.execution import watched
+from antiphon.ops.runs import all_runs, find_run, load_recording
+from antiphon.ports import Answer, Invocation
+from antiphon.proxy.clients import Refused
+
+Mode = Literal["record", "replay", "record-new", "live"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+UNNAMED = "proxy"
+"""The run of requests that name none."""
+_MOST_RUNS = 1000
+_TOLD = 100
+
+
+class Told:
+    """Who answered a request: ``live`` or ``recording``; and what the recording has besides the answer."""
+
+    def __init__(self) -> None:
+        self.source: str = "live"
+        self.notices: list[tuple[Any, float]] = []
+        """Messages that came before the answer, each with the pause before it in ms."""
+
+    def by(self, answer: Answer) -> None:
+        """The recording gave *answer*."""
+        self.source = "recording"
+        gaps = answer.meta.get("gapsMs", ())
+        self.notices = list(zip_longest(answer.chunks or (), gaps[: len(answer.chunks or ())], fillvalue=0.0))
+
+
+told: ContextVar[Told | None] = ContextVar("antiphon_proxy_told", default=None)
+"""For the request of this context."""
+
+
+def _tell(answer: Answer) -> Answer:
+    request = told.get()
+    if request is not None:
+        request.by(answer)
+    return answer
+
+
+class ByContent:
+    """The calls of a recording by what they ask, wherever they stand: clients of a proxy have no lanes.
+
+    The first equal request gets the first recorded answer, the second the second. None is given twice.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._left: dict[tuple[str, str], deque[RecordedCall]] = {}
+        for call in sorted(recording.calls.values(), key=lambda found: found.started):
+            self._left.setdefault((call.name, call.digest), deque()).append(call)
+
+    def take(self, call: Invocation) -> RecordedCall | None:
+        """The next recorded call that is equal."""
+        left = self._left.get((call.name, call.digest))
+        if not left:
+            return None
+        found = left[0]
+        if self._recording.find(found.lane, found.name, found.digest, found.nth) is None:  # another credential
+            return None
+        return left.popleft()
+
+    def unasked(self) -> int:
+        """How many recorded calls nobody has asked for."""
+        return sum(map(len, self._left.values()))
+
+
+class Replaying(StrictInvoker):
+    """Answers from the recording, whatever the order; there is nothing behind it."""
+
+    by_content: ByContent | None = None
+
+    def _find(self, call: Invocation) -> RecordedCall:
+        if self.by_content is None:
+            self.by_content = ByContent(self._recording)
+        found = self.by_content.take(call)
+        return super()._find(call) if found is None else found
+
+    def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
+        return _tell(super()._answer(call, found))
+
+
+class KnownFirst:
+    """Answers what the recording knows; the rest goes to the upstream."""
+
+    def __init__(self, recording: Recording, *, realtime: bool) -> None:
+        self._recording = recording
+        self._realtime = realtime
+        self.by_content: ByContent = ByContent(recording)
+        self.hits: int = 0
+        self.new: list[str] = []
+
+    def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
+        return self._recording.known_request(provider, body)
+
+    def answer_tool(self, call: Invocation) -> Answer | None:
+        found = self.by_content.take(call)
+        if found is None:
+            if len(self.new) < _TOLD:
+                self.new.append(f"{call.kind} {call.name}")
+            return None
+        self.hits += 1
+        return _tell(self._recording.answer(found, realtime=self._realtime))
+
+    async def answer(self, call: Invocation) -> Answer | None:
+        return self.answer_tool(call)
+
+    def draw(self, what: str, site: Any, fresh: Callable[[], Any]) -> Any:
+        return fresh()
+
+
+class OpenRun:
+    """One run that requests are recorded in or answered from."""
+
+    def __init__(self, name: str, mode: Mode, run: Run, recording: Recording | None, invoker: Any) -> None:
+        self.name = name
+        self.mode = mode
+        self.run = run
+        self.recording = recording
+        self.requests = 0
+        self.misses: list[dict[str, Any]] = []
+        self.missed: int = 0
+        self._invoker = invoker
+
+    @property
+    def cost(self) -> float:
+        """What its calls have cost, where that is counted."""
+        guard = self.scope.gateway_state.get("loop")
+        return 0.0 if guard is None else float(guard.loop.cost)
+
+    @property
+    def scope(self) -> RunScope:
+        return self.run.scope
+
+    def missed_one(self, error: AntiphonError) -> None:
+        """Note a request that the recording does not have."""
+        self.missed += 1
+        if len(self.misses) < _TOLD:
+            told = error.data.get("divergence")
+            self.misses.append(told if isinstance(told, dict) else {"message": error.message})
+
+    def report(self) -> dict[str, Any]:
+        """What became of the requests so far."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "run": self.run.id,
+            "mode": self.mode,
+            "requests": self.requests,
+            "answered": 0 if self._invoker is None else self._invoker.hits,
+        }
+        if self.mode == "replay":
+            by_content = self._invoker.by_content
+            left = len(self.recording.calls) if by_content is None and self.recording else by_content.unasked()
+            found |= {"missed": self.missed, "misses": self.misses, "notAsked": left}
+            found["equal"] = not self.missed and not left
+        else:
+            found["recorded"] = self.requests - found["answered"]
+            if self.cost:
+                found["cost"] = self.cost
+        if isinstance(self._invoker, KnownFirst):
+            assert self.recording is not None
+            found |= {"source": self.recording.manifest.id, "new": self._invoker.new}
+        return found
+
+    def end(self) -> None:
+        """Write the end of a run that is recorded."""
+        for leave in tuple(self.scope.streams.values()):
+            with contextlib.suppress(AntiphonError):
+                leave()
+        if self.mode != "replay":
+            self.run.end(None, None)
+
+
+class Runs:
+    """The open runs of a proxy, by client and name."""
+
+    def __init__(self, app: Antiphon, mode: Mode, *, realtime: bool = False) -> None:
+        self._app = app
+        self.mode = mode
+        self._realtime = realtime
+        self._open: dict[tuple[str, str], OpenRun] = {}
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    def __iter__(self) -> Any:
+        return iter(tuple(self._open.values()))
+
+    def get(self, client: str, name: str) -> OpenRun | None:
+        """The run if it is open."""
+        return self._open.get((client, name))
+
+    async def open(self, client: str, name: str | None) -> OpenRun:
+        """The run of that name, opened with its first request."""
+        if name is None and self.mode == "replay":
+            raise InvalidInput(
+                "A replay needs the name of a run.",
+                hint="Name it in the base URL (/run/NAME/openai/v1) or in the header Antiphon-Run.",
+                path="Antiphon-Run",
+            )
+        place = (client, name or UNNAMED)
+        found = self._open.get(place)
+        if found is not None:
+            return found
+        if len(self._open) >= _MOST_RUNS:
+            raise InvalidInput(f"{_MOST_RUNS} runs are open.", hint="End some: DELETE /run/NAME")
+        async with self._locks.setdefault(place, asyncio.Lock()):
+            found = self._open.get(place)
+            if found is None:
+                found = self._open[place] = await _aside(self._begin, place[1])
+        return found
+
+    def check_cost(self, run: OpenRun, model: str) -> None:
+        """Refuse a model call of a run that has cost what it may (``[loop] max_cost``, by ``[prices]``)."""
+        most = self._app.config.loop.max_cost
+        if most is None or run.mode == "replay":
+            return
+        if model not in self._app.config.prices:
+            raise InvalidInput(
+                f"The cost of runs is limited, and the model {model!r} has no price.",
+                hint='Add [prices."MODEL"] input = …, output = … to antiphon.toml.',
+            )
+        if run.cost >= most:
+            text = f"The run {run.name} has cost {run.cost:g}; it may cost {most:g} ([loop] max_cost)."
+            raise Refused(429, "cost_limit", text)
+
+    async def end(self, client: str, name: str) -> dict[str, Any]:
+        """End the run; the next request of that name opens another."""
+        found = self._open.pop((client, name), None)
+        self._locks.pop((client, name), None)
+        if found is None:
+            raise NotFound(f"No run {name!r} is open here.")
+        await _aside(found.end)
+        await found.run._recorder.close()
+        return found.report()
+
+    async def end_all(self) -> list[dict[str, Any]]:
+        """End every run, at the end of the proxy."""
+        return [await self.end(*place) for place in tuple(self._open)]
+
+    def _begin(self, name: str) -> OpenRun:
+        app, mode = self._app, self.mode
+        if mode == "replay":
+            replayed = load_recording(app, self._recorded(name))
+            result, run = watched(app, replayed, realtime=self._realtime, answering=Replaying)
+            return OpenRun(name, mode, run, replayed, result.invoker)
+        earlier: RunManifest | None = None
+        if mode == "record-new":
+            with contextlib.suppress(NotFound):
+                earlier = self._recorded(name)
+            name = name if earlier is None else earlier.name
+        run = app.run(name, like=earlier, tags={"via": "proxy"})
+        invoker: KnownFirst | None = None
+        recording = None if earlier is None else load_recording(app, earlier)
+        if recording is not None:
+            run.scope.invoker = invoker = KnownFirst(recording, realtime=self._realtime)
+        run.begin()
+        return OpenRun(name, mode, run, recording, invoker)
+
+    def _recorded(self, name: str) -> RunManifest:
+        """The newest recorded run of that name, or the one with that id."""
+        for found in all_runs(self._app, name=name):
+            if found.source_run is None:
+                return found
+        return find_run(self._app, name)
+
+
+async def _aside(work: Callable[..., Any], *args: Any) -> Any:
+    """Work with the store that would hold up other requests; it belongs to no run."""
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: Context().run(work, *args))

@@ -1,0 +1,332 @@
+"""Between an MCP client and its server on standard input and output: messages are recorded, replayed and guarded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import orjson
+
+from antiphon._gateway.ids import uuid7
+from antiphon._recording.boundary import Boundary
+from antiphon._scope import RunScope, without_run
+from antiphon.adapters import _mcp
+from antiphon.adapters._calls import Given, Place
+from antiphon.errors import AntiphonError, ReplayMiss
+from antiphon.ops.app import Antiphon
+from antiphon.proxy.clients import Refused
+from antiphon.proxy.mcp import INVALID_REQUEST, McpGuard, Notices, checked, digest_of, given_again, unknown, value_of
+from antiphon.proxy.options import ToolRules
+from antiphon.proxy.runs import Mode, OpenRun, Runs, Told, told
+
+log: logging.Logger = logging.getLogger("antiphon.proxy")
+
+LONGEST_LINE = _mcp.LARGEST
+INTERNAL_ERROR = -32603
+_CLIENT = "stdio"
+_ORDER_S = 1.0
+"""How long a message waits for the call before it to be on its way."""
+
+
+class Wrapped:
+    """One server process, or in a replay none, and its client."""
+
+    def __init__(
+        self,
+        app: Antiphon,
+        server: str,
+        *,
+        mode: Mode = "record",
+        run: str | None = None,
+        timeout_s: float = 600.0,
+        identity: Sequence[str] = (),
+        tools: Sequence[str] = (),
+        write: Callable[[bytes], None],
+    ) -> None:
+        """*tools* are rules, ``TOOL:OPTIONS``; *write* gives one line to the client."""
+        self._server = server
+        self._name = run or f"mcp-{server}"
+        self.runs: Runs = Runs(app, mode)
+        policies = app.config.approvals.policies
+        rules = ToolRules((f"{server}/{rule}" for rule in tools), window_s=0, policies=policies)
+        self._guard = McpGuard(app, rules=rules, identity=identity, timeout_s=timeout_s)
+        self._write = write
+        self._process: Any = None
+        self._run: OpenRun | None = None
+        self._waiting: dict[Any, asyncio.Future[bytes]] = {}
+        """Guarded calls that the server has not answered."""
+        self._asked: dict[Any, Boundary] = {}
+        """Other requests that it has not answered."""
+        self._noting: dict[Any, Callable[[Any], None]] = {}
+        """What notes the messages that come before the answer to a request."""
+        self._tokens: dict[Any, Any] = {}
+        """Progress tokens, and the requests that they belong to."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, command: Sequence[str], lines: asyncio.Queue[bytes | None]) -> tuple[int, dict[str, Any]]:
+        """Pass messages on until the client has no more: the server's exit code, and what became of them."""
+        if self.runs.mode != "live":
+            self._run = await self.runs.open(_CLIENT, self._name)
+        reading: asyncio.Task[None] | None = None
+        if self.runs.mode != "replay":
+            pipe = asyncio.subprocess.PIPE
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=LONGEST_LINE)
+            reading = asyncio.ensure_future(self._read())
+        try:
+            await self._listen(lines, reading)
+        finally:
+            code = await self._close(reading)
+            report = {} if self._run is None else await self.runs.end(_CLIENT, self._name)
+        return code, report
+
+    async def _listen(self, lines: asyncio.Queue[bytes | None], reading: asyncio.Task[None] | None) -> None:
+        while True:
+            coming = asyncio.ensure_future(lines.get())
+            await asyncio.wait({coming, reading} if reading else {coming}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():  # the server has ended
+                coming.cancel()
+                return
+            line = coming.result()
+            if line is None:
+                return
+            await self._from_client(line)
+
+    async def _close(self, reading: asyncio.Task[None] | None) -> int:
+        """The client is gone: let the server end, and settle what it has not answered."""
+        process = self._process
+        if process is None:
+            await self._settle()
+            return 0
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(10):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        if reading is not None:
+            await reading
+        await self._settle()
+        return int(process.returncode)
+
+    async def _settle(self) -> None:
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionResetError("The server ended without an answer."))
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=10)
+        lost = {"class": "", "code": "no_answer", "message": "The server ended without an answer."}
+        for boundary in self._asked.values():
+            await boundary.finish("error", error=lost)
+        self._asked.clear()
+
+    # -- from the client -----------------------------------------------------------------------------------------
+
+    async def _from_client(self, line: bytes) -> None:
+        try:
+            asked = checked(line) if line.strip() else None
+        except Refused as refused:
+            self._write(orjson.dumps(refused.more["message"]) + b"\n")
+            return
+        if asked is None or asked.id is None:  # a notification, or an answer to the server
+            await self._send(line)
+            return
+        if asked.id in self._waiting or asked.id in self._asked:
+            text = f"The id {asked.id!r} belongs to a request that is not answered yet."
+            self._tell({"id": asked.id, "error": {"code": INVALID_REQUEST, "message": text}})
+            return
+        is_call = asked.method == "tools/call"
+        try:
+            named = self._guard.name_of(None, asked) if is_call else None
+            known = self._run is None or self._run.recording is None or self._is_tool(asked.params.get("name"))
+            guarded = is_call and known
+            if self._run is not None:
+                self._run.requests += 1
+            asks = is_call and self._guard.spec(self._server, asked.params["name"]).approve is not None
+            if guarded and (self._run is not None or named is not None or asks):
+                await self._guarded(asked, line, named)
+            elif self._run is None:
+                await self._send(line)
+            else:
+                await self._recorded(asked, line, self._run.scope)
+        except (AntiphonError, Refused) as error:
+            self._fail(asked, error)
+
+    def _is_tool(self, name: Any) -> bool:
+        assert self._run is not None
+        assert self._run.recording is not None
+        by_name = self._run.recording.by_name
+        return f"mcp.{self._server}/{name}" in by_name or f"tools/call {name}" not in by_name
+
+    async def _send(self, line: bytes) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ConnectionError):
+                self._process.stdin.write(line)
+                await self._process.stdin.drain()
+
+    async def _recorded(self, asked: _mcp.Request, line: bytes, scope: RunScope) -> None:
+        scope.adopt()
+        boundary = _mcp.open_request(scope, asked, asynchronous=True)
+        answer = await boundary.answer()
+        await boundary.start()
+        if answer is None:
+            self._asked[asked.id] = boundary
+            self._note_for(asked, lambda message: boundary.chunk(message, 0.0))
+            await self._send(line)
+            return
+        await boundary.give(answer)
+        for message in answer.chunks or ():
+            self._tell_notice(message, asked)
+        if answer.outcome == "error":
+            message = str((answer.error or {}).get("message", ""))
+            self._tell({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": message}})
+        else:
+            self._write(_mcp.content_of(answer, asked) + b"\n")
+
+    async def _guarded(self, asked: _mcp.Request, line: bytes, named: str | None) -> None:
+        spec = self._guard.spec(self._server, asked.params["name"])
+        place = f"stdio:{self._name}:{self._server}:{spec.name}"
+        equal = f"{place}:{digest_of({name: value for name, value in asked.params.items() if name != '_meta'})}"
+        own = None if named is None else hashlib.sha256(named.encode()).hexdigest()  # it may be anything, a secret too
+        key = f"{place}:{own}" if own is not None else self._guard.waiting(equal) or f"{place}:{uuid7()}"
+        begun = asyncio.Event()
+        heard: list[bytes] = []
+        by = Told()
+
+        async def body(params: dict[str, Any]) -> Any:
+            future = self._waiting[asked.id] = asyncio.get_running_loop().create_future()
+            notices = Notices()
+            self._note_for(asked, notices.add)
+            try:
+                await self._send(line)
+                begun.set()
+                heard.append(await future)
+            finally:
+                self._waiting.pop(asked.id, None)
+                self._note_no_more(asked.id)
+                await notices.write()
+            return value_of(orjson.loads(heard[0]))
+
+        async def made() -> Given:
+            told.set(by)
+            place = Place(None, None, key=key)
+            if self._run is not None:
+                self._run.scope.adopt()
+                return await self._guard.tools.call_async(spec, asked.params.get("arguments") or {}, place, body)
+            with without_run():
+                return await self._guard.tools.call_async(spec, asked.params.get("arguments") or {}, place, body)
+
+        async def call() -> None:
+            try:
+                given: Given | None = None
+                failed: BaseException | None = None
+                try:
+                    given = await made()
+                    answer = given_again(given)
+                except Exception as failure:
+                    failed = failure
+                    answer = unknown(failure)
+                finally:
+                    if named is None:
+                        self._guard.told(equal, key, given, failed)
+                if heard:
+                    self._write(heard[0])
+                else:
+                    for message, _ in by.notices:
+                        self._tell_notice(message, asked)
+                    self._tell({"id": asked.id, **answer})
+            except (AntiphonError, Refused) as error:
+                self._fail(asked, error)
+            finally:
+                begun.set()
+
+        task = asyncio.ensure_future(call())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(TimeoutError):  # messages reach the server in their order
+            async with asyncio.timeout(_ORDER_S):
+                await begun.wait()
+
+    def _fail(self, asked: _mcp.Request, error: Exception) -> None:
+        if isinstance(error, ReplayMiss) and self._run is not None:
+            self._run.missed_one(error)
+        self._tell({"id": asked.id, "error": {"code": INTERNAL_ERROR, "message": f"antiphon: {error}"}})
+
+    def _tell_notice(self, message: Any, asked: _mcp.Request) -> None:
+        notice = _mcp.notice_for(message, asked)
+        if notice is not None:
+            self._write(orjson.dumps(notice) + b"\n")
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        self._write(orjson.dumps({"jsonrpc": "2.0", **message}) + b"\n")
+
+    # -- from the server -----------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                line: bytes = await self._process.stdout.readline()
+            except ValueError:
+                log.error("the server wrote a line of over %d bytes; it is stopped", LONGEST_LINE)
+                self._process.kill()
+                return
+            if not line:
+                return
+            await self._from_server(line if line.endswith(b"\n") else line + b"\n")
+
+    async def _from_server(self, line: bytes) -> None:
+        try:
+            message = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            message = None
+        place = message.get("id") if isinstance(message, dict) and "method" not in message else None
+        if isinstance(place, (str, int, float)):
+            future = self._waiting.get(place)
+            if future is not None and not future.done():
+                future.set_result(line)  # its call answers the client
+                return
+            boundary = self._asked.pop(place, None)
+            if boundary is not None:
+                self._note_no_more(place)
+                await boundary.finish("ok", value={name: item for name, item in message.items() if name != "id"})
+        elif self._noting and _mcp.is_notice(message):
+            self._note(message)
+        self._write(line)
+
+    def _note_for(self, asked: _mcp.Request, note: Callable[[Any], None]) -> None:
+        self._noting[asked.id] = note
+        meta = asked.params.get("_meta")
+        token = meta.get("progressToken") if isinstance(meta, dict) else None
+        if isinstance(token, (str, int)):
+            self._tokens[token] = asked.id
+
+    def _note_no_more(self, place: Any) -> None:
+        self._noting.pop(place, None)
+        self._tokens = {token: request for token, request in self._tokens.items() if request != place}
+
+    def _note(self, message: dict[str, Any]) -> None:
+        """A pipe does not tell which call a message belongs to: progress has its token, the rest goes to the latest."""
+        params = message.get("params")
+        token = params.get("progressToken") if isinstance(params, dict) else None
+        place = self._tokens.get(token) if isinstance(token, (str, int)) else next(reversed(self._noting))
+        if place in self._noting:
+            self._noting[place](message)
+
+
+def pump(source: BinaryIO, loop: asyncio.AbstractEventLoop) -> asyncio.Queue[bytes | None]:
+    """The lines of *source*, read by a thread that ends with the process."""
+    lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def read() -> None:
+        while line := source.readline():
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lines.put_nowait, None)
+
+    threading.Thread(target=read, name="antiphon-stdin", daemon=True).start()
+    return lines

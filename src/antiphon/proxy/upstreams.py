@@ -1,0 +1,95 @@
+"""Where the proxy sends requests to: a list that the operator gives, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from antiphon.errors import InvalidInput
+
+MODELS = {
+    "openai": "https://api.openai.com",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
+"""What is reached without being named."""
+NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+RESERVED = frozenset({"run", "runs", "healthz"})
+_HOP = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+"""What belongs to one connection and is not passed on."""
+OURS = b"antiphon-"
+Headers = list[tuple[bytes, bytes]]
+
+
+class Upstream(NamedTuple):
+    """One server behind the proxy."""
+
+    name: str
+    url: str
+    """Without a slash at its end."""
+    mcp: bool = False
+
+    def at(self, path: bytes, query: bytes) -> str:
+        """The address of *path*, which stays below the upstream's own."""
+        for part in re.split(rb"[/\\]", unquote_to_bytes(path)):
+            if part in (b".", b".."):
+                raise InvalidInput("A path has no '.' and '..' parts.", path="path")
+        address = self.url + path.decode("latin-1")
+        return f"{address}?{query.decode('latin-1')}" if query else address
+
+
+def upstreams(models: Iterable[str], servers: Iterable[str]) -> dict[str, Upstream]:
+    """The allow-list: the well-known providers, and what was given as ``name=URL``."""
+    found = {name: Upstream(name, url) for name, url in MODELS.items()}
+    for option, texts in (("--upstream", models), ("--mcp", servers)):
+        for text in texts:
+            name, _, url = text.partition("=")
+            parts = urlsplit(url)
+            if not NAME.fullmatch(name) or name in RESERVED or set(name) <= {"."}:
+                raise InvalidInput(f"{option} {text!r} has no usable name.", hint=f"Write: {option} name=https://…")
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                hint = f"Write: {option} {name}=https://server.example/path, without a query."
+                raise InvalidInput(f"{option} {name} is no http or https address.", hint=hint)
+            if parts.username is not None or parts.password is not None:
+                raise InvalidInput(
+                    f"{option} {name} has a password in its address.", hint="Clients send credentials in headers."
+                )
+            if option == "--mcp" and found.get(name) is not None and not found[name].mcp and name not in MODELS:
+                raise InvalidInput(f"{name} is given twice.", hint="Each upstream needs a name of its own.")
+            found[name] = Upstream(name, url.rstrip("/"), option == "--mcp")
+    return found
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """The headers of a message that go to the other side."""
+    kept = [(name.lower(), value) for name, value in headers]
+    named = {
+        part.strip().lower() for name, value in kept if name == b"connection" for part in value.split(b",") if part
+    }
+    return [
+        (name, value) for name, value in kept if name not in _HOP and name not in named and not name.startswith(OURS)
+    ]
+
+
+def first(headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    """Headers by name, as texts; of several with one name the first."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return found

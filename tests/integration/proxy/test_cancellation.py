@@ -1,0 +1,130 @@
+"""A client that leaves: what only reads ends at the upstream too, and a write goes on and is settled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from antiphon import Antiphon
+from antiphon.proxy.stdio import Wrapped
+from tests.integration.proxy.harness import Served, serving
+
+_CALL = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge", "arguments": {"order": "A1"}}}
+_MODEL = {"model": "m", "messages": []}
+_READS = {
+    "tool that reads": ("desk/mcp", _CALL, ("desk/*:read",)),
+    "resource": ("desk/mcp", {"jsonrpc": "2.0", "id": 1, "method": "resources/read", "params": {"uri": "a://b"}}, ()),
+    "stream of the server": ("desk/mcp", None, ()),
+    "model": ("openai/v1/chat/completions", _MODEL, ()),
+    "model, streamed": ("openai/v1/chat/completions", {**_MODEL, "stream": True}, ()),
+    "other path": ("openai/v1/files", {}, ()),
+}
+
+
+def _until(met: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextmanager
+def _upstream() -> Iterator[tuple[str, queue.Queue[socket.socket]]]:
+    """A server that reads requests and says nothing; whoever wants to answers on the connection."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    asked: queue.Queue[socket.socket] = queue.Queue()
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            connection.settimeout(60)
+            data = connection.recv(65536)
+            while b"\r\n\r\n" not in data or (data[:1] != b"G" and not data.endswith(b"}")):
+                data += connection.recv(65536)
+            asked.put(connection)
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+    finally:
+        listening.close()
+        while not asked.empty():
+            asked.get().close()
+
+
+def _send(served: Served, path: str, message: dict[str, Any] | None) -> socket.socket:
+    body = b"" if message is None else json.dumps(message).encode()
+    connection = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])))
+    method, accept = (
+        ("GET", "text/event-stream") if message is None else ("POST", "application/json, text/event-stream")
+    )
+    lines = [f"{method} /run/left/{path} HTTP/1.1", "host: localhost", f"accept: {accept}"]
+    lines += ["content-type: application/json", f"content-length: {len(body)}"]
+    connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+    return connection
+
+
+@pytest.mark.parametrize(("what", "mode"), [*((what, "record") for what in _READS), ("tool that reads", "live")])
+def test_the_upstream_of_a_read_is_told_that_nobody_waits(app: Antiphon, what: str, mode: str) -> None:
+    path, message, tools = _READS[what]
+    with _upstream() as (url, asked), serving(app, mode, models=url, mcp=url, tools=tools) as served:
+        client = _send(served, path, message)
+        upstream = asked.get(timeout=60)
+        client.close()
+        assert upstream.recv(1) == b""  # the proxy has closed the connection
+        upstream.close()
+
+
+def test_a_write_goes_on_and_its_answer_waits_for_the_call_to_come_again(app: Antiphon) -> None:
+    result = {"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "charged"}]}}
+    data = json.dumps(result).encode()
+    with _upstream() as (url, asked), serving(app, mcp=url) as served:
+        client = _send(served, "desk/mcp", _CALL)
+        upstream = asked.get(timeout=60)
+        client.close()
+        _until(lambda: served.proxy._mcp._kept[(120.0, False)]._credits)  # the proxy knows that nobody waits
+        upstream.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            upstream.recv(1)
+        upstream.setblocking(True)
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        upstream.sendall(head % len(data) + data)
+        upstream.close()
+        again = httpx.post(f"{served.at('left', 'desk')}/mcp", json={**_CALL, "id": 2}, timeout=60).json()
+        assert again == {**result, "id": 2}
+        assert asked.empty()
+
+
+def test_a_client_on_stdio_that_cancels_tells_the_server(app: Antiphon) -> None:
+    told: list[Any] = []
+    cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
+    program = (
+        "import json, sys\n"
+        "sys.stdin.readline()\n"
+        "said = json.loads(sys.stdin.readline())\n"
+        "print(json.dumps({'jsonrpc': '2.0', 'id': said['params']['requestId'], 'result': said}), flush=True)\n"
+    )
+
+    async def session() -> None:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for message in (_CALL, cancelled):
+            lines.put_nowait(json.dumps(message).encode() + b"\n")
+        wrapped = Wrapped(app, "desk", write=lambda line: told.append(json.loads(line)))
+        await wrapped.serve([sys.executable, "-c", program], lines)
+
+    asyncio.run(session())
+    assert told == [{"jsonrpc": "2.0", "id": 1, "result": cancelled}]

@@ -1,0 +1,212 @@
+"""MCP over HTTP through the proxy: both revisions pass, sessions replay, and a call that is sent again runs once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from mcp import Client
+
+from antiphon import Antiphon
+from tests.integration.proxy.desk import Desk, served_desk
+from tests.integration.proxy.harness import Served, serving
+
+_ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
+MODES = ("auto", "legacy")
+_client = httpx.Client(verify=False)
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with served_desk() as found:
+        yield found
+
+
+def _until(met: Callable[[], Any]) -> None:
+    end = time.monotonic() + 30
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+async def _session(url: str, mode: Any) -> dict[str, Any]:
+    told: list[float] = []
+
+    async def tell(progress: float, total: float | None, message: str | None) -> None:
+        told.append(progress)
+
+    async with Client(url, mode=mode) as client:
+        tools = sorted(tool.name for tool in (await client.list_tools()).tools)
+        charged = await client.call_tool("charge", {"order": "A1"})
+        steps = await client.call_tool("steps", {"count": 3}, progress_callback=tell)
+        rules = await client.read_resource("desk://rules")
+        prompt = await client.get_prompt("greet", {"name": "Ada"})
+    texts = [charged.content[0].text, steps.content[0].text, rules.contents[0].text, prompt.messages[0].content.text]  # type: ignore[union-attr]
+    return {"tools": tools, "texts": texts, "told": told}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_session_passes_and_replays_without_the_server(app: Antiphon, desk: Desk, mode: str) -> None:
+    direct = asyncio.run(_session(f"{desk.url}/mcp", mode))
+    assert direct["told"] == [1, 2, 3]
+    desk.charged.clear()
+    with serving(app, mcp=desk.url) as served:
+        assert asyncio.run(_session(f"{served.at('shop', 'desk')}/mcp", mode)) == direct
+    asked, charged = desk.requests, dict(desk.charged)
+    with serving(app, "replay", mcp=desk.url) as served:
+        again = asyncio.run(_session(f"{served.at('shop', 'desk')}/mcp", mode))
+        report = httpx.get(f"{served.url}/run/shop").json()
+    assert again == direct
+    assert (desk.requests, dict(desk.charged)) == (asked, charged)
+    assert report["missed"] == 0, report
+
+
+def _call(served: Served, order: str, tool: str = "charge", **more: Any) -> tuple[str, bytes, dict[str, str]]:
+    """A call in the words of the newest revision."""
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+        **more.pop("meta", {}),
+    }
+    params = {"name": tool, "arguments": {"order": order}, "_meta": meta, **more.pop("params", {})}
+    body = json.dumps({"jsonrpc": "2.0", "id": more.pop("id", 1), "method": "tools/call", "params": params})
+    headers = {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": tool}
+    return f"{served.at('once', 'desk')}/mcp", body.encode(), {**_ACCEPT, **headers, **more.pop("headers", {})}
+
+
+def _post(served: Served, order: str, **more: Any) -> dict[str, Any]:
+    url, body, headers = _call(served, order, **more)
+    answer = _client.post(url, content=body, headers=headers, timeout=30)
+    text = answer.text
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        text = [line[6:] for line in text.splitlines() if line.startswith("data: {")][-1]
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+@pytest.mark.parametrize("named", ["header", "meta"])
+@pytest.mark.parametrize("mode", ["record", "live"])
+def test_with_identity_a_call_runs_once_and_another_identity_runs_again(
+    app: Antiphon, desk: Desk, named: str, mode: str
+) -> None:
+    def name(key: str) -> dict[str, Any]:
+        return {"headers": {"idempotency-key": key}} if named == "header" else {"meta": {"dev.antiphon/callId": key}}
+
+    with serving(app, mode, mcp=desk.url) as served:
+        first = _post(served, "A1", id=1, **name("k1"))
+        again = _post(served, "A1", id="two", **name("k1"))
+        assert again["result"]["content"] == first["result"]["content"]
+        assert (first["id"], again["id"]) == (1, "two")
+        other = _post(served, "A1", id=3, **name("k2"))
+        assert other["result"]["content"][0]["text"] == "charged A1, number 2"
+    with serving(app, mode, mcp=desk.url) as served:  # the claim is in the store
+        assert _post(served, "A1", id=4, **name("k1"))["result"] == first["result"]
+        changed = _post(served, "B7", id=5, **name("k1"))
+        assert changed["result"]["isError"]
+    assert dict(desk.charged) == {"A1": 2}
+
+
+def test_without_identity_equal_calls_run_each(app: Antiphon, desk: Desk) -> None:
+    with serving(app, mcp=desk.url) as served:
+        texts = [_post(served, "A1")["result"]["content"][0]["text"] for _ in range(25)]
+    assert texts == [f"charged A1, number {number}" for number in range(1, 26)]
+
+
+@pytest.mark.parametrize("key", [None, "k1"])
+def test_a_client_that_leaves_does_not_end_a_call_and_gets_its_answer_when_it_asks_again(
+    app: Antiphon, desk: Desk, key: str | None
+) -> None:
+    more: dict[str, Any] = {"tool": "slow", "headers": {} if key is None else {"idempotency-key": key}}
+    with serving(app, mcp=desk.url) as served:
+        _leave_waiting(served, desk, more)
+        assert dict(desk.charged) == {"A1": 1}
+        desk.hold.set()
+        again = _post(served, "A1", id=2, **more)
+        assert (again["id"], again["result"]["content"][0]["text"]) == (2, "slowly charged A1")
+        assert dict(desk.charged) == {"A1": 1}
+        _post(served, "A1", id=3, **more)
+        assert dict(desk.charged) == {"A1": 2 if key is None else 1}  # one credit for one lost answer
+
+
+def _leave_waiting(served: Served, desk: Desk, more: dict[str, Any], *, credit: bool = True) -> None:
+    url, body, headers = _call(served, "A1", **more)
+    parts = urlsplit(url)
+    before = desk.charged["A1"]
+    with socket.create_connection((str(parts.hostname), int(parts.port or 0))) as connection:
+        lines = [f"POST {parts.path} HTTP/1.1", f"host: {parts.netloc}", f"content-length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        _until(lambda: desk.charged["A1"] > before)
+    if credit and "idempotency-key" not in headers:
+        _until(lambda: served.proxy._mcp._kept[(120.0, False)]._credits)  # the proxy has noticed
+
+
+def test_a_server_that_breaks_off_leaves_an_unknown_outcome_and_is_not_asked_again(app: Antiphon) -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    asked: list[bytes] = []
+
+    def answer() -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            asked.append(connection.recv(65536))
+            connection.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    with serving(app, mcp=url) as served:
+        key = {"headers": {"idempotency-key": "k1"}}
+        first = _post(served, "A1", **key)
+        again = _post(served, "A1", **key)
+        listening.close()
+    assert first["result"]["isError"]
+    assert again["result"]["_meta"]["dev.antiphon/outcome"] == "outcome_unknown"
+    assert len(asked) == 1  # never sent again
+
+
+def test_headers_that_contradict_the_body_are_refused_unexecuted(app: Antiphon, desk: Desk) -> None:
+    with serving(app, mcp=desk.url) as served:
+        for wrong in ({"mcp-method": "tools/list"}, {"mcp-name": "slow"}, {"mcp-name": "=?base64?!!?="}):
+            refused = _post(served, "A1", headers=wrong)
+            assert refused["error"]["code"] == -32020
+        named = _post(served, "A1", headers={"mcp-name": "=?base64?Y2hhcmdl?="})
+        assert named["result"]["content"][0]["text"] == "charged A1, number 1"
+    assert dict(desk.charged) == {"A1": 1}
+
+
+def test_a_stream_that_the_server_ends_early_goes_on_where_it_ended(app: Antiphon) -> None:
+    asked: list[bytes] = []
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    result = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "late"}]}}'
+    answers = [head + b"id: e7\nretry: 1\ndata:\n\n", head + b"id: e8\ndata: " + result + b"\n\n"]
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        for said in answers:
+            connection, _ = listening.accept()
+            with connection:
+                request = b""
+                while not request.endswith(b"\r\n\r\n" if request[:1] == b"G" else b"}"):
+                    request += connection.recv(65536)
+                asked.append(request)
+                connection.sendall(said)
+
+    threading.Thread(target=answer, daemon=True).start()
+    with serving(app, mcp=f"http://127.0.0.1:{listening.getsockname()[1]}") as served:
+        found = _post(served, "A1", headers={"authorization": "Bearer x", "mcp-session-id": "s1"})
+    listening.close()
+    assert found["result"]["content"][0]["text"] == "late"
+    assert asked[1].startswith(b"GET /mcp ")
+    assert b"last-event-id: e7" in asked[1].lower()
+    assert b"authorization: Bearer x" in asked[1]
+    assert b"mcp-session-id: s1" in asked[1]

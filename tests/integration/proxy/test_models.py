@@ -1,0 +1,217 @@
+"""Model calls through the proxy: the official SDKs record, replay with the provider off, and are told what changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import anthropic
+import httpx
+import openai
+import pytest
+from google import genai
+from google.genai import types
+
+import antiphon
+from antiphon import Antiphon
+from antiphon.ops.replay import replay
+from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy.harness import serving
+
+_SECRET = "sk-test-" + "Zx9" * 12  # put together here, so that no scanner takes it for a real one
+
+
+class Sdk(NamedTuple):
+    """How one SDK asks: once, and as a stream."""
+
+    name: str
+    ask: Callable[[str, str], str]
+    stream: Callable[[str, str], list[str]]
+    error: type[Exception]
+
+
+def _openai(base: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{base}/openai/v1", api_key=_SECRET, max_retries=0)
+
+
+def _chat(base: str, text: str) -> str:
+    asked: Any = [{"role": "user", "content": text}]
+    return str(_openai(base).chat.completions.create(model="fake-1", messages=asked).choices[0].message.content)
+
+
+def _chat_stream(base: str, text: str) -> list[str]:
+    asked: Any = [{"role": "user", "content": text}]
+    with _openai(base).chat.completions.create(model="fake-1", messages=asked, stream=True) as stream:
+        return [event.model_dump_json() for event in stream]
+
+
+def _responses(base: str, text: str) -> str:
+    return _openai(base).responses.create(model="fake-1", input=text).output_text
+
+
+def _responses_stream(base: str, text: str) -> list[str]:
+    with _openai(base).responses.create(model="fake-1", input=text, stream=True) as stream:
+        return [event.model_dump_json() for event in stream]
+
+
+def _anthropic(base: str) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=f"{base}/anthropic", api_key=_SECRET, max_retries=0)
+
+
+def _messages(base: str, text: str) -> str:
+    asked: Any = [{"role": "user", "content": text}]
+    found: Any = _anthropic(base).messages.create(model="fake-1", max_tokens=99, messages=asked)
+    return str(found.content[0].text)
+
+
+def _messages_stream(base: str, text: str) -> list[str]:
+    asked: Any = [{"role": "user", "content": text}]
+    with _anthropic(base).messages.create(model="fake-1", max_tokens=99, messages=asked, stream=True) as stream:
+        return [event.model_dump_json() for event in stream]
+
+
+def _gemini(base: str) -> genai.Client:
+    return genai.Client(api_key=_SECRET, http_options=types.HttpOptions(base_url=f"{base}/gemini"))
+
+
+def _content(base: str, text: str) -> str:
+    client = _gemini(base)  # it closes its connections when nobody holds it
+    return str(client.models.generate_content(model="fake-1", contents=text).text)
+
+
+def _content_stream(base: str, text: str) -> list[str]:
+    client = _gemini(base)
+    found = client.models.generate_content_stream(model="fake-1", contents=text)
+    return [chunk.model_dump_json(exclude={"sdk_http_response"}) for chunk in found]
+
+
+SDKS = (
+    Sdk("openai-chat", _chat, _chat_stream, openai.APIStatusError),
+    Sdk("openai-responses", _responses, _responses_stream, openai.APIStatusError),
+    Sdk("anthropic", _messages, _messages_stream, anthropic.APIStatusError),
+    Sdk("gemini", _content, _content_stream, genai.errors.APIError),
+)
+
+
+@pytest.fixture(params=SDKS, ids=lambda sdk: sdk.name)
+def sdk(request: pytest.FixtureRequest) -> Sdk:
+    found: Sdk = request.param
+    return found
+
+
+def test_recorded_then_replayed_with_the_provider_off_and_a_change_is_named(
+    sdk: Sdk, app: Antiphon, tmp_path: Path
+) -> None:
+    with FakeProvider([Reply("hello there, friend"), Reply("one two three")]) as provider:
+        with serving(app, models=provider.url) as served:
+            base = f"{served.url}/run/orders"
+            assert sdk.ask(base, "hello") == "hello there, friend"
+            streamed = sdk.stream(base, "count")
+            assert httpx.get(base).json()["recorded"] == 2
+        assert _SECRET in json.dumps(provider.sent_headers)  # passed on …
+        assert "antiphon" not in json.dumps([list(headers) for headers in provider.sent_headers])
+    for file in tmp_path.rglob("*"):  # … and stored nowhere
+        assert not file.is_file() or _SECRET.encode() not in file.read_bytes(), file
+    with serving(app, "replay", models=provider.url) as served:
+        base = f"{served.url}/run/orders"
+        assert sdk.stream(base, "count") == streamed
+        assert sdk.ask(base, "hello") == "hello there, friend"  # in any order
+        with pytest.raises(sdk.error) as refused:
+            sdk.ask(base, "hallo")
+        assert "hallo" in str(refused.value)
+        assert "hello" in str(refused.value)
+        report = httpx.delete(base).json()
+    assert (report["answered"], report["missed"], report["notAsked"], report["equal"]) == (2, 1, 0, False)
+    assert provider.requests == 2
+
+
+def test_bytes_and_events_of_a_stream_are_those_of_the_provider(app: Antiphon) -> None:
+    body = {"model": "fake-1", "messages": [{"role": "user", "content": "count"}], "stream": True}
+
+    def read(url: str) -> bytes:
+        return httpx.post(f"{url}/v1/chat/completions", json=body).content
+
+    with FakeProvider(lambda _: Reply("one two three — naïve")) as provider:
+        direct = read(provider.url)
+        with serving(app, models=provider.url) as served:
+            assert read(served.at("stream")) == direct
+    with serving(app, "replay") as served:
+        assert read(served.at("stream")) == direct
+
+
+def test_a_broken_stream_is_broken_for_the_client_and_in_the_replay(app: Antiphon) -> None:
+    body = {"model": "fake-1", "messages": [{"role": "user", "content": "count"}], "stream": True}
+
+    def read(url: str) -> list[bytes]:
+        chunks: list[bytes] = []
+        sent = httpx.stream("POST", f"{url}/v1/chat/completions", json=body)
+        with pytest.raises(httpx.RemoteProtocolError), sent as response:
+            chunks.extend(response.iter_raw())
+        return chunks
+
+    script = [Reply("one two three", break_after=2)]
+    with FakeProvider(script) as provider, serving(app, models=provider.url) as served:
+        broken = b"".join(read(served.at("broken")))
+    [manifest] = app.journal.runs(tenant=app.tenant)
+    [end] = [event for event in app.journal.events(manifest.id) if event.type == "call.finished"]
+    assert end.payload["outcome"] == "error"
+    with serving(app, "replay") as served:
+        assert b"".join(read(served.at("broken"))) == broken
+
+
+def test_a_run_of_the_proxy_replays_in_the_library_and_the_other_way_round(app: Antiphon) -> None:
+    asked: Any = [{"role": "user", "content": "hello"}]
+
+    def agent(url: str) -> str:
+        client = antiphon.wrap(openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0))
+        return str(client.chat.completions.create(model="fake-1", messages=asked).choices[0].message.content)
+
+    with FakeProvider(lambda _: Reply("hi")) as provider:
+        with serving(app, models=provider.url) as served:
+            _chat(f"{served.url}/run/there", "hello")
+        run = app.record(lambda: agent(provider.url))
+    [manifest] = app.journal.runs(tenant=app.tenant, name="there")
+    report = replay(manifest.id, app=app, function=lambda: agent(provider.url), mode="strict")
+    assert [found["kind"] for found in report.divergences if found["kind"] != "output"] == []
+    with serving(app, "replay") as served:
+        assert _chat(f"{served.url}/run/{run.id}", "hello") == "hi"
+
+
+def test_record_new_answers_what_is_known_and_records_the_rest(app: Antiphon) -> None:
+    body = {"model": "fake-1", "messages": [{"role": "user", "content": "count"}], "stream": True}
+
+    def stream(url: str) -> httpx.Response:
+        return httpx.post(f"{url}/v1/chat/completions", json=body)
+
+    with FakeProvider(lambda _: Reply("one two")) as provider:
+        with serving(app, models=provider.url) as served:
+            first = stream(served.at("grow"))
+            assert first.headers["antiphon-source"] == "live"
+        with serving(app, "record-new", models=provider.url) as served:
+            again = stream(served.at("grow"))
+            assert (again.content, again.headers["antiphon-source"]) == (first.content, "recording")
+            assert _chat(f"{served.url}/run/grow", "something new") == "one two"
+            report = httpx.get(f"{served.url}/run/grow").json()
+            assert (report["answered"], report["recorded"], report["new"]) == (1, 1, ["llm llm"])
+    assert provider.requests == 2
+    with serving(app, "replay") as served:
+        assert stream(served.at("grow")).content == first.content
+        assert _chat(f"{served.url}/run/grow", "something new") == "one two"
+
+
+def test_a_header_names_the_run_and_other_paths_pass_unrecorded(app: Antiphon) -> None:
+    with FakeProvider(lambda _: Reply("x")) as provider, serving(app, models=provider.url) as served:
+        answer = httpx.post(f"{served.url}/openai/v1/embeddings", json={}, headers={"antiphon-run": "other"})
+        assert (answer.headers["antiphon-recorded"], "antiphon-run" in answer.headers) == ("no", False)
+        named = httpx.post(
+            f"{served.url}/openai/v1/chat/completions",
+            json={"model": "fake-1", "messages": []},
+            headers={"antiphon-run": "other"},
+        )
+        assert named.headers["antiphon-run"] == served.proxy.runs.get("local", "other").run.id  # type: ignore[union-attr]
+    with serving(app, "replay") as served:
+        assert httpx.post(f"{served.at('other')}/v1/embeddings", json={}).status_code == 422
+        assert httpx.post(f"{served.url}/openai/v1/chat/completions", json={}).status_code == 400  # no name
+        assert httpx.post(f"{served.at('unknown')}/v1/chat/completions", json={}).status_code == 404

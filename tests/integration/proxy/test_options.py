@@ -1,0 +1,152 @@
+"""What an operator says: breakers, costs, deadlines, and rules for single tools."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from antiphon import Antiphon
+from antiphon.contract.spec import BreakerPolicy
+from tests.fake_provider import FakeProvider, Reply
+from tests.integration.proxy.desk import Desk, served_desk
+from tests.integration.proxy.harness import Served, serving
+from tests.integration.proxy.test_mcp import _call, _leave_waiting, _post, _until
+from tests.servers import free_port
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with served_desk() as found:
+        yield found
+
+
+def _ask(served: Served, model: str = "fake-1", **headers: str) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}]}
+    return httpx.post(f"{served.at('orders')}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize("mode", ["record", "live"])
+def test_a_model_that_fails_is_held_back_and_another_is_not(app: Antiphon, mode: str) -> None:
+    def reply(body: dict[str, Any]) -> Reply:
+        return Reply("no", status=500) if body["model"] == "bad" else Reply("yes")
+
+    breaker = BreakerPolicy(consecutive=3)
+    with FakeProvider(reply) as provider, serving(app, mode, models=provider.url, breaker=breaker) as served:
+        assert [_ask(served, "bad").status_code for _ in range(3)] == [500] * 3
+        held = _ask(served, "bad")
+        assert (held.status_code, held.json()["error"]["code"]) == (503, "circuit_open")
+        assert int(held.headers["retry-after"]) > 0
+        assert _ask(served, "good").status_code == 200
+        assert provider.requests == 4
+
+
+def test_calls_to_a_dead_server_are_held_back_unsent(app: Antiphon) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    with serving(app, mcp=url, breaker=BreakerPolicy(consecutive=2)) as served:
+        texts = [_post(served, f"A{number}")["result"]["content"][0]["text"] for number in range(3)]
+        assert "held back" not in texts[1]
+        assert "this one was not sent" in texts[2]
+
+
+def test_a_run_costs_no_more_than_it_may(app: Antiphon) -> None:
+    prices = {"fake-1": {"input": 1_000_000.0, "output": 0.0}}  # 5 for the 5 tokens of a question
+    limited = Antiphon({"prices": prices, "loop": {"max_cost": 8.0}}, store=app.store)
+    with FakeProvider(lambda _: Reply("yes")) as provider, serving(limited, models=provider.url) as served:
+        assert [_ask(served).status_code for _ in range(2)] == [200, 200]
+        over = _ask(served)
+        assert (over.status_code, over.json()["error"]["code"]) == (429, "cost_limit")
+        assert over.headers["x-should-retry"] == "false"
+        assert httpx.get(f"{served.url}/run/orders").json()["cost"] == 10
+        assert "has no price" in _ask(served, "other").text
+        assert provider.requests == 2
+        body = {"model": "fake-1", "messages": []}
+        assert httpx.post(f"{served.at('next')}/v1/chat/completions", json=body).status_code == 200  # a run of its own
+
+
+def test_a_deadline_ends_the_wait_for_a_model(app: Antiphon) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with serving(app, models=url) as served:
+            late = _ask(served, **{"antiphon-deadline": "0.2"})
+            assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline_exceeded")
+            assert _ask(served, **{"antiphon-deadline": "soon"}).status_code == 400
+
+
+def test_a_deadline_leaves_a_call_unknown_and_it_is_not_sent_again(app: Antiphon, desk: Desk) -> None:
+    more: dict[str, Any] = {"tool": "slow", "headers": {"idempotency-key": "k1", "antiphon-deadline": "0.5"}}
+    with serving(app, mcp=desk.url) as served:
+        for _ in range(2):
+            late = _post(served, "A1", **more)
+            assert late["result"]["_meta"]["dev.antiphon/outcome"] == "outcome_unknown"
+    assert desk.charged["A1"] <= 1
+
+
+def test_a_read_ends_with_its_client_and_runs_again(app: Antiphon, desk: Desk) -> None:
+    with serving(app, mcp=desk.url, tools=("desk/sl*:read",)) as served:
+        _leave_waiting(served, desk, {"tool": "slow"}, credit=False)
+        _until(lambda: not served.proxy._mcp._running)  # nobody has told the tool to end
+        desk.hold.set()
+        assert _post(served, "A1", tool="slow")["result"]["content"][0]["text"] == "slowly charged A1"
+    assert desk.charged["A1"] == 2
+
+
+def test_a_write_may_be_cancelled_with_its_client_and_is_unknown_then(app: Antiphon, desk: Desk) -> None:
+    with serving(app, mcp=desk.url, tools=("desk/slow:on_disconnect=cancel",)) as served:
+        _leave_waiting(served, desk, {"tool": "slow"})
+        _until(lambda: not served.proxy._mcp._running)
+        again = _post(served, "A1", tool="slow")
+        assert again["result"]["_meta"]["dev.antiphon/outcome"] == "outcome_unknown"
+    assert desk.charged["A1"] == 1
+
+
+def test_an_answer_that_was_handed_over_answers_again_only_where_the_operator_says_so(
+    app: Antiphon, desk: Desk
+) -> None:
+    with serving(app, mcp=desk.url, tools=("desk/charge:guard_handed_over,window=600",)) as served:
+
+        def charge(client: httpx.Client) -> str:
+            url, body, headers = _call(served, "A1")
+            answer = client.post(url, content=body, headers=headers, timeout=60).text
+            return answer[answer.index("charged") :].partition('"')[0]
+
+        with httpx.Client() as client:
+            assert charge(client) == "charged A1, number 1"
+        with httpx.Client() as client:
+            assert charge(client) == "charged A1, number 1"  # its answer was written, and nobody knows more
+            assert charge(client) == "charged A1, number 2"  # it came over the same connection: the one before arrived
+
+
+def test_another_connection_from_the_same_port_confirms_nothing(app: Antiphon, desk: Desk) -> None:
+    """Systems use the ports of connections that ended again, sometimes at once."""
+    with serving(app, mcp=desk.url, tools=("desk/charge:guard_handed_over",)) as served:
+        port = free_port()
+        for _ in range(2):
+            url, body, headers = _call(served, "A1")
+            with socket.socket() as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.bind(("127.0.0.1", port))
+                connection.connect(("127.0.0.1", int(urlsplit(url).port or 0)))
+                connection.settimeout(60)
+                lines = [f"POST {urlsplit(url).path} HTTP/1.1", "host: localhost", f"content-length: {len(body)}"]
+                lines += [f"{name}: {value}" for name, value in headers.items()]
+                connection.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+                answer = b""
+                while b"number" not in answer or not answer.endswith(b"0\r\n\r\n"):
+                    answer += connection.recv(65536)
+            assert b"charged A1, number 1" in answer
+    assert dict(desk.charged) == {"A1": 1}
+
+
+def test_a_field_that_the_operator_names_is_the_identity_of_a_call(app: Antiphon, desk: Desk) -> None:
+    with serving(app, mcp=desk.url, identity=("com.example/intent",)) as served:
+        for _ in range(2):
+            assert "number 1" in str(_post(served, "A1", meta={"com.example/intent": "one"}))
+        assert "number 2" in str(_post(served, "A1", meta={"com.example/other": "one"}))

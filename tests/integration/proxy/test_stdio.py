@@ -1,0 +1,94 @@
+"""``antiphon mcp wrap``: a server on stdio, recorded, replayed without a process, and guarded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+from antiphon import Antiphon
+from antiphon.proxy.stdio import Wrapped
+
+_SERVER = """
+import os
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("desk")
+
+@server.tool()
+def charge(order: str) -> str:
+    "Charge an order."
+    with open(os.environ["EFFECTS"], "a") as log:
+        print(order, file=log)
+    return f"charged {order}"
+
+@server.tool()
+async def steps(count: int, ctx: Context) -> str:
+    "Tell how far it is."
+    for number in range(count):
+        await ctx.report_progress(number + 1, count)
+    return "done"
+
+server.run("stdio")
+"""
+
+
+async def _session(words: list[str], env: dict[str, str], mode: Any, keys: tuple[str, ...]) -> list[Any]:
+    found: list[Any] = []
+
+    async def tell(progress: float, total: float | None, message: str | None) -> None:
+        found.append(progress)
+
+    place = StdioServerParameters(command=sys.executable, args=["-m", "antiphon.cli", *words], env=env)
+    async with Client(stdio_client(place), mode=mode) as client:
+        found.append(sorted(tool.name for tool in (await client.list_tools()).tools))
+        for key in keys:
+            meta: Any = {"dev.antiphon/callId": key}
+            answer: Any = await client.call_tool("charge", {"order": "A1"}, meta=meta)
+            found.append(answer.content[0].text)
+        answer = await client.call_tool("steps", {"count": 2}, progress_callback=tell)
+        found.append(answer.content[0].text)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["legacy"])  # the processes are slow to start; over HTTP both revisions are tested
+def test_a_session_passes_runs_once_and_replays_without_a_process(tmp_path: Path, mode: str) -> None:
+    program, effects = tmp_path / "server.py", tmp_path / "effects"
+    program.write_text(_SERVER)
+    env = {**os.environ, "EFFECTS": str(effects), "ANTIPHON_HOME": str(tmp_path / "home")}
+    wrap = ["mcp", "wrap", "--server", "desk", "--run", "shop"]
+    command = ["--", sys.executable, str(program)]
+    keys = ("k1", "k1", "k2")
+    live = asyncio.run(_session([*wrap, *command], env, mode, keys))
+    assert live == [["charge", "steps"], *["charged A1"] * 3, 1, 2, "done"]
+    assert effects.read_text().split() == ["A1", "A1"]
+    program.unlink()
+    replayed = asyncio.run(_session([*wrap, "--mode", "replay", *command], env, mode, keys))
+    assert replayed == live
+    assert effects.read_text().split() == ["A1", "A1"]
+
+
+def test_a_server_that_ends_leaves_an_unknown_outcome_and_what_it_wrote_is_passed_on(app: Antiphon) -> None:
+    told: list[bytes] = []
+
+    async def session() -> int:
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        lines.put_nowait(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "charge"}}\n')
+        lines.put_nowait(b'{"jsonrpc": "2.0", "id": 2, "method": "tools/list"}\n')
+        program = "import sys; sys.stdin.readline(); print('not JSON', flush=True); sys.stdin.readline(); sys.exit(3)"
+        wrapped = Wrapped(app, "desk", write=told.append)
+        code, _ = await wrapped.serve([sys.executable, "-c", program], lines)
+        return code
+
+    assert asyncio.run(session()) == 3
+    assert told[0] == b"not JSON\n"
+    assert b"outcome_unknown" in told[1]
+    [manifest] = app.journal.runs(tenant=app.tenant)
+    ends = [event.payload["outcome"] for event in app.journal.events(manifest.id) if event.type == "call.finished"]
+    assert ends == ["error", "error"]

@@ -1,0 +1,143 @@
+"""A matrix on real workers: processes of this machine, and a Dask cluster with workers that are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon.errors import InvalidInput
+from antiphon.ops.executors import Dask, Local, executor_of
+from antiphon.ops.matrix import Status, resumed
+
+AGENT = (Path(__file__).parents[3] / "bench" / "cases" / "matrix.py").read_text(encoding="utf-8")
+"""The agent that is measured, too; its provider notes what it is paid for in the file ``paid``."""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "side_effect").mkdir()
+    (tmp_path / "side_effect" / "side_effects.yaml").write_text("tools: {}\ndone: true\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("BENCH_PAID", str(tmp_path / "paid"))
+    monkeypatch.setenv("BENCH_MODEL_SECONDS", "0")
+    return tmp_path
+
+
+def recorded(project: Path, count: int) -> list[str]:
+    """Runs of the agent, recorded by another process, as runs are."""
+    script = f"""
+import antiphon
+from antiphon.ops.entry import load_entry
+main = load_entry("agent.py:main")
+for number in range({count}):
+    print(antiphon.record(main, number).id)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=project)
+    (project / "paid").unlink()
+    return done.stdout.split()
+
+
+def paid(project: Path) -> list[str]:
+    return (project / "paid").read_text().splitlines()
+
+
+def plan_of(runs: list[str], **more: Any) -> Any:
+    return antiphon.matrix(runs, ["new"], 1, baseline=True, llm="agent.py:ask", app=antiphon.Antiphon(), **more)
+
+
+def test_processes_of_this_machine_survive_the_kill_of_one(project: Path) -> None:
+    runs = recorded(project, 8)
+    plan = plan_of(runs)
+    executor = Local(2)
+    kills: list[int] = []
+
+    def kill(status: Status) -> None:
+        if status.done >= 3 and not kills:
+            kills.append(executor.processes[0])
+            os.kill(kills[-1], signal.SIGKILL)
+
+    rows = plan.run(executor, progress=kill).to_dicts()
+    assert len(kills) == 1
+    assert sorted((row["variant"], row["run"]) for row in rows) == sorted(
+        (lane, run) for lane in ("baseline", "new") for run in runs
+    )
+    assert {row["status"] for row in rows} == {"pass"}
+    assert len(paid(project)) <= 8 * 2 * 2 + len(kills) * 2, "at most what was in flight in two processes"
+
+
+@pytest.fixture
+def cluster(project: Path, valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A real cluster with two workers, on a store that is shared."""
+    monkeypatch.setenv("ANTIPHON_STORE", valkey_url)
+    import distributed
+
+    make: Any = distributed.LocalCluster
+    with make(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, host="127.0.0.1") as found:
+        yield found
+
+
+def test_a_cluster_whose_worker_is_killed_loses_no_cell(project: Path, cluster: Any) -> None:
+    runs = recorded(project, 8)
+    plan = plan_of(runs)
+    executor = Dask(cluster.scheduler_address)
+    kills: list[int] = []
+
+    def kill(status: Status) -> None:
+        if status.done >= 3 and not kills:
+            kills.append(next(iter(executor.client.run(os.getpid).values())))
+            os.kill(kills[0], signal.SIGKILL)
+
+    result = plan.run(executor, progress=kill)
+    rows = result.to_dicts()
+    assert len(kills) == 1
+    assert sorted((row["variant"], row["run"]) for row in rows) == sorted(
+        (lane, run) for lane in ("baseline", "new") for run in runs
+    )
+    assert {row["status"] for row in rows} == {"pass"}
+    assert len(paid(project)) <= 8 * 2 * 2 + len(kills)
+    assert [json.loads(line) for line in result.path.read_text().splitlines()] == rows
+
+    other = resumed(plan.id, plan.app)
+    other.document.code = {target: dict.fromkeys(files, "other") for target, files in other.document.code.items()}
+    other.document.salt = "again"
+    result.path.unlink()
+    refused = other.run(Dask(cluster.scheduler_address)).to_dicts()
+    assert {row.get("code") for row in refused} == {"other_code"}
+
+
+def test_workers_elsewhere_refuse_a_file_of_this_machine(project: Path) -> None:
+    plan = plan_of(recorded(project, 1))
+
+    class Remote:
+        remote = True
+
+    with pytest.raises(InvalidInput, match="cannot share the store sqlite"):
+        plan.run(Remote())
+    assert not (project / "paid").exists()
+
+
+def test_changed_code_is_never_mixed_into_a_table(project: Path) -> None:
+    plan = plan_of(recorded(project, 1))
+    plan.run(Local(1))
+    script = f"from antiphon.ops.matrix import resumed; resumed({plan.id!r})"
+    again = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    (project / "agent.py").write_text(AGENT.replace("answer {question}", "reply {question}"))
+    changed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "has changed since the matrix" in changed.stderr
+
+
+def test_an_executor_is_named(project: Path) -> None:
+    with pytest.raises(InvalidInput, match="no executor"):
+        executor_of("cloud", antiphon.Antiphon())

@@ -1,0 +1,395 @@
+"""D49: a call that needs a person runs once, with the arguments that the person approved, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon._drive import drive
+from antiphon._gateway.ids import Fingerprints
+from antiphon.cli import main
+from antiphon.contract.approval import ASKING
+from antiphon.errors import ApprovalRequired, ConfigError, NotFound
+from antiphon.ops.app import Antiphon
+from antiphon.ops.approvals import Approvals, Link
+from antiphon.ports import Claimed, ClaimTemplate, StaticClaimRequest
+from antiphon.stores import MemoryStore, SQLiteStore
+from tests.approval_cases import Desk, attacks, check_attacks, check_flows
+from tests.unit.gateway.kit import envelope
+
+FACES = ("sync", "async")
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(list(attacks())) >= 60
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_attack_is_refused_in_memory(face: str) -> None:
+    check_attacks(MemoryStore(), face)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_every_attack_is_refused_on_a_file(face: str, tmp_path: Path) -> None:
+    assert check_attacks(SQLiteStore(tmp_path / "claims.db"), face, every=False) >= 60
+
+
+@pytest.mark.parametrize(("face", "number"), [("sync", 200), ("async", 50)])
+def test_legitimate_flows_run_once(face: str, number: int) -> None:
+    assert check_flows(MemoryStore, face, number) == number
+
+
+def _digest_not_compared(found: Any, need: Any, now: int) -> bool:
+    same = (found.policy, found.policy_version) == (need.policy, need.version)
+    return same and now < found.expires_at_ms
+
+
+async def _whoever_opens_it_approves(self: Any, link: Any) -> Any:
+    return await self.decide(link.approval, "approve")
+
+
+@pytest.mark.parametrize(
+    ("planted", "instead", "caught_by"),
+    [
+        (["antiphon.decide.claim.may_spend"], _digest_not_compared, "changed_volatile_field"),
+        (["antiphon.decide.claim.may_spend"], _digest_not_compared, "defaults_changed"),
+        (["antiphon.ops.approvals.Approvals.behind"], _whoever_opens_it_approves, "a_scanner_follows_the_link"),
+        (["antiphon._gateway.approval.counts"], lambda *_: True, "a_blanket_approval_of_a_framework"),
+    ],
+)
+def test_planted_bugs_are_caught(
+    planted: list[str], instead: Any, caught_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest is checked twice, by the rules and where the claim is won; either alone keeps the promise."""
+    (case,) = (case for name, _, case in attacks() if name == caught_by)
+    desk = Desk(MemoryStore(), "sync")
+    for place in planted:
+        monkeypatch.setattr(place, instead)
+    if instead is _digest_not_compared:
+        _tried(case, desk)
+        monkeypatch.setattr("antiphon._gateway.approval.may_spend", instead)
+        desk.session = "another"
+    with pytest.raises(AssertionError):
+        _tried(case, desk)
+    desk.close()
+
+
+def _tried(case: Any, desk: Desk) -> None:
+    case(desk)
+    assert desk.ran == []
+
+
+# -- what the corpus cannot show -------------------------------------------------------------------------------------
+
+
+def _asked(function: Any, *args: Any) -> str:
+    with pytest.raises(ApprovalRequired) as caught:
+        function(*args)
+    return caught.value.approval_id
+
+
+def _id(answer: Any) -> str:
+    return str(answer.error.approval_id)
+
+
+def _desk(store: Any) -> Approvals:
+    return Approvals(Antiphon(store=store), actor="grace", where="test")
+
+
+def test_a_decorated_function_raises_and_runs_once_it_is_approved() -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+    gateway = antiphon.Gateway(store)
+    pay = gateway.tool("pay", idempotent=False, approve="always")(_pay(ran))
+    approval = _asked(pay, 10)
+    drive(_desk(store).decide(approval, "approve"))
+    assert (pay(10), ran) == ("paid", [10])
+    assert _asked(pay, 10) != approval
+
+
+def _pay(ran: list[int]) -> Any:
+    def pay(amount: int) -> str:
+        ran.append(amount)
+        return "paid"
+
+    return pay
+
+
+def test_two_workers_spend_one_approval_once() -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+    workers = [antiphon.Gateway(store) for _ in range(8)]
+    for one in workers:
+        one.tool("pay", idempotent=False, approve="always")(_pay(ran))
+    wire = envelope("pay", {"amount": 10}, call_id="call-1")
+    approval = _id(workers[0].execute(wire))
+    drive(_desk(store).decide(approval, "approve"))
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda one: one.execute(wire), workers))
+    assert [answer.content for answer in answers] == ["paid"] * 8
+    assert ran == [10]
+
+
+def test_a_waiting_call_goes_on_when_a_person_decides() -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+    gateway = antiphon.Gateway(store, listeners=(asked := _Told(),))
+    pay = gateway.tool("pay", idempotent=False, approve="always", approval_wait=60)(_pay(ran))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(pay, 10)
+        drive(_desk(store).decide(asked.ids.get(timeout=60), "approve"))
+        assert waiting.result(timeout=60) == "paid"
+    assert ran == [10]
+
+
+def test_a_waiting_task_goes_on_when_a_person_decides() -> None:
+    store = MemoryStore()
+    ran: list[int] = []
+
+    async def main() -> Any:
+        gateway = antiphon.AsyncGateway(store, listeners=(asked := _Told(),))
+        pay = gateway.tool("pay", idempotent=False, approve="always", approval_wait=60)(_pay(ran))
+        waiting = asyncio.ensure_future(pay(10))
+        approval = await asyncio.to_thread(asked.ids.get, timeout=60)
+        drive(_desk(store).decide(approval, "approve"))
+        return await waiting
+
+    assert (asyncio.run(main()), ran) == ("paid", [10])
+
+
+class _Told:
+    """Hears who has to decide; the arguments of a listener are masked."""
+
+    def __init__(self) -> None:
+        self.ids: queue.Queue[str] = queue.Queue()
+
+    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        if event == "approval.requested":
+            self.ids.put(fields["approvalId"])
+
+
+def test_a_worker_that_is_lost_while_it_asks_leaves_no_unknown_outcome(tmp_path: Path) -> None:
+    """It holds a claim of a call that was not sent: whoever comes next asks."""
+    store = SQLiteStore(tmp_path / "claims.db")
+    gateway = antiphon.Gateway(store)
+    ran: list[int] = []
+    gateway.tool("pay", idempotent=False, approve="always", ttl={"lease_ms": 1})(_pay(ran))
+    wire, journal = envelope("pay", {"amount": 10}, call_id="call-1"), store.open_sync()
+    gateway.execute(wire)
+    (record,) = journal.list(tenant="default")
+    assert journal.clear(record.key)
+    template = ClaimTemplate(tool=record.tool, session="s1", actor="a1", ttl_ms=1, lease_ms=0, owner="lost")
+    params = (record.request.params_digest, record.request.params_digest_exact)
+    ids = (record.key, record.request.identity, template, record.idempotency_key, params, "request", "token")
+    assert isinstance(journal.begin(StaticClaimRequest(*ids, shown=ASKING)), Claimed)
+    assert gateway.execute(wire).code == "approval_required"
+    journal.clear(record.key)
+    assert isinstance(journal.begin(StaticClaimRequest(*ids, shown="the arguments")), Claimed)
+    assert gateway.execute(wire).code == "outcome_unknown"  # one that did more than ask
+    assert ran == []
+
+
+def test_a_lost_worker_keeps_the_approval_spent_until_reconcile_gives_it_back(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "claims.db")
+    said: list[Any] = [None, antiphon.DidNotHappen()]
+    gateway = antiphon.Gateway(store)
+    ran: list[int] = []
+
+    def pay(amount: int) -> str:
+        ran.append(amount)
+        if len(ran) == 1:
+            raise TimeoutError("no answer")
+        return "paid"
+
+    gateway.tool("pay", idempotent=False, approve="always", retry={"max_attempts": 1}, reconcile=lambda _: said.pop(0))(
+        pay
+    )
+    wire = envelope("pay", {"amount": 10}, call_id="call-1")
+    drive(_desk(store).decide(_id(gateway.execute(wire)), "approve"))
+    assert gateway.execute(wire).code == "outcome_unknown"
+    assert gateway.execute(wire).code == "outcome_unknown"  # reconcile cannot tell
+    assert gateway.execute(wire).content == "paid"  # it says: nothing happened, so the approval is good again
+    assert ran == [10, 10]
+    assert gateway.execute(wire).from_cache
+
+
+def test_a_strict_replay_answers_with_the_decision_and_notices_another_policy() -> None:
+    app = Antiphon({"telemetry": {"logs": False}}, store=MemoryStore())
+    ran: list[int] = []
+
+    def declare(**declared: Any) -> Any:
+        app.gateway._plans.tools.clear()
+        return app.gateway.tool("pay", idempotent=False, effect="write", **declared)(_pay(ran))
+
+    def agent(pay: Any) -> Any:
+        def main() -> str:
+            try:
+                return str(pay(10))
+            except antiphon.AntiphonError as error:
+                return error.code
+
+        return main
+
+    run = app.record(agent(declare(approve="always")))
+    assert run.output == "approval_required"
+
+    def replayed(**declared: Any) -> Any:
+        return antiphon.replay(run, app=app, mode="strict", function=agent(declare(**declared)), keep=False)
+
+    assert replayed(approve="always").passed
+    assert not replayed().passed  # the code no longer asks
+    assert not replayed(approve=lambda amount: amount > 1, approve_version="1").passed  # by another rule
+    assert ran == []
+    plain = app.record(agent(declare()))
+    assert (plain.output, ran) == ("paid", [10])
+    report = antiphon.replay(plain, app=app, mode="strict", function=agent(declare(approve="always")), keep=False)
+    assert not report.passed  # the code asks where it did not
+    assert ran == [10]
+
+
+def test_an_approval_costs_one_more_round_trip() -> None:
+    counted: list[str] = []
+    store = MemoryStore()
+    gateway = antiphon.Gateway(store)
+    gateway.tool("pay", idempotent=False, approve="always")(_pay([]))
+    gateway.tool("plain", idempotent=False)(_pay([]))
+
+    def steps(tool: str) -> int:
+        wire = envelope(tool, {"amount": 10}, call_id=f"{tool}-1")
+        if tool == "pay":
+            drive(_desk(store).decide(_id(gateway.execute(wire)), "approve"))
+        counted.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            _count(patch, type(store.open_sync()), counted)
+            assert gateway.execute(wire).content == "paid"
+        return len(counted)
+
+    assert steps("pay") - steps("plain") <= 1
+
+
+def _count(patch: pytest.MonkeyPatch, kind: Any, counted: list[str]) -> None:
+    for name in ("begin", "take_over", "settle", "read", "alias", "renew"):
+        inner = getattr(kind, name)
+
+        def step(*args: Any, _inner: Any = inner, _name: str = name) -> Any:
+            counted.append(_name)
+            return _inner(*args)
+
+        patch.setattr(kind, name, step)
+
+
+def test_secrets_and_invisible_characters_are_shown_as_such() -> None:
+    store = MemoryStore()
+    gateway = antiphon.Gateway(store, listeners=(told := _Told(),))
+    gateway.tool("pay", idempotent=False, approve="always")(lambda account, password: "paid")
+    hidden = {"account": "ada\u202e\u200b\n", "password": "hunter2-hunter2"}
+    gateway.execute(envelope("pay", hidden, call_id="call-1"))
+    (shown,) = drive(_desk(store).waiting())
+    assert shown["id"] == told.ids.get(timeout=30)
+    assert "hunter2" not in shown["arguments"]
+    assert "\\u202e\\u200b" in shown["arguments"]
+    assert shown["arguments"].isprintable()
+
+
+def test_a_store_without_a_key_signs_no_links() -> None:
+    link = Link("default", "0" * 16, "0" * 32, 2**52, "grace", ("approve",))
+    with pytest.raises(ConfigError, match="no key to sign links"):
+        link.token(Fingerprints())
+    with pytest.raises(NotFound):
+        Link.read(link.token(Fingerprints(lambda: (b"a" * 32,))), Fingerprints())
+    rotated = Fingerprints(lambda: (b"b" * 32, b"a" * 32))
+    assert Link.read(link.token(Fingerprints(lambda: (b"a" * 32,))), rotated) == link
+
+
+def test_decisions_are_in_the_audit_log() -> None:
+    store = MemoryStore()
+    gateway = antiphon.Gateway(store)
+    pay = gateway.tool("pay", idempotent=False, approve="always")(_pay([]))
+    approval = _asked(pay, 10)
+    desk = _desk(store)
+    drive(desk.decide(approval, "approve", reason="checked"))
+    drive(desk.decide(approval, "withdraw"))
+    acts = [(act["act"], act["by"], act["from"], act["approval"]) for act in drive(desk.audit())]
+    assert acts == [("withdraw", "grace", "test", approval), ("approve", "grace", "test", approval)]
+
+
+def test_what_an_approver_decides_is_in_the_audit_log() -> None:
+    store = MemoryStore()
+
+    def careful(asked: Mapping[str, Any]) -> bool:
+        return bool(asked["arguments"]["amount"] < 100)
+
+    gateway = antiphon.Gateway(store)
+    pay = gateway.tool("pay", idempotent=False, approve="always", approver=careful)(_pay([]))
+    assert pay(10) == "paid"
+    with pytest.raises(antiphon.AntiphonError):
+        pay(100)
+    acts = [(act["act"], act["by"].rpartition(".")[2], act["from"], act["tool"]) for act in drive(_desk(store).audit())]
+    assert acts == [("deny", "careful", "approver", "tools/pay"), ("approve", "careful", "approver", "tools/pay")]
+
+
+def test_a_call_that_needs_nobody_takes_the_plain_way() -> None:
+    gateway = antiphon.Gateway(MemoryStore())
+    pay = gateway.tool("pay", idempotent=False, approve=lambda amount: amount > 10, approve_version="1")(_pay([]))
+    assert pay(10) == "paid"
+    _asked(pay, 11)
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        ({"approve": "unknown"}, "names no policy"),
+        ({"approve": lambda amount: True}, "which version"),
+        ({"approve": 3}, "must be 'always'"),
+        ({"approve": "always", "approve_ignore": ["nothing"]}, "does not have"),
+    ],
+)
+def test_a_declaration_that_cannot_work_is_refused(declared: dict[str, Any], said: str) -> None:
+    gateway = antiphon.Gateway(MemoryStore())
+    with pytest.raises(antiphon.AntiphonError, match=said):
+        gateway.tool("pay", idempotent=False, **declared)(_pay([]))
+
+
+def test_the_command_lists_and_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{tmp_path / 'claims.db'}"
+    gateway = antiphon.Gateway(url)
+    pay = gateway.tool("pay", idempotent=False, approve="always")(_pay([]))
+    approval = _asked(pay, 10)
+    assert main(["approvals", "list", "--store", url]) == 0
+    assert approval in capsys.readouterr().out
+    assert main(["approvals", "link", approval, "--to", "grace", "--store", url]) == 2  # nobody said where the page is
+    assert "[approvals] url" in capsys.readouterr().err
+    wanted = ["--to", "grace", "--may", "deny", "--expires", "60", "--url", "https://desk.example.com/approve"]
+    assert main(["approvals", "link", approval, *wanted, "--json", "--store", url]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["url"].startswith("https://desk.example.com/approve?token=")
+    assert (made["to"], made["may"]) == ("grace", ["deny"])
+    assert main(["approvals", "approve", approval, "--as", "grace", "--json", "--store", url]) == 0
+    assert json.loads(capsys.readouterr().out)["decidedBy"] == "grace"
+    assert pay(10) == "paid"
+    assert main(["approvals", "show", approval, "--store", url]) == 4
+    assert main(["approvals", "approve", "--store", url]) == 2
+
+
+def test_the_command_decides_several_alike_after_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"sqlite:///{tmp_path / 'claims.db'}"
+    pay = antiphon.Gateway(url).tool("pay", idempotent=False, approve="always")(_pay([]))
+    ids = [_asked(pay, cents) for cents in (1, 2)]
+    decide = ["approvals", "approve", *ids, "--as", "grace", "--json", "--store", url]
+    assert main([*decide, "--dry-run"]) == 0
+    tried = json.loads(capsys.readouterr().out)
+    assert [(one["before"], one["state"]) for one in tried["approvals"]] == [("waiting", "approved")] * 2
+    assert _asked(pay, 1) == ids[0], "it still waits"
+    assert main([*decide[:2], "none", *decide[2:]]) == 1
+    made = json.loads(capsys.readouterr().out)
+    assert ([one["state"] for one in made["approvals"]], made["refused"][0]["id"]) == (["approved"] * 2, "none")
+    assert [pay(cents) for cents in (1, 2)] == ["paid", "paid"]
+    assert main(["approvals", "show", *ids, "--store", url]) == 2

@@ -1,0 +1,59 @@
+"""The command ``antiphon matrix``: one JSON document a line, whatever agents print."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import antiphon
+from antiphon.cli import main
+from antiphon.ops.entry import load_entry
+
+AGENT = """
+import antiphon
+
+
+def ask(body):
+    print("an agent prints")
+    return {"choices": [{"index": 0, "message": {"role": "assistant", "content": body["model"]}}]}
+
+
+def main(number):
+    request = {"model": "old", "messages": [{"role": "user", "content": f"question {number}"}]}
+    return antiphon.current_run().llm(request, ask)["choices"][0]["message"]["content"]
+"""
+
+
+def test_every_line_is_a_document_and_the_last_one_is_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "side_effect").mkdir()
+    (tmp_path / "side_effect" / "side_effects.yaml").write_text("tools: {}\ndone: true\n")
+    monkeypatch.chdir(tmp_path)
+    store = f"sqlite:///{tmp_path}/runs.db"
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "home"))
+    app = antiphon.Antiphon({"replay": {"embedder": "lexical"}}, store=store)
+    found = load_entry("agent.py:main")
+    for number in range(3):
+        app.record(found, number)
+    capsys.readouterr()
+    words = ["matrix", "--select", "name=main", "--model", "old", "--baseline", "--samples", "1", "--on", "here"]
+    assert main([*words, "--store", store, "--llm", "agent.py:ask", "--json", "--html", "page.html"]) == 0
+    shown = capsys.readouterr()
+    first, *steps, last = map(json.loads, shown.out.splitlines())
+    assert first["estimate"]["cells"] == 6
+    assert all("progress" in step for step in steps)
+    assert last["id"] == first["matrix"]
+    assert [lane["cells"] for lane in last["variants"]] == [3, 3]
+    assert last["verdicts"][0]["verdict"] == "undecided"
+    assert "an agent prints" in shown.err
+    assert "Every cell passed" in Path("page.html").read_text()
+    assert main([*words, "--store", store, "--llm", "agent.py:ask", "--estimate"]) == 0
+    assert "at most 6 cells, 6 model calls" in capsys.readouterr().out
+    assert main(["matrix", "--resume", first["matrix"][:23], "--store", store, "--on", "here"]) == 0
+    assert main(["matrix", "--resume", "none", "--store", store]) == 4
+    assert main(["matrix", "--model", "x", "--store", store]) == 2
+    assert main(["matrix", "--resume", "x", "--model", "x", "--store", store]) == 2

@@ -1,0 +1,329 @@
+"""A matrix of runs and variants: cells are claims, the table has each once, and nothing is paid for twice."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import antiphon
+from antiphon.errors import InvalidInput, NotFound, ReplayBlocked
+from antiphon.ops.cells import perform
+from antiphon.ops.executors import Executor, Here
+from antiphon.ops.matrix import Status, matrices, one_matrix, resumed, select
+from tests.unit.replay.kit import memory_app, says
+
+PRICES = {"old": {"input": 1.0, "output": 10.0}, "new": {"input": 2.0, "output": 20.0}}
+
+
+class Provider:
+    """Counts what it is paid for; it is interrupted at the calls that it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.wrong: set[str] = set()
+        self.stop_at: set[int] = set()
+        self.down = False
+
+    def __call__(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((body["model"], body["messages"][-1]["content"]))
+        if self.down:
+            raise ConnectionError("no route")
+        if len(self.asked) in self.stop_at:
+            raise KeyboardInterrupt
+        return says("no" if body["model"] in self.wrong else "yes")
+
+
+class Agent:
+    """Asks its model twice."""
+
+    def __init__(self) -> None:
+        self.app = antiphon.Antiphon(
+            {"replay": {"embedder": "lexical"}, "telemetry": {"logs": False}, "prices": PRICES},
+            store=memory_app().store,
+        )
+        self.provider = Provider()
+
+    def main(self, question: str) -> str:
+        run = antiphon.current_run()
+        said = ""
+        for turn in range(2):
+            request = {"model": "old", "messages": [{"role": "user", "content": f"{question} {turn}"}]}
+            said += run.llm(request, self.provider)["choices"][0]["message"]["content"]
+        return said
+
+    def record(self, count: int) -> list[str]:
+        runs = [str(self.app.record(self.main, f"question {number}").id) for number in range(count)]
+        self.provider.asked.clear()
+        return runs
+
+    def plan(self, runs: Any, samples: Any = 1, variants: Any = ("new",), **more: Any) -> Any:
+        given = {"baseline": True, "entry": self.main, "llm": self.provider, "app": self.app, **more}
+        return antiphon.matrix(runs, list(variants), samples, **given)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ANTIPHON_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    reviewed = tmp_path / "side_effect" / "side_effects.yaml"
+    reviewed.parent.mkdir()
+    reviewed.write_text("tools: {}\ndone: true\n")
+    monkeypatch.setattr("antiphon.ops.side_effects.file_of", lambda entry: reviewed)
+    return tmp_path
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+def cells(rows: list[dict[str, Any]]) -> list[tuple[str, int, str]]:
+    return sorted((row["variant"], row["sample"], row["run"]) for row in rows)
+
+
+def test_every_run_is_replayed_with_every_variant(agent: Agent) -> None:
+    runs = agent.record(3)
+    seen: list[Status] = []
+    result = agent.plan(runs, 2).run(progress=seen.append)
+    rows = result.to_dicts()
+    lanes = ("baseline", "new")
+    assert cells(rows) == sorted((lane, sample, run) for lane in lanes for sample in (0, 1) for run in runs)
+    assert {row["status"] for row in rows} == {"pass"}
+    assert len(agent.provider.asked) == 3 * 2 * 2 * 2
+    assert [status.done for status in seen] == list(range(1, 13))
+    assert seen[-1].calls == 24
+    assert result.verdicts()[0]["pairs"] == 6
+    assert json.loads(result.path.read_text().splitlines()[0])["run"] in runs
+
+
+def test_a_second_sample_is_asked_for_and_not_the_first_one_again(agent: Agent) -> None:
+    runs = agent.record(1)
+    agent.plan(runs, 3).run()
+    assert len(agent.provider.asked) == 3 * 2 * 2
+
+
+def test_equal_cells_are_paid_for_once_unless_they_are_asked_for_afresh(agent: Agent) -> None:
+    runs = agent.record(2)
+    agent.plan(runs).run()
+    agent.provider.asked.clear()
+    again = agent.plan(runs).run()
+    assert agent.provider.asked == []
+    assert all(row["reused"] for row in again.to_dicts())
+    agent.plan(runs, fresh=True).run()
+    assert len(agent.provider.asked) == 8
+
+
+def test_the_estimate_is_what_is_spent(agent: Agent) -> None:
+    runs = agent.record(2)
+    plan = agent.plan(runs, 2)
+    estimate = plan.estimate()
+    spent = plan.run().lanes()
+    assert (estimate.cells, estimate.calls) == (8, 16)
+    assert (estimate.input_tokens, estimate.output_tokens) == (16 * 7, 16 * 3)
+    assert estimate.cost == pytest.approx(sum(lane["cost"] for lane in spent)) != 0
+    assert estimate.calls == sum(lane["calls"] for lane in spent)
+
+
+def test_a_model_without_a_price_has_no_cost_and_no_budget(agent: Agent) -> None:
+    plan = agent.plan(agent.record(1), variants=["unheard of"], budget=1.0)
+    assert plan.estimate().cost is None
+    assert plan.estimate().unpriced == ["unheard of"]
+    with pytest.raises(InvalidInput, match="needs prices"):
+        plan.run()
+    assert agent.provider.asked == []
+
+
+def test_the_budget_is_reserved_before_each_cell(agent: Agent) -> None:
+    runs = agent.record(4)
+    estimate = agent.plan(runs).estimate()
+    assert estimate.cost is not None
+    plan = agent.plan(runs, budget=estimate.cost / 2)
+    result = plan.run()
+    assert result.stopped == "budget"
+    assert 0 < sum(lane["cost"] for lane in result.lanes()) <= estimate.cost / 2
+    assert "--resume" in result.text()
+
+
+def test_calls_have_a_budget_of_their_own(agent: Agent) -> None:
+    result = agent.plan(agent.record(4), max_calls=7).run()
+    assert result.stopped == "budget"
+    assert len(agent.provider.asked) == 6
+
+
+def test_interrupted_anywhere_it_goes_on_where_it_was(agent: Agent) -> None:
+    runs = agent.record(6)
+    agent.provider.stop_at = {3, 8, 9, 14, 25}
+    plan = agent.plan(runs)
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            plan.run()
+    rows = plan.run().to_dicts()
+    assert cells(rows) == sorted((lane, 0, run) for lane in ("baseline", "new") for run in runs)
+    assert len(agent.provider.asked) == 6 * 2 * 2 + 5, "one call was under way at each interruption"
+
+
+def test_a_model_that_cannot_be_asked_is_a_bad_row_and_is_tried_again(agent: Agent) -> None:
+    runs = agent.record(2)
+    plan = agent.plan(runs)
+    agent.provider.down = True
+    rows = plan.run().to_dicts()
+    assert {(row["status"], row["code"]) for row in rows} == {("error", "model_failed")}
+    assert len(rows) == 4
+    agent.provider.down = False
+    again = plan.run()
+    assert {row["status"] for row in again.to_dicts()} == {"pass"}
+    assert len(again.to_dicts()) == 4
+    assert again.verdicts()[0]["leftOut"] == 0
+
+
+def test_a_worse_model_is_found_and_then_nothing_more_is_asked(agent: Agent) -> None:
+    runs = agent.record(30)
+    agent.provider.wrong = {"new"}
+    result = agent.plan(runs, "auto").run()
+    verdict = result.verdicts()[0]
+    assert verdict["verdict"] == "worse"
+    assert verdict["difference"] == -1.0
+    assert verdict["pairs"] < 30
+    assert len(result.to_dicts()) < 60
+    assert result.exit_code == 1
+    assert "WORSE" in result.text()
+
+
+def test_an_equal_model_is_not_worse(agent: Agent) -> None:
+    result = agent.plan(agent.record(24), "auto", margin=0.4).run()
+    assert result.verdicts()[0]["verdict"] == "not worse"
+    assert result.exit_code == 0
+
+
+def test_what_is_held_elsewhere_is_left_to_whoever_holds_it(agent: Agent) -> None:
+    """While a cell is computed, a second start asks for the same one: it is told so at once, and asks no model."""
+    told: list[Any] = []
+
+    def asked(body: dict[str, Any]) -> Any:
+        if not told:
+            told.append(None)
+            work = plan.work(plan.document.runs[0], plan.document.variants[0], 0)
+            with ThreadPoolExecutor(1) as other:  # a thread that the replay did not start
+                told[0] = other.submit(copy_context().run, perform, [work], agent.app).result()
+        return agent.provider(body)
+
+    plan = agent.plan(agent.record(1), llm=asked)
+    rows = plan.run().to_dicts()
+    assert [row["status"] for row in told[0]] == ["held"]
+    assert len(rows) == 2
+    assert len(agent.provider.asked) == 4
+
+
+def test_held_cells_are_asked_for_again_until_they_are_done(agent: Agent) -> None:
+    plan = agent.plan(agent.record(1))
+    first: list[Any] = []
+
+    class Held(Here):
+        def completed(self, timeout_s: float) -> list[dict[str, Any]]:
+            rows = super().completed(timeout_s)
+            if not first:
+                first.extend(rows)
+                return [{**row, "status": "held"} for row in rows]
+            return rows
+
+    assert len(plan.run(Held(agent.app)).to_dicts()) == 2
+    assert len(agent.provider.asked) == 4
+
+
+def test_a_variant_is_a_mapping_too(agent: Agent) -> None:
+    result = agent.plan(agent.record(1), variants=[{"name": "brief", "prompt": "Be brief."}, "new"]).run()
+    assert [lane["variant"] for lane in result.lanes()] == ["baseline", "brief", "new"]
+    assert "brief" in result.html()
+
+
+def test_a_selection_says_which_runs(agent: Agent) -> None:
+    runs = agent.record(3)
+    assert sorted(select(agent.app, "name=main status=completed since=1h")) == sorted(runs)
+    assert len(select(agent.app, "name=main limit=2")) == 2
+    with pytest.raises(NotFound):
+        select(agent.app, "name=nobody")
+    for words in ("colour=red", "since=soon", "limit=x", "name=main please"):
+        with pytest.raises(InvalidInput):
+            select(agent.app, words)
+
+
+def test_unreviewed_side_effects_stop_it_before_anything_is_paid(agent: Agent, home: Path) -> None:
+    (home / "side_effect" / "side_effects.yaml").write_text("tools: {}\ndone: false\n")
+    plan = agent.plan(agent.record(1))
+    with pytest.raises(ReplayBlocked):
+        plan.run()
+    assert agent.provider.asked == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variants": []},
+        {"variants": [{"name": "a", "colour": "red"}]},
+        {"variants": ["a", "a"]},
+        {"samples": 0},
+        {"alpha": 0.0},
+        {"margin": 1.0},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(agent: Agent, options: dict[str, Any]) -> None:
+    runs = agent.record(1)
+    with pytest.raises(InvalidInput):
+        agent.plan(runs, **{"baseline": False, **options})
+
+
+def test_functions_and_memory_stores_stay_in_this_process(agent: Agent) -> None:
+    class Elsewhere(Here):
+        remote = True
+
+    class Processes:
+        remote = False
+
+    plan = agent.plan(agent.record(1))
+    elsewhere: Executor = Elsewhere(agent.app)
+    assert plan.run(elsewhere) is not None  # it is here after all
+    with pytest.raises(InvalidInput, match="of this process"):
+        plan.run(Processes())
+    with pytest.raises(InvalidInput, match="cannot be found again"):
+        resumed(plan.id, agent.app)
+    with pytest.raises(NotFound):
+        resumed("nothing", agent.app)
+
+
+def test_matrices_of_this_machine_are_listed_with_verdict_and_progress(agent: Agent, home: Path) -> None:
+    runs = agent.record(3)
+    agent.provider.wrong.add("new")
+    first = agent.plan(runs, max_calls=8)
+    first.run()
+    agent.provider.wrong.clear()
+    last = agent.plan(runs[:1], variants=("other",))
+    last.run()
+    (home / "home" / "matrix" / "damaged").mkdir()
+    (home / "home" / "matrix" / "damaged" / "plan.json").write_text("{")
+    found = matrices(agent.app)
+    assert [(one["id"], one["done"], one["total"], one["isComplete"]) for one in found] == [
+        (last.id, 2, 2, True),
+        (first.id, 4, 6, False),
+    ]
+    assert [one["verdicts"][0]["verdict"] for one in found] == ["undecided", "undecided"]
+    assert [lane["passed"] for lane in found[1]["variants"]] == [2, 0]
+    assert matrices(agent.app, limit=1) == found[:1]
+    one = one_matrix(agent.app, first.id)
+    assert one["view"]["line"] == first.id
+    assert "table" not in one
+    assert str(home) not in json.dumps(one)
+
+
+def test_a_matrix_of_another_tenant_or_outside_the_folder_is_not_there(agent: Agent) -> None:
+    plan = agent.plan(agent.record(1))
+    plan.run()
+    other = antiphon.Antiphon(tenant="other", store=agent.app.store)
+    assert matrices(other) == []
+    for app, wanted in ((other, plan.id), (agent.app, "../matrix"), (agent.app, f"../matrix/{plan.id}"), (other, "")):
+        with pytest.raises(NotFound):
+            one_matrix(app, wanted)

@@ -1,0 +1,84 @@
+"""What makes two MCP calls one: identity, scope, legs; and headers that must say what the body says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from antiphon.adapters import _mcp
+from antiphon.contract.spec import DidNotHappen
+from antiphon.proxy.clients import Refused, Request
+from antiphon.proxy.mcp import CALL_ID, ERROR, check_headers, identity_of, scope_of, value_of
+from antiphon.proxy.upstreams import Upstream
+
+
+def _request(client: str = "c", run: str | None = "r", server: str = "s", **headers: str) -> Request:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Request("POST", Upstream(server, "http://s", True), b"/mcp", b"", [], named, b"", client, run, None)
+
+
+def _asked(name: str = "charge", **params: Any) -> _mcp.Request:
+    return _mcp.Request(1, "tools/call", {"name": name, "arguments": {}, **params})
+
+
+def test_each_part_of_the_scope_tells_calls_apart_and_nothing_else_does() -> None:
+    base = scope_of(_request(), _asked())
+    others = [
+        scope_of(_request(client="d"), _asked()),
+        scope_of(_request(run="q"), _asked()),
+        scope_of(_request(run=None, mcp_session_id="r"), _asked()),
+        scope_of(_request(server="t"), _asked()),
+        scope_of(_request(authorization="Bearer 1"), _asked()),
+        scope_of(_request(x_api_key="Bearer 1"), _asked()),
+        scope_of(_request(), _asked("refund")),
+        scope_of(_request(), _asked(requestState="a")),
+        scope_of(_request(), _asked(requestState="a", inputResponses={"x": 1})),
+        scope_of(_request(), _asked(requestState="a", inputResponses={"x": 2})),
+    ]
+    assert len({base, *others}) == len(others) + 1
+    same = _asked(_meta={"progressToken": 7, "traceparent": "00-1"})._replace(id=99)
+    assert scope_of(_request(mcp_session_id="x", user_agent="y"), same) == base  # the run is named: no session
+
+
+def test_identity_is_what_the_client_says_it_is() -> None:
+    meta: Any = {CALL_ID: "k", "progressToken": 1}
+    assert identity_of(None, _asked(_meta=meta)) == "k"
+    assert identity_of("h", _asked(_meta=meta)) == "h"
+    assert identity_of(None, _asked(_meta={"progressToken": 1})) is None
+    for wrong in ({CALL_ID: 1}, {CALL_ID: ""}, {CALL_ID: "x" * 2000}):
+        with pytest.raises(Refused):
+            identity_of(None, _asked(_meta=wrong))
+
+
+@pytest.mark.parametrize("code", [-32020, -32021, -32022])
+def test_what_the_server_has_not_executed_may_be_repeated(code: int) -> None:
+    with pytest.raises(DidNotHappen):
+        value_of({"error": {"code": code, "message": "no"}})
+
+
+@pytest.mark.parametrize("code", [-32000, -32019, -32602, -32603])
+def test_other_errors_are_answers(code: int) -> None:
+    error = {"code": code, "message": "no"}
+    assert value_of({"error": error}) == {ERROR: error}
+
+
+@pytest.mark.parametrize(
+    ("headers", "fits"),
+    [
+        ({"mcp-method": "tools/list"}, False),
+        ({"mcp-name": "refund"}, False),
+        ({"mcp-name": "=?base64?Y2hhcmdl?="}, True),
+        ({"mcp-name": "=?base64?Y2hhcmd?="}, False),
+        ({"mcp-method": "tools/call", "mcp-name": "charge"}, True),
+    ],
+)
+def test_headers_of_the_newest_revision_fit_the_body(headers: dict[str, str], fits: bool) -> None:
+    newest = {"mcp-protocol-version": "2026-07-28", **headers}
+    check_headers(_request()._replace(named={**newest, "mcp-protocol-version": "2025-11-25"}), _asked())
+    if fits:
+        check_headers(_request()._replace(named=newest), _asked())
+    else:
+        with pytest.raises(Refused) as refused:
+            check_headers(_request()._replace(named=newest), _asked())
+        assert refused.value.more["message"]["error"]["code"] == -32020
