@@ -393,7 +393,7 @@ class Campaign:
             member.worker.pause()
             self._say("pause", worker=member.name, at=began, locks=holds_lock(member.worker.pid))
             member.wakes = time.monotonic() + chance.uniform(*PAUSE_S)
-        elif self._left and not self._broken:
+        elif self._left and not self._broken and self._stage.faults[self._left[0]].timely():
             self._broken, self._ending = self._left.pop(0), False
             fault = self._stage.faults[self._broken]
             self._say(self._broken, excuses=fault.excuses)

@@ -25,6 +25,7 @@ from redis.crc import key_slot
 from antiphon.ports import Clock
 from antiphon.stores.redis.schema import Names
 from tests.faultproxy import FaultProxy
+from tests.faults.history import repeatable
 from tests.integration.stores.redis_kit import Cluster
 from tests.servers import HOST, Postgres, Server, Valkey, Weed
 from tests.tlsfront import TlsFront
@@ -49,6 +50,8 @@ class Fault(NamedTuple):
     """Whether the end is complete."""
     excuses: bool = True
     """Whether it may leave an outcome open; else the calls must go on as if it were not there."""
+    timely: Callable[[], bool] = lambda: True
+    """Whether it would do harm now; else it waits for more orders."""
 
 
 class Address(NamedTuple):
@@ -248,25 +251,31 @@ class OnCluster(Stage):
         self.cluster = self.running.enter_context(Cluster())
         self.addresses = [Address(self.cluster.url)]
         start, over = self.beside(self._move)
-        self.faults = {"slot moved": Fault(start, lambda: None, over)}
+        self.faults = {"slot moved": Fault(start, lambda: None, over, timely=self._is_timely)}
+
+    def _is_timely(self) -> bool:
+        """Whether the planted bug can show: a claim in flight that is lost is written anew by its worker."""
+        return not self.planted or any(map(_is_settled_write, self._records()))
 
     def _move(self) -> None:
         slot, owner = self._slot_in_use()
         target = self.chance.choice([number for number in range(3) if number != owner])
         self.cluster.move(slot, target, 0.05, keys=self.planted != "slot-without-its-keys")
 
-    def _slot_in_use(self) -> tuple[int, int]:
-        """A slot with a claim in flight, if there is one; else one with any record.
-
-        A claim in flight that is lost is written anew by its worker, so the planted bug takes one that is done.
-        """
-        seen: list[tuple[bool, int, int]] = []
+    def _records(self) -> list[tuple[bytes, bytes, int]]:
+        """Name, content and node of each claim."""
+        found: list[tuple[bytes, bytes, int]] = []
         for number in range(3):
             with self.cluster.client(number) as client:
-                for name, record in _records(client).items():
-                    seen.append((b" inflight " in record.partition(b"\n")[0], int(key_slot(name)), number))
-        busy = [place for place in seen if place[0] != bool(self.planted)] or seen or [(False, int(key_slot(_ANY)), 0)]
-        _, slot, _ = self.chance.choice(busy)
+                found += [(name, record, number) for name, record in _records(client).items()]
+        return found
+
+    def _slot_in_use(self) -> tuple[int, int]:
+        """A slot with a claim in flight if there is one, with a settled write for the planted bug; else any in use."""
+        seen = self._records()
+        wanted = [one for one in seen if (_is_settled_write(one) if self.planted else _is_in_flight(one))]
+        names = [name for name, _, _ in wanted or seen]
+        slot = int(key_slot(self.chance.choice(names) if names else _ANY))
         return slot, self.cluster.owner(slot)
 
 
@@ -301,7 +310,17 @@ class FailingOver(Stage):
         self._link.delay(LAG_S, "down")
         self.addresses = [Address(self._clients.url(self._primary.url))]
         start, over = self.beside(self._follow)
-        self.faults = {"server failed over": Fault(self._fail_over, start, over)}
+        self.faults = {"server failed over": Fault(self._fail_over, start, over, timely=self._is_timely)}
+
+    def _is_timely(self) -> bool:
+        """Whether the primary has the result of a write of which the replica knows nothing."""
+        try:
+            kept = _orders(self._replica)
+        except redis.exceptions.BusyLoadingError:  # it takes over what the primary has
+            return False
+        with redis.Redis(HOST, self._primary.port) as client:
+            records = [(name, record, 0) for name, record in _records(client).items()]
+        return any(_order(record) not in kept for _, record, _ in filter(_is_settled_write, records))
 
     def _fail_over(self) -> None:
         """Nothing is confirmed between the look at the primary and its end, so it shows what the replica lacks."""
@@ -379,13 +398,27 @@ def _records(client: redis.Redis) -> dict[bytes, bytes]:
     return found
 
 
+def _order(record: bytes) -> str:
+    """The order that a record is about; none for one without arguments."""
+    lines = record.split(b"\n")
+    return str(json.loads(lines[4])[0]) if len(lines) > 4 else ""
+
+
+def _is_in_flight(found: tuple[bytes, bytes, int]) -> bool:
+    return b" inflight " in found[1].partition(b"\n")[0]
+
+
+def _is_settled_write(found: tuple[bytes, bytes, int]) -> bool:
+    order = _order(found[1])
+    return bool(order) and not repeatable(order) and not _is_in_flight(found)
+
+
 def _orders(server: Valkey) -> dict[str, bytes]:
     """What the records of a server say, by the order they are about."""
     found: dict[str, bytes] = {}
     with redis.Redis(HOST, server.port) as client:
         for name, record in sorted(_records(client).items()):
-            lines = record.split(b"\n")
-            if len(lines) > 4:
-                order = json.loads(lines[4])[0]
+            order = _order(record)
+            if order:
                 found[order] = found.get(order, b"") + name + record
     return found
