@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -215,6 +216,7 @@ async def post(
     chunks: list[bytes] = []
     size = 0
     sent, extensions = dict(headers), {}
+    trusted = _trusted() if _trusted.cache_info().currsize else await asyncio.to_thread(_trusted)
     try:
         if address is not None:
             named = httpx.URL(url)
@@ -222,7 +224,7 @@ async def post(
             extensions = {"sni_hostname": named.raw_host.decode("ascii")}
             url = str(named.copy_with(host=address))
         async with (
-            httpx.AsyncClient(timeout=seconds, follow_redirects=False, trust_env=False, verify=_trusted()) as client,
+            httpx.AsyncClient(timeout=seconds, follow_redirects=False, trust_env=False, verify=trusted) as client,
             client.stream("POST", url, content=body, headers=sent, extensions=extensions) as answer,
         ):
             async for chunk in answer.aiter_bytes():

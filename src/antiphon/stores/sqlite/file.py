@@ -267,9 +267,10 @@ class DatabaseFile:
         try:
             self._begin(connection)
             for operation in batch:
-                _run_apart(connection, operation)
+                _run_step(connection, operation, apart=len(batch) > 1)
             ran = True
-            connection.execute("COMMIT")
+            if connection.in_transaction:
+                connection.execute("COMMIT")
         except sqlite3.Error:  # a commit that failed may have rolled back by itself: nothing of it is done
             ran = False
             raise
@@ -340,18 +341,20 @@ def _fail(batch: list[Operation], problem: Exception) -> None:
             operation.done = True
 
 
-def _run_apart(connection: sqlite3.Connection, operation: Operation) -> None:
-    """Within a shared transaction one step may fail without harming the others."""
+def _run_step(connection: sqlite3.Connection, operation: Operation, *, apart: bool) -> None:
+    """Within a shared transaction one step may fail without harming the others, if it is run *apart* from them."""
     operation.error = None
-    connection.execute("SAVEPOINT step")
+    if apart:
+        connection.execute("SAVEPOINT step")
     try:
         operation.result = operation.run(connection)
     except sqlite3.Error:
         raise
     except Exception as error:
-        connection.execute("ROLLBACK TO step")
+        connection.execute("ROLLBACK TO step" if apart else "ROLLBACK")
         operation.error = error
-    connection.execute("RELEASE step")
+    if apart:
+        connection.execute("RELEASE step")
 
 
 _by_path: weakref.WeakValueDictionary[tuple[str, str], DatabaseFile] = weakref.WeakValueDictionary()
