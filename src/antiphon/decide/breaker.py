@@ -331,4 +331,4 @@ class Breaker:
 
 
 def _ms(seconds: float) -> int:
-    return max(0, math.ceil(seconds * 1000))
+    return math.ceil(seconds * 1000)

@@ -18,6 +18,7 @@ repeats: a call that is new costs two look-ups.
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections import deque
@@ -123,7 +124,7 @@ class _Seen:
         """Calls since progress."""
         self.equal = 1
         """Equal results in a row since progress or a poll."""
-        self.asked = 0.0
+        self.asked = -math.inf
         self.outcome: bytes | str | int = outcome if len(outcome) <= _KEEP_BYTES else hash(outcome)
         self.digest: bytes | None = None
 
@@ -198,6 +199,9 @@ class LoopGuard:
                 return over
         key = (tool, digest)
         seen = self._recent.get(key) or self._older.get(key)  # nothing is remembered while switched off
+        if poll and seen is not None:
+            with self._lock:
+                seen = self._known(key, self._recent.get(key) or self._older.get(key) or seen)
         verdict = ALLOW if seen is None else self._judge(tool, seen, now, poll)
         if verdict.action == "block":
             return self._blocked(verdict)
@@ -225,7 +229,6 @@ class LoopGuard:
         if poll and self._enabled:
             with self._lock:
                 self._moment += 1
-                self._last.clear()
                 self._matches = _NO_CYCLE
 
     def note(self, call: tuple[str, str], outcome: bytes | str, ok: bool = True) -> None:
@@ -276,10 +279,11 @@ class LoopGuard:
         two, three, four = self._matches
         enough = min(policy.note_rounds, policy.block_rounds) - 1
         if two >= 2 * enough or three >= 3 * enough or four >= 4 * enough:
-            length, rounds = self._cycle(seen.token)
+            cycle = self._cycle(seen.token)
         else:
-            length = rounds = 0
-        if rounds > enough:
+            cycle = None
+        if cycle is not None:
+            length, rounds = cycle
             what = f"the last calls are the same {length} calls with the same results, {rounds} times over"
             return _ladder("cycle", what, rounds >= policy.block_rounds)
         times = seen.times if seen.moment >= self._progress else 0
@@ -288,12 +292,12 @@ class LoopGuard:
             return _ladder("ceiling", what, times >= policy.ceiling)
         return ALLOW
 
-    def _cycle(self, token: int) -> tuple[int, int]:
+    def _cycle(self, token: int) -> tuple[int, int] | None:
         """Length and complete rounds of the cycle that a call with this result would carry on."""
         for length, matches in enumerate(self._matches, 2):
             if matches >= length and len(self._last) >= length and self._last[-length] == token:
                 return length, matches // length + 1
-        return 0, 0
+        return None
 
     def _poll(self, tool: str, seen: _Seen, now: float) -> LoopVerdict:
         before, seen.asked = seen.asked, now

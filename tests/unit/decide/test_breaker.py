@@ -496,3 +496,81 @@ def test_threads_lose_no_failure() -> None:
     finally:
         sys.setswitchinterval(switch)
     assert [move.to_state for move in moves] == ["OPEN"]
+
+
+# -- to the number ------------------------------------------------------------------------------------------------
+
+
+def test_retries_are_pointless_while_it_is_open() -> None:
+    breaker = Breaker()
+    assert not breaker.is_open(0.0)
+    breaker = opened()
+    assert breaker.is_open(0.0)
+    assert breaker.is_open(29.9)
+    assert not breaker.is_open(30.0)
+    breaker.force_open(40.0, "by hand")
+    assert breaker.is_open(1_000.0)
+
+
+def test_a_probe_that_says_nothing_comes_back() -> None:
+    breaker = opened()
+    probe = permit(breaker, 30.0)
+    assert breaker.failure(probe, 30.1, "none") == ()
+    assert state(breaker) == "HALF_OPEN"
+    assert permit(breaker, 30.2).probe
+
+
+def test_a_throttled_probe_without_a_time_keeps_the_cool_down() -> None:
+    breaker = opened(policy=BreakerPolicy(cooldown_ms=0))
+    breaker.failure(permit(breaker, 0.0), 0.0, "rate_only")
+    assert breaker.export(0.0) == Snapshot("OPEN", 3, 0, "probe failed")
+
+
+def test_a_cool_down_that_is_over_is_exported_as_over() -> None:
+    assert opened().export(100.0) == Snapshot("OPEN", 1, 0, "5 consecutive failures")
+
+
+def test_a_closed_breaker_of_another_process_has_no_end() -> None:
+    breaker = opened()
+    breaker.adopt("CLOSED", 7, 5_000, "2 good probes", 10.0)
+    assert breaker.export(10.0) == Snapshot("CLOSED", 7, 0, "2 good probes")
+
+
+def test_a_forced_state_is_not_replaced_by_one_of_the_same_epoch() -> None:
+    breaker = Breaker()
+    breaker.force_open(0.0, "by hand")
+    assert breaker.adopt("FORCED_OPEN", breaker.epoch, 5_000, "somebody else", 0.0) == ()
+    assert refusal(breaker, 100.0) == Refusal("FORCED_OPEN", "by hand", None)
+
+
+def test_throttled_until_just_before_the_time_is_up() -> None:
+    breaker = Breaker()
+    breaker.failure(permit(breaker, 0.0), 0.0, "rate_only", 1_000)
+    assert refusal(breaker, 0.9949).retry_after_ms == 6
+    assert isinstance(breaker.permit(1.0 - 0.005), Permit)
+
+
+def test_a_caller_is_sent_away_for_the_rest_of_a_short_probe() -> None:
+    breaker = opened()
+    assert isinstance(breaker.permit(30.0, lease_ms=500), Permit)
+    assert refusal(breaker, 30.25).retry_after_ms == 250
+
+
+@pytest.mark.parametrize("second", [119.95, 120.0])
+def test_failures_count_for_the_whole_window(second: float) -> None:
+    breaker = Breaker()
+    fail(breaker, 0.0, 4)
+    assert fail(breaker, second)
+    breaker = Breaker(BreakerPolicy(consecutive=100))
+    fail(breaker, 0.0, 9)
+    assert fail(breaker, second)
+
+
+def test_a_forced_state_that_ends_does_not_end_a_pause() -> None:
+    breaker = Breaker()
+    breaker.failure(permit(breaker, 0.0), 0.0, "rate_only", 100_000)
+    breaker.force_open(0.0, "by hand", for_ms=1_000)
+    for _ in range(2):
+        assert "throttled" in refusal(breaker, 2.0).reason
+    breaker.reset(3.0)
+    assert breaker.pass_for_all is not None, "nobody has to ask"

@@ -134,7 +134,7 @@ def test_cycles(length: int) -> None:
 
 
 def test_planted_bug_only_the_last_call_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoopGuard, "_cycle", lambda self, token: (0, 0))
+    monkeypatch.setattr(LoopGuard, "_cycle", lambda self, token: None)
     with pytest.raises(ValueError, match="not in list"):
         test_cycles(2)
 
@@ -406,4 +406,129 @@ def test_the_cheap_way_says_and_remembers_the_same(steps: list[Step]) -> None:
 
 def test_the_cheap_way_leaves_caps_and_switched_off_guards_to_the_other() -> None:
     assert not guard(max_calls=5).is_new(("a", "a"))
+    assert not guard(max_calls=None, max_seconds=5.0).is_new(("a", "a"))
+    assert not guard(max_calls=None, max_cost=5.0).is_new(("a", "a"))
     assert not guard(max_calls=None, enabled=False).is_new(("a", "a"))
+
+
+def test_the_cheap_way_knows_what_is_new() -> None:
+    watched = guard(max_calls=None, remember=1)
+    assert watched.calls == 0
+    for call in (("a", "a"), ("b", "b")):
+        assert watched.is_new(call)
+        watched.note(call, "ok")
+    assert watched.calls == 2
+    assert not watched.is_new(("a", "a")), "among the older ones"
+    assert not watched.is_new(("b", "b"))
+    assert watched.calls == 2
+    run(watched, [("b", "ok")] * 20)
+    assert watched.ended is not None
+    assert not watched.is_new(("c", "c"))
+
+
+# -- to the number ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_refused() -> None:
+    verdicts = [LoopVerdict(action) for action in ("allow", "note", "backoff", "block", "end")]
+    assert [verdict.refused for verdict in verdicts] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_a_cycle_that_was_interrupted_begins_again(length: int) -> None:
+    calls = [(f"call {n}", f"result {n}") for n in range(length)]
+    watched = guard(note_after=100, block_after=100)
+    run(watched, [*calls, calls[-1]])
+    allowed = 3 * length - 1  # the call that interrupted is the last one of a round
+    assert actions(run(watched, (calls * 4)[: allowed + 1])) == ["allow"] * allowed + ["note"]
+
+
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_two_rounds_of_a_cycle(length: int) -> None:
+    calls = [(f"call {n}", f"result {n}") for n in range(length)]
+    verdicts = run(guard(note_after=100, block_after=100, note_rounds=2, block_rounds=3), calls * 4)
+    assert actions(verdicts)[: 3 * length + 1] == ["allow"] * 2 * length + ["note"] * length + ["block"]
+
+
+def test_a_poll_among_the_calls_of_a_cycle_begins_it_again() -> None:
+    calls = [("a", "1"), ("b", "2")]
+    watched = guard(note_after=100, block_after=100)
+    run(watched, calls * 2)
+    poll(watched, 0.0)
+    assert actions(run(watched, calls * 4)) == ["allow"] * 6 + ["note"] * 2
+
+
+def test_failures_from_the_first_call_on_are_counted() -> None:
+    verdicts = run(guard(ceiling=4), [("read", f"error {n}") for n in range(7)], ok=False)
+    assert actions(verdicts) == ["allow"] * 2 + ["note"] * 2 + ["block"] * 2 + ["end"]
+
+
+def test_after_progress_every_count_begins_at_nothing() -> None:
+    watched = guard(note_after=1, block_after=2)
+    run(watched, [("a", "1"), ("b", "2")])
+    assert watched.check("a", "a", 0.0).action == "allow"
+    watched = guard(ceiling=2)
+    run(watched, [("a", "1"), ("b", "2")])
+    assert watched.check("a", "a", 0.0).action == "allow"
+    watched = guard(ceiling=10)
+    run(watched, [("a", "0"), ("a", "1"), ("b", "2")])
+    verdicts = run(watched, [("a", f"{n}") for n in range(10, 17)])
+    assert actions(verdicts) == ["allow"] * 5 + ["note"] * 2
+
+
+def test_a_recorded_call_went_well_unless_it_is_said_that_it_failed() -> None:
+    for said in (LoopGuard.record, lambda watched, tool, args, outcome: watched.note((tool, args), outcome)):
+        watched = guard()
+        run(watched, [("search", "nothing")] * 7)
+        said(watched, "write", "it", "done")
+        assert watched.check("search", "search", 0.0).action == "allow"
+
+
+def test_a_limit_below_the_note_blocks_at_once() -> None:
+    verdicts = run(guard(note_after=10, block_after=2), [("search", "nothing")] * 3)
+    assert actions(verdicts) == ["allow", "allow", "block"]
+
+
+def test_how_many_calls_are_remembered() -> None:
+    watched = guard(remember=3, max_calls=None)
+    run(watched, [(f"call {n}", "ok") for n in range(1, 8)])
+    known = [n for n in range(1, 8) if not watched.is_new((f"call {n}", f"call {n}"))]
+    assert known == [4, 5, 6, 7]
+
+
+def test_an_outcome_as_long_as_is_kept_is_compared_by_what_it_says() -> None:
+    results = [f'{{"at": "2024-05-01T10:00:{second:02}Z", "text": "'.ljust(65_534, "x") + '"}' for second in range(8)]
+    assert {len(result) for result in results} == {65_536}
+    assert actions(run(guard(), [("dump", result) for result in results]))[-1] == "block"
+    longer = [result.replace("x", "xx", 1) for result in results]
+    assert set(actions(run(guard(), [("dump", result) for result in longer]))) == {"allow"}
+
+
+def test_a_short_outcome_after_a_huge_one_is_another() -> None:
+    steps = [("dump", "x" * 100_000), *[("dump", "short")] * 4]
+    assert actions(run(guard(), steps)) == ["allow"] * 4 + ["note"]
+
+
+def test_a_poll_is_told_how_long_to_wait() -> None:
+    watched = guard()
+    assert [poll(watched, 1_000.0).action for _ in range(2)] == ["allow", "allow"]
+    told = poll(watched, 1_000.9995)
+    assert told[:2] == ("backoff", "poll"), "however late the clock began"
+    assert told.delay_ms == 1_000
+    assert poll(watched, 1_000.9995 + 1.9995).delay_ms == 2_000
+    assert poll(watched, 1_002.999 + 4.0).action == "allow"
+
+
+def test_caps_to_the_number() -> None:
+    watched = guard(max_calls=3, max_seconds=10.0)
+    assert actions(run(watched, [(f"call {n}", "ok") for n in range(4)])) == ["allow"] * 3 + ["end"]
+    watched = guard(max_cost=1.0)
+    assert watched.check("a", "1", 0.0, cost=1.0).action == "allow"
+    assert watched.check("a", "2", 0.0, cost=0.001).action == "end"
+    watched = LoopGuard(LoopPolicy(max_seconds=10.0), started=100.0)
+    assert watched.check("a", "1", 109.9).action == "allow"
+    assert watched.check("a", "2", 110.1).action == "end"
+
+
+def test_half_a_character_can_be_compared() -> None:
+    assert normalise("\ud800") == b"\xed\xa0\x80"
