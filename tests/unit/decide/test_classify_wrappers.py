@@ -11,6 +11,7 @@ import pytest
 
 from antiphon.contract.spec import RetryPolicy, ToolSpec
 from antiphon.decide.classify import classify, is_control_flow
+from antiphon.errors import CircuitOpen, StoreUnavailable
 from tests.unit.decide import lookalikes as like
 from tests.unit.decide.makers import REFUSED, REQUEST, caused, http_error, wrap
 
@@ -263,3 +264,10 @@ def test_what_a_failure_says() -> None:
     assert classify(ValueError("x" * 2_001)).message == "x" * 2_000
     assert classify(ValueError("a")).exception == "ValueError"
     assert classify(http_error(503)).exception == "httpx.HTTPStatusError"
+
+
+def test_errors_of_calls_that_a_tool_made() -> None:
+    refused = classify(CircuitOpen("The dependency failed too often."))
+    assert refused[2:5] == ("answer", False, "not_sent")
+    failed = classify(StoreUnavailable("The store is away."))
+    assert failed[2:5] == ("unclassified", False, "sent")
