@@ -65,6 +65,8 @@ def attribute(thing: object, name: str) -> Any:
 
 def status_of(exc: BaseException) -> int | None:
     """The HTTP status, wherever the libraries keep it."""
+    if _is_unreadable(exc) or (type(exc).__module__.startswith("aiohttp.") and _is_unreadable(exc.__cause__)):
+        return None
     for name in ("status_code", "status", "http_status", "code"):
         found = _status(attribute(exc, name))
         if found is not None:
@@ -76,6 +78,11 @@ def status_of(exc: BaseException) -> int | None:
     if response is not None:
         return _status(attribute(response, "status_code")) or _status(attribute(response, "status"))
     return None
+
+
+def _is_unreadable(exc: BaseException | None) -> bool:
+    """Whether aiohttp could not read a message: the status is what a server would answer with, and nobody has."""
+    return any(cls.__module__ == "aiohttp.http_exceptions" for cls in type(exc).__mro__)
 
 
 def _status(value: object) -> int | None:

@@ -65,7 +65,7 @@ class Outward:
                 ),
             )
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _failed(error, request) from error
+            raise _failed(error, request) from None
         if not 200 <= response.status <= 599:  # another protocol, or none: there is nothing to pass on
             response.close()
             raise httpx.RemoteProtocolError(f"The status {response.status} is no answer.", request=request)
@@ -88,7 +88,7 @@ class _Body(httpx.AsyncByteStream):
             async for chunk in self._response.content.iter_any():
                 yield chunk
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise _failed(error, self._request) from error
+            raise _failed(error, self._request) from None
 
     async def aclose(self) -> None:
         self._response.close()  # of one that was read to its end, the connection is in the pool already

@@ -149,7 +149,18 @@ def _leave_waiting(served: Served, desk: Desk, more: dict[str, Any], *, credit: 
         _until(lambda: served.proxy._mcp._kept[(120.0, False)]._credits)  # the proxy has noticed
 
 
-def test_a_server_that_breaks_off_leaves_an_unknown_outcome_and_is_not_asked_again(app: Antiphon) -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{",
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{",
+        b"no status\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+    ],
+)
+def test_a_server_that_breaks_off_leaves_an_unknown_outcome_and_is_not_asked_again(app: Antiphon, said: bytes) -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     asked: list[bytes] = []
@@ -161,6 +172,7 @@ def test_a_server_that_breaks_off_leaves_an_unknown_outcome_and_is_not_asked_aga
             except OSError:
                 return
             asked.append(connection.recv(65536))
+            connection.sendall(said)
             connection.close()
 
     threading.Thread(target=answer, daemon=True).start()

@@ -6,8 +6,10 @@ import errno
 import socket
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
+from aiohttp import http_exceptions
 
 from antiphon.contract.spec import RetryPolicy, ToolSpec
 from antiphon.decide.classify import classify, is_control_flow
@@ -271,3 +273,21 @@ def test_errors_of_calls_that_a_tool_made() -> None:
     assert refused[2:5] == ("answer", False, "not_sent")
     failed = classify(StoreUnavailable("The store is away."))
     assert failed[2:5] == ("unclassified", False, "sent")
+
+
+@pytest.mark.parametrize(
+    "inner", [http_exceptions.ContentLengthError("Not enough data"), http_exceptions.BadStatusLine()]
+)
+def test_an_answer_that_aiohttp_cannot_read_is_no_answer(inner: Exception) -> None:
+    """It carries 400, the status that a server would give to such a message."""
+    info: Any = None
+    outer = (
+        aiohttp.ClientPayloadError("Response payload is not completed"),
+        aiohttp.ClientResponseError(info, (), status=400),
+        RuntimeError("charge failed"),
+    )
+    for error in (inner, *(caused(one, inner) for one in outer)):
+        failure = classify(error)
+        assert (failure.kind, failure.phase, failure.status) == ("transport", "sent", None)
+        assert not failure.certainly_no_effect
+    assert classify(aiohttp.ClientResponseError(info, (), status=400)).code == "http_400"
