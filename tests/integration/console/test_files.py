@@ -86,6 +86,16 @@ def test_a_report_fits_every_screen_whatever_is_in_it(browser: Browser, tmp_path
     assert len(backgrounds) == 2
 
 
+def test_nothing_moves_under_the_pointer_while_a_report_is_scrolled(browser: Browser, tmp_path: Path) -> None:
+    with opened(
+        browser, tmp_path, render_report(evil_everywhere(REPORT)), viewport={"width": 375, "height": 200}
+    ) as page:
+        tall = page.evaluate("document.documentElement.scrollHeight")
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert page.evaluate("document.documentElement.scrollHeight") == tall
+
+
 def test_the_first_divergence_is_on_top_and_both_sides_are_open(browser: Browser, tmp_path: Path) -> None:
     with opened(browser, tmp_path, render_report(REPORT)) as page:
         assert page.locator(".card h2").first.inner_text() == "First divergence"
