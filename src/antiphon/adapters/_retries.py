@@ -152,23 +152,19 @@ class _Sending:
     async def _opened(self, response: Any) -> Any:
         """The response with as much of its body as decides whether it has come: all of JSON, one chunk of a stream."""
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind == "application/json":
-            try:
-                await self._reached(response.aread() if self._asynchronous else response.read())
-            except self._module.TransportError:
-                await self._closed(response)
-                raise
-            return response
-        if kind != "text/event-stream":
-            return response
         try:
+            if kind == "application/json":
+                await self._reached(response.aread() if self._asynchronous else response.read())
+                return response
+            if kind != "text/event-stream":
+                return response
             if self._asynchronous:
                 rest: Any = aiter(response.stream)
                 first = await anext(rest, b"")
             else:
                 rest = iter(response.stream)
                 first = next(rest, b"")
-        except self._module.TransportError:
+        except BaseException:  # also one that cannot be decoded, and a caller that leaves
             await self._closed(response)
             raise
         return self._module.Response(

@@ -201,6 +201,17 @@ class _Exchange:
         content: bytes = await message.aread() if self._asynchronous else message.read()
         return content
 
+    async def _whole(self, response: Any) -> bytes:
+        """The body of a response. One that cannot be read to its end is closed: nobody else has it."""
+        try:
+            return await self._read(response)
+        except BaseException:
+            if self._asynchronous:
+                await response.aclose()
+            else:
+                response.close()
+            raise
+
     async def _model_call(self, call: _wire.ModelCall) -> Any:
         """Ask the replay, else the provider."""
         call, changed = _wire.rewritten(self._scope, call)
@@ -223,7 +234,7 @@ class _Exchange:
             if call.stream and response.status_code < 400:
                 return self._live(response, _HttpLog(boundary, call, response.headers, _attempts(response)))
             with boundary.asking():
-                content = await self._read(response)
+                content = await self._whole(response)
         except BaseException as error:
             await boundary.finish("error", error=error_payload(error))
             raise
@@ -232,7 +243,7 @@ class _Exchange:
 
     async def _verified(self, call: _wire.ModelCall) -> Any:
         """Ask the provider for the sake of a comparison; nothing of it is recorded."""
-        return _wire.whole(call, await self._read(await self._send(self._outgoing(call, False))))
+        return _wire.whole(call, await self._whole(await self._send(self._outgoing(call, False))))
 
     async def _mcp_message(self, asked: _mcp.Request) -> Any:
         """One message to an MCP server. A notification is only passed on; a replay has nobody to tell it to."""
@@ -257,11 +268,11 @@ class _Exchange:
         try:
             with boundary.asking():
                 response = await self._send(request)
+                content = b"" if response.status_code < 400 else await self._whole(response)
         except BaseException as error:
             await boundary.finish("error", error=error_payload(error))
             raise
         if response.status_code >= 400:
-            content = await self._read(response)
             message = f"The server answered {response.status_code}."
             refused = {"class": "", "code": f"http_{response.status_code}", "message": message}
             kind = response.headers.get("content-type", "")

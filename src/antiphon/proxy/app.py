@@ -282,12 +282,13 @@ class Proxy:
         settings = self._settings
         url = _parsed(request.upstream.at(request.path, request.query))
         waits = {"connect": settings.connect_s, "read": settings.timeout_s, "write": 60.0, "pool": settings.connect_s}
-        headers = passed_on(request.headers)
-        content = request.body if request.body or request.method not in ("GET", "HEAD", "DELETE") else None
         known: dict[str, Any] = {"timeout": waits}
         if settings.breaker is not None and not request.upstream.mcp:
             known[_MODEL] = _model_of(request)
-        return httpx.Request(request.method, url, headers=headers, content=content, extensions=known)
+        headers, body = passed_on(request.headers), httpx.ByteStream(request.body)
+        outgoing = httpx.Request(request.method, url, headers=headers, stream=body, extensions=known)
+        outgoing.read()  # it is in memory: it can be recorded, and sent again
+        return outgoing
 
     async def _pass_on(self, request: Request, transport: Any, receive: Any, answer: Reply) -> None:
         """The same within the deadline of the client, if it has one."""

@@ -303,6 +303,7 @@ class _Exchange:
         """The body, if it did not come as events."""
         self.told = Told()
         """Who answered it, if not the server."""
+        self._response: Any = None
 
     def leave(self) -> None:
         """Nobody takes the events any more."""
@@ -322,14 +323,15 @@ class _Exchange:
         """Ask the server; what it answers is the outcome of the call."""
         self.notices = Notices()
         async with asyncio.timeout(self._wait_s):
-            response = await self._send(None)
+            self._response = await self._send(None)
             try:
-                return await self._read(response)
+                return await self._read()
             finally:
-                await response.aclose()
+                await self._response.aclose()
                 await self.notices.write()
 
-    async def _read(self, response: Any) -> Any:
+    async def _read(self) -> Any:
+        response = self._response
         headers = [(name, value) for name, value in passed_on(response.headers.raw) if name != b"content-encoding"]
         if response.status_code >= 400:
             self.head, self.whole = (response.status_code, headers), await _whole(response)
@@ -344,13 +346,13 @@ class _Exchange:
             self.head, self.whole = (response.status_code, headers), await _whole(response)
             return value_of(_mcp.parsed(self.whole))
         self.head = (response.status_code, headers)
-        return await self._follow(response)
+        return await self._follow()
 
-    async def _follow(self, response: Any) -> Any:
+    async def _follow(self) -> Any:
         """The answer in an event stream. One that ends before it goes on where it ended, if the server offers that."""
         last, pause = "", _PAUSE_S
         while True:
-            async for event in _events(response):
+            async for event in _events(self._response):
                 message = _mcp.message_of(event)
                 await self._tell(event)
                 if _mcp.answers(message, self.asked):
@@ -363,12 +365,11 @@ class _Exchange:
                     pause = min(max(int(fields[b"retry"]) / 1000, _PAUSE_S), _LONGEST_PAUSE_S)
             if not last:
                 raise ConnectionResetError("The server ended the stream without an answer.")
-            await response.aclose()
+            await self._response.aclose()
             await asyncio.sleep(pause)
-            response = await self._send(last)
-            kind = response.headers.get("content-type", "")
-            if response.status_code != 200 or not kind.startswith("text/event-stream"):
-                await response.aclose()
+            self._response = await self._send(last)
+            kind = self._response.headers.get("content-type", "")
+            if self._response.status_code != 200 or not kind.startswith("text/event-stream"):
                 raise ConnectionResetError("The server ended the stream without an answer, and does not go on with it.")
 
     async def deliver(self, task: asyncio.Task[Given], answer: Reply) -> Callable[[], Awaitable[None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ import pytest
 import antiphon
 from antiphon import Antiphon
 from antiphon.adapters import _retries
-from antiphon.adapters.httpx import _proxies, transport
+from antiphon.adapters.httpx import _proxies, async_transport, transport
 from antiphon.errors import InvalidInput
 from antiphon.ops.replay import replay
 from tests.fake_provider import FakeProvider, Reply
@@ -222,6 +223,77 @@ def test_tuned_models_and_endpoints_are_models(app: Antiphon) -> None:
         client.post(f"{provider.url}/v1/projects/p/endpoints/7:streamGenerateContent", json={"contents": []})
     started = [event.payload for event in run.events() if event.type == "call.started"]
     assert [payload["request"]["model"] for payload in started] == ["mine", "7"]
+
+
+class Body(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """A body that is not what its headers say, or that never comes; it knows whether it was closed."""
+
+    def __init__(self, begins: asyncio.Event | None = None) -> None:
+        self.begins, self.closed = begins, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"not compressed"
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        if self.begins is not None:
+            self.begins.set()
+            await asyncio.Event().wait()
+        yield b"not compressed"
+
+    def close(self) -> None:
+        self.closed = True
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+def _giving(body: Body, kind: str, *, asynchronous: bool, recorded: bool) -> Any:
+    """A transport that answers with *body*, as the adapters wrap it."""
+    headers = {"content-type": kind, "content-encoding": "gzip"}
+    inner = httpx.MockTransport(lambda request: httpx.Response(200, headers=headers, stream=body))
+    if recorded:
+        return (async_transport if asynchronous else transport)(inner)
+    return _retries.retrying(inner, 2, module="httpx", asynchronous=asynchronous)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["retried", "recorded"])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_response_that_cannot_be_decoded_is_closed(app: Antiphon, asynchronous: bool, recorded: bool) -> None:
+    body = Body()
+    way = _giving(body, "application/json", asynchronous=asynchronous, recorded=recorded)
+
+    def ask() -> None:
+        with httpx.Client(transport=way) as client:
+            client.post("http://localhost/v1/chat/completions", json={"model": "m", "messages": _CHAT})
+
+    async def ask_async() -> None:
+        async with httpx.AsyncClient(transport=way) as client:
+            await client.post("http://localhost/v1/chat/completions", json={"model": "m", "messages": _CHAT})
+
+    with pytest.raises(httpx.DecodingError):
+        app.record(ask_async if asynchronous else ask)
+    assert body.closed
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("recorded", [False, True], ids=["retried", "recorded"])
+async def test_a_caller_that_leaves_before_the_body_closes_the_response(
+    app: Antiphon, kind: str, recorded: bool
+) -> None:
+    body = Body(asyncio.Event())
+    way = _giving(body, kind, asynchronous=True, recorded=recorded)
+
+    async def ask() -> None:
+        async with httpx.AsyncClient(transport=way) as client:
+            await client.post("http://localhost/v1/chat/completions", json={"model": "m", "messages": _CHAT})
+
+    task = asyncio.ensure_future(app.record(ask))
+    assert body.begins is not None
+    await body.begins.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert body.closed
 
 
 def test_outside_a_run_nothing_is_touched() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import threading
@@ -196,11 +197,14 @@ def test_headers_that_contradict_the_body_are_refused_unexecuted(app: Antiphon, 
     assert dict(desk.charged) == {"A1": 1}
 
 
-def test_a_stream_that_the_server_ends_early_goes_on_where_it_ended(app: Antiphon) -> None:
+def test_a_stream_that_the_server_ends_early_goes_on_where_it_ended(
+    app: Antiphon, caplog: pytest.LogCaptureFixture
+) -> None:
     asked: list[bytes] = []
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
     result = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "late"}]}}'
     answers = [head + b"id: e7\nretry: 1\ndata:\n\n", head + b"id: e8\ndata: " + result + b"\n\n"]
+    hangs_up = threading.Event()
     listening = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:
@@ -212,11 +216,17 @@ def test_a_stream_that_the_server_ends_early_goes_on_where_it_ended(app: Antipho
                     request += connection.recv(65536)
                 asked.append(request)
                 connection.sendall(said)
+                if said is answers[-1]:
+                    assert connection.recv(1) == b""
+                    hangs_up.set()
 
     threading.Thread(target=answer, daemon=True).start()
     with serving(app, mcp=f"http://127.0.0.1:{listening.getsockname()[1]}") as served:
         found = _post(served, "A1", headers={"authorization": "Bearer x", "mcp-session-id": "s1"})
+        assert hangs_up.wait(60)
     listening.close()
+    gc.collect()
+    assert "Unclosed" not in caplog.text
     assert found["result"]["content"][0]["text"] == "late"
     assert asked[1].startswith(b"GET /mcp ")
     assert b"last-event-id: e7" in asked[1].lower()
