@@ -31,15 +31,10 @@ class StrictInvoker:
         self._observer = observer
         self._realtime = realtime
         self.script_vendor: str | None = recording.script_vendor
-        self.tool_hits: int = 0
-        self.model_hits: int = 0
+        self.hits: int = 0
+        """Calls that the recording answered."""
         self.missed: list[Invocation] = []
         self.refusals: list[RefusalFound] = []
-
-    @property
-    def hits(self) -> int:
-        """Calls that the recording answered."""
-        return self.tool_hits + self.model_hits
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
         """What this request body was mapped to in the recording: a later release may map it in another way."""
@@ -76,10 +71,7 @@ class StrictInvoker:
         return found
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
-        if call.kind == "llm":
-            self.model_hits += 1
-        else:
-            self.tool_hits += 1
+        self.hits += 1
         recording, observer = self._recording, self._observer
         begun = recording.begins(found, call.written) and observer.begun(call.site, found)
         answer = recording.answer(found, realtime=self._realtime, begun=begun)
