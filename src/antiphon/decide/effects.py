@@ -133,6 +133,12 @@ class BoundaryTable(Value, frozen=True):
                     f"The boundary rule for '{rule.match}' needs a fault exactly when its mode is 'fault'.",
                     path=f"$.rules[{number}].fault",
                 )
+            if rule.fault == "refusal" and rule.match.partition(":")[0] in ("tool", "mcp"):
+                raise InvalidInput(
+                    f"The boundary rule for '{rule.match}' wants a refusal, and only models refuse.",
+                    path=f"$.rules[{number}].fault",
+                    hint="Tools have the faults timeout, rate_limited and malformed.",
+                )
 
     def rule(self, kind: str, name: str) -> BoundaryRule:
         """The rule for a call of *kind* (``llm``, ``tool``, ``mcp``) to *name*, which may have its namespace."""
