@@ -207,15 +207,15 @@ def test_only_models_refuse(match: str) -> None:
 def test_events_say_where_an_answer_came_from(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, monkeypatch, effect="write" if how == "blocked" else "read", idempotent=True)
     run = bench.record({"q": "the  tides"})
-    asks = {
+    ways: dict[str, list[dict[str, Any]]] = {
         "recording": [{"q": "the  tides"}],
         "semantic": [{"q": "the tides"}],
         "static": [{"q": 1}],
         "blocked": [{"q": 1}],
         "kept": [{"q": 1}, {"q": 1}],
-    }[how]
+    }
     rules = (BoundaryRule(match="tool:look", mode="static", value=7),) if how == "static" else ()
-    report = bench.explore(run, *asks, table=BoundaryTable(rules=rules) if rules else None)
+    report = bench.explore(run, *ways[how], table=BoundaryTable(rules=rules) if rules else None)
     assert bench.finished(report)[-1].meta["metadata"] == {"answeredBy": how}
 
 
