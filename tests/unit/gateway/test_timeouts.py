@@ -13,6 +13,7 @@ from antiphon._gateway.context import CallContext
 from antiphon.contract.spec import RetryPolicy
 from antiphon.errors import CallTimeout, IdempotencyConflict, OutcomeUnknown, RetryExhausted
 from tests.unit.gateway.kit import NEVER_TRIPS, AsyncRig, Hold, HttpError, Rig, Script, eventually
+from tests.unit.gateway.test_keeping import FakeBlobs, keeping_rig
 
 SHORT = 0.02
 ONCE = RetryPolicy(max_attempts=1)
@@ -72,7 +73,33 @@ def test_a_late_definite_failure_settles_it_too() -> None:
     assert rig.execute(call_id="c1").code == "outcome_unknown"
     assert finish(rig, hold)["settled"] is True
     assert state(rig) == ("failed", "http_404")
+    [record] = rig.records()
+    assert record.error is not None
+    assert (record.error.terminal, record.error.should_retriable) == (True, False)
+    assert record.execution.attempt_count == len(record.execution.attempts) == 1
     assert rig.execute(call_id="c2").content == "sent"
+
+
+def test_a_late_definite_failure_that_may_be_tried_again_is_not_final() -> None:
+    rig = Rig()
+    hold = Hold()
+    rig.tool(slow(hold, HttpError(429)), timeout=SHORT)
+    assert rig.execute(call_id="c1").code == "outcome_unknown"
+    late = finish(rig, hold)
+    assert late["settled"] is True
+    assert late["idempotencyKeyHash"] == rig.ears.of("tool_call_end")[0]["idempotencyKeyHash"] != ""
+    [record] = rig.records()
+    assert record.error is not None
+    assert (record.error.terminal, record.error.should_retriable) == (False, True)
+
+
+def test_a_large_late_success_is_spilled_like_any_other() -> None:
+    rig = keeping_rig(blobs=FakeBlobs(), payload_limit=100)
+    hold = Hold()
+    rig.tool(slow(hold, "x" * 1_000), timeout=SHORT)
+    assert rig.execute(call_id="c1").code == "outcome_unknown"
+    assert finish(rig, hold)["settled"] is True
+    assert rig.execute(call_id="c1").content == "x" * 1_000
 
 
 def test_a_late_failure_that_settles_nothing() -> None:
