@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from antiphon._gateway.context import CallContext
 from antiphon.contract.spec import RetryPolicy
@@ -74,8 +75,9 @@ def test_a_late_definite_failure_settles_it_too() -> None:
     assert finish(rig, hold)["settled"] is True
     assert state(rig) == ("failed", "http_404")
     [record] = rig.records()
-    assert record.error is not None
+    assert record.error is not UNSET
     assert (record.error.terminal, record.error.should_retriable) == (True, False)
+    assert record.execution is not UNSET
     assert record.execution.attempt_count == len(record.execution.attempts) == 1
     assert rig.execute(call_id="c2").content == "sent"
 
@@ -89,7 +91,7 @@ def test_a_late_definite_failure_that_may_be_tried_again_is_not_final() -> None:
     assert late["settled"] is True
     assert late["idempotencyKeyHash"] == rig.ears.of("tool_call_end")[0]["idempotencyKeyHash"] != ""
     [record] = rig.records()
-    assert record.error is not None
+    assert record.error is not UNSET
     assert (record.error.terminal, record.error.should_retriable) == (False, True)
 
 
@@ -100,6 +102,27 @@ def test_a_large_late_success_is_spilled_like_any_other() -> None:
     assert rig.execute(call_id="c1").code == "outcome_unknown"
     assert finish(rig, hold)["settled"] is True
     assert rig.execute(call_id="c1").content == "x" * 1_000
+
+
+class NoBlobs(FakeBlobs):
+    def put(self, *_: Any) -> Any:
+        raise OSError("the bucket is away")
+
+
+@pytest.mark.parametrize("value", [object(), "x" * 1_000], ids=["no JSON", "no place"])
+def test_a_late_success_that_cannot_be_kept_is_a_success(value: Any) -> None:
+    rig = keeping_rig(blobs=NoBlobs(), payload_limit=100)
+    hold = Hold()
+    script = rig.tool(slow(hold, value), timeout=SHORT)
+    assert rig.execute(call_id="c1").code == "outcome_unknown"
+    assert finish(rig, hold)["settled"] is True
+    [record] = rig.records()
+    assert (record.state, record.payload) == ("done", UNSET)
+    assert record.execution is not UNSET
+    [attempt] = record.execution.attempts
+    assert (record.execution.attempt_count, attempt.status, attempt.retriable) == (1, "success", False)
+    assert rig.execute(call_id="c1").status == "success"
+    assert len(script) == 1
 
 
 def test_a_late_failure_that_settles_nothing() -> None:
