@@ -286,6 +286,11 @@ class Recording:
         self.interactions.clear()
         self.last = None
 
+    @property
+    def answered(self) -> int:
+        """How many calls it has answered."""
+        return sum(call.used for call in self.calls.values())
+
     def rewind(self) -> None:
         """Forget which calls were asked for."""
         self.masks.rewind()

@@ -26,13 +26,11 @@ Ask = Callable[[dict[str, Any]], Any]
 class StrictInvoker:
     """Answers from the recording. Never returns ``None``: there is no live call behind it."""
 
-    def __init__(self, recording: Recording, observer: Observer, *, realtime: bool = False) -> None:
+    def __init__(self, recording: Recording, observer: Observer, *, realtime: bool) -> None:
         self._recording = recording
         self._observer = observer
         self._realtime = realtime
         self.script_vendor: str | None = recording.script_vendor
-        self.hits: int = 0
-        """Calls that the recording answered."""
         self.missed: list[Invocation] = []
         self.refusals: list[RefusalFound] = []
 
@@ -71,7 +69,6 @@ class StrictInvoker:
         return found
 
     def _answer(self, call: Invocation, found: RecordedCall) -> Answer:
-        self.hits += 1
         recording, observer = self._recording, self._observer
         begun = recording.begins(found, call.written) and observer.begun(call.site, found)
         answer = recording.answer(found, realtime=self._realtime, begun=begun)
@@ -113,7 +110,7 @@ class VerifyInvoker(StrictInvoker):
         *,
         ask: Ask | None = None,
         outside: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        realtime: bool = False,
+        realtime: bool,
     ) -> None:
         super().__init__(recording, observer, realtime=realtime)
         self._ask = ask

@@ -145,7 +145,7 @@ def _replay(app: Any, order: Order, wanted: str) -> Callable[[BaseException | No
         stack.close()
         found: dict[str, Any] = {
             "run": recording.manifest.id,
-            "answered": result.invoker.hits,
+            "answered": recording.answered,
             "divergences": [found.to_wire(recording.manifest.id) for found in result.divergences],
             "divergenceCount": result.observer.total,
             "escapes": list(tried),

@@ -120,7 +120,7 @@ class _Patience:
         invoker = self._result.invoker
         if not invoker.missed:
             return None
-        seen = invoker.hits + len(invoker.missed)
+        seen = self._result.observer.recording.answered + len(invoker.missed)
         self._quiet = self._quiet + 1 if seen == self._seen else 0
         self._seen = seen
         if self._quiet < QUIET_S:

@@ -10,6 +10,9 @@ import orjson
 
 from antiphon.proxy.upstreams import Headers, Upstream
 
+_BODILESS = (204, 304)
+"""What has no body, whatever length is told."""
+
 
 class Refused(Exception):
     """A request that is not passed on."""
@@ -97,7 +100,7 @@ class Reply:
     async def start(self, status: int, headers: Headers, named: Mapping[str, str]) -> None:
         """Begin a response; its length is told where it is passed on as it came."""
         length = named.get("content-length")
-        if length is not None and "transfer-encoding" not in named:
+        if length is not None and "transfer-encoding" not in named and status not in _BODILESS:
             headers.append((b"content-length", length.encode()))
         self.begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers + self.headers})

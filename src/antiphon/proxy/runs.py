@@ -105,7 +105,6 @@ class KnownFirst:
         self._recording = recording
         self._realtime = realtime
         self.by_content: ByContent = ByContent(recording)
-        self.hits: int = 0
         self.new: list[str] = []
 
     def known_request(self, provider: str, body: Any) -> Mapping[str, Any] | None:
@@ -117,7 +116,6 @@ class KnownFirst:
             if len(self.new) < _TOLD:
                 self.new.append(f"{call.kind} {call.name}")
             return None
-        self.hits += 1
         return _tell(self._recording.answer(found, realtime=self._realtime))
 
     async def answer(self, call: Invocation) -> Answer | None:
@@ -164,7 +162,7 @@ class OpenRun:
             "run": self.run.id,
             "mode": self.mode,
             "requests": self.requests,
-            "answered": 0 if self._invoker is None else self._invoker.hits,
+            "answered": 0 if self.recording is None else self.recording.answered,
         }
         if self.mode == "replay":
             by_content = self._invoker.by_content

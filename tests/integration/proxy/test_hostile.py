@@ -166,6 +166,18 @@ def test_a_status_that_is_none_and_headers_in_other_alphabets(app: Antiphon) -> 
             assert (passed.status_code, passed.headers["x-city"]) == (200, "München")
 
 
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+def test_an_answer_without_a_body_may_tell_the_length_of_one(
+    app: Antiphon, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = iter([b"HTTP/1.1 " + status + b"\r\netag: x\r\ncontent-length: 3\r\n\r\n"])
+    with _saying(said) as url, serving(app, models=url, mode="live") as served, httpx.Client() as client:
+        found = client.get(f"{served.at('bodiless')}/v1/files/1")
+    assert (found.status_code, found.headers["etag"], found.content) == (int(status[:3]), "x", b"")
+    assert "content-length" not in found.headers
+    assert [record for record in caplog.records if record.name.startswith("antiphon.proxy")] == []
+
+
 def test_a_request_that_goes_wrong_amid_its_answer_ends_the_connection(
     app: Antiphon, caplog: pytest.LogCaptureFixture
 ) -> None:
