@@ -180,7 +180,8 @@ def test_an_artifact_that_was_only_checked_is_no_verdict(project: Project, clien
 
 def test_without_a_state_folder_nothing_is_kept(project: Project) -> None:
     project.patch.setenv("ANTIPHON_HOME", str(project.folder / "nowhere"))
-    assert project.test(700) == 1
+    path = project.folder / "golden" / "refund.antiphon"
+    assert not verdicts.keep(path, "fail", ["$.cents: 5 -> 6"], {"sourceRun": "r"}, tenant=project.app.tenant)
     assert not (project.folder / "nowhere").exists()
 
 

@@ -76,6 +76,7 @@ class opened:
             self.complaints.append(url)
 
     def __enter__(self) -> Page:
+        expect(self.page.get_by_role("navigation", name="Pages")).to_be_visible()
         return self.page
 
     def __exit__(self, *_: object) -> None:

@@ -53,11 +53,8 @@ function SignIn() {
 
 function App() {
   const [help, setHelp] = useState(false);
-  const going = useRef(0);
-  const keys = {"?": () => setHelp(true), g: () => (going.current = Date.now())};
-  for (const page of PAGES) {
-    keys[page.key] = () => Date.now() - going.current < 1500 && (location.hash = `#/${page.path}`);
-  }
+  const keys = {"?": () => setHelp(true)};
+  for (const page of PAGES) keys[`g ${page.key}`] = () => (location.hash = `#/${page.path}`);
   useKeys(keys);
   useEffect(() => { signIn(); }, []);
   if (!me.value) return html`<${SignIn} />`;

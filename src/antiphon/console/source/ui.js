@@ -1,6 +1,6 @@
 // Parts that every page uses. All text goes through Preact as text nodes; nothing is ever parsed as HTML.
 import {html} from "htm/preact";
-import {useEffect, useRef, useState} from "preact/hooks";
+import {useEffect, useLayoutEffect, useRef, useState} from "preact/hooks";
 
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
 /** Text with control and direction characters made visible, so that a name cannot pose as another. */
@@ -72,14 +72,15 @@ export function LongList({items, height, row, selected, onSelect, label}) {
     <div role="presentation" style=${{height: `${items.length * height}px`}}>${[...rows.values()]}</div></div>`;
 }
 
-/** Keys of a page, while it is shown: {"j": function, …}. Not while somebody types. */
+/** Keys of a page, while it is shown: {"j": function, "g i": one after the other, …}. Not while somebody types. */
 export function useKeys(keys) {
-  const now = useRef(keys);
+  const now = useRef(keys), before = useRef("");
   now.current = keys;
-  useEffect(() => {
+  useLayoutEffect(() => { // what is seen can be typed at
     const pressed = event => {
       if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) return;
-      const act = now.current[event.key];
+      const act = now.current[`${before.current} ${event.key}`] || now.current[event.key];
+      before.current = event.key;
       if (act) {
         event.preventDefault();
         act();
