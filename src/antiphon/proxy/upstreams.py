@@ -21,6 +21,7 @@ _HOP = frozenset(
     {
         b"connection",
         b"content-length",
+        b"expect",  # the body is here already
         b"host",
         b"keep-alive",
         b"proxy-authenticate",

@@ -166,6 +166,35 @@ def test_a_status_that_is_none_and_headers_in_other_alphabets(app: Antiphon) -> 
             assert (passed.status_code, passed.headers["x-city"]) == (200, "München")
 
 
+def test_a_client_that_waits_for_100_is_told_so_and_the_upstream_is_not_asked(app: Antiphon) -> None:
+    asked = []
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def answer() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            request = b""
+            while not request.endswith(b"\r\n\r\n{}"):
+                request += connection.recv(65536)
+            asked.append(request)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+
+    threading.Thread(target=answer, daemon=True).start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    with listening, serving(app, models=url, mode="live") as served:
+        port = int(served.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.settimeout(60)
+            head = b"POST /openai/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+            connection.sendall(head + b"connection: close\r\ncontent-length: 2\r\n\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 100 ")
+            connection.sendall(b"{}")
+            found = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert found.startswith(b"HTTP/1.1 200 ")
+    assert found.endswith(b"{}")
+    assert b"expect" not in asked[0].lower()
+
+
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
 def test_an_answer_without_a_body_may_tell_the_length_of_one(
     app: Antiphon, status: bytes, caplog: pytest.LogCaptureFixture
