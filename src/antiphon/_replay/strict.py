@@ -26,7 +26,7 @@ Ask = Callable[[dict[str, Any]], Any]
 class StrictInvoker:
     """Answers from the recording. Never returns ``None``: there is no live call behind it."""
 
-    def __init__(self, recording: Recording, observer: Observer, *, realtime: bool) -> None:
+    def __init__(self, recording: Recording, observer: Observer, *, realtime: bool = False) -> None:
         self._recording = recording
         self._observer = observer
         self._realtime = realtime
@@ -110,7 +110,7 @@ class VerifyInvoker(StrictInvoker):
         *,
         ask: Ask | None = None,
         outside: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        realtime: bool,
+        realtime: bool = False,
     ) -> None:
         super().__init__(recording, observer, realtime=realtime)
         self._ask = ask
