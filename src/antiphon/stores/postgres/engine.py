@@ -207,7 +207,10 @@ class Engine:
             await done(pool.close())  # the interrupted wait would swallow the next connection
             raise
         except PoolClosed as error:
-            raise (closed() if self._closed else all_lost(self._url)) from error
+            if self._closed:
+                raise closed() from error
+            await self._check_server()  # it has the reason, if the server is away
+            raise all_lost(self._url) from error
         except PoolTimeout as error:
             failed = pool.get_stats().get("connections_errors", 0)
             if failed > self._failed_connects:  # it is short of connections because the server gives no more
