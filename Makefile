@@ -68,9 +68,14 @@ fuzz: setup ## change envelopes, artifacts, model answers, streams, what the pro
 	$(PY) -m tests.fuzz $(ARGS)
 	ANTIPHON_TEST_CASES=60 $(PY) -m pytest -q -s tests/integration/server/test_openapi_fuzz.py
 
+# Signals at random instructions hit the tracer instead of the code, and a process that is killed writes its data first.
+UNTRACED := --ignore=tests/faults/test_signals.py \
+	--deselect=tests/unit/stores/test_redis_pack.py::test_a_signal_while_numbers_are_packed \
+	--deselect=tests/integration/stores/test_sqlite_wal.py::test_what_a_killed_process_committed_is_found_before_the_zeros
+
 coverage: compiled ## branch coverage of all tests: of the parts that decide about a call, and of everything
 	@rm -f .coverage .coverage.*
-	$(PY) -m coverage run -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+	$(PY) -m coverage run -m pytest -q -n $(JOBS) --dist worksteal $(UNTRACED) $(ARGS)
 	@$(PY) -m coverage combine --quiet
 	@$(PY) -m coverage report --skip-covered --include='*/decide/*,*/keys.py,*/_gateway/*,*/_replay/*'
 	@$(PY) -m coverage report | tail -1
