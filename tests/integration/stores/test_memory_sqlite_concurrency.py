@@ -31,13 +31,14 @@ def harness(store: SQLiteStore) -> Harness:
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps each commit had."""
+def batches(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps each commit of the store had; other stores of the process have threads that write, too."""
     sizes: list[int] = []
     commit = DatabaseFile._commit
 
     def counted(self: DatabaseFile, connection: Connection, batch: list[Operation]) -> None:
-        sizes.append(len(batch))
+        if self.path == store.path:
+            sizes.append(len(batch))
         commit(self, connection, batch)
 
     monkeypatch.setattr(DatabaseFile, "_commit", counted)
