@@ -46,14 +46,16 @@ def journal(tmp_path: Path, harness: Harness) -> SyncSQLiteJournal:
 
 
 @pytest.fixture
-def at_once(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Which steps were tried in one statement, and whether it did."""
+def at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Which steps of stores of this test were tried in one statement, and whether it did."""
     tried: list[bool] = []
     execute = DatabaseFile.execute_now
 
     def noted(self: DatabaseFile, *arguments: Any) -> bool:
-        tried.append(execute(self, *arguments))
-        return tried[-1]
+        did = execute(self, *arguments)
+        if self.path.is_relative_to(tmp_path):
+            tried.append(did)
+        return did
 
     monkeypatch.setattr(DatabaseFile, "execute_now", noted)
     return tried
