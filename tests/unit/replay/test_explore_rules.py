@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import antiphon
-from antiphon.decide.effects import BoundaryRule, BoundaryTable
+from antiphon.decide.effects import BoundaryRule, BoundaryTable, Fault
 from antiphon.errors import InvalidInput
 from antiphon.ops.reports import Report
 from tests.unit.replay.kit import memory_app, says
@@ -173,8 +173,12 @@ def test_an_error_of_a_new_call_is_the_answer_of_the_next_equal_one(
 def test_faults_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, monkeypatch, effect="read", idempotent=True)
     run = bench.record({"q": 1})
-    for fault, told in (("malformed", ("ok", None)), ("timeout", ("error", "builtins.TimeoutError"))):
-        rule = BoundaryRule(match="tool:look", mode="fault", fault=fault)  # type: ignore[arg-type]
+    ends: dict[Fault, tuple[str, str | None]] = {
+        "malformed": ("ok", None),
+        "timeout": ("error", "builtins.TimeoutError"),
+    }
+    for fault, told in ends.items():
+        rule = BoundaryRule(match="tool:look", mode="fault", fault=fault)
         report = bench.explore(run, {"q": 1}, table=BoundaryTable(rules=(rule,)))
         found = bench.finished(report)[0]
         assert (found.payload["outcome"], (found.payload.get("error") or {}).get("class")) == told
