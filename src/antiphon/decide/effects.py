@@ -133,11 +133,11 @@ class BoundaryTable(Value, frozen=True):
                     f"The boundary rule for '{rule.match}' needs a fault exactly when its mode is 'fault'.",
                     path=f"$.rules[{number}].fault",
                 )
-            if rule.fault == "refusal" and rule.match.partition(":")[0] in ("tool", "mcp"):
+            if rule.fault == "refusal" and rule.match.partition(":")[0] != "llm":
                 raise InvalidInput(
-                    f"The boundary rule for '{rule.match}' wants a refusal, and only models refuse.",
+                    f"Only models refuse, and '{rule.match.removeprefix('*:')}' is not one.",
                     path=f"$.rules[{number}].fault",
-                    hint="Tools have the faults timeout, rate_limited and malformed.",
+                    hint="A model's refusal: llm=refusal. Faults of tools: timeout, rate_limited, malformed.",
                 )
 
     def rule(self, kind: str, name: str) -> BoundaryRule:

@@ -201,9 +201,9 @@ def test_a_model_that_refuses_by_rule(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found[0].payload["value"] == {"kind": "refusal", "reason": "injected refusal"}
 
 
-@pytest.mark.parametrize("match", ["tool", "tool:look", "mcp:*"])
+@pytest.mark.parametrize("match", ["tool", "tool:look", "mcp:*", "*:look"])
 def test_only_models_refuse(match: str) -> None:
-    with pytest.raises(InvalidInput, match="only models refuse"):
+    with pytest.raises(InvalidInput, match="Only models refuse"):
         BoundaryTable(rules=(BoundaryRule(match=match, mode="fault", fault="refusal"),))
 
 
